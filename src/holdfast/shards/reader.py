@@ -6,7 +6,9 @@ paths, call `verify`."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,6 +22,9 @@ from holdfast.shards.manifest import Manifest
 from holdfast.shards.opening import open_stored
 from holdfast.shards.pages import map_apart, populate
 from holdfast.shards.slots import Slot, TensorSpec, read_index
+
+# Of madvise: a page that would raise SIGBUS, one whose memory is broken, and errors of the medium.
+_UNREADABLE = (errno.EFAULT, 133, errno.EIO)  # 133: EHWPOISON, which Python does not name
 
 
 def peek(path: Path) -> Header | None:
@@ -111,6 +116,19 @@ class Reader:
         out of a new mapping goes into page faults."""
         populate(self._map, write=False)
 
+    def prefault(self, offset: int, size: int) -> None:
+        """Read these bytes from the medium now. Raises IntegrityError where it does not give them, which is SIGBUS, and so the
+        end of the process, for who reads a mapping. A kernel before 5.14 does not know how."""
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            populate(self._map, start, min(offset + size, len(self._map)) - start, write=False)
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise
+            raise IntegrityError(
+                f"{self.path} cannot be read in bytes {offset} to {offset + size}: the medium is damaged, or the file truncated"
+            ) from error
+
     def verify(self, crc32c: Callable[[memoryview], int]) -> bool:
         """Compare every byte with the manifest next to the file. Returns False if there is none.
 
@@ -127,6 +145,7 @@ class Reader:
             if image:
                 return False
             raise IntegrityError(f"{self.path} and its manifest are of different shards")
+        self.prefault(0, self.header.size)
         manifest.verify(self._bytes, crc32c)
         return True
 
@@ -153,6 +172,7 @@ class Reader:
         return header
 
     def _read_index(self) -> tuple[tuple[TensorSpec, ...], tuple[Slot, ...]]:
+        self.prefault(PAGE, self.header.index_size)
         raw = bytes(self._bytes[PAGE : PAGE + self.header.index_size])
         if zlib.crc32(raw) != self.header.index_crc:
             raise IntegrityError(f"{self.path}: the index is damaged, its checksum does not match")

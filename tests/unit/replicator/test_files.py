@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +69,39 @@ def test_an_image_that_memory_had_no_room_for_is_an_image_like_any_other(tmp_pat
     images.forget(JOB)
     assert images.jobs() == []
     assert disk.jobs() == [JOB]
+
+
+READ = """
+import os, sys
+from pathlib import Path
+from holdfast.domain.errors import IntegrityError
+from holdfast.replicator.checksum import Checksummer
+from holdfast.shards import Manifest, Reader
+
+path, threads = Path(sys.argv[1]), int(sys.argv[2])
+with Reader(path) as reader:
+    os.truncate(path, reader.header.size - (1 << 20))
+    for verify in (
+        lambda: Checksummer(threads).verify(Manifest.read(path.with_suffix(".json")), reader.data, reader.prefault),
+        lambda: reader.verify(lambda data: 0),
+    ):
+        try:
+            verify()
+        except IntegrityError as error:
+            print(error)
+"""
+
+
+def test_a_medium_that_does_not_give_its_bytes_ends_no_process(tmp_path: Path, source: OpenShard) -> None:
+    """To who reads a mapping, a page that cannot be read is SIGBUS: here the file is shorter than it was when it was mapped."""
+    disk = FileTier("disk", tmp_path / "disk")
+    disk.put(JOB, source, NO_LIMIT)
+    path = disk.path(JOB, KEY)
+    ended = subprocess.run(
+        [sys.executable, "-c", READ, path, "2"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended
+    assert ended.stdout.count("the medium is damaged, or the file truncated") == 2, ended
 
 
 def piece(shard: OpenShard, number: int) -> memoryview:

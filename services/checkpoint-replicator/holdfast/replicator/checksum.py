@@ -6,6 +6,7 @@ large shard. Checksums of adjacent spans are combined arithmetically, without re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.domain.errors import IntegrityError
@@ -14,6 +15,7 @@ from holdfast.shards import Manifest, Span, spans_of
 from holdfast.shards.crc import summarise
 from holdfast.stores.checksum import crc32c
 
+Prefault = Callable[[int, int], None]  # offset, size
 _PARALLEL_BYTES_MIN = 32 << 20  # smaller shards are not faster with threads
 
 
@@ -36,17 +38,20 @@ class Checksummer:
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def spans(self, data: memoryview, tensors_end: int) -> tuple[tuple[Span, ...], tuple[int, ...]]:
+    def spans(
+        self, data: memoryview, tensors_end: int, prefault: Prefault | None = None
+    ) -> tuple[tuple[Span, ...], tuple[int, ...]]:
         spans = spans_of(len(data), tensors_end)
-        return spans, self._sums(data, spans)
+        return spans, self._sums(data, spans, prefault)
 
-    def verify(self, manifest: Manifest, data: memoryview) -> None:
-        """Raises IntegrityError that names the first span that does not match the manifest."""
+    def verify(self, manifest: Manifest, data: memoryview, prefault: Prefault | None = None) -> None:
+        """Raises IntegrityError that names the first span that does not match the manifest. `prefault`: `Reader.prefault` where
+        `data` is a mapped file."""
         if len(data) != manifest.size:
             raise IntegrityError(f"{manifest.key} has {len(data)} bytes, its manifest says {manifest.size}")
         require_consistent(manifest)
         for span, found, expected in zip(
-            manifest.spans, self._sums(data, manifest.spans), manifest.span_crc32c, strict=True
+            manifest.spans, self._sums(data, manifest.spans, prefault), manifest.span_crc32c, strict=True
         ):
             if found != expected:
                 raise IntegrityError(
@@ -54,8 +59,10 @@ class Checksummer:
                     f"checksum {found:08x} instead of {expected:08x}"
                 )
 
-    def _sums(self, data: memoryview, spans: tuple[Span, ...]) -> tuple[int, ...]:
+    def _sums(self, data: memoryview, spans: tuple[Span, ...], prefault: Prefault | None) -> tuple[int, ...]:
         def one(span: Span) -> int:
+            if prefault is not None:
+                prefault(span.offset, span.size)
             return crc32c(data[span.offset : span.offset + span.size])
 
         if len(data) < _PARALLEL_BYTES_MIN:

@@ -229,7 +229,7 @@ class Mover:
     async def _verify(self, job: Job, held: Held) -> None:
         def verify() -> None:
             with self._engine.tiers[held.tier].open(job.name, held.key) as shard:
-                self._checksummer.verify(shard.manifest, shard.data)
+                self._checksummer.verify(shard.manifest, shard.data, shard.reader.prefault)
 
         try:
             await self._engine.threads.background(verify)

@@ -165,7 +165,7 @@ def _data_server(
     def suspect(name: str, held: Held) -> None:
         try:
             with engine.tiers[held.tier].open(name, held.key) as shard:
-                checksummer.verify(shard.manifest, shard.data)
+                checksummer.verify(shard.manifest, shard.data, shard.reader.prefault)
         except IntegrityError as error:
             with suppress(OSError):  # the file stays in place, but is removed from the inventory
                 engine.tiers[held.tier].quarantine(name, held.key)

@@ -233,7 +233,7 @@ class Stager:
     def _open_verified(self, tier: LocalTier, job: str, restore: RankRestore) -> OpenShard:
         shard = tier.open(job, restore.shard)
         try:
-            self._checksummer.verify(shard.manifest, shard.data)
+            self._checksummer.verify(shard.manifest, shard.data, shard.reader.prefault)
             if restore.digest and shard.manifest.digest != restore.digest:
                 raise NotFound(f"its digest is {shard.manifest.digest}, not {restore.digest}")
         except BaseException:

@@ -83,9 +83,9 @@ class ImageTier:
         with seen.open() as reader:
             known = self._manifest(job, seen.path, reader.header)
             if known is not None:
-                self._checksummer.verify(known, reader.data)
+                self._checksummer.verify(known, reader.data, reader.prefault)
                 return known
-            spans, sums = self._checksummer.spans(reader.data, reader.header.tensors_end)
+            spans, sums = self._checksummer.spans(reader.data, reader.header.tensors_end, reader.prefault)
             digest, crc = summarise(spans, sums, reader.header.tensors_end)
             if not reader.still_whole():
                 raise Conflict(f"{seen.path} was overwritten in spite of its lock")
