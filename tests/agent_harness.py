@@ -203,6 +203,7 @@ class Agent:
             "HOLDFAST_CAPACITY": "4",
             "HOLDFAST_REPLICATOR": str(replicator).lower(),
             "HOLDFAST_ASSUME_STARTED_AFTER_S": "0.5",
+            "HOLDFAST_TERMINATION_GRACE_S": "0",
             "HOLDFAST_PREFLIGHT_EVERY_S": "0",  # a test that wants them says so
             "OMP_NUM_THREADS": "1",
             **environment,

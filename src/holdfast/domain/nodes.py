@@ -62,11 +62,16 @@ class Preflight:
         return "; ".join(f"{check.name}: {check.detail}" for check in self.checks if check.ok is False)
 
 
+TERMINATION = (
+    "termination"  # source of a notice: the agent itself, which was told to end. Over when an agent starts there
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """The owner of a machine has announced that it will be taken, or (`event` empty) that it will not after all."""
 
-    source: str  # who says so: "file", "gce"
+    source: str  # who says so: "file", "gce", or TERMINATION
     event: str  # as announced
     at: float  # when it was concluded, Unix seconds
     starts_at: float | None = None  # Unix seconds; None = not told: it may be any moment

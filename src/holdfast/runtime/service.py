@@ -2,7 +2,9 @@
 
 A service never ends by itself. `serve` runs until it is cancelled; if it returns, or one of its loops returns, that is an
 error. A signal cancels it, and its `finally` blocks clean up. If that takes longer than `shutdown_timeout_s`, or the signal
-arrives twice, the process exits at once with a message. Children exit with it (`runtime.children`)."""
+arrives twice, the process exits at once with a message. Children exit with it (`runtime.children`).
+
+A service that has something to do before (`Farewell`) gets SIGTERM and SIGUSR1 first; the next signal cancels it."""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 import anyio
@@ -37,12 +40,21 @@ class LoopEnded(RuntimeError):
     """A loop that must not end has returned, which is a bug; the service does not continue without the loop."""
 
 
+@dataclass(slots=True)
+class Farewell:
+    """What a service does between SIGTERM, or SIGUSR1, and its end. It takes as long as it takes: until it returns, or the next
+    signal."""
+
+    say: Callable[[], Awaitable[object]] | None = None  # None: nothing yet, the service is still starting
+
+
 def main(
     name: str,
     settings: type[S],
     serve: Callable[[S], Awaitable[object]],
     *,
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
+    farewell: Farewell | None = None,
 ) -> NoReturn:
     """Run `__main__` of the service `name`."""
     try:
@@ -52,16 +64,20 @@ def main(
         raise SystemExit(EXIT_USAGE) from None
     logs.configure(name, level=config.log_level, form=config.log_format)
     telemetry.configure(f"holdfast-{name}")
-    raise SystemExit(run_service(name, lambda: serve(config), shutdown_timeout_s=shutdown_timeout_s))
+    raise SystemExit(run_service(name, lambda: serve(config), shutdown_timeout_s=shutdown_timeout_s, farewell=farewell))
 
 
 def run_service(
-    name: str, serve: Callable[[], Awaitable[object]], *, shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
+    name: str,
+    serve: Callable[[], Awaitable[object]],
+    *,
+    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
+    farewell: Farewell | None = None,
 ) -> int:
     """Run `serve` to its end and return the exit code. Must be called from the main thread, which receives signals."""
     watchdog = _Watchdog(name, shutdown_timeout_s)
     try:
-        anyio.run(_until_signal, name, serve, watchdog, backend_options={"loop_factory": ServiceLoop})
+        anyio.run(_until_signal, name, serve, watchdog, farewell, backend_options={"loop_factory": ServiceLoop})
     except BaseException as error:
         return _report(name, error)
     finally:
@@ -90,15 +106,33 @@ def guarded(tasks: TaskGroup, name: str, loop: Callable[[], Awaitable[object]]) 
     tasks.start_soon(run, name=name)
 
 
-async def _until_signal(name: str, serve: Callable[[], Awaitable[object]], watchdog: _Watchdog) -> None:
+async def _until_signal(
+    name: str, serve: Callable[[], Awaitable[object]], watchdog: _Watchdog, farewell: Farewell | None
+) -> None:
+    expected = (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if farewell is not None else ()))
+    said = False
     async with anyio.create_task_group() as tasks:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+
+        def end() -> None:
+            watchdog.arm()
+            tasks.cancel_scope.cancel()
+
+        async def say(words: Callable[[], Awaitable[object]]) -> None:
+            await words()
+            log.info("stopping", service=name, reason="it has left")
+            end()
+
+        with anyio.open_signal_receiver(*expected) as signals:
             guarded(tasks, name, serve)
             async for received in signals:
+                if received != signal.SIGINT and farewell is not None and farewell.say is not None and not said:
+                    said = True
+                    log.info("leaving", service=name, reason=f"received {received.name}")
+                    tasks.start_soon(say, farewell.say, name=f"farewell of {name}")
+                    continue
                 log.info("stopping", service=name, reason=f"received {received.name}")
-                watchdog.arm()
-                tasks.cancel_scope.cancel()
-                # The receiver ends with the scope, so a second signal ends the process immediately.
+                end()
+                # The receiver ends with the scope, so one more signal ends the process immediately.
                 break
 
 

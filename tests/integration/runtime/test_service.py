@@ -75,6 +75,50 @@ def test_a_signal_is_a_clean_end(start: Start, number: signal.Signals) -> None:
     assert f"received {number.name}" in errors
 
 
+FAREWELL = """
+    import sys
+
+    async def serve(settings):
+        async def say():
+            print("taking leave", file=sys.stderr, flush=True)
+            await anyio.sleep({seconds})
+        farewell.say = say
+        announce(settings.ready_file, {{}})
+        try:
+            await anyio.sleep_forever()
+        finally:
+            print("cleaned up", file=sys.stderr)
+
+    farewell = service.Farewell()
+    service.main("example", ServiceSettings, serve, farewell=farewell)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_service_takes_its_leave_before_it_ends(start: Start, number: signal.Signals) -> None:
+    code, errors = end(start(FAREWELL.format(seconds=0.1)), number)
+    assert code == 0
+    assert errors.index("taking leave") < errors.index("cleaned up")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_leave(start: Start, number: signal.Signals) -> None:
+    process = start(FAREWELL.format(seconds=3600))
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    seen = ""
+    while "taking leave" not in seen:
+        seen += process.stderr.readline()
+    code, errors = end(process, number)
+    assert code == 0
+    assert "cleaned up" in errors
+
+
+def test_ctrl_c_takes_no_leave(start: Start) -> None:
+    code, errors = end(start(FAREWELL.format(seconds=3600)), signal.SIGINT)
+    assert (code, "taking leave" in errors) == (0, False)
+
+
 def test_a_service_that_ends_by_itself_is_a_bug(start: Start) -> None:
     code, errors = end(start("async def serve(settings): pass", ready=False))
     assert code == 1

@@ -13,7 +13,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Inventory, Prepare, RanksFinished, RanksStepping, Start, Stop, Warm
-from holdfast.supervisor.core import Config
+from holdfast.supervisor.core import Config, Job
 from holdfast.supervisor.core.change import RETRY_RUN_S, RETRY_S
 from holdfast.supervisor.core.handover import SHARES_MAX
 from holdfast.supervisor.core.lifecycle import Starting
@@ -542,7 +542,7 @@ def test_a_change_that_an_earlier_version_began_is_finished(started: bool) -> No
         fleet.answer_orders()
         fleet.report("n0", RanksStepping(JOB, fleet.job.number, (0,), 1, fleet.now))
     parts = {name: raw for name, raw in snapshot.changes(None, fleet.state).items() if raw is not None}
-    old = json.loads(parts[f"jobs/{JOB}"])
+    old = json.loads(records.dumps(evolve(fleet.job, generation=None, running=None), Job))
     doing = old.pop("doing")
     change = {**doing.pop("change"), **doing}
     unprepared = {send.command_id: send.node for send in fleet.sent if isinstance(send.order, Prepare)}

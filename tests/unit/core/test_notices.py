@@ -9,10 +9,11 @@ from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, IncidentState
-from holdfast.domain.nodes import NodeState
+from holdfast.domain.nodes import TERMINATION, NodeState
 from holdfast.domain.orders import CheckpointNow, Prepare, Stop
 from holdfast.policy import MAINTENANCE_LEAD_S
-from holdfast.supervisor.protocol import JobPhase, NodeCordonRequested
+from holdfast.supervisor.core.notices import TOGETHER_S
+from holdfast.supervisor.protocol import IncidentChanged, JobPhase, NodeCordonRequested
 
 HOUR_S = 3600.0
 
@@ -211,3 +212,37 @@ def test_a_policy_may_let_it_stay() -> None:
     assert fleet.incident.outcome == "n1 keeps its ranks: live migration does not hurt us"
     assert not fleet.questions
     assert fleet.state.jobs[JOB].deferred_evictions
+
+
+# ---------------------------------------------------------------- an agent that was told to end
+
+
+def test_the_notice_of_an_agent_that_was_told_to_end_is_over_when_one_starts_there() -> None:
+    fleet = running(job(dp=2, min_dp=2), spares=0, saved=10)
+    notice(fleet, "n1", 25.0, TERMINATION)
+    notice(fleet, "n1", HOUR_S, "file")
+    assert {each.source for each in fleet.state.nodes["n1"].notices if each.event} == {TERMINATION, "file"}
+    fleet.gone("n1")
+    fleet.now += 1.0
+    fleet.connect("n1")
+    assert {each.source for each in fleet.state.nodes["n1"].notices if each.event} == {"file"}
+
+
+def test_an_allocation_that_ends_as_a_whole_is_saved_and_not_swapped_node_by_node() -> None:
+    """Every node has a notice within a second, and nobody is left to go to: one answer for all."""
+    fleet = running(job(dp=6, min_dp=6), saved=10)
+    for name in fleet.nodes():
+        notice(fleet, name, 25.0, TERMINATION)
+    number = fleet.job.number
+    assert not fleet.orders(CheckpointNow), "more may follow"
+    fleet.wait(TOGETHER_S)
+    save_asked_for(fleet)
+    fleet.answer_orders()
+    assert not fleet.orders(CheckpointNow)
+    answers = [each.incident for each in fleet.records if isinstance(each, IncidentChanged) and each.incident.closed]
+    (incident,) = (each for each in answers if each.kind == MAINTENANCE)
+    assert incident.action is not None
+    assert incident.action.kind is ActionKind.WAIT
+    fleet.wait(20.0)
+    assert (fleet.job.phase, fleet.job.number) == (JobPhase.RUNNING, number)
+    assert fleet.state.breaker.open_until is None

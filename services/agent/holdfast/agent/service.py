@@ -39,6 +39,7 @@ from holdfast.agent.executor import Executor
 from holdfast.agent.faults import Faults
 from holdfast.agent.gpu_devices import GpuDevices
 from holdfast.agent.gpu_reset import GpuResets
+from holdfast.agent.leaving import Leaving
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.node import Node, Outcome
 from holdfast.agent.outbox import Outbox
@@ -54,13 +55,13 @@ from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
-from holdfast.runtime.service import guarded
+from holdfast.runtime.service import Farewell, guarded
 from holdfast.wire.control import encode_beat
 
 _READS_GPUS = (nvml.NvmlCollector, nvrx.NvrxCollector)  # they have the devices open
 
 
-async def serve(settings: AgentSettings) -> None:
+async def serve(settings: AgentSettings, farewell: Farewell | None = None) -> None:
     """Run one node until cancelled. Raises `HoldfastError` for what the operator can put right."""
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
     descriptors = Descriptors()
@@ -69,7 +70,10 @@ async def serve(settings: AgentSettings) -> None:
         Ledger(settings.agent_dir / "agent.db") as ledger,
     ):
         async with anyio.create_task_group() as tasks:
-            await Agent(settings, ledger, descriptors, tasks).run()
+            agent = Agent(settings, ledger, descriptors, tasks)
+            if farewell is not None:
+                farewell.say = agent.leave
+            await agent.run()
 
 
 class Agent:
@@ -191,6 +195,11 @@ class Agent:
         return await self._node.carry_out(order)
 
     # ------------------------------------------------------------------ loops
+
+    async def leave(self) -> None:
+        """Between SIGTERM and the end: returns when nothing here is needed any more, or the grace is over."""
+        grace_s = self._settings.termination_grace_s
+        await Leaving(self._settings.node, grace_s, workers=self._pool.running, emit=self._emit).carry_out()
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -37,6 +37,9 @@ class AgentSettings(ServiceSettings):
     nvrx_path: Path | None = None
     maintenance_file: Path | None = None  # if this file exists, maintenance of this machine is announced
     maintenance_url: str = ""  # GCE: http://metadata.google.internal/computeMetadata/v1/instance/maintenance-event
+    # Seconds from SIGTERM or SIGUSR1 to the end of the agent, in which the job saves and moves its ranks to other nodes; 0 = it
+    # ends at once. Less than what sends the signal waits before SIGKILL (Kubernetes: 30 s, Slurm's KillWait: 30 s).
+    termination_grace_s: float = Field(default=25.0, ge=0, le=86_400)
     replicator: bool = True  # false: a node without checkpoints
     replicator_port: int = Field(default=0, ge=0, le=65535)  # port of the shard data plane; 0 = any free port
     # Seconds between pre-flight tests of an idle node; 0 = no tests, also not at the start.

@@ -11,7 +11,7 @@ from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
-from holdfast.domain.nodes import Notice
+from holdfast.domain.nodes import TERMINATION, Notice
 from holdfast.domain.signals import MaintenanceNotice
 
 _NOTICES_MAX = 50_000
@@ -48,6 +48,7 @@ class Maintenance:
 
     def _announced(self, item: MaintenanceNotice, now: float) -> Finding:
         evidence = {"source": item.source, "event": item.event}
+        what = "leaves" if item.source == TERMINATION else "will be taken for maintenance"
         when = "soon"
         if item.starts_at is not None:
             evidence["starts_at"] = f"{item.starts_at:.0f}"
@@ -59,7 +60,7 @@ class Maintenance:
             severity=Severity.WARNING,
             at=now,
             since=min(item.at, now),
-            summary=f"{item.node} will be taken for maintenance {when}: {item.event}.",
+            summary=f"{item.node} {what} {when}: {item.event}.",
             node=item.node,
             evidence=evidence,
             notice=Notice(item.source, item.event, now, item.starts_at),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.domain import spans, tracing
 from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Incident
-from holdfast.domain.nodes import Preflight
+from holdfast.domain.nodes import TERMINATION, Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import models
@@ -310,14 +310,15 @@ def _reason(picture: Picture, value: Node) -> str:
         return value.unschedulable_reason
     if value.lost:
         return "lost: neither its agent nor diagnostics hears of it"
+    leaves = value.notice is not None and value.notice.source == TERMINATION
     if not value.connected:
-        return "no control session at the moment"
+        return "left: its agent was told to end" if leaves else "no control session at the moment"
     if unknown := unknown_job(value, picture.state.jobs):
         return (
             f"runs workers of {unknown}, a job that is not known here: left alone until `holdfast jobs stop {unknown}`"
         )
     if value.notice is not None:
-        return f"its machine will be taken: {value.notice.event}"
+        return f"leaves: {value.notice.event}" if leaves else f"its machine will be taken: {value.notice.event}"
     if value.reset_due is not None:
         return f"gets no ranks before a GPU is reset: {value.reset_due.cause}"
     if value.unfit:

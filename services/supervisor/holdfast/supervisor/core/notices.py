@@ -15,7 +15,7 @@ import math
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
-from holdfast.domain.nodes import Notice
+from holdfast.domain.nodes import TERMINATION, Notice
 from holdfast.supervisor.core import nodes, planned, reports
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import DeferredEviction, Job
@@ -24,7 +24,9 @@ from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options
 from holdfast.supervisor.timers import NoticeDue
 
-SOURCES_MAX = 4  # of one node's notices; there are two kinds of source
+SOURCES_MAX = 4  # of one node's notices; there are three kinds of source
+
+TOGETHER_S = 1.0  # agents that are told to end together, as when a whole allocation ends, say so within this time
 
 # ---------------------------------------------------------------- hearing of it
 
@@ -53,6 +55,14 @@ def forget(turn: Turn, node: Node, reason: str) -> None:
     _put(turn, node, {each.source: _over(each, turn.at) for each in node.notices}, reason)
 
 
+def on_agent_restarted(turn: Turn, name: str) -> None:
+    """An agent that was told to end has ended; the node is here again."""
+    node = turn.nodes[name]
+    by_source = {each.source: each for each in node.notices}
+    if (leaving := by_source.get(TERMINATION)) is not None:
+        _put(turn, node, {**by_source, TERMINATION: _over(leaving, turn.at)}, "its agent started again")
+
+
 def on_timer(turn: Turn, name: str) -> None:
     """Its time is near, and `upkeep` looks again after every event; or nothing has been heard of it for so long that it does
     not hold any more: whoever announced it may be gone."""
@@ -78,7 +88,9 @@ def _put(turn: Turn, node: Node, by_source: dict[str, Notice], reason: str) -> N
         nodes.refresh(turn, node.name, reason)
     if held and node.notice is None:
         _call_off(turn, node.name)
-    moments = [when for each in notices if each.event for when in (_near(turn, each), _ends(turn, each))]
+    moments = [
+        when for each in notices if each.event for when in (_settled(each), _near(turn, each), _ends(turn, each))
+    ]
     if ahead := [when for when in moments if when > turn.at]:
         turn.set_timer(NoticeDue(node.name), min(ahead))
     else:
@@ -91,6 +103,11 @@ def _call_off(turn: Turn, name: str) -> None:
         wanted = any(each.kind == MAINTENANCE and each.node == name for each in turn.open_incidents(job))
         if wanted and turn.jobs[job].change is None:
             planned.drop(turn, job, f"the maintenance of {name} is off")
+
+
+def _settled(notice: Notice) -> float:
+    """Before, nothing is done about it."""
+    return notice.at + TOGETHER_S if notice.source == TERMINATION else notice.at
 
 
 def _near(turn: Turn, notice: Notice) -> float:
@@ -113,13 +130,14 @@ def wanted(turn: Turn, job: Job) -> tuple[str, str] | None:
     if not leaving:
         return None
     notice, name = min(leaving, key=lambda item: (item[0].starts_at or 0.0, item[1]))
-    return name, f"{name} will be taken for maintenance: {notice.event}"
+    why = "leaves" if notice.source == TERMINATION else "will be taken for maintenance"
+    return name, f"{name} {why}: {notice.event}"
 
 
 def _open(turn: Turn, job: Job, name: str) -> Notice | None:
     node = turn.nodes[name]
     notice = node.notice
-    if notice is None or not node.connected:
+    if notice is None or not node.connected or turn.at < _settled(notice):
         return None
     if job.progress.reports_no_steps and not -math.inf < _near(turn, notice) <= turn.at:
         return None  # no cheap moment to leave can be found for it: as late as possible, or with the machine
@@ -151,15 +169,16 @@ def save(turn: Turn, name: str, node: str) -> None:
 
 
 def stay(turn: Turn, incident: Incident, action: Action) -> None:
-    """The node keeps its ranks; asked again when there are other nodes, another notice, or no time left."""
+    """The node keeps its ranks, and so do the others that the policy was shown: of a whole allocation that ends each node has a
+    notice. Asked again when there are other nodes, another notice, or no time left."""
     job = turn.jobs[incident.job]
-    members = job.generation.nodes if job.generation else ()
-    stays = {name: each for name, each in job.deferred_evictions.items() if name in members}
-    notice = turn.nodes[incident.node].notice
-    if notice is not None:
-        near = _near(turn, notice)
-        stays[incident.node] = DeferredEviction(
-            notice, options(turn, job), near if turn.at < near else _ends(turn, notice)
-        )
+    assert job.generation is not None
+    stays = {name: each for name, each in job.deferred_evictions.items() if name in job.generation.nodes}
+    candidates = options(turn, job)
+    for name in (incident.node, *turn.members(job.generation, By.ANNOUNCED)):
+        notice = turn.nodes[name].notice
+        if notice is not None and (name == incident.node or _near(turn, notice) <= turn.at):
+            near = _near(turn, notice)
+            stays[name] = DeferredEviction(notice, candidates, near if turn.at < near else _ends(turn, notice))
     turn.put_job(job.name, deferred_evictions=stays)
     turn.close_incident(incident.id, IncidentState.RESOLVED, f"{incident.node} keeps its ranks: {action.reason}")

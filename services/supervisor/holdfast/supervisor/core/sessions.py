@@ -34,6 +34,7 @@ from holdfast.supervisor.core import (
     incidents,
     jobs,
     nodes,
+    notices,
     planned,
     progress,
     reconcile,
@@ -204,6 +205,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
     turn.cancel_timer(LostTimeout(node.name))
     turn.cancel_timer(WitnessTimeout(node.name))
     nodes.refresh(turn, node.name, "its agent started again")
+    notices.on_agent_restarted(turn, node.name)
     _resend(turn, node.name)
     for other in turn.concerned(node.name):
         handover.on_node_restarted(turn, other.name, node.name)

@@ -1,0 +1,55 @@
+"""How an agent leaves that is told to end (SIGTERM, SIGUSR1): its ranks first, in good order, as before a maintenance.
+
+    SIGTERM ──► a notice, which begins at the end of the grace ──► the job saves, and its ranks move ──► no workers left
+                      └── nobody moved them in time, or a second signal ──► the agent ends, and its workers with it
+
+Kubernetes, Slurm and a machine that is taken back send SIGTERM and wait. Without the notice each of them would be a lost node,
+and the steps since the last checkpoint would be done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import anyio
+import structlog
+
+from holdfast.domain.nodes import TERMINATION
+from holdfast.domain.signals import MaintenanceNotice
+
+log = structlog.get_logger("holdfast.agent")
+
+POLL_S = 0.1
+# After the last worker is gone, others may still restore from the shards of this node: its last save may have no other copy.
+HANDOVER_S = 15.0
+
+
+class Leaving:
+    def __init__(
+        self,
+        node: str,
+        grace_s: float,
+        *,
+        workers: Callable[[], object],
+        emit: Callable[[MaintenanceNotice], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._node, self._grace_s = node, grace_s
+        self._workers, self._emit, self._clock = workers, emit, clock
+
+    async def carry_out(self) -> None:
+        """Returns when the agent may end: at once if it has no workers; at the end of the grace at the latest."""
+        if self._grace_s <= 0 or not self._workers():
+            return
+        at = self._clock()
+        event = "its agent was told to end"
+        log.warning("leaving: the job is asked to move its ranks", grace_s=self._grace_s)
+        self._emit(MaintenanceNotice(self._node, at, TERMINATION, event, at + self._grace_s))
+        with anyio.move_on_after(self._grace_s) as grace:
+            while self._workers():  # noqa: ASYNC110 - several parts end them
+                await anyio.sleep(POLL_S)
+            log.info("leaving: no workers are left here", handover_s=HANDOVER_S)
+            await anyio.sleep(HANDOVER_S)
+        if grace.cancelled_caught and self._workers():
+            log.warning("leaving: the grace is over, and workers are left; they end with the agent")
