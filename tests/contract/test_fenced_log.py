@@ -50,6 +50,23 @@ async def test_an_expired_lease_goes_to_the_next_with_a_higher_epoch(log: Fenced
     assert await log.renew(second, TTL_S)
 
 
+async def test_no_lease_outlasts_the_time_that_others_ask_for(bench: Bench) -> None:
+    """What a server with a wrong clock makes of a lease of seconds."""
+    holder, other = bench.open(), bench.open()
+    lease = await lead(holder, "a", ttl_s=3600.0)
+    second = await wait_until_async(lambda: other.acquire("leader", "b", SHORT_S), description="the lease to expire")
+    assert second.epoch > lease.epoch
+    assert not await holder.renew(lease, TTL_S)
+
+
+async def test_a_holder_that_renews_in_time_keeps_the_lease_whoever_asks(bench: Bench) -> None:
+    holder, other = bench.open(), bench.open()
+    lease = await lead(holder, "a")
+    for _ in range(20):
+        assert await other.acquire("leader", "b", TTL_S) is None
+        assert await holder.renew(lease, TTL_S)
+
+
 async def test_the_epoch_grows_even_when_the_holder_is_the_same(log: FencedLog) -> None:
     """A leader that slept through its lease is a new leader: others may have acted in between."""
     first = await lead(log, "a")

@@ -389,3 +389,20 @@ async def test_keys_are_bounded_by_time_or_declared(log: RedisLog, raw: redis.Re
     with_ttl = {key for key in present if raw.ttl(key) > 0}
     assert with_ttl == {KEYS.lease("leader")}
     assert present - with_ttl == {KEYS.commit("leader"), KEYS.epoch("leader"), KEYS.parts("leader"), KEYS.stream("s")}
+
+
+async def test_the_lease_of_a_leader_that_died_while_the_clock_of_redis_was_ahead_is_free_in_time(
+    log: RedisLog, raw: redis.Redis
+) -> None:
+    """The soak's case: the clock jumped an hour ahead, Redis was killed and came back with the right time. The lease, whose end
+    is in the file as a time of day, would have kept every supervisor a standby for an hour."""
+    lease = await lead(log)
+    key = KEYS.lease("leader")
+    for left_ms in (3_600_000, None):
+        if left_ms is None:
+            raw.persist(key)
+        else:
+            raw.pexpire(key, left_ms)
+        assert await log.acquire("leader", "b", 3.0) is None
+        assert 0 < raw.pttl(key) <= 3000
+    assert await log.renew(lease, 30.0), "who lives keeps it"

@@ -174,6 +174,7 @@ class MemoryLog:
         await checkpoint()
         held = self._current(name)
         if held is not None and held.lease.holder != holder:
+            held.until_s = min(held.until_s, anyio.current_time() + ttl_s)
             return None
         if held is None:
             self._epochs[name] = self._epochs.get(name, 0) + 1

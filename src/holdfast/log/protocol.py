@@ -122,7 +122,8 @@ class FencedLog(EventLog, Protocol):
         """Take the lease if it is free or expired (a new epoch) or already held by `holder` (same epoch, extended).
 
         `holder` identifies one lifetime of one process; two processes with the same name would share the lease. Epochs only
-        grow, with gaps."""
+        grow, with gaps. Who asks in vain shortens what is left of the lease to `ttl_s`, which all who want it have in common:
+        so it ends in time whatever the server's clock did."""
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         """Extend the lease. Returns False if it has been lost; the holder must then stop acting immediately."""

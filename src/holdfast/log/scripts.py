@@ -6,6 +6,8 @@ memory is such a check too: Redis refuses the first write that grows, and the gr
 """
 
 # KEYS: lease, epoch. ARGV: holder, TTL in ms. Returns the epoch as text, or nil if another holder has the lease.
+# The server remembers when a lease ends, not how long it lasts: after its clock was set back, or a restart with another clock,
+# a lease of seconds would last for hours. Nobody asks for more than the TTL, so no lease has more of it left.
 #
 # The epoch follows the server's clock in seconds: a Redis that has lost its data (or a failover that lost the last writes)
 # must not issue an epoch that agents have already seen, because they would refuse the new leader permanently.
@@ -13,7 +15,11 @@ ACQUIRE = """
 local held = redis.call('GET', KEYS[1])
 if held then
   local epoch, holder = string.match(held, '^(%d+) (.*)$')
-  if holder ~= ARGV[1] then return nil end
+  if holder ~= ARGV[1] then
+    local left = redis.call('PTTL', KEYS[1])
+    if left < 0 or left > tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+    return nil
+  end
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   return epoch
 end
