@@ -180,6 +180,15 @@ def _forget_notices(state: State, event: Event) -> tuple[State, tuple[Command, .
     return replace(after, nodes={name: replace(node, notices=()) for name, node in after.nodes.items()}), commands
 
 
+def _remember_departures(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: an agent that starts where one was told to end is believed to end as well."""
+    after, commands = step(state, event)
+    if not isinstance(event, NodeReported) or event.node not in state.nodes or event.node not in after.nodes:
+        return after, commands
+    kept = replace(after.nodes[event.node], notices=state.nodes[event.node].notices)
+    return replace(after, nodes={**after.nodes, event.node: kept}), commands
+
+
 def _obey_notices(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     """Planted: a run is stopped because one of its machines will be taken."""
     after, commands = step(state, event)
@@ -217,6 +226,7 @@ def _believe_every_reset(state: State, event: Event) -> tuple[State, tuple[Comma
         (_mixed_steps, "and rank 0 ShardKey"),
         (_forget_notices, "whose machine will be taken|was not looked at"),
         (_obey_notices, "nothing is wrong with it"),
+        (_remember_departures, "that was the agent before"),
         (_forget_resets, "whose GPU was to be reset|was not looked at"),
         (_believe_every_reset, "whose GPU was to be reset"),
         (_hopeful_store, "is not whole in the object store|nobody ever saved"),

@@ -75,6 +75,7 @@ class Notice:
     event: str  # as announced
     at: float  # when it was concluded, Unix seconds
     starts_at: float | None = None  # Unix seconds; None = not told: it may be any moment
+    incarnation: str = ""  # of the agent that was told to end, and says nothing of its successor; empty: of the machine
 
     def left_s(self, at: float) -> float:
         """Seconds until it starts; 0 when it has, or when that is not known."""

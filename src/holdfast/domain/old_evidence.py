@@ -55,7 +55,8 @@ def _from_outside(kind: str, evidence: Mapping[str, str]) -> bool | None:
 def _notice(finding: Finding) -> Notice:
     evidence = finding.evidence
     event = "" if "withdraws" in evidence else evidence.get("event", "") or finding.summary
-    return Notice(evidence.get("source", ""), event, finding.at, _number(evidence.get("starts_at", "")))
+    starts_at, life = _number(evidence.get("starts_at", "")), evidence.get("incarnation", "")
+    return Notice(evidence.get("source", ""), event, finding.at, starts_at, life)
 
 
 def _number(text: str) -> float | None:

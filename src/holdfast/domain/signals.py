@@ -302,9 +302,10 @@ class MaintenanceNotice:
 
     node: str
     at: float
-    source: str  # "file", "gce"
+    source: str  # "file", "gce", or `nodes.TERMINATION`
     event: str  # as announced: "TERMINATE_ON_HOST_MAINTENANCE", or what the file says
     starts_at: float | None = None
+    incarnation: str = ""  # of the agent that was told to end; empty: the notice is of the machine
 
 
 @dataclass(frozen=True, slots=True)

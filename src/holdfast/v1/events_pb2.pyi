@@ -160,16 +160,18 @@ class Attribution(_message.Message):
     def __init__(self, blame: _Optional[str] = ..., error_class: _Optional[str] = ..., prior_user: _Optional[float] = ..., from_outside: bool = ..., tries: _Optional[int] = ..., nodes: _Optional[int] = ...) -> None: ...
 
 class AnnouncedMaintenance(_message.Message):
-    __slots__ = ("source", "event", "starts_at", "at")
+    __slots__ = ("source", "event", "starts_at", "at", "incarnation")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     STARTS_AT_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     source: str
     event: str
     starts_at: float
     at: float
-    def __init__(self, source: _Optional[str] = ..., event: _Optional[str] = ..., starts_at: _Optional[float] = ..., at: _Optional[float] = ...) -> None: ...
+    incarnation: str
+    def __init__(self, source: _Optional[str] = ..., event: _Optional[str] = ..., starts_at: _Optional[float] = ..., at: _Optional[float] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class StepRecords(_message.Message):
     __slots__ = ("job", "generation", "world_size", "step", "started_at", "ended_at", "tokens", "loss", "stall_s")

@@ -462,16 +462,18 @@ class NicSample(_message.Message):
     def __init__(self, at: _Optional[float] = ..., device: _Optional[_Iterable[str]] = ..., port: _Optional[_Iterable[int]] = ..., link_layer: _Optional[_Iterable[str]] = ..., state: _Optional[_Iterable[str]] = ..., phys_state: _Optional[_Iterable[str]] = ..., symbol_errors: _Optional[_Iterable[int]] = ..., link_downed: _Optional[_Iterable[int]] = ..., link_recoveries: _Optional[_Iterable[int]] = ..., buffer_overruns: _Optional[_Iterable[int]] = ..., integrity_errors: _Optional[_Iterable[int]] = ..., rnr_retries: _Optional[_Iterable[int]] = ..., slow_restarts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MaintenanceNotice(_message.Message):
-    __slots__ = ("at", "source", "event", "starts_at")
+    __slots__ = ("at", "source", "event", "starts_at", "incarnation")
     AT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     STARTS_AT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     at: float
     source: str
     event: str
     starts_at: float
-    def __init__(self, at: _Optional[float] = ..., source: _Optional[str] = ..., event: _Optional[str] = ..., starts_at: _Optional[float] = ...) -> None: ...
+    incarnation: str
+    def __init__(self, at: _Optional[float] = ..., source: _Optional[str] = ..., event: _Optional[str] = ..., starts_at: _Optional[float] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class CheckpointTrouble(_message.Message):
     __slots__ = ("at", "job", "kind", "place", "reason", "rank")

@@ -23,7 +23,7 @@ class Node:
         """Seconds that it took."""
         began = anyio.current_time()
         leaving = Leaving(
-            "n1", grace_s, workers=lambda: range(self.workers), emit=self.notices.append, clock=lambda: NOW
+            "n1", "its life", grace_s, workers=lambda: range(self.workers), emit=self.notices.append, clock=lambda: NOW
         )
         await leaving.carry_out()
         return anyio.current_time() - began
@@ -49,7 +49,7 @@ async def test_it_stays_a_while_for_those_who_restore_from_it_when_its_ranks_hav
         tasks.start_soon(move)
         assert 4.0 + HANDOVER_S <= await node.leave(60.0) < 5.0 + HANDOVER_S
     (notice,) = node.notices
-    assert notice == MaintenanceNotice("n1", NOW, TERMINATION, "its agent was told to end", NOW + 60.0)
+    assert notice == MaintenanceNotice("n1", NOW, TERMINATION, "its agent was told to end", NOW + 60.0, "its life")
 
 
 @pytest.mark.anyio

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from fleet import JOB, Fleet, job, running
 
-from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, IncidentState
-from holdfast.domain.nodes import TERMINATION, NodeState
+from holdfast.domain.nodes import TERMINATION, NodeState, Notice
 from holdfast.domain.orders import CheckpointNow, Prepare, Stop
 from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core.notices import TOGETHER_S
-from holdfast.supervisor.protocol import IncidentChanged, JobPhase, NodeCordonRequested
+from holdfast.supervisor.protocol import FindingArrived, IncidentChanged, JobPhase, NodeCordonRequested
 
 HOUR_S = 3600.0
 
@@ -22,6 +22,23 @@ def notice(fleet: Fleet, node: str, starts_s: float | None = HOUR_S, source: str
     fleet.now += 0.01
     starts: dict[str, Any] = {} if starts_s is None else {"starts_at": f"{fleet.now + starts_s:.0f}"}
     fleet.find(FindingKind.MAINTENANCE, node, severity=Severity.WARNING, source=source, event="reboot", **starts)
+
+
+def told_to_end(fleet: Fleet, node: str, incarnation: str = "") -> None:
+    fleet.now += 0.01
+    at, life = fleet.now, incarnation or fleet.state.nodes[node].facts.incarnation
+    notice = Notice(TERMINATION, "its agent was told to end", at, at + 25.0, life)
+    finding = Finding(
+        id=f"told:{node}:{at}",
+        kind=FindingKind.MAINTENANCE,
+        severity=Severity.WARNING,
+        at=at,
+        since=at,
+        summary=f"{node} leaves",
+        node=node,
+        notice=notice,
+    )
+    fleet.fold(FindingArrived(at, finding, 0.0))
 
 
 def withdraw(fleet: Fleet, node: str, source: str = "file") -> None:
@@ -219,12 +236,14 @@ def test_a_policy_may_let_it_stay() -> None:
 
 def test_the_notice_of_an_agent_that_was_told_to_end_is_over_when_one_starts_there() -> None:
     fleet = running(job(dp=2, min_dp=2), spares=0, saved=10)
-    notice(fleet, "n1", 25.0, TERMINATION)
+    told_to_end(fleet, "n1")
+    life = fleet.state.nodes["n1"].facts.incarnation
     notice(fleet, "n1", HOUR_S, "file")
     assert {each.source for each in fleet.state.nodes["n1"].notices if each.event} == {TERMINATION, "file"}
     fleet.gone("n1")
     fleet.now += 1.0
     fleet.connect("n1")
+    told_to_end(fleet, "n1", life)  # underway since before
     assert {each.source for each in fleet.state.nodes["n1"].notices if each.event} == {"file"}
 
 
@@ -232,7 +251,7 @@ def test_an_allocation_that_ends_as_a_whole_is_saved_and_not_swapped_node_by_nod
     """Every node has a notice within a second, and nobody is left to go to: one answer for all."""
     fleet = running(job(dp=6, min_dp=6), saved=10)
     for name in fleet.nodes():
-        notice(fleet, name, 25.0, TERMINATION)
+        told_to_end(fleet, name)
     number = fleet.job.number
     assert not fleet.orders(CheckpointNow), "more may follow"
     fleet.wait(TOGETHER_S)

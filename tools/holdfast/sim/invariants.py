@@ -8,7 +8,7 @@ from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.generations import OBJECT_STORE, Generation
 from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
-from holdfast.domain.orders import Prepare, SetInterval, Start, Stop
+from holdfast.domain.orders import Hello, Prepare, SetInterval, Start, Stop
 from holdfast.sim.agent import Agent
 from holdfast.sim.store import Store
 from holdfast.sim.world import Violation
@@ -24,6 +24,7 @@ from holdfast.supervisor.protocol import (
     JobPhase,
     NodeCordonRequested,
     NodeRepaired,
+    NodeReported,
     Publish,
     Send,
 )
@@ -75,15 +76,19 @@ class Invariants:
     unreset: dict[str, float] = field(default_factory=dict)
     # Node → newest word on maintenance, and whether it is due.
     noticed: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)  # nodes whose agent was told to end
 
     # ------------------------------------------------------------ what the core decides
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         if isinstance(event, NodeCordonRequested) and not event.cordoned:  # which ends the notices of the node
             self.noticed[event.node] = (event.at, False)
+            self.leaving.discard(event.node)
         if isinstance(event, FindingArrived):
-            self._notice(event.finding)
+            self._notice(before, event.finding)
             self._demand_reset(before, event)
+        if isinstance(event, NodeReported) and isinstance(event.report, Hello):
+            self._here_again(before, event.report, after)
         if isinstance(event, NodeRepaired):
             self.unreset.pop(event.node, None)
         for command in commands:
@@ -186,14 +191,28 @@ class Invariants:
             if ran and job.phase is JobPhase.WAITING and not any(not i.planned for i in before.incidents.values()):
                 raise Violation(f"a healthy run was stopped, and nothing is wrong with it: {job.reason}")
 
-    def _notice(self, finding: Finding) -> None:
+    def _here_again(self, before: State, hello: Hello, after: State) -> None:
+        """A notice of an agent that was told to end says nothing of the next one."""
+        node, now = before.nodes.get(hello.facts.node), after.nodes.get(hello.facts.node)
+        for each in now.notices if now is not None else ():
+            if now is not None and each.event and each.incarnation not in ("", now.facts.incarnation):
+                raise Violation(f"{now.name} is said to leave, and that was the agent before")
+        if node is None or node.facts.incarnation != hello.facts.incarnation:
+            self.leaving.discard(hello.facts.node)
+
+    def _notice(self, before: State, finding: Finding) -> None:
+        if finding.notice is not None and finding.notice.incarnation:
+            node = before.nodes.get(finding.node)
+            if node is not None and node.facts.incarnation == finding.notice.incarnation:
+                self.leaving.add(finding.node)
+            return
         if finding.kind is FindingKind.MAINTENANCE and finding.at > self.noticed.get(finding.node, (0.0, False))[0]:
             self.noticed[finding.node] = (finding.at, finding.notice is not None and bool(finding.notice.event))
 
     def _no_new_ranks_before_maintenance(self, generation: Generation, before: State) -> None:
         old = {node for job in before.jobs.values() if job.generation for node in job.generation.nodes}
         for node in sorted(set(generation.nodes) - old):
-            if self.noticed.get(node, (0.0, False))[1]:
+            if self.noticed.get(node, (0.0, False))[1] or node in self.leaving:
                 raise Violation(f"generation {generation.number} takes {node}, whose machine will be taken")
 
     def _full_mesh(self, generation: Generation) -> None:

@@ -34,6 +34,19 @@ class Maintenance:
         taken_s = really_s if chance.random() < 0.5 else None
         return cls(chance.randint(0, 99), chance.uniform(*ANNOUNCED_S), starts_s, taken_s, chance.uniform(0.5, 60.0))
 
+    @classmethod
+    def of_agents(cls, seed: int) -> tuple[Maintenance, ...]:
+        """Agents that are told to end, several at once as when an allocation ends: `taken_s` is the end of their grace."""
+        if seed % 10 != 8:
+            return ()
+        chance = Random(f"agents told to end in {seed}")
+        at_s, grace_s = chance.uniform(*ANNOUNCED_S), chance.uniform(3.0, 30.0)
+        first = chance.randint(0, 99)
+        return tuple(
+            cls(first + each, at_s + chance.uniform(0.0, 0.8), grace_s, grace_s, chance.uniform(0.5, 20.0))
+            for each in range(chance.choice((1, 1, 2, 99)))
+        )
+
     def evidence(self, now: float) -> dict[str, str]:
         starts = {} if self.starts_s is None else {"starts_at": f"{now + self.starts_s:.0f}"}
         return {"source": "file", "event": "reboot", **starts}

@@ -11,6 +11,7 @@ from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import TERMINATION
 from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import JOB, Agent
@@ -173,6 +174,7 @@ class Scenario:
         self.hostilities = Hostilities(self.hostility, self, control_plane_only=self.control_plane_only)
         self._submissions = 0
         self._faults: list[float] = []  # when
+        self._told_to_end: set[str] = set()
         self.doubted: set[str] = set()
 
     # ------------------------------------------------------------ the run
@@ -319,6 +321,8 @@ class Scenario:
             self.world.after(self.resets.chance.uniform(first, FAULTS_END_S), self._gpu_needs_reset)
         for maintenance in () if self.control_plane_only else Maintenance.of(self.world.seed):
             self.world.after(maintenance.announced_s, lambda each=maintenance: self._announce(each))  # type: ignore[misc]
+        for told in () if self.control_plane_only else Maintenance.of_agents(self.world.seed):
+            self.world.after(told.announced_s, lambda each=told: self._tell_to_end(each))  # type: ignore[misc]
 
     def _victim(self) -> Agent | None:
         """Most faults strike a node that runs."""
@@ -485,6 +489,29 @@ class Scenario:
             )
 
         maintenance.play(self.world.after, take, over)
+
+    def _tell_to_end(self, told: Maintenance) -> None:
+        """SIGTERM to an agent: it says so, and ends when it has no workers left, or its grace is over."""
+        agent = list(self.agents.values())[told.node % len(self.agents)]
+        life = agent.incarnation
+        if not agent.alive or not agent.workers or told.taken_s is None or life in self._told_to_end:
+            return
+        self._told_to_end.add(life)
+        self.world.say(f"the agent of {agent.name} is told to end within {told.taken_s:.1f} s")
+        over_at = self.world.now + told.taken_s
+        evidence = {"source": TERMINATION, "event": "its agent was told to end", "starts_at": f"{over_at:.0f}"}
+        self.diagnostics.find(
+            FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.WARNING, incarnation=life, **evidence
+        )
+
+        def end() -> None:
+            if agent.alive and agent.incarnation == life:
+                if agent.workers and self.world.now < over_at:
+                    self.world.after(0.5, end)
+                else:
+                    self._lose_node_now(agent)
+
+        self.world.after(0.5, end)
 
     def _cordon(self) -> None:
         if (agent := self._victim()) is not None:

@@ -29,13 +29,14 @@ class Leaving:
     def __init__(
         self,
         node: str,
+        incarnation: str,
         grace_s: float,
         *,
         workers: Callable[[], object],
         emit: Callable[[MaintenanceNotice], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._node, self._grace_s = node, grace_s
+        self._node, self._incarnation, self._grace_s = node, incarnation, grace_s
         self._workers, self._emit, self._clock = workers, emit, clock
 
     async def carry_out(self) -> None:
@@ -45,7 +46,7 @@ class Leaving:
         at = self._clock()
         event = "its agent was told to end"
         log.warning("leaving: the job is asked to move its ranks", grace_s=self._grace_s)
-        self._emit(MaintenanceNotice(self._node, at, TERMINATION, event, at + self._grace_s))
+        self._emit(MaintenanceNotice(self._node, at, TERMINATION, event, at + self._grace_s, self._incarnation))
         with anyio.move_on_after(self._grace_s) as grace:
             while self._workers():  # noqa: ASYNC110 - several parts end them
                 await anyio.sleep(POLL_S)

@@ -198,8 +198,9 @@ class Agent:
 
     async def leave(self) -> None:
         """Between SIGTERM and the end: returns when nothing here is needed any more, or the grace is over."""
-        grace_s = self._settings.termination_grace_s
-        await Leaving(self._settings.node, grace_s, workers=self._pool.running, emit=self._emit).carry_out()
+        node, grace_s = self._settings.node, self._settings.termination_grace_s
+        leaving = Leaving(node, self._incarnation, grace_s, workers=self._pool.running, emit=self._emit)
+        await leaving.carry_out()
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -63,7 +63,7 @@ class Maintenance:
             summary=f"{item.node} {what} {when}: {item.event}.",
             node=item.node,
             evidence=evidence,
-            notice=Notice(item.source, item.event, now, item.starts_at),
+            notice=Notice(item.source, item.event, now, item.starts_at, item.incarnation),
             ladder=(Remedy.REPLACE_NODE,),
             ttl_s=self.ttl_s,
         )

@@ -41,6 +41,9 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     if notice is None:
         turn.judge(finding, "ignored: it says nothing of a maintenance")
         return
+    if notice.incarnation and notice.incarnation != node.facts.incarnation:
+        turn.judge(finding, "ignored: the agent that was told to end has ended")
+        return
     notice = evolve(notice, at=finding.at)  # by this clock
     known = {each.source: each for each in node.notices}
     if notice.source in known and known[notice.source].at >= notice.at:
