@@ -456,6 +456,21 @@ def test_a_machine_that_boots_under_its_ranks_keeps_them_and_is_on_probation() -
     assert "on probation until" in standing(fleet, "n1")
 
 
+def test_a_second_fault_that_leaves_the_node_in_place_puts_it_in_quarantine_when_it_can_be_spared() -> None:
+    fleet = training(spares=1)
+    lose(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.wait(120)
+    lose(fleet, "n0")  # the other spare, n2, is in use
+    assert set(fleet.nodes()) == {"n1", "n2"}
+    boot(fleet, "n0")
+    fleet.wait(120)
+    rank = fleet.nodes().index("n1")
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=rank, blame="hardware", error_class="crash")
+    assert node_of(fleet, "n1").quarantined
+    assert "second fault on probation" in node_of(fleet, "n1").unschedulable_reason
+
+
 # ---------------------------------------------------------------- workers that did not stop
 
 
