@@ -253,6 +253,39 @@ def test_a_fault_in_the_hold_down_begins_it_anew_and_needs_another_boot() -> Non
     assert spares(fleet) == ("n1",)
 
 
+def test_a_loss_in_the_hold_down_needs_no_other_boot() -> None:
+    fleet = training(spares=0, min_dp=2)
+    xid(fleet, "n1")
+    fleet.answer_orders()
+    boot(fleet, "n1")
+    fleet.wait(HOLD / 2)
+    fleet.lose("n1")
+    fleet.wait(60)
+    fleet.hello("n1")
+    result(fleet, "n1")
+    assert "on hold until" in standing(fleet, "n1")
+    assert "after gpu_error" in standing(fleet, "n1")
+    fleet.wait(2 * HOLD)
+    assert node_of(fleet, "n1").in_service
+
+
+def test_several_findings_of_one_fault_count_once() -> None:
+    fleet = training()
+    for _ in range(5):
+        xid(fleet, "n2")
+        fleet.wait(1)
+    assert len(node_of(fleet, "n2").faults) == 1
+    boot(fleet, "n2")
+    fleet.wait(HOLD + 1)
+    assert spares(fleet) == ("n2",)
+    xid(fleet, "n1")
+    fleet.run()
+    for _ in range(3):  # about the node that has left
+        xid(fleet, "n1")
+        reset_due(fleet, "n1")
+    assert len(node_of(fleet, "n1").faults) == 1
+
+
 def test_wrong_results_are_for_an_operator_to_judge() -> None:
     fleet = training()
     fleet.find(FindingKind.SILENT_CORRUPTION, "n1", severity=Severity.FATAL)

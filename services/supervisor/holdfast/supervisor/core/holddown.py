@@ -81,17 +81,19 @@ def second_fault(probation: Probation | None, faults: Sequence[Fault]) -> str:
 
 
 def merged(old: Removal | None, new: Removal) -> Removal:
-    """Two faults at once: the worse one says what brings the node back."""
+    """A fault of a node that another one has taken out: the worse of the two says what brings it back, as far as that has not
+    happened yet, and the hold-down begins anew."""
     if old is None or (old.finding and old.finding == new.finding):
         return old or new
-    worse = new if _ORDER.index(new.cure) >= _ORDER.index(old.cure) else evolve(old, boot_id=new.boot_id)
+    pending = Cure.RETURN if old.back_at is not None else old.cure
+    cure = max(pending, new.cure, key=_ORDER.index)
+    explains = (old.hardware and not new.hardware) or cure is not new.cure
     return evolve(
-        worse,
-        at=new.at,
+        new,
+        cause=old.cause if explains else new.cause,
+        finding=old.finding if explains else new.finding,
+        cure=cure,
         hardware=old.hardware or new.hardware,
-        preflight_at=new.preflight_at,
-        tested=new.tested,
-        back_at=None,
-        hold_until=0.0,
+        boot_id=new.boot_id if cure is new.cure else old.boot_id,
         final=old.final,
     )

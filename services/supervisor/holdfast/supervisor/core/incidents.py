@@ -186,12 +186,13 @@ def _fatal(turn: Turn, finding: Finding) -> None:
     if returns.is_dealt_with(node, finding):
         turn.judge(finding, f"ignored: {node.name} has come back from it since")
         return
-    already = bool(node.unschedulable_reason)
+    already, is_first = bool(node.unschedulable_reason), returns.is_first_of_fault(node)
     returns.condemn(turn, node.name, finding)
     if nodes.job_of(turn, node.name) is not None:
         record_fault(turn, finding)
     else:
-        quarantine.count_idle(turn, finding)
+        if is_first:
+            quarantine.count_idle(turn, finding)
         turn.judge(finding, f"{node.name} {'was' if already else 'is put'} out of service; no job has ranks there")
 
 
@@ -207,7 +208,8 @@ def _reset_demanded(turn: Turn, finding: Finding) -> None:
     resets.demand(turn, node, finding.gpu, finding.summary)
     job = nodes.job_of(turn, node.name)
     if job is None:
-        quarantine.count_idle(turn, finding)
+        if node.reset_due is None and returns.is_first_of_fault(node):
+            quarantine.count_idle(turn, finding)
         turn.judge(finding, f"{node.name} gets no ranks before the reset; no job has ranks there")
         return
     if node.name in nodes_of_change(job):

@@ -82,6 +82,11 @@ def is_dealt_with(node: Node, finding: Finding) -> bool:
     return node.removal is None and any(fault.incident == finding.id for fault in node.faults)
 
 
+def is_first_of_fault(node: Node) -> bool:
+    """Whether what is found now is another fault, and not more of the one that the node is out of service for."""
+    return node.removal is None or node.removal.back_at is not None
+
+
 def contradicted(turn: Turn, name: str) -> None:
     """Nothing was lost: the node has come back with its workers."""
     removal = turn.nodes[name].removal
