@@ -102,6 +102,7 @@ class Fleet:
         self.version: dict[str, int] = {}  # of the workers that a node reported
         self.finding_count = 0
         self.resets_gpus = resets_gpus  # whether agents can
+        self.boots: dict[str, str] = {}  # boot ids of the machines that report one
         self.session = 0  # of the agents that report; 0 = not told
         for index in range(nodes):
             self.connect(f"n{index}", zone=zones[index] if zones else "", capacity=capacity)
@@ -190,7 +191,7 @@ class Fleet:
     def facts(self, node: str, zone: str = "", capacity: int = 1) -> NodeFacts:
         life = f"{node}-{self.life[node]}"
         facts = NodeFacts(node, life, node, node, zone, capacity, f"{node}:1", 1, "/agent", "/kmsg")
-        return replace(facts, resets_gpus=self.resets_gpus)
+        return replace(facts, resets_gpus=self.resets_gpus, boot_id=self.boots.get(node, ""))
 
     def connect(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
         """A new incarnation connects; `running`: with a worker of this generation."""

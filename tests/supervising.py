@@ -18,7 +18,7 @@ from waiting import TIMEOUT_S, wait_until_async
 from holdfast.agent.streams import write
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.findings import Finding, FindingKind, Severity
-from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker
+from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, Preflight, RunningWorker
 from holdfast.domain.orders import Hello, Order, OrderDone, Prepare, RanksStepping, Report, Start, Stop
 from holdfast.log.names import FINDINGS
 from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease, Usage
@@ -221,6 +221,8 @@ class PlayedAgent:
     epochs: list[int] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     connected: bool = False
+    boot_id: str = ""  # of its machine
+    preflight: Preflight | None = None
     _seq: int = 0
     _waiting: dict[int, Report] = field(default_factory=dict)  # not acknowledged
     _writing: anyio.Lock = field(default_factory=anyio.Lock)
@@ -239,7 +241,7 @@ class PlayedAgent:
             await anyio.sleep(0.02)
 
     async def _converse(self, call: Any) -> None:
-        said = [self._numbered(report) for report in (Hello(facts(self.node, self.incarnation)), *self._again())]
+        said = [self._numbered(report) for report in (self._hello(), *self._again())]
         try:
             async with anyio.create_task_group() as tasks:
                 for message in said:
@@ -251,6 +253,9 @@ class PlayedAgent:
             self.refusals.append(f"{(await call.code()).name}: {await call.details()}")
         finally:
             call.cancel()
+
+    def _hello(self) -> Hello:
+        return Hello(facts(self.node, self.incarnation, boot_id=self.boot_id), preflight=self.preflight)
 
     async def _beat(self, call: Any) -> None:
         while True:

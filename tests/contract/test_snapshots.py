@@ -20,7 +20,7 @@ from holdfast.supervisor.core import Job, Node, State, step
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.upgrades import timer
 from holdfast.supervisor.protocol import JobPhase, LeaderStarted, TimerFired
-from holdfast.supervisor.timers import BreakerWindowOver, ResetTimeout, Timer, WarningDue
+from holdfast.supervisor.timers import BreakerWindowOver, ResetTimeout, ReturnDue, Timer, WarningDue
 from holdfast.wire import records
 
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "data" / "snapshots.jsonl").read_text().splitlines()]
@@ -171,6 +171,7 @@ def test_the_recording_has_every_timer_that_it_knew_but_the_breakers() -> None:
         BreakerWindowOver.word,
         WarningDue.word,
         ResetTimeout.word,
+        ReturnDue.word,
     }
     assert timer("breaker", 5.0) == [{"_": "BreakerWindowOver"}, 5.0]
 

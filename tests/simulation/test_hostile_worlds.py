@@ -99,9 +99,9 @@ def _believe_anyone(state: State, event: Event) -> tuple[State, tuple[Command, .
     return state, commands
 
 
-def _found(hostility: Hostility, said: str, fold: Step = step) -> None:
+def _found(hostility: Hostility, said: str, fold: Step = step, first: int = 0) -> None:
     def campaign() -> None:
-        for seed in range(SEEDS):
+        for seed in range(first, first + SEEDS):
             simulate(seed, fold=fold, hostility=hostility)
 
     with pytest.raises(Violation, match=said):
@@ -109,14 +109,14 @@ def _found(hostility: Hostility, said: str, fold: Step = step) -> None:
 
 
 @pytest.mark.parametrize(
-    ("planted", "hostility", "said"),
+    ("planted", "hostility", "said", "first"),
     [
-        (_news_only, CLOCKS, NEVER_TRAINS),
-        (_news_only, ABSENCE, NEVER_TRAINS),
-        (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS),
-        (_edge_triggered, LOG, NEVER_TRAINS),
-        (_no_progress, DIAGNOSTICS, "finished no new step"),
-        (_believe_anyone, BABBLE, "have not finished"),
+        (_news_only, CLOCKS, NEVER_TRAINS, 0),
+        (_news_only, ABSENCE, NEVER_TRAINS, 0),
+        (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS, 0),
+        (_edge_triggered, LOG, NEVER_TRAINS, 0),
+        (_no_progress, DIAGNOSTICS, "finished no new step", 150),  # few seeds find it
+        (_believe_anyone, BABBLE, "have not finished", 0),
     ],
     ids=[
         "finding of another clock",
@@ -127,8 +127,10 @@ def _found(hostility: Hostility, said: str, fold: Step = step) -> None:
         "job finished by a stranger",
     ],
 )
-def test_what_once_went_wrong_is_found_when_it_is_planted(planted: Step, hostility: Hostility, said: str) -> None:
-    _found(hostility, said, planted)
+def test_what_once_went_wrong_is_found_when_it_is_planted(
+    planted: Step, hostility: Hostility, said: str, first: int
+) -> None:
+    _found(hostility, said, planted, first)
 
 
 def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import RestorePoint, StoredStep
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, ResetGpu, Stop
 from holdfast.sim.scenario import ANY_ORDER_FROM, simulate
 from holdfast.sim.supervisor import Step
 from holdfast.sim.world import Violation
-from holdfast.supervisor.core import State, step
+from holdfast.supervisor.core import Node, State, step
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Preparing, Waiting
 from holdfast.supervisor.protocol import (
     Command,
@@ -214,6 +215,60 @@ def _believe_every_reset(state: State, event: Event) -> tuple[State, tuple[Comma
     return step(state, event)
 
 
+def _each_node(state: State, event: Event, change: Callable[[Node], Node]) -> tuple[State, tuple[Command, ...]]:
+    after, commands = step(state, event)
+    return replace(after, nodes={name: change(node) for name, node in after.nodes.items()}), commands
+
+
+def _forgive_faults(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: what was wrong with a node is written down, and the node is used all the same."""
+
+    def forgive(node: Node) -> Node:
+        return node if node.removal is None else evolve(node, removal=None, unschedulable_reason="")
+
+    return _each_node(state, event, forgive)
+
+
+def _hold_nobody_down(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: a node that was booted is as good as any other."""
+
+    def end(node: Node) -> Node:
+        back = node.removal is not None and node.removal.back_at is not None
+        return evolve(node, removal=None, unschedulable_reason="") if back else node
+
+    return _each_node(state, event, end)
+
+
+def _send_nobody_away(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: every fault is the first."""
+
+    def forget(node: Node) -> Node:
+        final = node.removal is not None and bool(node.removal.final)
+        return evolve(node, removal=evolve(node.removal, final=""), probation=None) if final else node
+
+    return _each_node(state, event, forget)
+
+
+def _hold_down_for_ever(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: nobody notices that a hold-down is over."""
+
+    def prolong(node: Node) -> Node:
+        removal = node.removal
+        return node if removal is None else evolve(node, removal=evolve(removal, hold_until=event.at + 1000.0))
+
+    return _each_node(state, event, prolong)
+
+
+def _free_the_cordoned(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: what an operator cordoned comes back with its next session."""
+
+    def free(node: Node) -> Node:
+        cordoned = node.unschedulable_reason.startswith("cordoned by an operator")
+        return evolve(node, unschedulable_reason="") if cordoned else node
+
+    return _each_node(state, event, free)
+
+
 @pytest.mark.parametrize(
     ("planted", "said"),
     [
@@ -229,6 +284,11 @@ def _believe_every_reset(state: State, event: Event) -> tuple[State, tuple[Comma
         (_remember_departures, "that was the agent before"),
         (_forget_resets, "whose GPU was to be reset|was not looked at"),
         (_believe_every_reset, "whose GPU was to be reset"),
+        (_forgive_faults, "has not been booted since its fault"),
+        (_hold_nobody_down, "is held down"),
+        (_send_nobody_away, "was sent away for"),
+        (_hold_down_for_ever, "was not a spare again|but the job is"),
+        (_free_the_cordoned, "an operator has cordoned"),
         (_hopeful_store, "is not whole in the object store|nobody ever saved"),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",

@@ -37,6 +37,7 @@ class NodeFacts:
     protocol_version: int = PROTOCOL_VERSION
     restore_runs: bool = False  # whether its agent takes what a slot restores in runs of ranks
     resets_gpus: bool = False  # whether its agent takes `ResetGpu`, and has a command for it
+    boot_id: str = ""  # of its machine, another one after each boot; empty = unknown
 
 
 @dataclass(frozen=True, slots=True)

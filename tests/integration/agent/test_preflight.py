@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_harness import prepare_order, running_agent, script, start_job
+from waiting import wait_until
 
 from holdfast.domain import orders
 from holdfast.domain.signals import NodeTested
+from holdfast.runtime.survivors import BOOT_ID
 
 RESULT_TIMEOUT_S = 90.0  # the template imports torch first
 SCRIPT = "import time\ntime.sleep(600)\n"
@@ -36,3 +38,21 @@ def test_a_node_that_is_not_to_test_itself_says_so(tmp_path: Path) -> None:
     with running_agent(tmp_path) as agent:
         (hello,) = agent.plane.all_of(orders.Hello)
         assert hello.preflight is None
+
+
+def test_an_agent_tells_the_boot_of_its_machine(tmp_path: Path) -> None:
+    boot = tmp_path / "boot_id"
+    with running_agent(tmp_path, HOLDFAST_BOOT_ID_FILE=str(boot)) as agent:
+        assert agent.wait_connected().facts.boot_id == "", "unknown"
+        boot.write_text("the next one\n")
+        agent.process.kill()
+        agent.process.wait()
+        agent.restart()
+        wait_until(
+            lambda: agent.plane.all_of(orders.Hello)[-1].facts.boot_id == "the next one", description="its next life"
+        )
+
+
+def test_the_boot_is_the_kernels(tmp_path: Path) -> None:
+    with running_agent(tmp_path) as agent:
+        assert agent.wait_connected().facts.boot_id == BOOT_ID.read_text().strip()

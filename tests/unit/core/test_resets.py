@@ -213,13 +213,16 @@ def test_without_command_and_spare_the_job_shrinks_or_waits() -> None:
     fleet.expect(JobPhase.WAITING)
 
 
-def test_an_idle_node_is_reset_and_is_a_spare_again() -> None:
+def test_an_idle_node_is_reset_and_after_its_hold_down_is_a_spare_again() -> None:
     fleet = running(job(dp=2), spares=1)
     xid(fleet, "n2")
     assert (fleet.view.spares, resets(fleet)) == ((), {"n2": (0,)})
     fleet.expect(JobPhase.RUNNING)
     answer_reset(fleet, "n2")
+    assert not fleet.view.spares
+    fleet.wait(fleet.state.config.returns.hold_s)
     assert fleet.view.spares == ("n2",)
+    assert fleet.state.nodes["n2"].probation is not None
 
 
 def test_a_warning_demands_no_reset() -> None:

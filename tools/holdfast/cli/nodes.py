@@ -59,7 +59,7 @@ def cordon(name: Name, api: Api = "", reason: Reason = "cordoned by operator") -
 
 @app.command()
 def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator") -> None:
-    """Return a cordoned or quarantined node to service. Its fault history still counts."""
+    """Return a node to service that is cordoned, quarantined, held down or sent away. Its fault history still counts."""
     with Client(api or default_url()) as client:
         client.uncordon(name, reason)
     console.print(f"{name}: uncordoned")
@@ -67,7 +67,7 @@ def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator
 
 @app.command()
 def repair(name: Name, api: Api = "") -> None:
-    """Mark a node as repaired. Clears its cordon, its quarantine and its fault history."""
+    """Mark a node as repaired. Clears its cordon, its quarantine, its hold-down, its probation and its fault history."""
     with Client(api or default_url()) as client:
         client.repaired(name)
     console.print(f"{name}: marked as repaired")

@@ -12,7 +12,7 @@ from typing import Protocol
 from zlib import crc32
 
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
-from holdfast.domain.nodes import NodeFacts, RunningWorker, WorkerEnded
+from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckpointNow,
     Hello,
@@ -30,11 +30,13 @@ from holdfast.domain.orders import (
     Start,
     StepReached,
     Stop,
+    Tested,
     Warm,
     WorkersChanged,
 )
 from holdfast.sim.clocks import Clock
 from holdfast.sim.resets import Resets
+from holdfast.sim.returns import LOOK_S, TESTED_EVERY_S, Returns
 from holdfast.sim.store import LATE_S, RETRY_S, Store
 from holdfast.sim.world import Violation, World
 
@@ -123,6 +125,11 @@ class Agent:
         self.resets = Resets()  # how its resets of GPUs end
         self.resets_gpus = False  # whether it has a command for that
         self.resetting = False
+        self.returns: Returns | None = None  # its tests of itself; None = it makes none, and does not tell its boots
+        self.boots = 1  # of its machine
+        self.preflight = Preflight()
+        self.busy = True  # since its last tests
+        self.tested_at = 0.0
         self.slow_share = 0.02  # of Prepare orders, that take longer than their timeout
         self.patience_s = 5.0  # … which is this
 
@@ -148,6 +155,28 @@ class Agent:
         self.workers = None
         self.memory = dict(self.disk) | self.memory
         self.world.say(f"{self.name} boots ({self.incarnation})")
+        if self.returns is not None:
+            self.preflight, self.busy = Preflight(), True
+            self._look_at_itself()
+
+    @property
+    def _tests_are_old(self) -> bool:
+        return self.world.now >= self.tested_at + TESTED_EVERY_S
+
+    def _look_at_itself(self) -> None:
+        """Test the node when it has been busy, when its last tests failed, and periodically: a result may have been lost."""
+        assert self.returns is not None
+        if self.workers is not None and self.workers.living:
+            self.busy = True
+        elif (
+            self.workers is None
+            and not self.resetting
+            and (self.busy or self.preflight.failures or self._tests_are_old)
+        ):
+            self.preflight, self.busy = self.returns.tests(self.clock.now()), False
+            self.tested_at = self.world.now
+            self.report(Tested(self.preflight))
+        self.world.after(LOOK_S, self._in_this_life(self._look_at_itself))
 
     def die(self, *, machine: bool, disk: bool = False) -> None:
         """The agent and all its workers; with the machine its memory, too, and with its disk all that it had."""
@@ -156,6 +185,9 @@ class Agent:
         self.workers = None
         if machine:
             self.memory.clear()
+            self.boots += 1
+            if self.returns is not None:  # which resets its GPUs
+                self.around.gpus_reset(self, "")
         if disk:
             self.disk.clear()
             self.stored = ()
@@ -166,7 +198,8 @@ class Agent:
     def connect(self, session: int) -> None:
         self.session = session
         self.seq += 1
-        hello = Hello(self.facts(), self.running, None, self.version, self.ended)
+        tested = self.preflight if self.returns is not None else None
+        hello = Hello(self.facts(), self.running, tested, self.version, self.ended)
         self.around.deliver(self, session, self.seq, hello)
         self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], WorkersChanged)]
         for seq, report in list(self.unacknowledged):
@@ -238,6 +271,7 @@ class Agent:
             "/",
             "/kmsg",
             resets_gpus=self.resets_gpus,
+            boot_id="" if self.returns is None else f"{self.name}-boot{self.boots}",
         )
 
     # ------------------------------------------------------------ orders

@@ -10,6 +10,7 @@ from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.domain.orders import Hello, Prepare, SetInterval, Start, Stop
 from holdfast.sim.agent import Agent
+from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
@@ -77,6 +78,7 @@ class Invariants:
     # Node → newest word on maintenance, and whether it is due.
     noticed: dict[str, tuple[float, bool]] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)  # nodes whose agent was told to end
+    returns: ReturnPromises | None = None
 
     # ------------------------------------------------------------ what the core decides
 
@@ -127,6 +129,8 @@ class Invariants:
         for command in commands:  # the record of a generation follows its orders
             if isinstance(command, Send) and isinstance(command.order, Prepare):
                 self._one_whole_step(command.order)
+        if self.returns is not None:
+            self.returns.folded(before, event, after, commands)
         self._plans_stop_nothing(before, after)
         if isinstance(event, FindingArrived):
             self._recorded(event, after, commands)
@@ -152,6 +156,8 @@ class Invariants:
 
     def log_went_back(self, state: State) -> None:
         """What the log has lost was never decided, although what followed from it has happened."""
+        if self.returns is not None:
+            self.returns.log_went_back(state)
         self.unreset = {node: at for node, at in self.unreset.items() if _due(state, node)}
         self.opened = {*state.incidents, *(incident.id for incident in state.closed)}
         self.closed = {incident.id for incident in state.closed}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 
@@ -21,6 +21,8 @@ from holdfast.sim.invariants import Invariants
 from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.resets import LADDER, Resets
+from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
+from holdfast.sim.returns import RULES, ReturnPromises, Returns
 from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Step, Supervisor
 from holdfast.sim.training import Training
@@ -115,6 +117,7 @@ class Scenario:
         self.hostility = Hostility.of(seed) if hostility is None else hostility
         self.checkpoints = Checkpoints.of(seed)
         self.resets = Resets.of(seed)
+        self.returns = Returns.of(seed)
         self.store = Store(self.world) if self.checkpoints.store else None
         self.sharded = self.checkpoints.sharded
         chance = self.world.chance
@@ -151,6 +154,10 @@ class Scenario:
         )
         policy: Policy = default if chance.random() < 0.8 else self._whimsical
         config = Config(offenders=HARSH) if seed % 7 == 3 else Config()
+        if self.returns.faults:
+            apart = config.offenders if config.offenders is HARSH else Rules(together_s=0.2)
+            config = replace(config, returns=RULES, offenders=apart)
+            self.invariants.returns = ReturnPromises()
         self.supervisor = Supervisor(
             self.world,
             self.agents,
@@ -186,6 +193,7 @@ class Scenario:
             agent.patience_s = self.spec.limits.prepare_timeout_s
             agent.resets = self.resets
             agent.resets_gpus = self.resets.faults > 0 and self.resets.chance.random() >= self.resets.unable
+            agent.returns = self.returns if self.returns.faults else None
             agent.boot()
             self._keep_connected(agent)
         self.world.after(1.0, self._submit)
@@ -247,6 +255,7 @@ class Scenario:
     def _make_peace(self) -> None:
         self.hostilities.peace()
         self.resets.calm()
+        self.returns.calm()
         for agent in self.agents.values():  # an operator looks: whatever was wrong with these machines is mended
             self.supervisor.append(NodeCordonRequested(self.world.now, agent.name, False, "peace"))
             self.supervisor.append(NodeRepaired(self.world.now, agent.name))
@@ -319,6 +328,8 @@ class Scenario:
             self.world.after(self.hostility.peace_s, self._make_peace)
         for _ in range(0 if self.control_plane_only else self.resets.faults):
             self.world.after(self.resets.chance.uniform(first, FAULTS_END_S), self._gpu_needs_reset)
+        for _ in range(0 if self.control_plane_only else self.returns.faults):
+            self.world.after(self.returns.chance.uniform(first, FAULTS_END_S), self._hardware_fails)
         for maintenance in () if self.control_plane_only else Maintenance.of(self.world.seed):
             self.world.after(maintenance.announced_s, lambda each=maintenance: self._announce(each))  # type: ignore[misc]
         for told in () if self.control_plane_only else Maintenance.of_agents(self.world.seed):
@@ -471,6 +482,37 @@ class Scenario:
             self.diagnostics.find(FindingKind.WORKER_CRASH, agent, workers.order.generation, 0.01, rank=rank)
         repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
         self.world.after(chance.uniform(*REPAIRED_S), repaired)
+
+    def _hardware_fails(self) -> None:
+        """The machine is booted after it, and often fails again: in its hold-down, on probation, or later."""
+        running = [agent for agent in self.agents.values() if agent.alive and agent.workers is not None]
+        idle = [agent for agent in self.agents.values() if agent.alive]
+        chance = self.returns.chance
+        if able := running if running and chance.random() < 0.7 else idle:
+            self._fail_hardware(chance.choice(able))
+
+    def _fail_hardware(self, agent: Agent) -> None:
+        chance = self.returns.chance
+        if not agent.alive or self.returns.at_peace:
+            return
+        self._fault(f"Xid 79 on {agent.name}, which will be booted")
+        self.diagnostics.find(FindingKind.GPU_ERROR, agent, 0, 0.1, severity=Severity.FATAL)
+        if chance.random() < 0.3:  # somebody tries the cheaper thing first
+            self.world.after(chance.uniform(0.5, 5.0), lambda: self._boot(agent, machine=False))
+        self.world.after(chance.uniform(5.0, 10.0), lambda: self._boot(agent, machine=True))
+        if chance.random() < 0.5:
+            self.world.after(chance.uniform(10.0, 60.0), lambda: self._fail_hardware(agent))
+        repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
+        self.world.after(chance.uniform(*LOOKED_AT_S), repaired)
+
+    def _boot(self, agent: Agent, *, machine: bool) -> None:
+        if agent.alive:
+            self._fault(f"{agent.name} is booted" if machine else f"agent restart: {agent.name}")
+            self.supervisor.hang_up(agent)
+            if machine:
+                self._node_lost(agent)
+            agent.die(machine=machine)
+            self.world.after(self.returns.chance.uniform(0.2, 8.0), agent.boot)
 
     def _announce(self, maintenance: Maintenance) -> None:
         agent = list(self.agents.values())[maintenance.node % len(self.agents)]

@@ -25,6 +25,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import anyio
 import structlog
@@ -58,6 +59,7 @@ from holdfast.runtime import freeze, metrics, ready, telemetry
 from holdfast.runtime.service import Farewell, guarded
 from holdfast.wire.control import encode_beat
 
+BOOT_ID_CHARS_MAX = 64
 _READS_GPUS = (nvml.NvmlCollector, nvrx.NvrxCollector)  # they have the devices open
 
 
@@ -261,7 +263,15 @@ def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str, 
         disk_dir=str(settings.disk_dir.absolute()) if settings.replicator else "",
         kernel_log=str(settings.kernel_log),
         version=importlib.metadata.version("holdfast"),
+        boot_id=_boot_id(settings.boot_id_file),
     )
+
+
+def _boot_id(path: Path) -> str:
+    try:
+        return path.read_text().strip()[:BOOT_ID_CHARS_MAX]
+    except (OSError, UnicodeDecodeError):
+        return ""  # a reboot is not recognised then
 
 
 def _site(settings: AgentSettings, places: ReplicatorPlaces) -> Site:

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from holdfast.agent.gpu_reset import ResetRules
 from holdfast.runtime.settings import ServiceSettings
+from holdfast.runtime.survivors import BOOT_ID
 
 SOCKET_PATH_BYTES_MAX = 90  # of the 107 bytes of a Unix socket's path; the rest is for file names
 
@@ -52,6 +53,7 @@ class AgentSettings(ServiceSettings):
     # Programs that the command itself stops (as in /proc/PID/comm, comma-separated): a reset does not wait for them
     gpu_reset_stops: str = ""
     gpu_devices: Path = Path("/dev")  # directory of the GPUs' device files
+    boot_id_file: Path = BOOT_ID  # by which a reboot is recognised; for containers in which /proc/sys is masked
     # Seconds after which an unmodified script counts as having made a step.
     assume_started_after_s: float = Field(default=5.0, gt=0)
 

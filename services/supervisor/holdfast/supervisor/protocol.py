@@ -23,6 +23,7 @@ from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import CommonCheckpoint
+from holdfast.supervisor.return_rules import ReturnRules
 from holdfast.supervisor.timers import Timer
 
 
@@ -73,6 +74,7 @@ class LeaderStarted:
     at: float
     epoch: int
     secret: str = ""  # random, made by the shell: nobody else can tell the ids of this term's orders
+    returns: ReturnRules | None = None  # this supervisor's settings, in place of what the state has
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             supervisor=settings.supervisor_name,
             api=api_url,
             times=times or LeaseTimes(),
+            returns=settings.returns,
         )
         control = ControlServicer(
             leader.sessions,

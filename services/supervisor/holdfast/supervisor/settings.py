@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from holdfast.runtime.settings import ServiceSettings
+from holdfast.supervisor.return_rules import DAY_S, ReturnRules
 
 
 class SupervisorSettings(ServiceSettings):
@@ -20,6 +21,22 @@ class SupervisorSettings(ServiceSettings):
     data_dir: Path
     diagnostics: str = ""  # endpoints of diagnostics, comma-separated, best first; told to agents
     supervisor_name: str = Field(default_factory=socket.gethostname, min_length=1)
+    # Return of nodes after a fault: docs/policies.md. Equal on all supervisors of a fleet; those of the leader apply.
+    node_hold_s: float = Field(default=600.0, ge=0)  # hold-down after the first fault; doubled by each further one
+    node_hold_max_s: float = Field(default=21_600.0, ge=0)  # … up to this
+    node_hold_window_s: float = Field(default=7 * DAY_S, ge=0)  # faults count for so long
+    node_losses_free: int = Field(default=1, ge=0)  # losses within the window that cost no hold-down
+    node_probation_s: float = Field(default=7200.0, ge=0)  # a second fault within this time sends the node away
+
+    @property
+    def returns(self) -> ReturnRules:
+        return ReturnRules(
+            hold_s=self.node_hold_s,
+            hold_s_max=self.node_hold_max_s,
+            window_s=self.node_hold_window_s,
+            losses_free=self.node_losses_free,
+            probation_s=self.node_probation_s,
+        )
 
     @property
     def diagnostics_endpoints(self) -> tuple[str, ...]:

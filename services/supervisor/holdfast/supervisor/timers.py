@@ -206,6 +206,14 @@ class NoticeDue(_Timer):
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReturnDue(_Timer):
+    """The hold-down of a node, or its probation, is over."""
+
+    word: ClassVar = "return"
+    node: str
+
+
 # ---------------------------------------------------------------- about the rest
 
 
@@ -253,4 +261,6 @@ OfJob = (
     | RanksDue
     | StepDue
 )
-Timer = OfJob | WitnessTimeout | LostTimeout | NoticeDue | PolicyTimeout | SessionsTimeout | BreakerWindowOver
+Timer = (
+    OfJob | WitnessTimeout | LostTimeout | NoticeDue | ReturnDue | PolicyTimeout | SessionsTimeout | BreakerWindowOver
+)

@@ -315,7 +315,13 @@ class Node(Model):
     state: NodeState
     connected: bool
     job: str
-    reason: Annotated[str, Field(description="why it is cordoned or lost, or will be; empty when it is neither")]
+    reason: Annotated[
+        str,
+        Field(
+            description="why it is cordoned or lost, or will be, and what brings it back; that it is on probation; empty when "
+            "there is nothing to say"
+        ),
+    ]
     zone: str
     capacity: int
     hostname: str
@@ -333,6 +339,17 @@ class Node(Model):
     quarantined: Annotated[bool, Field(description="cordoned because it keeps failing")]
     faults_per_day: Annotated[float, Field(description="to be expected, by its own past; spares are chosen by it")]
     preflight: Annotated[Preflight | None, Field(description="null: this node does not test itself")] = None
+    boot_id: Annotated[str, Field(description="of its machine, another one after each boot; empty = unknown")] = ""
+    hold_until: Annotated[
+        float | None, Field(description="end of its hold-down after a fault, Unix seconds; null: it is not held down")
+    ] = None
+    probation_until: Annotated[
+        float | None, Field(description="end of its probation, Unix seconds; null: it is not on probation")
+    ] = None
+    returns_by: Annotated[
+        Literal["", "itself", "operator"],
+        Field(description="what brings a node back that a fault took out of service; empty: none did"),
+    ] = ""
 
 
 class Fault(Model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from holdfast.domain import spans, tracing
 from holdfast.domain.generations import Generation
@@ -12,7 +13,7 @@ from holdfast.domain.nodes import TERMINATION, Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import models
-from holdfast.supervisor.core import SavedStep, State, holders, saved_steps
+from holdfast.supervisor.core import SavedStep, State, holders, returns, saved_steps
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.offenders import rate_per_day
@@ -264,7 +265,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         connected=value.connected,
         inventoried=value.inventoried,
         job=_job_of(picture, value.name),
-        reason=_reason(picture, value),
+        reason=_reason(picture, value, at),
         zone=facts.zone,
         capacity=facts.capacity,
         hostname=facts.hostname,
@@ -279,7 +280,17 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         quarantined=value.quarantined,
         preflight=preflight(value.preflight) if value.preflight is not None else None,
         faults_per_day=rate_per_day(value.faults, value.known_since, at, picture.state.config.offenders),
+        boot_id=facts.boot_id,
+        hold_until=returns.held_until(value, at),
+        probation_until=returns.on_probation_until(value, at),
+        returns_by=_returns_by(value),
     )
+
+
+def _returns_by(value: Node) -> Literal["", "itself", "operator"]:
+    if not value.unschedulable_reason:
+        return ""
+    return "itself" if returns.comes_back(value) else "operator"
 
 
 def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[Incident]) -> models.NodeDetail:
@@ -305,9 +316,10 @@ def _job_of(picture: Picture, name: str) -> str:
     return ""
 
 
-def _reason(picture: Picture, value: Node) -> str:
+def _reason(picture: Picture, value: Node, at: float) -> str:
+    standing = returns.standing(value, at, picture.state.config.returns.probation_s)
     if value.unschedulable_reason:
-        return value.unschedulable_reason
+        return standing or value.unschedulable_reason
     if value.lost:
         return "lost: neither its agent nor diagnostics hears of it"
     leaves = value.notice is not None and value.notice.source == TERMINATION
@@ -323,7 +335,7 @@ def _reason(picture: Picture, value: Node) -> str:
         return f"gets no ranks before a GPU is reset: {value.reset_due.cause}"
     if value.unfit:
         return f"failed its pre-flight: {value.unfit}"
-    return "tests itself before it gets ranks" if value.untested else ""
+    return "tests itself before it gets ranks" if value.untested else standing
 
 
 def goodput(job: str, started_at: float, ledger: Ledger) -> models.Goodput:

@@ -19,6 +19,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
     notices.py    machines that their owner will take
     resets.py     GPUs that get no ranks before they are reset; resetting.py  jobs that wait for that
+    returns.py    nodes that a fault took out come back; holddown.py  by which rules
     final_upload.py   the last checkpoint of a completed job
     retention.py  the saved step that no node may be left without
     fault_requests.py  faults that somebody injects
@@ -35,6 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import assert_never
 
+from holdfast.domain.evolve import evolve
 from holdfast.supervisor.core import (
     breaker,
     change,
@@ -50,6 +52,7 @@ from holdfast.supervisor.core import (
     reports,
     resetting,
     retention,
+    returns,
     sessions,
     upkeep,
 )
@@ -107,6 +110,7 @@ from holdfast.supervisor.timers import (
     ResetTimeout,
     RetentionDue,
     RetryDue,
+    ReturnDue,
     SaveTimeout,
     SessionsTimeout,
     StepDue,
@@ -262,6 +266,8 @@ def _take(turn: Turn, event: Event) -> None:
 def _lead(turn: Turn, event: LeaderStarted) -> None:
     """Hand out again what the last leader may not have carried out. Sessions are the old leader's: agents come back."""
     turn.set(epoch=event.epoch, secret=event.secret, led_at=event.at)
+    if event.returns is not None:
+        turn.set(config=evolve(turn.config, returns=event.returns))
     turn.touch_all()
     _wait_for_agents(turn)
     turn.commands.extend(SetTimer(timer, due) for timer, due in sorted(turn.timers.items()))
@@ -347,6 +353,8 @@ def _timer(turn: Turn, timer: Timer) -> None:
             upkeep.start_degraded(turn, job)
         case NoticeDue(node):
             notices.on_timer(turn, node)
+        case ReturnDue(node):
+            returns.on_timer(turn, node)
         case RanksDue(job):
             reconcile.on_timer(turn, job)
         case StepDue(job):

@@ -15,7 +15,7 @@ from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
 from holdfast.domain.incidents import IncidentState, NodeTiming
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
-from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved, warmth
+from holdfast.supervisor.core import pacing, progress, reconcile, reports, returns, saved, warmth
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
 from holdfast.supervisor.core.election import branch
 from holdfast.supervisor.core.index import By
@@ -49,7 +49,8 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
             on_prepared(turn, job.name, [(send.order.placement, done)])
         case Stop() if isinstance(doing, Preparing) and send.command_id in doing.stops:
             if not done.ok:
-                nodes.mark_unschedulable(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
+                why = f"could not stop its workers of {job.name}: {done.reason}"
+                returns.did_not_stop(turn, send.node, why)
             stops = {k: v for k, v in doing.stops.items() if k != send.command_id}
             phases_s = _slowest(doing.change.phases_s, [done.phases_s])
             turn.update(job.name, stops=stops, change=evolve(doing.change, phases_s=phases_s))
@@ -432,7 +433,7 @@ def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
     seconds = f"{prepare_timeout_s(turn, job, change):g} s"
     for node in late:
         if generation.slot_of(node) is None:
-            nodes.mark_unschedulable(turn, node, f"did not stop its workers of {name} within {seconds}")
+            returns.did_not_stop(turn, node, f"did not stop its workers of {name} within {seconds}")
     members = [node for node in late if generation.slot_of(node) is not None]
     if members:
         turn.update(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))

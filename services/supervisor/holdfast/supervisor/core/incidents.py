@@ -24,6 +24,7 @@ from holdfast.supervisor.core import (
     progress,
     quarantine,
     resets,
+    returns,
     saved,
     standing_warnings,
 )
@@ -146,6 +147,7 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
         return
     nodes.declare_lost(turn, finding.node, finding.summary)
     if nodes.job_of(turn, finding.node) is not None:
+        returns.lost(turn, finding.node, finding)
         record_fault(turn, finding)
     else:
         turn.judge(finding, f"{finding.node} is lost; no job has ranks there")
@@ -181,11 +183,16 @@ def _fatal(turn: Turn, finding: Finding) -> None:
     if node is None or finding.since < node.repaired_at:
         turn.judge(finding, "ignored: the node is not known here, or was repaired since")
         return
-    already = bool(node.unschedulable_reason)
-    nodes.mark_unschedulable(turn, node.name, finding.summary)
+    if returns.is_dealt_with(node, finding):
+        turn.judge(finding, f"ignored: {node.name} has come back from it since")
+        return
+    already, is_first = bool(node.unschedulable_reason), returns.is_first_of_fault(node)
+    returns.condemn(turn, node.name, finding)
     if nodes.job_of(turn, node.name) is not None:
         record_fault(turn, finding)
     else:
+        if is_first:
+            quarantine.count_idle(turn, finding)
         turn.judge(finding, f"{node.name} {'was' if already else 'is put'} out of service; no job has ranks there")
 
 
@@ -195,9 +202,14 @@ def _reset_demanded(turn: Turn, finding: Finding) -> None:
     if node is None or finding.since < max(node.repaired_at, node.reset_at):
         turn.judge(finding, "ignored: the node is not known here, or its GPUs were reset or repaired since")
         return
+    if returns.is_dealt_with(node, finding) and node.reset_due is None:
+        turn.judge(finding, f"ignored: {node.name} has come back from it since")
+        return
     resets.demand(turn, node, finding.gpu, finding.summary)
     job = nodes.job_of(turn, node.name)
     if job is None:
+        if node.reset_due is None and returns.is_first_of_fault(node):
+            quarantine.count_idle(turn, finding)
         turn.judge(finding, f"{node.name} gets no ranks before the reset; no job has ranks there")
         return
     if node.name in nodes_of_change(job):
@@ -466,6 +478,7 @@ def node_came_back(turn: Turn, node: str) -> None:
         alone = len(incident.findings) == 1
         if incident.kind == FindingKind.NODE_LOST and incident.action is None and alone:
             quarantine.forget(turn, incident)
+            returns.contradicted(turn, node)
             turn.close_incident(
                 incident.id, IncidentState.RESOLVED, f"{node} is back with its workers: nothing was lost"
             )

@@ -40,6 +40,7 @@ class By(IntEnum):
     SUSPECTED = 22  # nodes of which one witness says that they are lost
     UNHEARD = 23  # nodes that had a session with an earlier leader, and have none with this one yet
     RESET_DUE = 24  # nodes that get no ranks before GPUs of theirs have been reset
+    RETURNING = 25  # nodes with a session that a fault took out, and that may come back by themselves
 
 
 Group = Mapping[str, None]  # a set that remembers the order of arrival; copied at the speed of a dictionary

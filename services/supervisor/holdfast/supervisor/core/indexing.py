@@ -76,7 +76,8 @@ class Draft:
         self._move(_of_node(old), _of_node(new))
         self._set_free(name)
         # Others than the jobs that have a claim on it can use a node only while it is free, or released for them.
-        if free or name in self.get(By.FREE) or name in self.get(By.QUARANTINED):
+        released = name in self.get(By.QUARANTINED) or name in self.get(By.RETURNING)
+        if free or name in self.get(By.FREE) or released:
             self._change_pool()
         elif old is None or new is None or _use_differs(old, new):
             self.uses_changed += 1
@@ -160,9 +161,11 @@ _FOUND_BY: Mapping[str, Callable[[Any, Any], bool]] = {
     "unschedulable_reason": ne,
     "quarantined": is_not,
     "reset_due": is_not,
+    "removal": is_not,
+    "probation": is_not,
     "inventoried": is_not,
     "facts": is_not,
-    "preflight": is_not,
+    "preflight": ne,  # told again with each session
     "notices": is_not,
     "live_generations": _other_keys,
     "faults": is_not,
@@ -186,7 +189,7 @@ def _use_differs(old: Node, new: Node) -> bool:
         old.connected is not new.connected
         or old.usable is not new.usable
         or old.facts is not new.facts
-        or old.preflight is not new.preflight
+        or old.preflight != new.preflight
         or old.notices is not new.notices
         or (bool(new.unfit) and old.live_generations is not new.live_generations)
     )
@@ -206,6 +209,8 @@ def _of_node(node: Node | None) -> set[Entry]:
             entries.add((By.SILENT, "", name))
         if node.unheard:
             entries.add((By.UNHEARD, "", name))
+        if node.removal is not None:
+            entries.add((By.RETURNING, "", name))
     elif not node.lost:
         entries.add((By.AWAY, "", name))
     if node.quarantined:

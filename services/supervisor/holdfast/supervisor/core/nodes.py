@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.runs import worker_runs
 from holdfast.supervisor.core import breaker
+from holdfast.supervisor.core.holddown import Removal, merged
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.timers import WitnessTimeout
+from holdfast.supervisor.timers import ReturnDue, WitnessTimeout
 
 
 def job_of(turn: Turn, node: str) -> Job | None:
@@ -54,14 +56,27 @@ def declare_lost(turn: Turn, name: str, reason: str) -> None:
         breaker.count_failed(turn, name)
 
 
-def mark_unschedulable(turn: Turn, name: str, reason: str, *, by_operator: bool = False) -> None:
-    """Give this node no ranks until it is repaired. An explicit reason overrides a quarantine."""
+def mark_unschedulable(
+    turn: Turn, name: str, reason: str, *, by_operator: bool = False, removal: Removal | None = None
+) -> None:
+    """Give this node no ranks, until it comes back by itself (`removal`: of a fault) or an operator says so.
+
+    An explicit reason overrides a quarantine, and one without a `removal` every return by itself."""
     node = turn.nodes[name]
-    if not node.unschedulable_reason or node.quarantined:
-        turn.put_node(name, unschedulable_reason=reason, quarantined=False)
-        refresh(turn, name, reason)
-        if not by_operator and not node.unschedulable_reason:
-            breaker.count_failed(turn, name)
+    before, kept = node.unschedulable_reason, removal
+    if removal is not None:
+        if before and node.removal is None and not node.quarantined:
+            return  # an operator's cordon, or a policy's
+        kept = merged(node.removal, removal)
+        if node.quarantined:  # and so it stays when the fault is dealt with
+            kept = evolve(kept, final=before)
+        reason = kept.cause
+    elif before and node.removal is None and not node.quarantined:
+        return
+    turn.put_node(name, unschedulable_reason=reason, quarantined=False, removal=kept)
+    refresh(turn, name, reason)
+    if not by_operator and not before:
+        breaker.count_failed(turn, name)
 
 
 def release_holds(turn: Turn, name: str, job: str, up_to: int, *, keep: tuple[int, ...] = ()) -> None:
@@ -86,4 +101,5 @@ def forget_old_lost(turn: Turn) -> None:
         if job_of(turn, node.name) is None:
             for send in turn.orders(node=node.name):
                 turn.forget_order(send)
+            turn.cancel_timer(ReturnDue(node.name))
             turn.drop_node(node.name)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.domain.findings import Blamed, FindingKind, Severity
+from holdfast.domain.findings import Blamed, Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident
 
 DAY_S = 86_400.0
@@ -54,6 +54,12 @@ class Fault:
     job: str
     weight: float  # 0 … 1
     shared: bool = False  # others failed at the same time
+    agent_only: bool = False  # its agent started again, on a machine that had not been booted
+
+
+def weight_when_idle(finding: Finding) -> float:
+    """The same of a finding about a node without ranks, which opens no incident."""
+    return 0.0 if finding.attribution.from_outside else 1.0
 
 
 def weight_of(incident: Incident, rules: Rules, nodes: int = 2) -> float:

@@ -25,7 +25,7 @@ from holdfast.domain.mesh import Grouping, Mesh
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A free node. The one that is to be expected to fail least often is taken first.
+    """A free node. One that is not on probation is taken first, then the one that is to be expected to fail least often.
 
     Rates are estimates: only factors of two count (`repute`), or two nodes that never failed would differ by how long each
     is known.
@@ -34,11 +34,12 @@ class Spare:
     node: str
     zone: str = ""
     faults_per_day: float = 0.0
-    repute: float = field(init=False)
+    on_probation: bool = False
+    repute: tuple[bool, float] = field(init=False)
 
     def __post_init__(self) -> None:
         rate = self.faults_per_day
-        object.__setattr__(self, "repute", round(math.log2(rate)) if rate > 0 else -math.inf)
+        object.__setattr__(self, "repute", (self.on_probation, round(math.log2(rate)) if rate > 0 else -math.inf))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Request:
     spares: tuple[Spare, ...] = ()
     zones: Mapping[str, str] | None = None  # node → failure domain, of the previous generation's nodes
     rates: Mapping[str, float] | None = None  # node → expected faults a day, of the same nodes
+    on_probation: frozenset[str] = frozenset()  # of the same nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ def plan(request: Request) -> Plan | Unplannable:
     groups.extend([None] * grouping.nodes for _ in range(wanted - len(groups)))
     while len(groups) > wanted or (_holes(groups) > len(pool) and len(groups) > least):
         for node in _drop_worst(groups):
-            pool[node] = Spare(node, (request.zones or {}).get(node, ""), (request.rates or {}).get(node, 0.0))
+            zone, rate = (request.zones or {}).get(node, ""), (request.rates or {}).get(node, 0.0)
+            pool[node] = Spare(node, zone, rate, node in request.on_probation)
     if (missing := _holes(groups) - len(pool)) > 0:
         return Unplannable(_shortage(request, least * grouping.nodes, missing))
 
@@ -178,7 +181,7 @@ def _fill(
 
 
 def _best(pool: Mapping[str, Spare], zone: str) -> Spare:
-    """Of the spares that are to be expected to fail least often one of `zone`, where that is known; then the first by name."""
+    """Of the spares of the best repute one of `zone`, where that is known; then the first by name."""
     least = min(spare.repute for spare in pool.values())
     equal = [name for name, spare in pool.items() if spare.repute == least]
     near = [name for name in equal if pool[name].zone == zone] if zone else equal

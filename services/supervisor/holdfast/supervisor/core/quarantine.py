@@ -5,40 +5,59 @@
 
 Quarantine must never do more harm than the node. It needs a closed breaker, takes at most a tenth of the fleet, and never a
 node without which a job would run fewer replicas than it does. When a job cannot run at all for want of nodes, quarantined
-ones are given back to it, the best first: a node that fails now and then is better than none.
+ones are given back to it, the best first: a node that fails now and then is better than none. So are nodes that are held down
+after a loss (returns.py), and before those in quarantine.
 """
 
 from __future__ import annotations
 
+from holdfast.domain.evolve import evolve
+from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.incidents import Incident
-from holdfast.supervisor.core import breaker, nodes, offenders
+from holdfast.supervisor.core import breaker, nodes, offenders, returns
+from holdfast.supervisor.core.holddown import second_fault
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Deferred, Pending, Waiting
 from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.core.planner import Plan
+from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import faults_per_day, reachable
 
 
 def count(turn: Turn, incident: Incident) -> None:
     """`incident` has a root on its node, for now: remember it there, and draw the conclusion."""
-    rules = turn.config.offenders
     job = turn.jobs.get(incident.job)
     spread = len(job.generation.nodes) if job is not None and job.generation is not None else 1
-    weight = offenders.weight_of(incident, rules, spread)
+    weight = offenders.weight_of(incident, turn.config.offenders, spread)
     node = turn.nodes.get(incident.node)
     if node is None or not weight:
         return
+    is_restart = incident.kind == FindingKind.NODE_LOST and not node.lost and node.booted_at != turn.at
+    _add(turn, node, Fault(turn.at, incident.id, incident.job, weight, agent_only=is_restart))
+
+
+def count_idle(turn: Turn, finding: Finding) -> None:
+    """A fault of a node without ranks, which is no job's incident."""
+    node = turn.nodes[finding.node]
+    weight = offenders.weight_when_idle(finding)
+    if weight and not any(fault.incident == finding.id for fault in node.faults):
+        _add(turn, node, Fault(turn.at, finding.id, "", weight))
+
+
+def _add(turn: Turn, node: Node, fault: Fault) -> None:
+    rules = turn.config.offenders
     last_at, last_node = turn.last_fault
     shared = last_node != node.name and turn.at - last_at <= rules.together_s
     if shared and last_node in turn.nodes:
         before = turn.nodes[last_node].faults
         if before and not before[-1].shared:
             turn.put_node(last_node, faults=offenders.newest_shared(before))
+            returns.judge(turn, last_node)
     turn.set(last_fault=(turn.at, node.name))
-    fault = Fault(turn.at, incident.id, incident.job, weight, shared)
-    turn.put_node(node.name, faults=offenders.added(node.faults, fault, rules))
+    turn.put_node(node.name, faults=offenders.added(node.faults, evolve(fault, shared=shared), rules))
+    returns.judge(turn, node.name)
     _review(turn, node.name)
 
 
@@ -47,11 +66,13 @@ def forget(turn: Turn, incident: Incident) -> None:
     node = turn.nodes.get(incident.node)
     if node is not None and any(fault.incident == incident.id for fault in node.faults):
         turn.put_node(node.name, faults=offenders.without(node.faults, incident.id))
+        returns.judge(turn, node.name)
 
 
 def _review(turn: Turn, name: str) -> None:
     node = turn.nodes[name]
     offence = offenders.offence(node.faults, turn.at, turn.config.offenders)
+    offence = offence or second_fault(node.probation, node.faults)
     if not offence or node.unschedulable_reason:
         return
     if why_not := _why_not(turn, name):
@@ -89,17 +110,40 @@ def _wants(job: Job, name: str) -> bool:
 
 
 def release_for(turn: Turn, job: Job) -> None:
-    """`job` waits for nodes: give quarantined ones back, the best first, if that lets it run."""
-    quarantined = (turn.nodes[name] for name in turn.found(By.QUARANTINED))
-    held = [node for node in quarantined if node.connected and not node.lost]
+    """`job` waits for nodes: give it those back that are held down after a loss, or in quarantine, the best first, if that lets
+    it run."""
+    names = {*turn.found(By.QUARANTINED), *turn.found(By.RETURNING)}
+    held = [node for node in map(turn.nodes.__getitem__, sorted(names)) if _may_be_released(node)]
     if not held or isinstance(reachable(turn, job, job.target_dp, job.spec.min_dp), Plan):
         return
     trial, released = Turn(turn.finish(), turn.at), []
-    for node in sorted(held, key=lambda node: (faults_per_day(turn, node), node.name)):
-        trial.put_node(node.name, unschedulable_reason="", quarantined=False)
+    for node in sorted(held, key=lambda node: (_is_sent_away(node), faults_per_day(turn, node), node.name)):
+        trial.put_node(node.name, unschedulable_reason="", quarantined=False, removal=None)
         released.append(node.name)
         if isinstance(reachable(trial, job, job.target_dp, job.spec.min_dp), Plan):
             for name in released:
-                turn.put_node(name, unschedulable_reason="", quarantined=False)
-                nodes.refresh(turn, name, f"released from quarantine: {job.name} cannot run without it")
+                _release(turn, name, f"{job.name} cannot run without it")
             return
+
+
+def _may_be_released(node: Node) -> bool:
+    if not node.connected or node.lost:
+        return False
+    removal = node.removal
+    if removal is None:
+        return node.quarantined
+    return (
+        bool(node.unschedulable_reason) and not removal.hardware and returns.is_cured(node) and returns.has_passed(node)
+    )
+
+
+def _is_sent_away(node: Node) -> bool:
+    return node.quarantined or (node.removal is not None and bool(node.removal.final))
+
+
+def _release(turn: Turn, name: str, why: str) -> None:
+    if turn.nodes[name].removal is not None:
+        returns.admit(turn, name, why)
+    else:
+        turn.put_node(name, unschedulable_reason="", quarantined=False)
+        nodes.refresh(turn, name, f"released from quarantine: {why}")

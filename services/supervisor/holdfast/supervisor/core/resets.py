@@ -21,7 +21,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, Remedy, Severity
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.orders import OrderDone, ResetGpu
-from holdfast.supervisor.core import nodes
+from holdfast.supervisor.core import nodes, returns
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node, ResetDue
@@ -111,6 +111,8 @@ def on_answer(turn: Turn, name: str, done: OrderDone) -> None:
         return
     turn.put_node(name, reset_due=None, reset_at=turn.at)
     turn.note(name, f"its GPUs were reset, and it passed its tests: {done.reason or due.cause}")
+    if nodes.job_of(turn, name) is None:  # otherwise its job has waited for this
+        returns.was_reset(turn, name, due.cause)
     nodes.refresh(turn, name, "its GPUs were reset, and it passed its tests")
 
 
@@ -119,7 +121,7 @@ def fail(turn: Turn, name: str, reason: str) -> None:
     due = turn.nodes[name].reset_due
     assert due is not None
     turn.put_node(name, reset_due=evolve(due, failure=reason))
-    nodes.mark_unschedulable(turn, name, f"GPU reset failed: {reason}")
+    returns.must_reboot(turn, name, f"GPU reset failed: {reason}")
 
 
 def withdraw(turn: Turn, name: str) -> None:

@@ -42,6 +42,7 @@ from holdfast.supervisor.core import (
     resets,
     resetting,
     retention,
+    returns,
     saved,
     warmth,
 )
@@ -158,6 +159,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
     turn.cancel_timer(LostTimeout(node.name))
     if was_lost or not node.connected:
         incidents.node_came_back(turn, node.name)
+    returns.review(turn, node.name)
     nodes.refresh(turn, node.name, "its control session is back")
     _resend(turn, node.name)
     for job in sorted(turn.nodes[node.name].live_generations):
@@ -178,6 +180,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
                 fault_requests.answered(turn, node.name, send.order, OrderDone(send.command_id, ok=False, reason=why))
     job = nodes.job_of(turn, node.name)
     ran = job is not None and job.running is not None and job.running.number in node.live_generations.get(job.name, ())
+    booted = "" not in (facts.boot_id, node.facts.boot_id) and facts.boot_id != node.facts.boot_id
     turn.heard(node.name, event.seq)
     turn.put_node(
         node.name,
@@ -186,6 +189,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         unheard=False,
         session=event.session,
         connected_at=turn.at,
+        booted_at=turn.at if booted else node.booted_at,
         lost=False,
         live_generations={},
         inventory={},
@@ -204,14 +208,21 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         saved.newest_at_home(turn, job.name, [turn.nodes[node.name]])
     turn.cancel_timer(LostTimeout(node.name))
     turn.cancel_timer(WitnessTimeout(node.name))
-    nodes.refresh(turn, node.name, "its agent started again")
+    if booted:
+        resets.withdraw(turn, node.name)  # its answer would be about the boot before
+    returns.on_restart(turn, node.name, booted=booted)
+    returns.review(turn, node.name)
+    nodes.refresh(turn, node.name, "its machine was booted again" if booted else "its agent started again")
     notices.on_agent_restarted(turn, node.name)
     _resend(turn, node.name)
     for other in turn.concerned(node.name):
         handover.on_node_restarted(turn, other.name, node.name)
         _answer_stops(turn, other.name, node.name)
     if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
-        incidents.record_fault(turn, _restart_finding(turn, node, job.name, job.number))
+        finding = _restart_finding(turn, node, job.name, job.number)
+        incidents.record_fault(turn, finding)
+        if booted:
+            returns.failed_under_ranks(turn, node.name, finding.summary)
     breaker.count_agent_restart(turn, node.name)
 
 

@@ -14,10 +14,12 @@ from holdfast.domain.incidents import Incident
 from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.numbers import Numbers
 from holdfast.policy import MAINTENANCE_LEAD_S
+from holdfast.supervisor.core.holddown import Probation, Removal
 from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import Fault, Rules
 from holdfast.supervisor.protocol import Broadcast, Send
+from holdfast.supervisor.return_rules import ReturnRules
 from holdfast.supervisor.timers import Timer
 
 HEARD_GROUPS = 128  # rows of `State.heard`: of 12,500 nodes a row has a hundred
@@ -78,6 +80,7 @@ class Config:
     passed_over_max: int = 16
     reports_max: int = 8  # checkpoints of a job that operators wait for
     offenders: Rules = field(default_factory=Rules)  # when a node that keeps failing is quarantined
+    returns: ReturnRules = field(default_factory=ReturnRules)  # when a node that failed may have ranks again
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,11 @@ class Node:
     ] = ()  # how ranks ended that nobody had told to stop; `ago_s` counts from `workers_at`
     reset_due: ResetDue | None = None
     reset_at: float = 0.0  # when its GPUs were last reset: findings about faults before it are history
+    removal: Removal | None = (
+        None  # a fault took it out, and this is how it comes back; None = an operator, or nothing did
+    )
+    probation: Probation | None = None  # it has come back
+    booted_at: float = 0.0  # when its machine was first heard with the boot id that it has
 
     @property
     def name(self) -> str:

@@ -107,7 +107,8 @@ class Turn:
 
     @property
     def config(self) -> Config:
-        return self._state.config
+        config: Config = self._value("config")
+        return config
 
     @property
     def closed(self) -> tuple[Incident, ...]:

@@ -20,6 +20,7 @@ from holdfast.supervisor.core import (
     quarantine,
     resets,
     resetting,
+    returns,
     saved,
     standing_warnings,
 )
@@ -61,6 +62,7 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
         reason = f"uncordoned by an operator: {event.reason}"
         due = None if node.reset_due is None else evolve(node.reset_due, failure="")  # it is tried again
         node = turn.put_node(node.name, unschedulable_reason="", quarantined=False, reset_due=due)
+        node = returns.forget(turn, node.name)
         notices.forget(turn, node, reason)
         nodes.refresh(turn, node.name, reason)
 
@@ -72,6 +74,7 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
     turn.put_node(
         event.node, unschedulable_reason="", quarantined=False, faults=(), repaired_at=turn.at, reset_due=None
     )
+    returns.forget(turn, event.node)
     resets.withdraw(turn, event.node)
     nodes.refresh(turn, event.node, "marked as repaired by an operator")
 
@@ -82,6 +85,8 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
 def reconcile(turn: Turn) -> None:
     """Look at every job that the event may have made something possible for, and at those that this makes possible again."""
     closed = not breaker.is_open(turn)
+    for name in turn.found(By.RETURNING) if turn.count(By.RETURNING) else ():
+        returns.review(turn, name)
     if closed and turn.count(By.RESET_DUE):
         resets.review(turn)
     if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # only what is undecided is asked

@@ -90,7 +90,7 @@ def _pool(turn: Turn, nproc: int) -> _Pool:
 
 def _spare(turn: Turn, node: Node, at: float) -> Spare:
     rate = rate_per_day(node.faults, node.known_since, at, turn.config.offenders)
-    return Spare(node.name, node.facts.zone, rate)
+    return Spare(node.name, node.facts.zone, rate, node.probation is not None)
 
 
 def faults_per_day(turn: Turn, node: Node) -> float:
@@ -147,7 +147,7 @@ def _reachable(
     turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str], after_resets: bool
 ) -> Plan | Unplannable:
     generation = job.generation
-    claimed, zones, rates = turn.pooled(("members", job.name), lambda: _members(turn, job), job)
+    claimed, zones, rates, on_probation = turn.pooled(("members", job.name), lambda: _members(turn, job), job)
     request = Request(
         spec=job.spec,
         dp=dp,
@@ -157,18 +157,22 @@ def _reachable(
         spares=spares_for(turn, job),
         zones=zones,
         rates=rates,
+        on_probation=on_probation,
     )
     return plan(request)
 
 
-def _members(turn: Turn, job: Job) -> tuple[frozenset[str], dict[str, str], dict[str, float]]:
-    """Of the job's nodes: those that others have a claim on as well; failure domains; how often each is expected to fail."""
+def _members(turn: Turn, job: Job) -> tuple[frozenset[str], dict[str, str], dict[str, float], frozenset[str]]:
+    """Of the job's nodes: those that others have a claim on as well; failure domains; how often each is expected to fail; those
+    on probation."""
     members = [turn.nodes[node] for node in (job.generation.nodes if job.generation else ()) if node in turn.nodes]
     zones, rates = {}, {}
     for node in members:
         zones[node.name], rates[node.name] = node.facts.zone, faults_per_day(turn, node)
     claims = {name: turn.group(By.CLAIM, name) for name in zones}
-    return frozenset(name for name, jobs in claims.items() if len(jobs) > (job.name in jobs)), zones, rates
+    on_probation = frozenset(node.name for node in members if node.probation is not None)
+    claimed = frozenset(name for name, jobs in claims.items() if len(jobs) > (job.name in jobs))
+    return claimed, zones, rates, on_probation
 
 
 def plan_for(turn: Turn, job: Job, action: Action, incident: Incident) -> Plan | Unplannable:

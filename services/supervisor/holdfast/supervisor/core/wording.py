@@ -1,8 +1,9 @@
-"""How lists are told to people."""
+"""How lists and times are told to people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 LISTED_MAX = 8
 
@@ -10,3 +11,9 @@ LISTED_MAX = 8
 def listed(names: Sequence[object]) -> str:
     """The first of them, and whether there are more."""
     return ", ".join(map(str, names[:LISTED_MAX])) + (" …" if len(names) > LISTED_MAX else "")
+
+
+def moment(at: float, now: float) -> str:
+    """`at`, in Unix seconds: "14:32 UTC", with the date when it is not today's."""
+    then, today = datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now, UTC).date()
+    return then.strftime("%H:%M UTC" if then.date() == today else "%Y-%m-%d %H:%M UTC")

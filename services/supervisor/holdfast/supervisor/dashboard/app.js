@@ -50,6 +50,13 @@ function showJob(job) {
   return section;
 }
 
+function spare(node) {
+  const standing = node.probation_until ? ", on probation" : node.hold_until ? ", on hold" : "";
+  const made = element("span", `${node.node} ${node.state}${standing}`, `cell ${node.state}`);
+  made.title = node.reason;
+  return made;
+}
+
 function showIncident(incident) {
   const row = element("tr");
   const took = incident.t_first_step ? `${(incident.t_first_step - incident.t_fault).toFixed(2)} s` : "–";
@@ -76,7 +83,7 @@ async function refresh() {
   const whole = await Promise.all(jobs.items.map((job) => get(`v1/jobs/${encodeURIComponent(job.name)}`)));
   byId("jobs").replaceChildren(...whole.map(showJob));
   const others = nodes.items.filter((node) => !node.job);
-  byId("others").replaceChildren(...others.map((node) => element("span", `${node.node} ${node.state}`, `cell ${node.state}`)));
+  byId("others").replaceChildren(...others.map(spare));
   byId("incidents").replaceChildren(...incidents.items.map(showIncident));
   byId("status").textContent = `${count(jobs.items.length, "job")}, ${count(nodes.items.length, "node")}`;
 }

@@ -23,6 +23,7 @@ from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.term import LeaseTimes, Term
 from holdfast.supervisor.policies.runner import PolicyRunner
+from holdfast.supervisor.return_rules import ReturnRules
 
 CAMPAIGN_S = 0.2  # how often a standby asks for the lease
 SAY_AGAIN_S = 30.0  # that there is no lease, while the reason stays the same
@@ -44,6 +45,7 @@ class Leader:
         supervisor: str,
         api: str,
         times: LeaseTimes | None = None,
+        returns: ReturnRules | None = None,
     ) -> None:
         self._log = event_log
         self._history = history
@@ -52,6 +54,7 @@ class Leader:
         self._supervisor = supervisor
         self._api = api
         self._times = times or LeaseTimes()
+        self._returns = returns
         self._term: Term | None = None
 
     def sessions(self) -> Sessions | None:
@@ -110,6 +113,7 @@ class Leader:
             clock=self._clock,
             supervisor=self._supervisor,
             api=self._api,
+            returns=self._returns,
         )
         try:
             await self._term.run()

@@ -60,6 +60,7 @@ from holdfast.supervisor.protocol import (
 )
 from holdfast.supervisor.published import LeaderChanged, PolicyAsked
 from holdfast.supervisor.requests import OperatorRequest
+from holdfast.supervisor.return_rules import ReturnRules
 from holdfast.supervisor.telemetry import announce, tracing
 from holdfast.supervisor.timers import Timer
 
@@ -101,6 +102,7 @@ class Term:
         clock: Callable[[], float],
         supervisor: str,
         api: str,
+        returns: ReturnRules | None = None,
     ) -> None:
         self._log = event_log
         self._lease = lease
@@ -111,6 +113,7 @@ class Term:
         self._clock = SteadyClock(clock, anyio.current_time)
         self._supervisor = supervisor
         self._api = api
+        self._returns = returns
         self._inbox = InboxWriter(event_log)
         self.sessions = Sessions(lease.epoch, self._inbox, self._clock)
         self._timers = Timers(self._clock)
@@ -186,7 +189,8 @@ class Term:
             folder = Folder(state, self._lease.epoch, obsolete=parts)
         self._clock.not_before(state.folded_at)
         at = self._clock()
-        folded = folder.fold([Input(LeaderStarted(at, self._lease.epoch, secrets.token_hex(16)))], at)
+        started = LeaderStarted(at, self._lease.epoch, secrets.token_hex(16), self._returns)
+        folded = folder.fold([Input(started)], at)
         if folded.state.epoch != self._lease.epoch:
             raise RuntimeError(f"the core did not take over epoch {self._lease.epoch}; the log has the reason")
         news = LeaderChanged(at, self._lease.epoch, self._supervisor, self._api)

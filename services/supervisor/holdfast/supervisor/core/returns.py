@@ -1,0 +1,298 @@
+"""Nodes that a fault took out of service come back by themselves.
+
+    fault ──► removed ──cured──► held down ──time over, tests passed──► spare on probation ──time over──► spare
+                ▲                    │ a job cannot run without it            │
+                │                    └── after a loss only ──────────────────►┤
+                └── only an operator brings it back ◄──a second fault of its own
+
+Theory of operation. What a fault leaves behind is a value in the node's row, `Node.removal`, and `Node.unschedulable_reason`
+keeps the node from ranks. `review` compares the two with what is known of the node, after every event: nothing needs to be
+remembered between a reboot, the tests after it and the end of the hold-down, whoever leads. Deadlines are by the core's own
+time; of the clocks of nodes only the difference of two test results is used.
+
+Not every cause has a removal: an operator's cordon, a policy's `cordon` and a quarantine hold until they are lifted. Nor has a
+node that somebody only believed to be lost (`contradicted`), or that was lost without ranks: machines come and go.
+
+After a loss the hold-down is a preference: a job that cannot run without the node gets it at once (quarantine.py). With
+evidence against the hardware it is none: such a node would most probably stop the job again.
+"""
+
+from __future__ import annotations
+
+from holdfast.domain.evolve import evolve
+from holdfast.domain.findings import Finding, FindingKind
+from holdfast.supervisor.core import nodes, offenders
+from holdfast.supervisor.core.holddown import Cure, Probation, Removal, hold_s, merged, own, second_fault
+from holdfast.supervisor.core.lifecycle import Deferred, Waiting
+from holdfast.supervisor.core.state import Node
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.wording import moment
+from holdfast.supervisor.timers import ReturnDue
+
+# ---------------------------------------------------------------- faults
+
+
+def lost(turn: Turn, name: str, finding: Finding) -> None:
+    """The node is lost, and its job's ranks with it. It gets none while it is away; what follows is decided when it is back."""
+    node = turn.nodes[name]
+    if not node.unschedulable_reason or node.removal is not None:
+        loss = _removal(turn, node, finding.summary, Cure.RETURN, finding=finding.id)
+        turn.put_node(name, removal=merged(node.removal, loss))
+
+
+def condemn(turn: Turn, name: str, finding: Finding) -> None:
+    """The finding says that the node cannot be used as it is."""
+    # A boot mends no wrong product, and a test of half a second proves little: that is an operator's to judge.
+    cure = Cure.OPERATOR if finding.kind is FindingKind.SILENT_CORRUPTION else Cure.REBOOT
+    removal = _removal(turn, turn.nodes[name], finding.summary, cure, hardware=True, finding=finding.id)
+    nodes.mark_unschedulable(turn, name, finding.summary, removal=removal)
+
+
+def must_reboot(turn: Turn, name: str, cause: str) -> None:
+    removal = _removal(turn, turn.nodes[name], cause, Cure.REBOOT, hardware=True)
+    nodes.mark_unschedulable(turn, name, cause, removal=removal)
+
+
+def did_not_stop(turn: Turn, name: str, cause: str) -> None:
+    """Workers of an older generation may live there."""
+    nodes.mark_unschedulable(turn, name, cause, removal=_removal(turn, turn.nodes[name], cause, Cure.STOPPED))
+
+
+def was_reset(turn: Turn, name: str, cause: str) -> None:
+    """GPUs of a node without ranks were reset, and the node has passed its tests."""
+    removal = _removal(turn, turn.nodes[name], cause, Cure.RETURN, hardware=True)
+    _hold_down(turn, name, evolve(removal, tested=True))
+    review(turn, name)
+
+
+def _hold_down(turn: Turn, name: str, removal: Removal) -> None:
+    """What was wrong with the node is over: that is no failure, unlike `nodes.mark_unschedulable`."""
+    node = turn.nodes[name]
+    if not node.unschedulable_reason or node.removal is not None:
+        turn.put_node(name, unschedulable_reason=removal.cause, removal=merged(node.removal, removal))
+
+
+def _removal(turn: Turn, node: Node, cause: str, cure: Cure, *, hardware: bool = False, finding: str = "") -> Removal:
+    tested_at = node.preflight.at if node.preflight is not None else 0.0
+    return Removal(cause, turn.at, cure, hardware, node.facts.boot_id, tested_at, finding=finding)
+
+
+def is_dealt_with(node: Node, finding: Finding) -> bool:
+    """Whether the finding is one of a fault that the node has come back from: it was delivered late, or is said again."""
+    return node.removal is None and any(fault.incident == finding.id for fault in node.faults)
+
+
+def is_first_of_fault(node: Node) -> bool:
+    """Whether what is found now is another fault, and not more of the one that the node is out of service for."""
+    return node.removal is None or node.removal.back_at is not None
+
+
+def contradicted(turn: Turn, name: str) -> None:
+    """Nothing was lost: the node has come back with its workers."""
+    removal = turn.nodes[name].removal
+    if removal is not None and removal.cure is Cure.RETURN and not removal.hardware:
+        turn.put_node(name, removal=None, unschedulable_reason="")
+
+
+def forget(turn: Turn, name: str) -> Node:
+    """An operator has spoken."""
+    turn.cancel_timer(ReturnDue(name))
+    return turn.put_node(name, removal=None, probation=None)
+
+
+def on_restart(turn: Turn, name: str, *, booted: bool) -> None:
+    """A new life of its agent, whose tests are all newer than its fault. `booted`: its machine has another boot id than before,
+    so that GPUs which were to be reset have been."""
+    node = turn.nodes[name]
+    if node.removal is not None:
+        node = turn.put_node(name, removal=evolve(node.removal, preflight_at=0.0))
+    due = node.reset_due
+    job = nodes.job_of(turn, name)
+    if booted and due is not None and (job is None or isinstance(job.doing, Waiting | Deferred)):
+        turn.put_node(name, reset_due=None, reset_at=turn.at)
+        if node.removal is None:
+            _hold_down(turn, name, _removal(turn, node, due.cause, Cure.RETURN, hardware=True))
+
+
+def failed_under_ranks(turn: Turn, name: str, cause: str) -> None:
+    """The machine was booted again before anybody missed it: its ranks may start there at once, and it is on probation."""
+    node = turn.nodes[name]
+    active = node.probation is not None and turn.at < node.probation.until
+    if node.removal is None and not active and own(node.faults):
+        begin_probation(turn, name, cause)
+
+
+def judge(turn: Turn, name: str) -> None:
+    """The faults that count against the node are others than before: is it sent away, or not after all?"""
+    node = turn.nodes[name]
+    removal = node.removal
+    if removal is None:
+        return
+    final = second_fault(node.probation, node.faults)
+    if final and not removal.final:
+        turn.put_node(name, removal=evolve(removal, final=final), unschedulable_reason=removal.cause)
+        nodes.refresh(turn, name, f"{final}: {removal.cause}")
+    elif not final and removal.final.startswith("second fault"):
+        turn.put_node(name, removal=evolve(removal, final=""))
+
+
+# ---------------------------------------------------------------- the way back
+
+
+def review(turn: Turn, name: str) -> None:
+    """What the node lacks before it may have ranks: it, or nothing any more."""
+    node = turn.nodes[name]
+    removal = node.removal
+    if removal is None or removal.final or not node.connected or node.lost:
+        return
+    if removal.back_at is None:
+        if not is_cured(node):
+            return
+        removal = _begin_hold(turn, node, removal)
+        node = turn.nodes[name]
+    if turn.at < removal.hold_until:
+        return
+    if removal.hold_until > (removal.back_at or 0.0) and not has_passed(node):
+        return
+    if removal.hardware and (offence := offenders.offence(node.faults, turn.at, turn.config.offenders)):
+        turn.put_node(name, removal=evolve(removal, final=offence))
+        nodes.refresh(turn, name, offence)
+        return
+    admit(turn, name, "its hold-down is over")
+
+
+def is_cured(node: Node) -> bool:
+    """Whether all has happened that its fault needs before the hold-down begins."""
+    removal = node.removal
+    assert removal is not None
+    match removal.cure:
+        case Cure.RETURN:
+            return True
+        case Cure.STOPPED:
+            return not node.live_generations and not node.workers
+        case Cure.REBOOT:
+            return "" not in (node.facts.boot_id, removal.boot_id) and node.facts.boot_id != removal.boot_id
+        case Cure.OPERATOR:
+            return False
+
+
+def has_passed(node: Node) -> bool:
+    """Whether the node has passed its own tests since its fault. One that makes none is believed after a loss."""
+    removal, tested = node.removal, node.preflight
+    assert removal is not None
+    if tested is None:
+        return removal.tested or not removal.hardware
+    is_fresh = bool(tested.at) and tested.at != removal.preflight_at
+    return (removal.tested or is_fresh) and not node.unfit and not node.untested
+
+
+def _begin_hold(turn: Turn, node: Node, removal: Removal) -> Removal:
+    seconds = hold_s(removal, node.faults, turn.at, turn.config.returns)
+    removal = evolve(removal, back_at=turn.at, hold_until=turn.at + seconds)
+    turn.put_node(node.name, removal=removal)
+    if removal.cure is Cure.REBOOT:
+        turn.put_node(node.name, reset_due=None, reset_at=turn.at)
+    if seconds > 0:
+        turn.put_node(node.name, unschedulable_reason=removal.cause)
+        turn.set_timer(ReturnDue(node.name), removal.hold_until)
+        nodes.refresh(turn, node.name, standing(turn.nodes[node.name], turn.at, turn.config.returns.probation_s))
+    return removal
+
+
+def admit(turn: Turn, name: str, why: str) -> None:
+    """The node may have ranks. If a fault was its own, it is on probation."""
+    node, rules = turn.nodes[name], turn.config.returns
+    removal = node.removal
+    assert removal is not None
+    turn.put_node(name, removal=None, unschedulable_reason="", quarantined=False)
+    if any(turn.at - fault.at <= rules.window_s for fault in own(node.faults)):
+        begin_probation(turn, name, removal.cause)
+    nodes.refresh(turn, name, f"{why}: it may have ranks again after {removal.cause}")
+
+
+def begin_probation(turn: Turn, name: str, cause: str) -> None:
+    probation = Probation(turn.at, turn.at + turn.config.returns.probation_s, cause)
+    turn.put_node(name, probation=probation)
+    turn.set_timer(ReturnDue(name), probation.until)
+
+
+def on_timer(turn: Turn, name: str) -> None:
+    """The hold-down is over, which `upkeep` looks at after every event; or the probation."""
+    node = turn.nodes.get(name)
+    if node is not None and node.removal is None and node.probation is not None and turn.at >= node.probation.until:
+        turn.put_node(name, probation=None)
+        turn.note(name, "its probation is over, and it had no fault of its own")
+
+
+# ---------------------------------------------------------------- in words
+
+
+def standing(node: Node, at: float, probation_s: float) -> str:
+    """Where the node stands on its way back, and what would bring it back; empty when no fault has taken it out."""
+    removal, probation = node.removal, node.probation
+    if removal is None:
+        on_probation = probation is not None and at < probation.until
+        return (
+            f"on probation until {moment(probation.until, at)} after {probation.cause}"
+            if probation and on_probation
+            else ""
+        )
+    repair = f"`holdfast nodes repair {node.name}`"
+    if removal.final:
+        return f"out of service until {repair}: {removal.final}; {removal.cause}"
+    if not node.unschedulable_reason:
+        return ""
+    if removal.back_at is None:
+        return f"out of service after {removal.cause}; {_awaited(node, removal)} {repair}"
+    then = f"then a spare on probation for {max(1, round(probation_s / 60))} min"
+    if at < removal.hold_until:
+        tests = "" if has_passed(node) else f" and {_tests(node)}"
+        until = moment(removal.hold_until + probation_s, at)
+        then = f"then a spare on probation until {until}" if not tests else then
+        return f"on hold until {moment(removal.hold_until, at)}{tests} after {removal.cause}; {then}"
+    return f"its hold-down after {removal.cause} is over; out of service until {_tests(node)}, {then}"
+
+
+def held_until(node: Node, at: float) -> float | None:
+    """When the hold-down of the node is over; None when it is not held down."""
+    removal = node.removal
+    if removal is None or removal.final or removal.back_at is None or at >= removal.hold_until:
+        return None
+    return removal.hold_until
+
+
+def on_probation_until(node: Node, at: float) -> float | None:
+    probation = node.probation
+    return probation.until if node.removal is None and probation is not None and at < probation.until else None
+
+
+def comes_back(node: Node) -> bool:
+    """Whether a node that is out of service comes back by itself, once its machine does what it has to."""
+    removal = node.removal
+    if removal is None or removal.final or removal.cure is Cure.OPERATOR:
+        return False
+    if removal.hardware and node.preflight is None and not removal.tested:
+        return False
+    return removal.cure is not Cure.REBOOT or bool(removal.boot_id)
+
+
+def _awaited(node: Node, removal: Removal) -> str:
+    match removal.cure:
+        case Cure.RETURN:
+            return "it comes back by itself with its agent, or by"
+        case Cure.STOPPED:
+            return "it comes back by itself when these workers are gone, or by"
+        case Cure.REBOOT if removal.boot_id and (node.preflight is not None or removal.tested):
+            return "it comes back by itself when its machine has been booted again and has passed its tests, or by"
+        case Cure.REBOOT if removal.boot_id:
+            return "its agent makes no tests (HOLDFAST_PREFLIGHT_EVERY_S=0), so it comes back only by"
+        case Cure.REBOOT:
+            return "its agent does not report the boot id of its machine, so it comes back only by"
+        case Cure.OPERATOR:
+            return "it comes back only by"
+
+
+def _tests(node: Node) -> str:
+    if node.unfit:
+        return f"it passes its pre-flight test (failed: {node.unfit})"
+    return "it passes its pre-flight test" if node.preflight is not None else f"`holdfast nodes repair {node.name}`"

@@ -1,0 +1,18 @@
+"""When a node that failed may have ranks again: thresholds of core/holddown.py, which an operator may set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnRules:
+    """Settings HOLDFAST_NODE_*: docs/policies.md."""
+
+    hold_s: float = 600.0  # hold-down after the first fault; doubled with each further one within the window …
+    hold_s_max: float = 21_600.0  # … up to this
+    window_s: float = 7 * DAY_S  # a fault counts for so long; NVSentinel counts remediations over the same time
+    losses_free: int = 1  # losses within the window that cost no hold-down
+    probation_s: float = 7200.0  # a second fault of its own within this time sends the node away

@@ -1,0 +1,594 @@
+"""Nodes that a fault took out come back: what brings them back, how long they are held down, and who never comes back alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fleet import Fleet, job, running
+
+from holdfast.domain import orders
+from holdfast.domain.evolve import evolve
+from holdfast.domain.findings import FindingKind, Remedy, Severity
+from holdfast.domain.nodes import Check, NodeState, Preflight
+from holdfast.domain.orders import Hello, OrderDone, Prepare, ResetGpu, Stop
+from holdfast.supervisor.core import Node, holddown, returns
+from holdfast.supervisor.core.holddown import Cure, Probation, Removal, hold_s
+from holdfast.supervisor.core.offenders import DAY_S, Fault
+from holdfast.supervisor.core.planner import Request, Spare, plan
+from holdfast.supervisor.protocol import (
+    JobPhase,
+    LeaderStarted,
+    NodeChanged,
+    NodeCordonRequested,
+    NodeRepaired,
+)
+from holdfast.supervisor.return_rules import ReturnRules
+from holdfast.supervisor.timers import ReturnDue
+
+RULES = ReturnRules()
+HOLD, PROBATION = RULES.hold_s, RULES.probation_s
+UNDER_WAY = Preflight()
+FULL = (Check("disk", False, "/data is 99% full"),)
+
+
+def result(fleet: Fleet, node: str, *checks: Check) -> None:
+    fleet.report(node, orders.Tested(Preflight(fleet.now, 0.5, checks)))
+
+
+def boot(fleet: Fleet, node: str, *, tests: bool = True) -> None:
+    """Its machine was booted, and its agent connects; `tests`: which it passes a moment later."""
+    fleet.life[node] = fleet.life.get(node, 0) + 1
+    fleet.boots[node] = f"boot {fleet.life[node]}"
+    fleet.seq[node] = 0
+    fleet.report(node, Hello(fleet.facts(node), (), UNDER_WAY))
+    if tests:
+        result(fleet, node)
+
+
+def training(dp: int = 2, spares: int = 1, *, min_dp: int = 1) -> Fleet:
+    fleet = Fleet(0)
+    for index in range(dp + spares):
+        boot(fleet, f"n{index}")
+    fleet.submit(job(dp=dp, min_dp=min_dp))
+    fleet.run()
+    return fleet
+
+
+def xid(fleet: Fleet, node: str, severity: Severity = Severity.FATAL) -> None:
+    """79: the catalogue says that the machine must be booted."""
+    fleet.find(FindingKind.GPU_ERROR, node, severity=severity, ladder=(Remedy.REBOOT_NODE, Remedy.REPLACE_NODE))
+
+
+def off(fleet: Fleet, node: str) -> None:
+    fleet.gone(node)
+    fleet.wait(10)
+
+
+def standing(fleet: Fleet, node: str) -> str:
+    return returns.standing(fleet.state.nodes[node], fleet.now, PROBATION)
+
+
+def spares(fleet: Fleet) -> tuple[str, ...]:
+    return fleet.view.spares
+
+
+def node_of(fleet: Fleet, name: str) -> Node:
+    return fleet.state.nodes[name]
+
+
+# ---------------------------------------------------------------- rules
+
+
+def fault(at: float, **changes: object) -> Fault:
+    return replace(Fault(at, f"i-{at}", "job", 1.0), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cure", "hardware", "faults", "seconds"),
+    [
+        (Cure.REBOOT, True, [fault(0)], HOLD),
+        (Cure.REBOOT, True, [fault(0), fault(1)], 2 * HOLD),
+        (Cure.REBOOT, True, [fault(0), fault(1), fault(2)], 4 * HOLD),
+        (Cure.REBOOT, True, [fault(at) for at in range(40)], RULES.hold_s_max),
+        (Cure.REBOOT, True, [], HOLD),  # one that does not count, such as an injected one
+        (Cure.STOPPED, False, [], HOLD),
+        (Cure.RETURN, True, [fault(0)], HOLD),  # a reset of idle GPUs
+        (Cure.RETURN, False, [fault(0)], 0.0),  # the first loss is free
+        (Cure.RETURN, False, [fault(0), fault(1)], HOLD),
+        (Cure.RETURN, False, [fault(0), fault(1, shared=True)], 0.0),
+        (Cure.RETURN, False, [fault(0), fault(1, agent_only=True)], 0.0),
+        (Cure.RETURN, False, [fault(0), fault(1, weight=0.5)], 0.0),
+        (Cure.RETURN, False, [fault(-8 * DAY_S), fault(0)], 0.0),
+    ],
+)
+def test_a_hold_down_grows_with_the_record(cure: Cure, hardware: bool, faults: list[Fault], seconds: float) -> None:
+    assert hold_s(Removal("", 10.0, cure, hardware), faults, 10.0, RULES) == seconds
+
+
+def test_the_planner_takes_a_spare_on_probation_last() -> None:
+    worse = Spare("a", faults_per_day=1.0)
+    chosen = plan(Request(job(dp=1), 1, 1, spares=(Spare("n", on_probation=True), worse)))
+    assert getattr(chosen, "nodes", ()) == ("a",)
+
+
+# ---------------------------------------------------------------- with evidence against the hardware
+
+
+def test_after_a_reboot_tests_and_the_hold_down_a_node_is_a_spare_on_probation_and_then_a_spare() -> None:
+    fleet = training()
+    xid(fleet, "n1")
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n2")
+    assert "comes back by itself when its machine has been booted again and has passed its tests" in standing(
+        fleet, "n1"
+    )
+    fleet.wait(5 * HOLD)
+    assert node_of(fleet, "n1").state is NodeState.CORDONED, "nothing has been done about it"
+    off(fleet, "n1")
+    boot(fleet, "n1")
+    assert "on hold until" in standing(fleet, "n1")
+    assert "then a spare on probation until" in standing(fleet, "n1")
+    fleet.wait(HOLD - 1)
+    assert spares(fleet) == ()
+    fleet.wait(2)
+    assert spares(fleet) == ("n1",)
+    assert (node_of(fleet, "n1").state, standing(fleet, "n1")[:18]) == (NodeState.SPARE, "on probation until")
+    fleet.wait(PROBATION)
+    assert (node_of(fleet, "n1").probation, standing(fleet, "n1")) == (None, "")
+    assert ReturnDue("n1") not in fleet.state.timers
+
+
+def test_an_agent_that_starts_again_is_no_reboot() -> None:
+    fleet = training()
+    xid(fleet, "n1")
+    fleet.run()
+    fleet.life["n1"] += 1
+    fleet.seq["n1"] = 0
+    fleet.report("n1", Hello(fleet.facts("n1"), (), UNDER_WAY))
+    result(fleet, "n1")
+    fleet.wait(5 * HOLD)
+    assert spares(fleet) == ()
+
+
+def test_a_node_whose_agent_does_not_tell_its_boots_waits_for_an_operator_and_says_so() -> None:
+    fleet = running(job(dp=2), spares=1)
+    xid(fleet, "n1")
+    fleet.run()
+    assert "does not report the boot id" in standing(fleet, "n1")
+    fleet.connect("n1")
+    fleet.wait(5 * HOLD)
+    assert spares(fleet) == ()
+    fleet.fold(NodeRepaired(fleet.now, "n1"))
+    assert spares(fleet) == ("n1",)
+
+
+def test_a_node_that_fails_its_tests_stays_out_until_it_passes_them() -> None:
+    fleet = training()
+    xid(fleet, "n1")
+    fleet.run()
+    off(fleet, "n1")
+    boot(fleet, "n1", tests=False)
+    result(fleet, "n1", *FULL)
+    fleet.wait(2 * HOLD)
+    assert "until it passes its pre-flight test (failed: disk" in standing(fleet, "n1")
+    assert spares(fleet) == ()
+    result(fleet, "n1")
+    assert spares(fleet) == ("n1",)
+
+
+def test_a_node_without_tests_of_its_own_does_not_come_back_from_a_hardware_fault() -> None:
+    fleet = training()
+    fleet.state = replace(
+        fleet.state, nodes={name: evolve(each, preflight=None) for name, each in fleet.state.nodes.items()}
+    )
+    xid(fleet, "n1")
+    fleet.run()
+    off(fleet, "n1")
+    fleet.boots["n1"] = "another"
+    fleet.connect("n1")
+    fleet.wait(2 * HOLD)
+    assert spares(fleet) == ()
+    assert "`holdfast nodes repair n1`" in standing(fleet, "n1")
+
+
+def test_a_job_that_waits_does_not_get_a_node_in_a_hold_down_after_a_hardware_fault() -> None:
+    fleet = training(spares=0, min_dp=2)
+    xid(fleet, "n1")
+    fleet.answer_orders()
+    fleet.expect(JobPhase.WAITING)
+    off(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.wait(HOLD - 60)
+    fleet.expect(JobPhase.WAITING)
+    fleet.wait(61)
+    fleet.run()
+    fleet.expect(JobPhase.RUNNING, "one on probation is used when there is no better one")
+    assert node_of(fleet, "n1").probation is not None
+
+
+def test_a_second_fault_on_probation_sends_the_node_away_until_an_operator_speaks() -> None:
+    fleet = training()
+    for _ in range(2):
+        xid(fleet, "n1")
+        fleet.run()
+        off(fleet, "n1")
+        boot(fleet, "n1")
+        fleet.wait(HOLD + 120)
+    assert standing(fleet, "n1").startswith(
+        "out of service until `holdfast nodes repair n1`: second fault on probation"
+    )
+    fleet.wait(10 * DAY_S)
+    assert spares(fleet) == ()
+    fleet.fold(NodeRepaired(fleet.now, "n1"))
+    assert spares(fleet) == ("n1",)
+    assert (node_of(fleet, "n1").probation, standing(fleet, "n1")) == (None, "")
+
+
+def test_a_fault_after_the_probation_is_the_next_and_doubles_the_hold_down() -> None:
+    fleet = training()
+    xid(fleet, "n1")
+    fleet.run()
+    boot(fleet, "n1")
+    fleet.wait(HOLD + PROBATION + 1)
+    xid(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.wait(2 * HOLD - 1)
+    assert spares(fleet) == ()
+    fleet.wait(1)
+    assert spares(fleet) == ("n1",)
+
+
+def test_a_fault_in_the_hold_down_begins_it_anew_and_needs_another_boot() -> None:
+    fleet = training()
+    xid(fleet, "n1")
+    fleet.run()
+    boot(fleet, "n1")
+    fleet.wait(HOLD / 2)
+    xid(fleet, "n1")
+    fleet.wait(5 * HOLD)
+    assert spares(fleet) == ()
+    boot(fleet, "n1")
+    fleet.wait(2 * HOLD)
+    assert spares(fleet) == ("n1",)
+
+
+def test_a_loss_in_the_hold_down_needs_no_other_boot() -> None:
+    fleet = training(spares=0, min_dp=2)
+    xid(fleet, "n1")
+    fleet.answer_orders()
+    boot(fleet, "n1")
+    fleet.wait(HOLD / 2)
+    fleet.lose("n1")
+    fleet.wait(60)
+    fleet.hello("n1")
+    result(fleet, "n1")
+    assert "on hold until" in standing(fleet, "n1")
+    assert "after gpu_error" in standing(fleet, "n1")
+    fleet.wait(2 * HOLD)
+    assert node_of(fleet, "n1").in_service
+
+
+def test_several_findings_of_one_fault_count_once() -> None:
+    fleet = training()
+    for _ in range(5):
+        xid(fleet, "n2")
+        fleet.wait(1)
+    assert len(node_of(fleet, "n2").faults) == 1
+    boot(fleet, "n2")
+    fleet.wait(HOLD + 1)
+    assert spares(fleet) == ("n2",)
+    xid(fleet, "n1")
+    fleet.run()
+    for _ in range(3):  # about the node that has left
+        xid(fleet, "n1")
+        reset_due(fleet, "n1")
+    assert len(node_of(fleet, "n1").faults) == 1
+
+
+def test_wrong_results_are_for_an_operator_to_judge() -> None:
+    fleet = training()
+    fleet.find(FindingKind.SILENT_CORRUPTION, "n1", severity=Severity.FATAL)
+    fleet.run()
+    off(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.wait(5 * DAY_S)
+    assert spares(fleet) == ()
+    assert "comes back only by `holdfast nodes repair n1`" in standing(fleet, "n1")
+
+
+def test_what_is_told_again_after_the_return_is_history() -> None:
+    fleet = training()
+    fleet.find(FindingKind.GPU_ERROR, "n2", severity=Severity.FATAL, name="xid")
+    boot(fleet, "n2")
+    fleet.wait(HOLD + 1)
+    assert spares(fleet) == ("n2",)
+    fleet.find(FindingKind.GPU_ERROR, "n2", severity=Severity.FATAL, name="xid")
+    assert spares(fleet) == ("n2",)
+    assert "has come back from it since" in fleet.notes()
+
+
+# ---------------------------------------------------------------- resets
+
+
+def reset_due(fleet: Fleet, node: str) -> None:
+    fleet.find(FindingKind.GPU_ERROR, node, gpu=0, ladder=(Remedy.RESET_GPU, Remedy.REBOOT_NODE))
+
+
+def test_a_boot_resets_the_gpus_of_a_node_that_cannot() -> None:
+    fleet = training()
+    reset_due(fleet, "n1")
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n2")
+    off(fleet, "n1")
+    boot(fleet, "n1")
+    assert node_of(fleet, "n1").reset_due is None
+    assert "on hold until" in standing(fleet, "n1")
+    fleet.wait(HOLD + 1)
+    assert spares(fleet) == ("n1",)
+
+
+def test_a_boot_is_the_next_step_after_a_reset_that_failed() -> None:
+    fleet = training()
+    fleet.resets_gpus = True
+    boot(fleet, "n2")
+    reset_due(fleet, "n2")
+    fleet.done("n2", ResetGpu, ok=False, reason="the command ended with exit code 1")
+    assert "when its machine has been booted again" in standing(fleet, "n2")
+    boot(fleet, "n2")
+    fleet.wait(HOLD + 1)
+    assert spares(fleet) == ("n2",)
+    assert node_of(fleet, "n2").reset_due is None
+
+
+def test_the_answer_of_a_reset_that_a_boot_overtook_says_nothing() -> None:
+    fleet = training()
+    fleet.resets_gpus = True
+    boot(fleet, "n2")
+    reset_due(fleet, "n2")
+    send = next(each for each in fleet.sent if isinstance(each.order, ResetGpu))
+    boot(fleet, "n2")
+    fleet.report("n2", OrderDone(send.command_id, False, "the agent ended during the reset", "", fleet.now))
+    fleet.wait(HOLD + 1)
+    assert spares(fleet) == ("n2",)
+
+
+# ---------------------------------------------------------------- lost
+
+
+def lose(fleet: Fleet, node: str) -> None:
+    fleet.lose(node)
+    fleet.run()
+
+
+def test_the_first_loss_costs_no_hold_down() -> None:
+    fleet = training()
+    lose(fleet, "n1")
+    boot(fleet, "n1")
+    assert spares(fleet) == ("n1",)
+    assert "on probation until" in standing(fleet, "n1")
+
+
+def test_a_second_loss_after_the_probation_is_held_down_and_tested_afresh() -> None:
+    fleet = training(spares=2)
+    lose(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.wait(PROBATION + 1)
+    lose(fleet, "n0")
+    assert "n1" not in fleet.nodes(), "the one without a fault"
+    boot(fleet, "n0")
+    fleet.wait(PROBATION + 1)
+    lose(fleet, "n2" if "n2" in fleet.nodes() else "n3")
+    member = next(name for name in fleet.nodes() if name in ("n0", "n1"))
+    fleet.wait(120)
+    lose(fleet, member)
+    fleet.hello(member)
+    state = node_of(fleet, member)
+    assert state.state is NodeState.CORDONED
+    assert "on hold until" in standing(fleet, member)
+    fleet.wait(HOLD + 1)
+    assert "until it passes its pre-flight test" in standing(fleet, member), "what it had passed was before its loss"
+    result(fleet, member)
+    assert node_of(fleet, member).state is NodeState.SPARE
+
+
+def test_a_job_that_cannot_run_gets_a_node_in_its_hold_down_after_a_loss_at_once() -> None:
+    fleet = training(spares=0, min_dp=2)
+    for _ in range(2):
+        fleet.wait(PROBATION + 1)
+        fleet.lose("n1")
+        fleet.answer_orders()
+        fleet.expect(JobPhase.WAITING)
+        boot(fleet, "n1")
+        fleet.run()
+        fleet.expect(JobPhase.RUNNING)
+    assert any(
+        isinstance(record, NodeChanged) and "job cannot run without it" in record.reason for record in fleet.records
+    )
+
+
+def test_even_one_that_was_sent_away_after_losses_is_better_than_none() -> None:
+    fleet = training(spares=0, min_dp=2)
+    for _ in range(2):
+        fleet.wait(120)
+        fleet.lose("n1")
+        fleet.answer_orders()
+        boot(fleet, "n1", tests=False)
+        if fleet.job.phase is JobPhase.WAITING:
+            assert "second fault on probation" in standing(fleet, "n1")
+            result(fleet, "n1")
+        fleet.run()
+        fleet.expect(JobPhase.RUNNING)
+
+
+def test_a_run_with_fewer_replicas_does_not_take_one_that_was_sent_away() -> None:
+    fleet = training(spares=0, min_dp=1)
+    fleet.wait(120)
+    lose(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.save_asked()
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n1")
+    fleet.wait(120)
+    lose(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.wait(DAY_S)
+    assert fleet.nodes() == ("n0",)
+    assert "second fault on probation" in standing(fleet, "n1")
+
+
+def test_a_node_that_was_only_believed_to_be_lost_is_neither_held_down_nor_on_probation() -> None:
+    fleet = training()
+    fleet.decide = False
+    fleet.lose("n1")
+    fleet.hello("n1", running=1)
+    fleet.expect(JobPhase.RUNNING)
+    assert (node_of(fleet, "n1").removal, node_of(fleet, "n1").probation) == (None, None)
+    assert node_of(fleet, "n1").state is NodeState.ACTIVE
+
+
+def test_an_idle_node_that_goes_and_comes_is_a_spare_as_ever() -> None:
+    fleet = training()
+    for _ in range(5):
+        off(fleet, "n2")
+        boot(fleet, "n2")
+        assert spares(fleet) == ("n2",)
+    assert standing(fleet, "n2") == ""
+
+
+def test_what_strikes_several_nodes_at_once_puts_none_on_probation() -> None:
+    fleet = training(dp=3, spares=3)
+    for node in ("n0", "n1"):
+        lose(fleet, node)
+    for node in ("n0", "n1"):
+        boot(fleet, node)
+        assert standing(fleet, node) == ""
+
+
+def test_an_agent_that_starts_again_on_probation_is_no_second_fault() -> None:
+    fleet = training(spares=0)
+    fleet.wait(120)
+    lose(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.save_asked()
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n1")
+    fleet.life["n1"] += 1
+    fleet.seq["n1"] = 0
+    fleet.report("n1", Hello(fleet.facts("n1"), (), UNDER_WAY))
+    assert node_of(fleet, "n1").faults[-1].agent_only
+    assert "second fault" not in fleet.notes()
+    assert node_of(fleet, "n1").in_service
+
+
+def test_a_machine_that_boots_under_its_ranks_keeps_them_and_is_on_probation() -> None:
+    fleet = training(spares=0)
+    boot(fleet, "n1")
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n1")
+    assert "on probation until" in standing(fleet, "n1")
+
+
+def test_a_second_fault_that_leaves_the_node_in_place_puts_it_in_quarantine_when_it_can_be_spared() -> None:
+    fleet = training(spares=1)
+    lose(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.wait(120)
+    lose(fleet, "n0")  # the other spare, n2, is in use
+    assert set(fleet.nodes()) == {"n1", "n2"}
+    boot(fleet, "n0")
+    fleet.wait(120)
+    rank = fleet.nodes().index("n1")
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=rank, blame="hardware", error_class="crash")
+    assert node_of(fleet, "n1").quarantined
+    assert "second fault on probation" in node_of(fleet, "n1").unschedulable_reason
+
+
+# ---------------------------------------------------------------- workers that did not stop
+
+
+def test_a_node_that_did_not_stop_its_workers_comes_back_when_they_are_gone() -> None:
+    fleet = training(dp=2, spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.run()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)  # the second one: a spare takes over
+    assert "n1" in fleet.orders(Stop)
+    fleet.done("n1", Stop, ok=False, reason="its processes do not end")
+    fleet.run()
+    assert "when these workers are gone" in standing(fleet, "n1")
+    fleet.wait(DAY_S)
+    assert "when these workers are gone" in standing(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.wait(HOLD + 1)
+    assert node_of(fleet, "n1").state is NodeState.SPARE
+
+
+# ---------------------------------------------------------------- operators, leaders, snapshots
+
+
+def test_a_node_that_an_operator_cordoned_never_comes_back_by_itself() -> None:
+    fleet = training()
+    fleet.fold(NodeCordonRequested(fleet.now, "n2", True, "to the workshop"))
+    boot(fleet, "n2")
+    fleet.wait(10 * DAY_S)
+    assert spares(fleet) == ()
+
+
+def test_a_cordon_ends_a_return_that_was_under_way() -> None:
+    fleet = training()
+    xid(fleet, "n2")
+    boot(fleet, "n2")
+    fleet.fold(NodeCordonRequested(fleet.now, "n2", True, "to the workshop"))
+    fleet.wait(10 * DAY_S)
+    assert spares(fleet) == ()
+    assert "to the workshop" in node_of(fleet, "n2").unschedulable_reason
+
+
+def test_an_operator_ends_a_hold_down() -> None:
+    fleet = training()
+    xid(fleet, "n2")
+    boot(fleet, "n2")
+    fleet.fold(NodeCordonRequested(fleet.now, "n2", False, "I looked"))
+    assert spares(fleet) == ("n2",)
+    assert ReturnDue("n2") not in fleet.state.timers
+
+
+def test_a_hold_down_survives_its_leader_and_uses_the_rules_of_the_new_one() -> None:
+    fleet = training()
+    xid(fleet, "n2")
+    boot(fleet, "n2")
+    fleet.fold(LeaderStarted(fleet.now, 2, "secret", ReturnRules(probation_s=60.0)))
+    for node in ("n0", "n1", "n2"):
+        fleet.hello(node)
+    fleet.wait(HOLD - 1)
+    assert spares(fleet) == ()
+    fleet.wait(1)
+    assert spares(fleet) == ("n2",)
+    fleet.wait(60)
+    assert standing(fleet, "n2") == ""
+
+
+def test_the_clock_of_a_node_does_not_matter() -> None:
+    fleet = training()
+    xid(fleet, "n2")
+    boot(fleet, "n2", tests=False)
+    fleet.report("n2", orders.Tested(Preflight(5.0, 0.5)))  # its clock is decades behind
+    fleet.wait(HOLD + 1)
+    assert spares(fleet) == ("n2",)
+
+
+def test_two_faults_at_once_are_cured_by_what_cures_the_worse_one() -> None:
+    loss = Removal("lost", 1.0, Cure.RETURN)
+    dead = Removal("Xid 79", 2.0, Cure.REBOOT, hardware=True, boot_id="a")
+    for both in (holddown.merged(loss, dead), holddown.merged(dead, evolve(loss, boot_id="a"))):
+        assert (both.cause, both.cure, both.hardware, both.boot_id) == ("Xid 79", Cure.REBOOT, True, "a")
+    assert Probation(1.0, 2.0, "").covers(fault(2.0))
+    assert not Probation(1.0, 2.0, "").covers(fault(1.0)), "the fault that it follows"
+
+
+def test_the_only_spare_is_used_at_once_though_it_is_on_probation() -> None:
+    fleet = training()
+    lose(fleet, "n1")
+    boot(fleet, "n1")
+    fleet.lose("n0")
+    assert "n1" in fleet.orders(Prepare)
