@@ -19,6 +19,7 @@ from holdfast.sim.hostility import Hostilities, Hostility
 from holdfast.sim.invariants import Invariants
 from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
+from holdfast.sim.recipes import Cook
 from holdfast.sim.resets import LADDER, Resets
 from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Step, Supervisor
@@ -149,6 +150,9 @@ class Scenario:
             self.agents, self.spec.min_dp, self.spec.max_dp, interval, self.store, self.sharded
         )
         policy: Policy = default if chance.random() < 0.8 else self._whimsical
+        self.cook = Cook.of(seed)
+        if self.cook is not None:
+            policy = self.cook.decide
         config = Config(offenders=HARSH) if seed % 7 == 3 else Config()
         self.supervisor = Supervisor(
             self.world,
