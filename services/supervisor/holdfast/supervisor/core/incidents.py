@@ -495,7 +495,10 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
             planned.wait(turn, name)
         case Effect.WAIT:
             _cover(turn, incident, action, decided_by)
-            change.suspend_job(turn, name, action.reason, retry_s=action.retry_s)
+            ended = turn.jobs[name].change
+            # Nodes that could not prepare are free again as soon as they have stopped, and no event says so.
+            retry = ended is not None and bool(ended.excluded)
+            change.suspend_job(turn, name, action.reason, retry=retry, retry_s=action.retry_s)
         case Effect.CHANGE:
             _condemn(turn, action)
             if incident.planned and turn.jobs[name].phase is JobPhase.RUNNING:
