@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import RestorePoint, StoredStep
+from holdfast.domain.incidents import Incident
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, ResetGpu, Stop
 from holdfast.sim.scenario import ANY_ORDER_FROM, simulate
 from holdfast.sim.supervisor import Step
@@ -205,6 +206,21 @@ def _believe_every_reset(state: State, event: Event) -> tuple[State, tuple[Comma
     return step(state, event)
 
 
+def _try_again(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: the rung that is being carried out stays in the recipe, and its turn comes again."""
+    after, commands = step(state, event)
+    return replace(after, incidents={name: _with_itself(each) for name, each in after.incidents.items()}), commands
+
+
+def _with_itself(incident: Incident) -> Incident:
+    action = incident.action
+    if action is None or not action.fallbacks or incident.rung is None:
+        return incident
+    again = replace(action, fallbacks=())
+    fallbacks = action.fallbacks if again in action.fallbacks else (*action.fallbacks, again)
+    return replace(incident, action=replace(action, fallbacks=fallbacks))
+
+
 @pytest.mark.parametrize(
     ("planted", "said"),
     [
@@ -219,6 +235,7 @@ def _believe_every_reset(state: State, event: Event) -> tuple[State, tuple[Comma
         (_obey_notices, "nothing is wrong with it"),
         (_forget_resets, "whose GPU was to be reset|was not looked at"),
         (_believe_every_reset, "whose GPU was to be reset"),
+        (_try_again, "walks more than 8 rungs"),
         (_hopeful_store, "is not whole in the object store|nobody ever saved"),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",

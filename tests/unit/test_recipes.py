@@ -222,7 +222,7 @@ def test_explain_and_show_tell_the_walk() -> None:
     text = "\n".join(line.plain for line in story(None, shown))
     assert "rung 1.1       gpu_reset, failed after 4.5 s, at most 300 s: the driver refused" in text
     assert "rung 1.2       cordon then hot_swap of n1, since " in text
-    assert "left           scale_down → stop" in text
+    assert "not tried      scale_down → stop" in text
     brief = _brief(shown)
     assert brief["action"] == {
         "kind": "hot_swap", "reason": "swap", "nodes": ["n1"], "dp": None,

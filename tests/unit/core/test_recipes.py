@@ -140,12 +140,17 @@ def test_ranks_that_do_not_start_fail_the_rung() -> None:
     assert "ranks finished no step" in first(fleet).walk[0].why
 
 
-@pytest.mark.parametrize(("node", "blame"), [("n2", Blamed.UNKNOWN), ("n1", Blamed.USER)])
-def test_a_fault_on_another_node_or_of_the_script_is_the_policys_to_decide(node: str, blame: Blamed) -> None:
+@pytest.mark.parametrize(
+    ("node", "blame", "error_class"),
+    [("n2", Blamed.UNKNOWN, ""), ("n1", Blamed.USER, ""), ("", Blamed.UNKNOWN, "storage")],
+)
+def test_a_fault_on_another_node_or_of_the_script_or_a_service_is_the_policys_to_decide(
+    node: str, blame: Blamed, error_class: str
+) -> None:
     fleet = crashed(LADDER)
     fleet.answer_orders()
     fleet.now += 1
-    fleet.find(FindingKind.WORKER_EXCEPTION, node, rank=1, blame=blame.value)
+    fleet.find(FindingKind.WORKER_EXCEPTION, node, rank=1, blame=blame.value, error_class=error_class)
     assert fleet.state.questions == (fleet.incident.id,)
     fleet.answer(restart("the policy knows"))
     assert walk(first(fleet)) == [(1, 1, "restart", "overtaken")]

@@ -113,7 +113,7 @@ def _incident(incident: dict[str, Any]) -> Iterator[Text]:
         nodes = f" of {', '.join(rung['nodes'])}" if rung["nodes"] else ""
         yield _line(f"  rung {rung['recipe']}.{rung['rung']}", f"{rung['action']}{nodes}, {_ended(rung)}")
     if left := action.get("fallbacks"):
-        yield _line("  left", " → ".join(rung["kind"] for rung in left))
+        yield _line("  not tried", " → ".join(rung["kind"] for rung in left))
     if incident["outcome"]:
         yield _line("outcome", incident["outcome"])
 

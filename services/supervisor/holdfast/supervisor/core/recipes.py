@@ -27,7 +27,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Blamed, Finding, FindingKind
 from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState, Rung, RungEnd
-from holdfast.policy import ACTIONS, Effect, check_rung
+from holdfast.policy import ACTIONS, OUTAGES, Effect, check_rung
 from holdfast.supervisor.core import breaker
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import CHANGING, Starting
@@ -191,11 +191,12 @@ def _naming(action: Action, replaced: Mapping[str, str], incident: Incident) -> 
 
 
 def struck(turn: Turn, job: Job, finding: Finding) -> bool:
-    """Whether a fault of the generation that a rung brings up is the failure of this rung. An error of the script is not: the
-    policy knows what to do about it."""
+    """Whether a fault of the generation that a rung brings up is the failure of this rung. An error of the script or of a
+    service is not: the policy knows what to do about it."""
     if not isinstance(job.doing, CHANGING) or (incident := _of_change(turn, job)) is None:
         return False
-    if finding.kind not in _OF_THE_RUNG or finding.attribution.blame is Blamed.USER:
+    found = finding.attribution
+    if finding.kind not in _OF_THE_RUNG or found.blame is Blamed.USER or found.error_class in OUTAGES:
         return False
     if finding.node and not _concerns(incident, finding.node):
         return False
