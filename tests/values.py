@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from holdfast.domain.collectives import CollectiveRows, StallSnapshot
+from holdfast.domain.incidents import Action
 from holdfast.domain.job import ChecksSpec, JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
@@ -80,6 +81,21 @@ def ticks(draw: st.DrawFn) -> Tick:
     return Tick(node, draw(text.filter(bool)), draw(counts), draw(finite), tuple(mine), draw(counts))
 
 
+def actions() -> st.SearchStrategy[Action]:
+    """Recipes: the only type that contains itself, and no deeper than this."""
+
+    def built(before: st.SearchStrategy[Action] | None, fallbacks: st.SearchStrategy[Action] | None) -> Any:
+        own = {name: hint for name, hint in hints_of(Action).items() if name not in ("before", "fallbacks")}
+        parts = {"before": before, "fallbacks": fallbacks}
+        rungs = {
+            name: st.just(()) if part is None else st.lists(part, max_size=2).map(tuple) for name, part in parts.items()
+        }
+        return st.builds(Action, **{name: value_of(hint, name) for name, hint in own.items()}, **rungs)
+
+    step = built(None, None)
+    return built(step, built(step, None))  # type: ignore[no-any-return]
+
+
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
@@ -133,6 +149,7 @@ _SPECIAL: dict[Any, Callable[[], st.SearchStrategy[Any]]] = {
     Numbers: lambda: st.lists(st.integers(0, 200), max_size=ROWS_MAX).map(Numbers),
     Mesh: lambda: meshes,
     JobSpec: jobs,
+    Action: actions,
     Tick: ticks,
     LaunchSpec: lambda: st.builds(
         LaunchSpec,

@@ -11,6 +11,7 @@ import pytest
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import RestorePoint, StoredStep
+from holdfast.domain.incidents import Incident
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, ResetGpu, Stop
 from holdfast.sim.scenario import ANY_ORDER_FROM, simulate
 from holdfast.sim.supervisor import Step
@@ -269,6 +270,21 @@ def _free_the_cordoned(state: State, event: Event) -> tuple[State, tuple[Command
     return _each_node(state, event, free)
 
 
+def _try_again(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: the rung that is being carried out stays in the recipe, and its turn comes again."""
+    after, commands = step(state, event)
+    return replace(after, incidents={name: _with_itself(each) for name, each in after.incidents.items()}), commands
+
+
+def _with_itself(incident: Incident) -> Incident:
+    action = incident.action
+    if action is None or not action.fallbacks or incident.rung is None:
+        return incident
+    again = replace(action, fallbacks=())
+    fallbacks = action.fallbacks if again in action.fallbacks else (*action.fallbacks, again)
+    return replace(incident, action=replace(action, fallbacks=fallbacks))
+
+
 @pytest.mark.parametrize(
     ("planted", "said"),
     [
@@ -289,6 +305,7 @@ def _free_the_cordoned(state: State, event: Event) -> tuple[State, tuple[Command
         (_send_nobody_away, "was sent away for"),
         (_hold_down_for_ever, "was not a spare again|but the job is"),
         (_free_the_cordoned, "an operator has cordoned"),
+        (_try_again, "walks more than 8 rungs"),
         (_hopeful_store, "is not whole in the object store|nobody ever saved"),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",

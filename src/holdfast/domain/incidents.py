@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Attribution, Remedy, Severity
 
 REPAIR = "repair"  # capacity came back while the job runs degraded
@@ -13,6 +15,8 @@ RESIZE = "resize"  # an operator asked for another number of replicas
 CORDONED = "cordon"  # an operator took an active node out of service
 MAINTENANCE = "maintenance"  # the owner of an active node's machine will take it
 PLANNED_KINDS = (REPAIR, RESIZE, CORDONED, MAINTENANCE)
+
+WALK_MAX = 32  # rungs that an incident remembers
 
 
 class ActionKind(StrEnum):
@@ -47,6 +51,91 @@ class Action:
     nodes: tuple[str, ...] = ()
     dp: int | None = None  # target for scale_down / scale_up; None = let the planner choose
     retry_s: float = 0.0  # wait: ask again after so long, whatever the nodes do; 0 = when they change
+    within_s: float = 0.0  # limit of this rung, from its decision to the first step of every rank; 0 = none of its own
+    before: tuple[Action, ...] = ()  # steps that start no ranks, carried out before this action with the same decision
+    fallbacks: tuple[Action, ...] = ()  # the next rungs of a recipe, in order; they have none themselves
+
+    def then(self, action: Action) -> Action:
+        """Return one rung: this step, and when it is done `action`. Raises ValueError for a recipe or a rung with a limit."""
+        if self.fallbacks or action.fallbacks:
+            raise ValueError(
+                f"{self.kind} then {action.kind}: `then` joins the steps of one rung; write "
+                "first.then(second).otherwise(fallback)"
+            )
+        if self.within_s or action.within_s:
+            raise ValueError(
+                f"{self.kind} then {action.kind}: a limit holds for the whole rung; write first.then(second).within(seconds)"
+            )
+        if self.kind is ActionKind.GPU_RESET and action == Action(ActionKind.RESTART, action.reason):
+            return evolve(self, reason=f"{self.reason}; then {action.reason}")  # it starts the same nodes by itself
+        return evolve(action, before=(*self.before, evolve(self, before=()), *action.before))
+
+    def within(self, seconds: float) -> Action:
+        """Return this rung with a limit: every rank has finished a step so long after the decision, or the next rung follows.
+        Raises ValueError for a recipe."""
+        if self.fallbacks:
+            raise ValueError(
+                f"within({seconds:g}): a limit holds for one rung; write first.within({seconds:g}).otherwise(…)"
+            )
+        return evolve(self, within_s=float(seconds))
+
+    def otherwise(self, action: Action) -> Action:
+        """Return a recipe: if this is refused, fails, or takes longer than its limit, `action` (or the rungs of a recipe)."""
+        return evolve(self, fallbacks=(*self.fallbacks, *action.rungs))
+
+    @property
+    def rungs(self) -> tuple[Action, ...]:
+        """Every rung, this one first, none with fallbacks."""
+        if not self.fallbacks:
+            return (self,)
+        return (evolve(self, fallbacks=()), *chain.from_iterable(each.rungs for each in self.fallbacks))
+
+    @property
+    def steps(self) -> str:
+        """The actions of this rung in order, for people."""
+        return " then ".join(each.kind for each in (*self.before, self))
+
+    @property
+    def recipe(self) -> str:
+        """Every rung with its limit, for people: "restart within 60 s otherwise hot_swap"."""
+        limits = (f" within {rung.within_s:g} s" if rung.within_s else "" for rung in self.rungs)
+        return " otherwise ".join(rung.steps + limit for rung, limit in zip(self.rungs, limits, strict=True))
+
+    def without_reasons(self) -> Action:
+        """The same with no reasons: what would be done, to compare two answers."""
+        return evolve(
+            self,
+            reason="",
+            before=tuple(each.without_reasons() for each in self.before),
+            fallbacks=tuple(each.without_reasons() for each in self.fallbacks),
+        )
+
+
+class RungEnd(StrEnum):
+    """How a rung of a recipe ended."""
+
+    REFUSED = "refused"  # impossible when it was its turn
+    FAILED = "failed"
+    LATE = "late"  # its limit was over
+    DONE = "done"  # every rank has stepped, or what was decided needed no start
+    OVERTAKEN = "overtaken"  # something else was decided, or the incident ended otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One rung of a recipe that was walked. Times are Unix seconds."""
+
+    recipe: int  # 1 = the first recipe that answered the incident
+    number: int  # within its recipe, from 1
+    action: ActionKind
+    steps: str  # the actions in order: "cordon then hot_swap"
+    reason: str  # why the policy wanted it
+    began_at: float
+    within_s: float = 0.0
+    ended_at: float | None = None  # None = it is being carried out
+    end: RungEnd | None = None
+    why: str = ""  # it ended so, one sentence
+    nodes: tuple[str, ...] = ()  # that the policy named
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +189,23 @@ class Incident:
     restored_from: Mapping[str, int] = field(default_factory=dict)
     # Of the nodes that prepared and of those that stepped, the last ones: who the others waited for. In order of time.
     shares: tuple[NodeTiming, ...] = ()
+    walk: tuple[Rung, ...] = ()  # of recipes: every rung that was tried or refused, oldest first; the newest `WALK_MAX`
+    recipes_exhausted: int = 0  # recipes of which no rung was left
+
+    @property
+    def rung(self) -> Rung | None:
+        """The rung that is being carried out."""
+        return self.walk[-1] if self.walk and self.walk[-1].end is None else None
+
+    def walked(self, *rungs: Rung) -> Incident:
+        """This incident with more rungs in its walk."""
+        return evolve(self, walk=(*self.walk, *rungs)[-WALK_MAX:])
+
+    def rung_ended(self, at: float, end: RungEnd, why: str) -> Incident:
+        """This incident, of which the rung that is being carried out has ended; itself if there is none."""
+        if self.rung is None:
+            return self
+        return evolve(self, walk=(*self.walk[:-1], evolve(self.rung, ended_at=at, end=end, why=why)))
 
     @property
     def closed(self) -> bool:

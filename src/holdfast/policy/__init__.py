@@ -7,6 +7,8 @@
             return stop("out of memory will recur at the same batch: a restart would not help")
         return default(incident, job)
 
+An answer may be a recipe, walked until a rung succeeds: `restart("…").within(300).otherwise(hot_swap("…"))`.
+
 `check` returns why an action cannot be carried out. In that case, and if a policy raises or times out, the default policy
 decides."""
 
@@ -15,12 +17,16 @@ from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.nodes import Notice
 from holdfast.policy.actions import (
     ACTIONS,
+    RUNGS_MAX,
     ActionSpec,
     Aim,
     Effect,
+    after_steps,
     check,
+    check_rung,
     checkpoint_now,
     cordon,
+    flaw,
     gpu_reset,
     hot_swap,
     ignore,
@@ -41,6 +47,7 @@ __all__ = [
     "COMMUNICATION",
     "MAINTENANCE_LEAD_S",
     "OUTAGES",
+    "RUNGS_MAX",
     "Action",
     "ActionKind",
     "ActionSpec",
@@ -52,10 +59,13 @@ __all__ = [
     "Notice",
     "PendingReset",
     "Severity",
+    "after_steps",
     "check",
+    "check_rung",
     "checkpoint_now",
     "cordon",
     "default",
+    "flaw",
     "gpu_reset",
     "hot_swap",
     "ignore",

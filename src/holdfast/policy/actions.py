@@ -1,5 +1,8 @@
 """The actions: what a policy can answer, and what each answer means.
 
+A recipe is an action with fallbacks (`Action.otherwise`): its rungs are walked until one succeeds. A rung may have steps before
+its action (`Action.then`) and a limit (`Action.within`). `flaw` says what means nothing whatever the situation.
+
 An action is declared once, in the table at the end of this file: what it does to the run (`Effect`), which generation it leads
 to (`Aim`), and when it is impossible. The checks of a policy's answer, the supervisor's plan and decision, goodput and
 `holdfast policy actions` follow from the table. A new action is a member of `ActionKind`, a function that makes it, and one
@@ -12,11 +15,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident
 from holdfast.policy.job import JobView
 
 RETRY_MAX_S = 86_400.0  # maximum time before the policy is asked again
+RUNGS_MAX = 8  # of a recipe
+STEPS_MAX = 4  # of a rung, before its action
+LIMIT_MIN_S, LIMIT_MAX_S = 1.0, 86_400.0  # of a rung; no generation begins and steps in less than a second
 
 # Faults that end the run: doing nothing would leave the job without workers.
 RUN_ENDING = frozenset(
@@ -38,7 +45,8 @@ def restart(reason: str) -> Action:
 
 def gpu_reset(reason: str, *nodes: str) -> Action:
     """Stop the workers, reset GPUs and start again on the same nodes: those in `JobView.resets`, and GPUs of `nodes` (default:
-    of the incident's node, if `JobView.resets` is empty). If a reset fails, the policy is asked again."""
+    of the incident's node, if `JobView.resets` is empty). If a reset fails, the next rung of the recipe follows; without one
+    the policy is asked again."""
     return Action(ActionKind.GPU_RESET, reason, nodes=nodes)
 
 
@@ -128,6 +136,7 @@ class ActionSpec:
     saves: bool = False  # the run saves at its next step
     silent: bool = False  # nobody is told of it
     resets: bool = False  # GPUs of nodes are reset before the next generation is planned
+    goes_first: bool = False  # another action may follow it in a rung: then it starts no ranks by itself
 
 
 def leaving(action: Action, incident: Incident, job: JobView) -> tuple[str, ...]:
@@ -137,16 +146,85 @@ def leaving(action: Action, incident: Incident, job: JobView) -> tuple[str, ...]
 
 
 def check(action: Action, incident: Incident, job: JobView) -> str:
-    """Return why `action` cannot be carried out now, in one sentence; empty if it can."""
+    """Return why `action` cannot be carried out now, in one sentence; empty if it can, or any rung of a recipe."""
+    if problem := flaw(action):
+        return problem
+    problems = [check_rung(rung, incident, job) for rung in action.rungs]
+    if not all(problems):
+        return ""
+    return problems[0] if len(problems) == 1 else f"no rung is possible: {'; '.join(problems)}"
+
+
+def flaw(action: Action) -> str:
+    """Return what is wrong with an action or a recipe whatever the situation, in one sentence; empty if nothing is."""
+    rungs = action.rungs
+    if len(rungs) > RUNGS_MAX:
+        too_many = rungs[RUNGS_MAX].kind
+        return (
+            f"the recipe has {len(rungs)} rungs, but at most {RUNGS_MAX} are allowed; {too_many} is the first too many"
+        )
+    return next(filter(None, map(_flaw_of, rungs)), "")
+
+
+def _flaw_of(rung: Action) -> str:
+    for step in (*rung.before, rung):
+        if not step.reason:
+            return f"{step.kind} has no reason; pass a reason to every action"
+    if len(rung.before) > STEPS_MAX:
+        return f"{rung.steps}: a rung has at most {STEPS_MAX} steps before its action, not {len(rung.before)}"
+    for step in rung.before:
+        if not ACTIONS[step.kind].goes_first:
+            allowed = ", ".join(kind for kind, spec in ACTIONS.items() if spec.goes_first)
+            return (
+                f"{rung.steps}: nothing can follow {step.kind} in a rung, only {allowed} (and gpu_reset, which restart may "
+                "follow); for what to do if it fails write otherwise"
+            )
+        if step.before or step.fallbacks or step.within_s:
+            return f"{rung.steps}: the step {step.kind} has steps, fallbacks or a limit of its own; they belong to the rung"
+    if rung.within_s and ACTIONS[rung.kind].effect in (Effect.CONTINUE, Effect.END):
+        return f"{rung.kind} is done at once: a limit of {rung.within_s:g} s has no meaning; remove it"
+    if rung.within_s and not LIMIT_MIN_S <= rung.within_s <= LIMIT_MAX_S:
+        return f"{rung.kind}: within {rung.within_s:g} s is not between {LIMIT_MIN_S:g} and {LIMIT_MAX_S:g}"
+    return ""
+
+
+def check_rung(action: Action, incident: Incident, job: JobView) -> str:
+    """Return why this rung cannot be carried out now, whatever follows it; empty if it can."""
+    for step in action.before:
+        if problem := _check_step(step, incident, job):
+            return problem
+    job = after_steps(action, job)
     if not action.reason:
         return f"{action.kind} has no reason; pass a reason to every action"
     spec = ACTIONS[action.kind]
-    if spec.effect is Effect.CONTINUE and incident.kind in RUN_ENDING and not incident.warning:
-        return f"{action.kind} is only for a running job, but {incident.kind} has ended the run"
+    if problem := _ended(action, incident):
+        return problem
     if incident.kind == MAINTENANCE and spec.effect is Effect.CHANGE and _keeps(spec, action, incident):
         # The policy would be asked again and again.
         return f"{action.kind} keeps {incident.node}, whose maintenance is announced; remove the node, or return wait"
     return spec.check(action, incident, job)
+
+
+def _ended(action: Action, incident: Incident) -> str:
+    if ACTIONS[action.kind].effect is Effect.CONTINUE and incident.kind in RUN_ENDING and not incident.warning:
+        return f"{action.kind} is only for a running job, but {incident.kind} has ended the run"
+    return ""
+
+
+def _check_step(step: Action, incident: Incident, job: JobView) -> str:
+    """Why a step cannot come before the action of its rung. To notify is possible whatever becomes of the run."""
+    if step.kind is ActionKind.CHECKPOINT_NOW:
+        return _ended(step, incident)
+    return ACTIONS[step.kind].check(step, incident, job)
+
+
+def after_steps(action: Action, job: JobView) -> JobView:
+    """Return the job as the steps before `action` leave it: nodes that they take out of service cannot be used."""
+    out = {node for step in action.before if ACTIONS[step.kind].condemns for node in step.nodes}
+    if not out:
+        return job
+    unusable = tuple(node for node in job.nodes if node in out or node in job.unusable)
+    return evolve(job, unusable=unusable, spares=tuple(node for node in job.spares if node not in out))
 
 
 def _keeps(spec: ActionSpec, action: Action, incident: Incident) -> bool:
@@ -237,13 +315,13 @@ def _same_size(action: Action, incident: Incident, job: JobView) -> Aim:
 
 
 def _swapped(action: Action, incident: Incident, job: JobView) -> Aim:
-    return Aim(job.dp, job.dp, frozenset(leaving(action, incident, job)))
+    return Aim(job.dp, job.dp, frozenset((*leaving(action, incident, job), *action.nodes)))
 
 
 def _smaller(action: Action, incident: Incident, job: JobView) -> Aim:
     if action.dp is not None:
         return Aim(action.dp, action.dp, frozenset(action.nodes))
-    return Aim(None, job.min_dp, frozenset(leaving(action, incident, job)))
+    return Aim(None, job.min_dp, frozenset((*leaving(action, incident, job), *action.nodes)))
 
 
 def _larger(action: Action, incident: Incident, job: JobView) -> Aim:
@@ -272,12 +350,12 @@ _SPECS = (
     ),
     ActionSpec(
         ActionKind.CORDON, _CHANGE, "Nodes are taken out of service for every job, and replaced in this one.",
-        _check_cordon, _without, removes=True, condemns=True,
+        _check_cordon, _without, removes=True, condemns=True, goes_first=True,
     ),
-    ActionSpec(ActionKind.CHECKPOINT_NOW, _CONTINUE, "The run saves at its next step.", saves=True),
+    ActionSpec(ActionKind.CHECKPOINT_NOW, _CONTINUE, "The run saves at its next step.", saves=True, goes_first=True),
     ActionSpec(ActionKind.WAIT, Effect.WAIT, "The job waits for a node or for a time.", _check_wait),
     ActionSpec(ActionKind.STOP, Effect.END, "The job ends as failed."),
-    ActionSpec(ActionKind.NOTIFY, _CONTINUE, "The operators are notified; nothing changes."),
+    ActionSpec(ActionKind.NOTIFY, _CONTINUE, "The operators are notified; nothing changes.", goes_first=True),
     ActionSpec(ActionKind.IGNORE, _CONTINUE, "Nothing changes, and nobody is notified.", silent=True),
 )  # fmt: skip
 

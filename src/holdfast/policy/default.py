@@ -5,8 +5,9 @@ the same exception again, on one node                       hot_swap; without a 
 a file system or a service fails                            restart after a pause that doubles; stop after 8 × N
 no step after N restarts, or no advance after 3 × N         stop
 crash, exception, hang                                      restart; hot_swap at the second on one node, with a spare
-a GPU that must be reset before it is used again            gpu_reset; at the second time in a day with a spare, or if it
-                                                            is not possible or fails: as for a node that is lost
+a GPU that must be reset before it is used again            gpu_reset otherwise hot_swap otherwise scale_down otherwise wait;
+                                                            at the second time in a day with a spare, or if it is not
+                                                            possible: as for a node that is lost
 node lost, GPU dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait
 wrong results without an error (silent corruption)          hot_swap, else scale_down, else wait; restart if no node is named
 node back in service while the job runs degraded            scale_up
@@ -17,10 +18,12 @@ any other warning                                           notify, once while i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from holdfast.domain.findings import Blamed, FindingKind, Severity
 from holdfast.domain.incidents import CORDONED, MAINTENANCE, REPAIR, RESIZE, Action, ActionKind, Incident
 from holdfast.policy.actions import gpu_reset, hot_swap, notify, restart, scale_down, scale_up, stop, wait
-from holdfast.policy.job import JobView
+from holdfast.policy.job import JobView, PendingReset
 
 SUSPECT_WINDOW_S = 600.0  # two worker faults on one node within this time make the node suspect
 
@@ -204,7 +207,28 @@ def _unusable(incident: Incident, job: JobView) -> Action:
     again = {each.node for each in job.recent if _was_reset(each, job)} & set(out)
     if again and len(out) <= len(job.spares):
         return _replace(out, f"{why}, and {', '.join(sorted(again))} was reset within the last day already", job)
-    return gpu_reset(f"{why}; then new processes on the same nodes")
+    return _reset(out, pending, why, job)
+
+
+def _reset(out: tuple[str, ...], pending: Mapping[str, PendingReset], why: str, job: JobView) -> Action:
+    """The reset, and what follows if it does not come about: the nodes are out of service then."""
+    failed = (
+        f"{'; '.join(f'{reset} of {node}' for node, reset in pending.items())} could not be put back to use by a reset"
+    )
+    recipe = gpu_reset(f"{why}; then new processes on the same nodes").otherwise(
+        hot_swap(f"{failed}, and spares are free", *out)
+    )
+    if job.min_dp <= job.reachable_dp < job.dp:
+        recipe = recipe.otherwise(
+            scale_down(
+                f"{failed} and no spare is free: {job.reachable_dp} of {job.dp} replicas continue",
+                *out,
+                dp=job.reachable_dp,
+            )
+        )
+    return recipe.otherwise(
+        scale_down(f"{failed} and no spare is free: the replicas without these nodes continue", *out)
+    ).otherwise(wait(f"{failed}, no spare is free, and the other nodes cannot run the minimum of replicas"))
 
 
 def _why_unusable(node: str, job: JobView) -> str:

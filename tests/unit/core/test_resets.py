@@ -433,7 +433,7 @@ def test_what_gpu_reset_refuses_and_why() -> None:
 def test_replanning_follows_a_reset_that_did_not_come_about() -> None:
     fleet = running(job(dp=2, min_dp=2), decide=False)
     xid(fleet, "n1")
-    fleet.answer()
+    fleet.answer(gpu_reset("no recipe"))
     stop_answered(fleet, "n1")
     answer_reset(fleet, "n1", ok=False, reason=FAILED)
     assert isinstance(fleet.job.doing, Replanning)
@@ -458,12 +458,13 @@ def test_start_never_goes_out_with_a_reset_due() -> None:
 
 def test_every_incident_that_a_reset_was_to_resolve_is_asked_about_when_it_does_not_come_about() -> None:
     """Found by the simulator: the second one was only asked about after the next event."""
-    fleet = running(job(dp=3), spares=2)
+    fleet = running(job(dp=3), spares=2, decide=False)
     xid(fleet, "n1")
+    fleet.answer(gpu_reset("no recipe"))
     stop_answered(fleet, "n0", "n1", "n2")
     xid(fleet, "n2")
+    fleet.answer(gpu_reset("no recipe"))
     assert isinstance(fleet.job.doing, Resetting)
-    fleet.decide = False
     fleet.lose("n2")
     assert len(fleet.questions) == len(fleet.state.questions) == 2
     assert fleet.questions[0].incident == fleet.incident.id, "that of the node that was lost comes first"

@@ -109,8 +109,22 @@ def _incident(incident: dict[str, Any]) -> Iterator[Text]:
         return
     nodes = f" of {', '.join(action['nodes'])}" if action["nodes"] else ""
     yield _line("action", f"{action['kind']}{nodes}, decided by {incident['decided_by']}: {action['reason']}")
+    for rung in incident.get("walk", ()):  # a supervisor of an earlier version has none
+        nodes = f" of {', '.join(rung['nodes'])}" if rung["nodes"] else ""
+        yield _line(f"  rung {rung['recipe']}.{rung['rung']}", f"{rung['action']}{nodes}, {_ended(rung)}")
+    if left := action.get("fallbacks"):
+        yield _line("  not tried", " → ".join(rung["kind"] for rung in left))
     if incident["outcome"]:
         yield _line("outcome", incident["outcome"])
+
+
+def _ended(rung: dict[str, Any]) -> str:
+    limit = f", at most {rung['within_s']:g} s" if rung["within_s"] else ""
+    if rung["end"] is None:
+        return f"since {_moment(rung['began_at'])}{limit}: {rung['reason']}"
+    took = rung["ended_at"] - rung["began_at"]
+    after = f" after {took:.1f} s{limit}" if took > 0 else ""
+    return f"{rung['end']}{after}: {rung['why']}"
 
 
 def _line(name: str, value: str) -> Text:

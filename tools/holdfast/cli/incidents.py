@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,11 +40,31 @@ def show(
     """Show one incident, from the fault to the first new step."""
     with Client(api or default_url()) as client:
         if not trace:
-            show_one(client.incident(incident), as_json)
+            found = client.incident(incident)
+            show_one(found if as_json else _brief(found), as_json)
         elif as_json:
             print(json.dumps(client.trace(incident), indent=2))
         else:
             console.print(tree(client.trace(incident)))
+
+
+def _brief(incident: dict[str, Any]) -> dict[str, Any]:
+    """The action in one cell, with the kinds of the rungs that are left; the walk is a table of its own, if there is one."""
+    shown = dict(incident)
+    if (action := incident["action"]) is not None:
+        left = [rung["kind"] for rung in action.get("fallbacks", ())]
+        before = [step["kind"] for step in action.get("before", ())]
+        whole = {key: value for key, value in action.items() if key not in ("before", "fallbacks", "within_s")}
+        if before:
+            whole["after"] = before
+        if action.get("within_s"):
+            whole["within"] = f"{action['within_s']:g} s"
+        if left:
+            whole["otherwise"] = left
+        shown["action"] = whole
+    if not shown.get("walk"):
+        shown.pop("walk", None)
+    return shown
 
 
 @app.command("watch")

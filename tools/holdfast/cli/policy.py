@@ -19,7 +19,7 @@ from holdfast.cli.tables import Api, AsJson, console, plural, show_one, table
 from holdfast.domain.errors import InvalidSpec, MalformedMessage, NotFound, PolicyError
 from holdfast.domain.incidents import Action
 from holdfast.domain.job import Param, PolicySpec
-from holdfast.policy import ACTIONS
+from holdfast.policy import ACTIONS, RUNGS_MAX
 from holdfast.supervisor.policies.review import Review, review
 from holdfast.supervisor.policies.script import PolicyScript, ask_samples, try_script
 from holdfast.supervisor.published import PolicyAsked
@@ -33,6 +33,16 @@ REVIEW_COLUMNS = ("at", "incident", "kind", "decided", "instead", "why")
 UNUSABLE = 2
 DEFAULT_POLICY = "default"
 WEEK_S = 7 * DAY_S
+_FIRST = ", ".join(kind for kind, spec in ACTIONS.items() if spec.goes_first)
+_RECIPES = (
+    (
+        "a.otherwise(b)",
+        f"A recipe: b follows if a is impossible, fails or exceeds its limit. At most {RUNGS_MAX} rungs; after the last one "
+        "the policy is asked again.",
+    ),
+    ("a.within(s)", "Limit of one rung: every rank has finished a step s seconds after the decision."),
+    ("a.then(b)", f"One rung: a, then b with the same decision. a is {_FIRST}; or gpu_reset, and b is restart."),
+)
 
 Script = Annotated[str, typer.Argument(help="A Python file with decide(), or plugin:NAME for an installed policy.")]
 Params = Annotated[
@@ -61,7 +71,7 @@ def check(script: Script, param: Params = None) -> None:
     rows = [
         {
             "incident": trial.kind,
-            "answer": trial.action.kind if trial.action else None,
+            "answer": trial.action.recipe if trial.action else None,
             "reason": trial.action.reason if trial.action else None,
             "problem": trial.problem,
         }
@@ -80,6 +90,8 @@ def actions() -> None:
     """List the actions that a policy can return, and what each does to the run."""
     rows = [{"action": spec.kind, "effect": spec.effect, "": spec.summary} for spec in ACTIONS.values()]
     console.print(table(rows, ("action", "effect", "")))
+    rows = [{"rung": form, "": what} for form, what in _RECIPES]
+    console.print(table(rows, ("rung", "")))
 
 
 @app.command(epilog="Example: [bold]holdfast policy show llm[/]")
@@ -286,8 +298,13 @@ def _row(each: Review) -> dict[str, Any]:
 
 
 def _short(action: Action) -> str:
+    return " otherwise ".join(map(_rung, action.rungs))
+
+
+def _rung(action: Action) -> str:
     more: Iterable[str] = (*action.nodes, *([f"dp {action.dp}"] if action.dp is not None else []))
-    return " ".join((str(action.kind), *more))
+    limit = (f"within {action.within_s:g} s",) if action.within_s else ()
+    return " ".join((action.steps, *more, *limit))
 
 
 def _days(since_s: float) -> str:

@@ -6,14 +6,16 @@ from dataclasses import dataclass, field
 
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.generations import OBJECT_STORE, Generation
-from holdfast.domain.incidents import Incident
+from holdfast.domain.incidents import Incident, Rung
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.domain.orders import Hello, Prepare, SetInterval, Start, Stop
+from holdfast.policy import RUNGS_MAX
 from holdfast.sim.agent import Agent
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
+from holdfast.supervisor.core.recipes import EXHAUSTED_MAX
 from holdfast.supervisor.protocol import (
     Command,
     Event,
@@ -75,6 +77,7 @@ class Invariants:
 
     # Nodes with a GPU whose reset was demanded and has not been made → when it was demanded
     unreset: dict[str, float] = field(default_factory=dict)
+    walks: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # by incident
     # Node → newest word on maintenance, and whether it is due.
     noticed: dict[str, tuple[float, bool]] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)  # nodes whose agent was told to end
@@ -109,6 +112,7 @@ class Invariants:
                     self._branch(generation, after)
                 case Publish(record=IncidentChanged(incident=incident)):
                     self.opened.add(incident.id)
+                    self._walks_forward(incident)
                     if incident.new_generation and not incident.planned:
                         self.faulted[incident.new_generation] = incident.cause
                     if incident.closed:
@@ -161,6 +165,7 @@ class Invariants:
         self.unreset = {node: at for node, at in self.unreset.items() if _due(state, node)}
         self.opened = {*state.incidents, *(incident.id for incident in state.closed)}
         self.closed = {incident.id for incident in state.closed}
+        self.walks = {incident.id: incident.walk for incident in (*state.incidents.values(), *state.closed)}
         newest = max((job.number for job in state.jobs.values()), default=0)
         self.prepared = {number: terms for number, terms in self.prepared.items() if number <= newest}
         if not state.jobs:  # numbers may come again, for another submission
@@ -374,6 +379,30 @@ class Invariants:
         if any(finding.id in incident.findings for incident in incidents):
             return  # it came again
         raise Violation(f"the finding {finding.id} ({finding.summary}) left no trace")
+
+    def _walks_forward(self, incident: Incident) -> None:
+        """A recipe is walked from its first rung to its last, what was tried stays on record, and the walk ends."""
+        before, walk = self.walks.get(incident.id, ()), incident.walk
+        self.walks[incident.id] = walk
+        places = [(rung.recipe, rung.number) for rung in walk]
+        if places != sorted(set(places)):
+            raise Violation(f"{incident.id} goes back to an earlier rung: {places}")
+        if any(rung.number > RUNGS_MAX for rung in walk):
+            raise Violation(f"{incident.id} walks more than {RUNGS_MAX} rungs: {places}")
+        if any(rung.end is None for rung in walk[:-1]) or (incident.closed and incident.rung is not None):
+            raise Violation(f"{incident.id} is {incident.state}, and a rung of its walk never ended: {places}")
+        ended = {(rung.recipe, rung.number): rung for rung in before if rung.end is not None}
+        for rung in walk:
+            if (known := ended.get((rung.recipe, rung.number))) is not None and known != rung:
+                raise Violation(f"{incident.id}: what is on record of rung {rung.recipe}.{rung.number} has changed")
+        if before and walk and places[-1] < (before[-1].recipe, before[-1].number):
+            raise Violation(f"{incident.id} forgets rungs of its walk: {places}")
+        if incident.recipes_exhausted and incident.action is not None and not incident.closed:
+            default_decides = incident.recipes_exhausted >= EXHAUSTED_MAX
+            if default_decides and incident.action.fallbacks:
+                raise Violation(
+                    f"{incident.id}: {incident.recipes_exhausted} recipes were exhausted, and there is another"
+                )
 
     def _no_incident_vanished(self, after: State) -> None:
         if vanished := self.opened - self.closed - set(after.incidents):

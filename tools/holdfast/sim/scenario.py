@@ -20,6 +20,7 @@ from holdfast.sim.hostility import Hostilities, Hostility
 from holdfast.sim.invariants import Invariants
 from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
+from holdfast.sim.recipes import Cook
 from holdfast.sim.resets import LADDER, Resets
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
@@ -153,6 +154,9 @@ class Scenario:
             self.agents, self.spec.min_dp, self.spec.max_dp, interval, self.store, self.sharded
         )
         policy: Policy = default if chance.random() < 0.8 else self._whimsical
+        self.cook = Cook.of(seed)
+        if self.cook is not None:
+            policy = self.cook.decide
         config = Config(offenders=HARSH) if seed % 7 == 3 else Config()
         if self.returns.faults:
             apart = config.offenders if config.offenders is HARSH else Rules(together_s=0.2)

@@ -80,6 +80,15 @@ class ResetTimeout(_Timer):
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class RungTimeout(_Timer):
+    """The limit of the rung that is being carried out for an incident of the job."""
+
+    word: ClassVar = "rung"
+    job: str
+    incident: str
+
+
 # ---------------------------------------------------------------- about a job
 
 
@@ -248,6 +257,7 @@ OfJob = (
     | FirstStepsDue
     | ReconnectTimeout
     | ResetTimeout
+    | RungTimeout
     | DegradedStart
     | RetryDue
     | DeferralOver

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.domain.faults import FOR_S_DEFAULT, FOR_S_MAX, XID_MAX, FaultKind
 from holdfast.domain.findings import FindingKind, Remedy, Severity
-from holdfast.domain.incidents import ActionKind, IncidentState
+from holdfast.domain.incidents import ActionKind, IncidentState, RungEnd
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.tiers import NEARNESS, STORE
 from holdfast.supervisor.protocol import JobPhase
@@ -36,6 +36,24 @@ class Decision(Model):
     reason: str
     nodes: list[str] = []
     dp: int | None = None
+    within_s: Annotated[float, Field(description="limit of this rung; 0 = none of its own")] = 0.0
+    before: Annotated[list[Decision], Field(description="steps of the rung before this action")] = []
+    fallbacks: Annotated[list[Decision], Field(description="rungs of the recipe that are left")] = []
+
+
+class Rung(Model):
+    """One rung of a recipe that was tried, or refused."""
+
+    recipe: Annotated[int, Field(description="1 = the first recipe that answered the incident")]
+    rung: Annotated[int, Field(description="within its recipe, from 1")]
+    action: Annotated[str, Field(description="the actions of the rung in order: cordon then hot_swap")]
+    nodes: list[str]
+    began_at: float
+    ended_at: float | None
+    within_s: Annotated[float, Field(description="0 = no limit of its own")]
+    end: Annotated[RungEnd | None, Field(description="null = it is being carried out")]
+    reason: Annotated[str, Field(description="why the policy wanted it")]
+    why: Annotated[str, Field(description="why it ended so")]
 
 
 class Incident(Model):
@@ -76,6 +94,7 @@ class Incident(Model):
     trace_id: str
     findings: list[str]
     evidence: dict[str, str]
+    walk: Annotated[list[Rung], Field(description="rungs of recipes in the order in which they were tried or refused")]
 
 
 class Span(Model):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from holdfast.domain import spans, tracing
 from holdfast.domain.generations import Generation
-from holdfast.domain.incidents import Incident
+from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.nodes import TERMINATION, Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
@@ -28,12 +28,6 @@ from holdfast.wire import jobfile, records
 
 
 def incident(value: Incident) -> models.Incident:
-    action = value.action
-    decision = (
-        models.Decision(kind=action.kind, reason=action.reason, nodes=list(action.nodes), dp=action.dp)
-        if action is not None
-        else None
-    )
     return models.Incident(
         id=value.id,
         job=value.job,
@@ -46,7 +40,7 @@ def incident(value: Incident) -> models.Incident:
         gpu=value.gpu,
         generation=value.generation,
         new_generation=value.new_generation,
-        action=decision,
+        action=None if value.action is None else _decision(value.action),
         decided_by=value.decided_by,
         t_fault=value.t_fault,
         t_detected=value.t_detected,
@@ -62,6 +56,33 @@ def incident(value: Incident) -> models.Incident:
         trace_id=value.trace_id,
         findings=list(value.findings),
         evidence=dict(value.evidence),
+        walk=[
+            models.Rung(
+                recipe=rung.recipe,
+                rung=rung.number,
+                action=rung.steps,
+                nodes=list(rung.nodes),
+                began_at=rung.began_at,
+                ended_at=rung.ended_at,
+                within_s=rung.within_s,
+                end=rung.end,
+                reason=rung.reason,
+                why=rung.why,
+            )
+            for rung in value.walk
+        ],
+    )
+
+
+def _decision(value: Action) -> models.Decision:
+    return models.Decision(
+        kind=value.kind,
+        reason=value.reason,
+        nodes=list(value.nodes),
+        dp=value.dp,
+        within_s=value.within_s,
+        before=[_decision(each) for each in value.before],
+        fallbacks=[_decision(each) for each in value.fallbacks],
     )
 
 

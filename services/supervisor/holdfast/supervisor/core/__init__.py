@@ -18,6 +18,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     saved.py      what is known of saved steps                pacing.py   how often to save
     reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
     notices.py    machines that their owner will take
+    recipes.py    rungs of an answer, one after the other
     resets.py     GPUs that get no ranks before they are reset; resetting.py  jobs that wait for that
     returns.py    nodes that a fault took out come back; holddown.py  by which rules
     final_upload.py   the last checkpoint of a completed job
@@ -48,6 +49,7 @@ from holdfast.supervisor.core import (
     notices,
     planned,
     pruning,
+    recipes,
     reconcile,
     reports,
     resetting,
@@ -111,6 +113,7 @@ from holdfast.supervisor.timers import (
     RetentionDue,
     RetryDue,
     ReturnDue,
+    RungTimeout,
     SaveTimeout,
     SessionsTimeout,
     StepDue,
@@ -146,6 +149,7 @@ _OF_SILENCE = (
     FirstStepTimeout,
     ReconnectTimeout,
     ResetTimeout,
+    RungTimeout,
     WitnessTimeout,
     FenceOver,
     StopTimeout,
@@ -327,6 +331,8 @@ def _timer(turn: Turn, timer: Timer) -> None:
             handover.on_grace_over(turn, job, number, node)
         case ResetTimeout(job, number):
             resetting.on_timer(turn, job, number)
+        case RungTimeout(job, incident):
+            recipes.on_timer(turn, job, incident)
         case PolicyTimeout(incident):
             if incident in turn.incidents:
                 why = "default policy, because no answer came in time"

@@ -23,7 +23,7 @@ from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inject, Prepare, ResetGpu, Stop, Warm
 from holdfast.policy import ACTIONS
-from holdfast.supervisor.core import breaker, nodes, pacing, resets, saved
+from holdfast.supervisor.core import breaker, nodes, pacing, recipes, resets, saved
 from holdfast.supervisor.core.election import Election, Origin
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.indexing import nodes_in_use
@@ -90,7 +90,13 @@ def replan(turn: Turn, name: str, why: str, exclude: str = "", *, refused: bool 
     if exclude:
         excluded = (*change.excluded, exclude)
         turn.update(name, change=evolve(change, excluded=excluded, refused=change.refused or refused))
-    resume(turn, name, why)
+    match recipes.plan_again(turn, turn.jobs[name], why, exclude):
+        case None:
+            resume(turn, name, why)
+        case Unplannable():
+            pass  # the next rung follows
+        case plan:
+            carry_out(turn, turn.jobs[name], plan, why)
 
 
 def resume(turn: Turn, name: str, why: str) -> None:
@@ -180,7 +186,8 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
 
 def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     """Write the new generation down and send Prepare to its nodes and Stop to those that leave."""
-    claimed, before = nodes_in_use(job), job.generation.nodes if job.generation else ()
+    previous = job.generation
+    claimed, before = nodes_in_use(job), previous.nodes if previous else ()
     excluded, refused = (job.change.excluded, job.change.refused) if job.change else ((), False)
     replans = job.change.replans + 1 if job.change else 0
     before_s = job.doing.phases_s if isinstance(job.doing, Resetting) else {}
@@ -219,6 +226,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     )
     for incident in incidents:
         turn.put_incident(evolve(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))
+    recipes.follow(turn, job.name, previous)
     turn.set_timer(PrepareTimeout(job.name, number), turn.at + prepare_timeout_s(turn, job, change))
     stay = {*claimed}.intersection(chosen.nodes)  # whose states remain what they are
     for node in sorted({*before, *chosen.nodes} - stay):

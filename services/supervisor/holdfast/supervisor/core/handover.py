@@ -12,7 +12,7 @@ from typing import TypeVar
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
-from holdfast.domain.incidents import IncidentState, NodeTiming
+from holdfast.domain.incidents import IncidentState, NodeTiming, RungEnd
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
 from holdfast.supervisor.core import pacing, progress, reconcile, reports, returns, saved, warmth
@@ -302,6 +302,7 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
             incident,
             IncidentState.RESOLVED,
             outcome,
+            rung_end=RungEnd.DONE,
             t_first_step=starting.stepped_at,
             phases_s=change.phases_s,
             restored_from=change.restored_from,

@@ -12,8 +12,8 @@ from typing import assert_never
 from holdfast.domain import tracing
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
-from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
-from holdfast.policy import ACTIONS, Effect, check, default
+from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState, RungEnd
+from holdfast.policy import ACTIONS, RUNGS_MAX, Effect, check, default, flaw
 from holdfast.supervisor.core import (
     breaker,
     change,
@@ -23,6 +23,7 @@ from holdfast.supervisor.core import (
     planned,
     progress,
     quarantine,
+    recipes,
     resets,
     returns,
     saved,
@@ -32,10 +33,9 @@ from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Replanning
 from holdfast.supervisor.core.opening import open_incident
-from holdfast.supervisor.core.planner import Unplannable
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import job_view, plan_for
+from holdfast.supervisor.core.views import job_view
 from holdfast.supervisor.protocol import JobPhase, PolicyAnswered
 from holdfast.supervisor.timers import WitnessTimeout
 
@@ -280,10 +280,13 @@ def _same_generation(job: Job, incident: Incident) -> bool:
 def _open(turn: Turn, job: Job, finding: Finding) -> None:
     t_fault, dated = _dated(turn, job, finding)
     incident = open_incident(turn, job, finding, t_fault=t_fault, dated=dated)
+    next_rung = recipes.struck(turn, job, finding)
     planned.drop(turn, job.name, f"overtaken by {incident.id}")
     if finding.kind in _WORKER_FAULTS:
         progress.count_fault(turn, job.name, finding.generation, finding.attribution.error_class)
     quarantine.count(turn, incident)
+    if next_rung:
+        return  # of the walk that goes on; it covers this incident
     if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
         change.suspend(turn, job.name, finding.summary)
     ask_policy(turn, incident)
@@ -340,6 +343,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         finding.kind is FindingKind.REPEATED_EXCEPTION or finding.node in nodes_of_change(job) or job.change is None
     )
     if again:
+        incident = recipes.end(turn, incident, RungEnd.OVERTAKEN, f"another cause was found: {finding.summary}")
         incident = evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None)
         if finding.node in nodes_of_change(job):
             change.suspend(turn, job.name, finding.summary)
@@ -367,6 +371,7 @@ def ask_policy(turn: Turn, incident: Incident) -> None:
 
 def ask_policy_again(turn: Turn, incident: Incident) -> None:
     """What was decided cannot be, or need not be any more."""
+    incident = recipes.end(turn, incident, RungEnd.OVERTAKEN, "the policy was asked again")
     incident = turn.put_incident(evolve(incident, state=IncidentState.OPEN, action=None))
     ask_policy(turn, incident)
 
@@ -377,31 +382,93 @@ def on_answer(turn: Turn, event: PolicyAnswered) -> None:
     incident = turn.incidents[event.incident]
     turn.withdraw(incident.id)
     action, decided_by = event.action, event.decided_by
-    if why_not := _why_not(turn, action, incident):
-        action = default(incident, job_view(turn, turn.jobs[incident.job]))
-        decided_by = f"{_DEFAULT}, because {event.decided_by} answered {event.action.kind}: {why_not}"
-    decide(turn, incident, action, decided_by)
+    problem = flaw(action)
+    chosen = None
+    if not problem:
+        incident, chosen = recipes.choose(turn, incident, action.rungs)
+    if chosen is not None:
+        decide(turn, incident, chosen, decided_by)
+        return
+    seen = job_view(turn, turn.jobs[incident.job])
+    problem = problem or check(action, incident, seen) or _unplannable(turn, action, incident)
+    why = f"{_DEFAULT}, because {event.decided_by} answered {event.action.kind}: {problem}"
+    _decide_by_default(turn, incident, why)
 
 
-def _why_not(turn: Turn, action: Action, incident: Incident) -> str:
-    """Why an answer cannot be carried out; empty when it can."""
-    job = turn.jobs[incident.job]
-    if why_not := check(action, incident, job_view(turn, job)):
-        return why_not
-    spec = ACTIONS[action.kind]
-    if spec.effect is Effect.CONTINUE and job.phase is not JobPhase.RUNNING:
-        return "rejected: the job is not running and this action would not start it"
-    if spec.effect is Effect.CHANGE and not spec.condemns:
-        outcome = plan_for(turn, job, action, incident)
-        return outcome.reason if isinstance(outcome, Unplannable) else ""
-    return ""
+def _unplannable(turn: Turn, action: Action, incident: Incident) -> str:
+    """Why no rung can be carried out, although the situation would allow one."""
+    return "; ".join(dict.fromkeys(recipes.why_not(turn, rung, incident) for rung in action.rungs))
 
 
 def decide_by_default(turn: Turn, incident: Incident, why: str) -> None:
     """For what an operator asked for, and for a policy that does not answer."""
     turn.withdraw(incident.id)
+    _decide_by_default(turn, incident, why)
+
+
+def _decide_by_default(turn: Turn, incident: Incident, why: str) -> None:
     action = default(incident, job_view(turn, turn.jobs[incident.job]))
-    decide(turn, incident, action, why)
+    rungs = action.rungs if incident.recipes_exhausted < recipes.EXHAUSTED_MAX else action.rungs[:1]
+    incident, chosen = recipes.choose(turn, incident, rungs, trusted=True)
+    assert chosen is not None
+    decide(turn, incident, chosen, why)
+
+
+def walk_on(turn: Turn) -> None:
+    """Take the next rung for every incident of which one has failed or took too long. Not while the breaker is open."""
+    for _ in range(RUNGS_MAX):
+        if breaker.is_open(turn) or not (over := turn.found(By.RUNG_OVER)):
+            return
+        for each in over:
+            if each in turn.incidents and not breaker.is_open(turn):
+                _next_rung(turn, turn.incidents[each])
+
+
+def _next_rung(turn: Turn, incident: Incident) -> None:
+    job, before = turn.jobs[incident.job], incident.action
+    assert before is not None
+    for other in turn.open_incidents(job.name):  # the next rung covers what this one did
+        if other.id != incident.id and other.action == _covering(before):
+            turn.put_incident(evolve(other, state=IncidentState.OPEN, action=None, t_decided=None, decided_by=""))
+    ended, why = incident.walk[-1].end, incident.walk[-1].why
+    incident, chosen = recipes.choose(turn, incident, before.fallbacks, anew=False)
+    if chosen is not None:
+        chosen = evolve(chosen, reason=f"{chosen.reason} ({before.kind} {ended}: {why})")
+        if incident.planned:
+            planned.withdraw(turn, job.name)
+        decide(turn, incident, chosen, incident.decided_by)
+    elif incident.planned:
+        turn.put_incident(incident)
+        planned.give_up(turn, job.name, f"no rung of the recipe is left: {why}")
+    else:
+        _exhausted(turn, incident, why)
+
+
+def _exhausted(turn: Turn, incident: Incident, why: str) -> None:
+    """No rung is left: the policy is asked again, and sees what was tried. One that knows no better loses its say."""
+    count = incident.recipes_exhausted + 1
+    incident = turn.put_incident(
+        evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None, decided_by="", recipes_exhausted=count)
+    )
+    if turn.jobs[incident.job].change is not None:
+        change.suspend(turn, incident.job, f"no rung of the recipe is left: {why}")
+    if count < recipes.EXHAUSTED_MAX:
+        ask_policy(turn, incident)
+    else:
+        decide_by_default(turn, incident, f"{_DEFAULT}, because no rung was left of {count} recipes")
+
+
+def take_up(turn: Turn, incident: Incident) -> bool:
+    """A job that waited may go on with the rung that it waits for, instead of asking the policy: whether there is one."""
+    action = incident.action
+    if incident.rung is None or action is None or ACTIONS[action.kind].effect is not Effect.CHANGE:
+        return False
+    if problem := recipes.why_not(turn, action, incident):
+        recipes.end(turn, incident, RungEnd.FAILED, problem)
+        walk_on(turn)
+    else:
+        change.begin(turn, incident.job, action, incident)
+    return True
 
 
 def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> None:
@@ -409,10 +476,20 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
     if breaker.is_open(turn) and not incident.planned:
         ask_policy(turn, incident)
         return
+    name, spec = incident.job, ACTIONS[action.kind]
+    at_once = spec.effect in (Effect.CONTINUE, Effect.END) or (
+        spec.effect is Effect.WAIT and (incident.kind == MAINTENANCE or incident.warning)
+    )
+    if at_once:
+        incident = incident.rung_ended(turn.at, RungEnd.DONE, action.reason)
     incident = turn.put_incident(
         evolve(incident, state=IncidentState.DECIDED, action=action, decided_by=decided_by, t_decided=turn.at)
     )
-    name, spec = incident.job, ACTIONS[action.kind]
+    recipes.begun(turn, incident)
+    if not incident.planned and spec.effect is not Effect.CONTINUE:
+        recipes.overtake(turn, name, incident)
+    for step in action.before:
+        _step_before(turn, name, step)
     match spec.effect:
         case Effect.END:
             jobs.fail(turn, name, action.reason)
@@ -430,11 +507,12 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
             planned.wait(turn, name)
         case Effect.WAIT:
             _cover(turn, incident, action, decided_by)
-            change.suspend_job(turn, name, action.reason, retry_s=action.retry_s)
+            ended = turn.jobs[name].change
+            # Nodes that could not prepare are free again as soon as they have stopped, and no event says so.
+            retry = ended is not None and bool(ended.excluded)
+            change.suspend_job(turn, name, action.reason, retry=retry, retry_s=action.retry_s)
         case Effect.CHANGE:
-            for node in action.nodes if spec.condemns else ():
-                if node in turn.nodes:
-                    nodes.mark_unschedulable(turn, node, action.reason)
+            _condemn(turn, action)
             if incident.planned and turn.jobs[name].phase is JobPhase.RUNNING:
                 planned.schedule(turn, incident, action)
             else:
@@ -442,6 +520,20 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
                 change.begin(turn, name, action, incident)
         case _:
             assert_never(spec.effect)
+
+
+def _step_before(turn: Turn, name: str, step: Action) -> None:
+    """A step that starts no ranks; the action of its rung follows at once."""
+    if ACTIONS[step.kind].effect is Effect.CONTINUE:
+        _continue(turn, name, step)
+    else:
+        _condemn(turn, step)
+
+
+def _condemn(turn: Turn, action: Action) -> None:
+    for node in action.nodes if ACTIONS[action.kind].condemns else ():
+        if node in turn.nodes:
+            nodes.mark_unschedulable(turn, node, action.reason)
 
 
 def _continue(turn: Turn, name: str, action: Action) -> None:
@@ -461,11 +553,16 @@ def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
                 evolve(
                     other,
                     state=IncidentState.DECIDED,
-                    action=action,
+                    action=_covering(action),
                     decided_by=f"{decided_by}, together with {incident.id}",
                     t_decided=turn.at,
                 )
             )
+
+
+def _covering(action: Action) -> Action:
+    """What stands in the rows of the incidents that an action covers: the recipe is that of the one it answers."""
+    return evolve(action, before=(), fallbacks=(), within_s=0.0)
 
 
 def node_came_back(turn: Turn, node: str) -> None:

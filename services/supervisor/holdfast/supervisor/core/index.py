@@ -39,6 +39,7 @@ class By(IntEnum):
     ANNOUNCED = 21  # nodes whose maintenance is announced
     SUSPECTED = 22  # nodes of which one witness says that they are lost
     UNHEARD = 23  # nodes that had a session with an earlier leader, and have none with this one yet
+    RUNG_OVER = 25  # open incidents of which a rung has failed, or took too long, and the next one was not taken yet
     RESET_DUE = 24  # nodes that get no ranks before GPUs of theirs have been reset
     RETURNING = 25  # nodes with a session that a fault took out, and that may come back by themselves
 

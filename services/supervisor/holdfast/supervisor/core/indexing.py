@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import is_not, ne
 from typing import Any
 
-from holdfast.domain.incidents import Incident, IncidentState
+from holdfast.domain.incidents import Incident, IncidentState, RungEnd
 from holdfast.supervisor.core.index import EMPTY, By, Group, Index, Memo
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Deferred, Preparing, Resetting, Running, Starting, Stopping
@@ -282,4 +282,6 @@ def _of_incident(incident: Incident | None) -> set[Entry]:
     entries.add((By.STRUCK, incident.node, incident.id))
     if incident.state is IncidentState.OPEN:
         entries.add((By.UNDECIDED, "", incident.id))
+    elif incident.walk and incident.walk[-1].end in (RungEnd.FAILED, RungEnd.LATE):
+        entries.add((By.RUNG_OVER, "", incident.id))
     return entries

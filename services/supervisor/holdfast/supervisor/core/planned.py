@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from holdfast.domain.incidents import Action, Incident, IncidentState
+from holdfast.domain.incidents import Action, Incident, IncidentState, RungEnd
 from holdfast.domain.orders import CheckpointNow
 from holdfast.policy import ACTIONS
-from holdfast.supervisor.core import change, nodes, quarantine, saved, standing_warnings
+from holdfast.supervisor.core import change, nodes, quarantine, recipes, saved, standing_warnings
 from holdfast.supervisor.core.job import Job, OnDemandSave
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Planned, Running
 from holdfast.supervisor.core.planner import Plan, Unplannable
@@ -100,12 +100,11 @@ def on_save_timeout(turn: Turn, name: str) -> None:
     elif plan.tries < turn.config.save_tries_max:
         schedule(turn, incident, plan.action, plan.tries + 1)
     else:
-        drop(
+        _fail(
             turn,
-            name,
+            incident,
             f"postponed: no checkpoint came, and {job.progress.step - job.checkpoints.step} steps would be done again",
         )
-        postpone(turn, name)
 
 
 def _go(turn: Turn, job: Job, plan: Planned) -> None:
@@ -117,8 +116,7 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
         return
     outcome = plan_for(turn, job, plan.action, incident)
     if isinstance(outcome, Unplannable):  # a spare has gone meanwhile: the run is healthy, and stays as it is
-        drop(turn, job.name, f"not possible any more: {outcome.reason}")
-        postpone(turn, job.name)
+        _fail(turn, incident, f"not possible any more: {outcome.reason}")
         return
     if wait_for := change.not_yet(turn, job, outcome):  # the run is healthy, and does the waiting while it trains
         reason, until = wait_for
@@ -130,8 +128,7 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
         if plan.tries < turn.config.save_tries_max:
             _save_first(turn, job, incident.id, plan.action, plan.tries + 1)
         else:
-            drop(turn, job.name, f"postponed: no recent step can be restored with {outcome.mesh}")
-            postpone(turn, job.name)
+            _fail(turn, incident, f"postponed: no recent step can be restored with {outcome.mesh}")
         return
     turn.put_job(job.name, changed_at=turn.at)
     if incident.warning and ACTIONS[plan.action.kind].removes:
@@ -161,11 +158,31 @@ def postpone(turn: Turn, name: str) -> None:
     turn.set_timer(PlannedChangeDue(name), until)
 
 
-def drop(turn: Turn, name: str, outcome: str) -> None:
-    """Give up what was planned: something else came first, or it is not wanted any more."""
+def _fail(turn: Turn, incident: Incident, outcome: str) -> None:
+    """It cannot be done now: the next rung of the recipe, or the run is left alone for a while."""
+    withdraw(turn, incident.job)
+    if incident.rung is not None and incident.action is not None and incident.action.fallbacks:
+        recipes.end(turn, incident, RungEnd.FAILED, outcome)
+    else:
+        give_up(turn, incident.job, outcome)
+
+
+def give_up(turn: Turn, name: str, outcome: str) -> None:
+    """The run is left alone for a while."""
+    drop(turn, name, outcome)
+    postpone(turn, name)
+
+
+def withdraw(turn: Turn, name: str) -> None:
+    """What was planned is not to begin."""
     turn.cancel_timer(SaveTimeout(name))
     if turn.jobs[name].planned is not None:
         _put(turn, name, None)
+
+
+def drop(turn: Turn, name: str, outcome: str) -> None:
+    """Give up what was planned: something else came first, or it is not wanted any more."""
+    withdraw(turn, name)
     for incident in turn.open_incidents(name):
         if incident.planned:
             turn.close_incident(incident.id, IncidentState.RESOLVED, outcome)

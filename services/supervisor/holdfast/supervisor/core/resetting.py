@@ -1,7 +1,7 @@
 """Jobs that wait for GPUs of their nodes to be reset.
 
     change.begin ──Stop to all──► RESETTING ──every reset done──► PREPARING on the same nodes
-                                      └──a reset failed, is late, or its node is gone──► the policy is asked again
+                                      └──a reset failed, is late, its node is gone──► the next rung, or the policy is asked
 
 The nodes' side is in resets.py. Here is only what follows for the job: it is looked at after every event that concerns one of
 its nodes (upkeep.py), so nothing has to be remembered between a reset and its consequence.
@@ -10,9 +10,9 @@ its nodes (upkeep.py), so nothing has to be remembered between a reset and its c
 from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
-from holdfast.domain.incidents import ActionKind, Incident, IncidentState
+from holdfast.domain.incidents import ActionKind, Incident, IncidentState, RungEnd
 from holdfast.domain.orders import OrderDone
-from holdfast.supervisor.core import change, incidents, nodes, resets
+from holdfast.supervisor.core import change, incidents, nodes, recipes, resets
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Cause, Replanning, Resetting
 from holdfast.supervisor.core.planner import Unplannable
@@ -75,9 +75,15 @@ def on_timer(turn: Turn, name: str, number: int) -> None:
 
 
 def _give_up(turn: Turn, job: Job, doing: Resetting, why: str) -> None:
-    """The next rung: everything that was decided to be resolved by the reset is asked again."""
+    """The next rung of the recipe; without one, everything that was decided to be resolved by the reset is asked again."""
     change.withdraw(turn, job)
     turn.move(job.name, Cause.SUSPEND, Replanning(), f"gpu_reset did not come about: {why}")
+    decided = turn.incidents.get(doing.incident)
+    if decided is not None and decided.rung is not None and _rests_on(decided):
+        decided = turn.put_incident(evolve(decided, evidence={**decided.evidence, FAILURE: why}))
+        recipes.end(turn, decided, RungEnd.FAILED, why)
+        incidents.walk_on(turn)
+        return
     resting = [incident for incident in turn.open_incidents(job.name) if _rests_on(incident)]
     resting.sort(key=lambda incident: incident.id != doing.incident)  # the first answer covers the others
     asked = [_undecided(turn, incident, why) for incident in resting]

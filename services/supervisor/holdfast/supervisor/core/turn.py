@@ -22,7 +22,7 @@ from holdfast.domain import tracing
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, Placement, RestoreRun, ShardSource
-from holdfast.domain.incidents import Incident, IncidentState
+from holdfast.domain.incidents import Incident, IncidentState, RungEnd
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Start
@@ -48,7 +48,7 @@ from holdfast.supervisor.protocol import (
     Send,
     SetTimer,
 )
-from holdfast.supervisor.timers import PolicyTimeout, Timer
+from holdfast.supervisor.timers import PolicyTimeout, RungTimeout, Timer
 
 T = TypeVar("T")
 
@@ -377,8 +377,19 @@ class Turn:
         self.set(closed=(*self.closed, incident)[-self.config.closed_incidents_max :])
         return incident
 
-    def close_incident(self, incident_id: str, state: IncidentState, outcome: str, **changes: Any) -> None:
+    def close_incident(
+        self,
+        incident_id: str,
+        state: IncidentState,
+        outcome: str,
+        *,
+        rung_end: RungEnd = RungEnd.OVERTAKEN,
+        **changes: Any,
+    ) -> None:
+        """`rung_end`: how the rung ends that is being carried out for it, if there is one."""
         if (incident := self.incidents.get(incident_id)) is not None:
+            self.cancel_timer(RungTimeout(incident.job, incident.id))
+            incident = incident.rung_ended(self.at, rung_end, outcome)
             self.put_incident(evolve(incident, state=state, outcome=outcome, **changes))
 
     def ask(self, incident: Incident) -> None:

@@ -89,6 +89,8 @@ def reconcile(turn: Turn) -> None:
         returns.review(turn, name)
     if closed and turn.count(By.RESET_DUE):
         resets.review(turn)
+    if turn.count(By.RUNG_OVER):
+        incidents.walk_on(turn)
     if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # only what is undecided is asked
         asked = set(turn.questions)
         for incident in turn.found(By.UNDECIDED):
@@ -100,6 +102,8 @@ def reconcile(turn: Turn) -> None:
         for name in names:
             if name in turn.jobs:
                 _look_at(turn, turn.jobs[name], closed)
+    if turn.count(By.RUNG_OVER):
+        incidents.walk_on(turn)
 
 
 def _look_at(turn: Turn, job: Job, closed: bool) -> None:
@@ -175,6 +179,8 @@ def retry(turn: Turn, name: str) -> None:
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
     if any(incident.action is None for incident in faults):
         return  # asked already
+    if isinstance(job.doing, Deferred) and any(incidents.take_up(turn, incident) for incident in faults):
+        return
     if faults:
         incidents.ask_policy_again(turn, faults[0])
     elif isinstance(job.doing, Waiting | Deferred):

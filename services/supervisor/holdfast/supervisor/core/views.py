@@ -10,7 +10,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Notice
-from holdfast.policy import ACTIONS, JobView, PendingReset
+from holdfast.policy import ACTIONS, JobView, PendingReset, after_steps
 from holdfast.supervisor.core import resets
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
@@ -178,11 +178,14 @@ def _members(turn: Turn, job: Job) -> tuple[frozenset[str], dict[str, str], dict
 def plan_for(turn: Turn, job: Job, action: Action, incident: Incident) -> Plan | Unplannable:
     """The plan that carries out `action`."""
     spec, known = ACTIONS[action.kind], job_view(turn, job)
+    if action.before:
+        known = after_steps(action, known)
     if spec.aim is None:
         return Unplannable(f"{action.kind} changes no generation")
     aim = spec.aim(action, incident, known)
-    dp = known.dp - _replicas_on(job, aim.out) if aim.dp is None else aim.dp
-    return reachable(turn, job, dp, aim.dp_min, aim.out, after_resets=spec.resets)
+    out = aim.out | {node for step in action.before if ACTIONS[step.kind].condemns for node in step.nodes}
+    dp = known.dp - _replicas_on(job, out) if aim.dp is None else aim.dp
+    return reachable(turn, job, dp, aim.dp_min, out, after_resets=spec.resets)
 
 
 def _replicas_on(job: Job, nodes: frozenset[str]) -> int:

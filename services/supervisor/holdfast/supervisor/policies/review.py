@@ -28,7 +28,7 @@ class Review:
     @property
     def differs(self) -> bool:
         """Whether something else would be done. Another reason for the same action is no difference."""
-        return replace(self.action, reason="") != replace(self.asked.action, reason="")
+        return self.action.without_reasons() != self.asked.action.without_reasons()
 
 
 def review(policy: PolicySpec, questions: Iterable[PolicyAsked]) -> list[Review]:
