@@ -8,10 +8,11 @@ it an event costs what it concerns, and not what the fleet is large: at 12,500 n
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Any
 
 
+@unique
 class By(IntEnum):
     """What is found, by which key; "" where there is only one such group."""
 
@@ -39,9 +40,9 @@ class By(IntEnum):
     ANNOUNCED = 21  # nodes whose maintenance is announced
     SUSPECTED = 22  # nodes of which one witness says that they are lost
     UNHEARD = 23  # nodes that had a session with an earlier leader, and have none with this one yet
-    RUNG_OVER = 25  # open incidents of which a rung has failed, or took too long, and the next one was not taken yet
     RESET_DUE = 24  # nodes that get no ranks before GPUs of theirs have been reset
     RETURNING = 25  # nodes with a session that a fault took out, and that may come back by themselves
+    RUNG_OVER = 26  # open incidents of which a rung has failed, or took too long, and the next one was not taken yet
 
 
 Group = Mapping[str, None]  # a set that remembers the order of arrival; copied at the speed of a dictionary
