@@ -80,6 +80,7 @@ class Invariants:
     walks: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # by incident
     # Node → newest word on maintenance, and whether it is due.
     noticed: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    starts: set[str] = field(default_factory=set)  # orders to start that were sent: who does not answer is told again
     leaving: set[str] = field(default_factory=set)  # nodes whose agent was told to end
     returns: ReturnPromises | None = None
 
@@ -98,7 +99,11 @@ class Invariants:
             self.unreset.pop(event.node, None)
         for command in commands:
             match command:
-                case Send(order=Start() as order, node=node) if node in self.unreset:
+                case Send(order=Start() as order, node=node, command_id=command_id):
+                    again = command_id in self.starts
+                    self.starts.add(command_id)
+                    if again or node not in self.unreset:
+                        continue
                     raise Violation(
                         f"ranks of generation {order.generation} start on {node}, whose GPU was to be reset since "
                         f"{self.unreset[node]:.3f} and was not"

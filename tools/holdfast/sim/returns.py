@@ -108,9 +108,11 @@ class ReturnPromises:
         if finding.severity is not Severity.FATAL or finding.kind is not FindingKind.GPU_ERROR or node is None:
             return
         began = event.at - event.age_s - max(0.0, finding.at - finding.since)
-        if finding.id in self.told or began < node.repaired_at or node.name in self.cordoned:
+        if finding.id in self.told:
             return
         self.told.add(finding.id)
+        if began < node.repaired_at or node.name in self.cordoned:
+            return
         self.condemned[node.name] = node.facts.boot_id
         self.back.pop(node.name, None)
         counted = [fault for fault in own(after.nodes[node.name].faults) if fault.at == event.at]

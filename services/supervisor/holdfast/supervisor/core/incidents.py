@@ -381,6 +381,9 @@ def on_answer(turn: Turn, event: PolicyAnswered) -> None:
         return  # answered already, or not wanted any more
     incident = turn.incidents[event.incident]
     turn.withdraw(incident.id)
+    if incident.recipes_exhausted >= recipes.EXHAUSTED_MAX:
+        _decide_by_default(turn, incident, _no_say(incident.recipes_exhausted))
+        return
     action, decided_by = event.action, event.decided_by
     problem = flaw(action)
     chosen = None
@@ -455,7 +458,11 @@ def _exhausted(turn: Turn, incident: Incident, why: str) -> None:
     if count < recipes.EXHAUSTED_MAX:
         ask_policy(turn, incident)
     else:
-        decide_by_default(turn, incident, f"{_DEFAULT}, because no rung was left of {count} recipes")
+        decide_by_default(turn, incident, _no_say(count))
+
+
+def _no_say(recipes_exhausted: int) -> str:
+    return f"{_DEFAULT}, because no rung was left of {recipes_exhausted} recipes"
 
 
 def take_up(turn: Turn, incident: Incident) -> bool:
