@@ -115,7 +115,7 @@ def _found(hostility: Hostility, said: str, fold: Step = step, first: int = 0) -
         (_news_only, ABSENCE, NEVER_TRAINS, 0),
         (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS, 0),
         (_edge_triggered, LOG, NEVER_TRAINS, 0),
-        (_no_progress, DIAGNOSTICS, "finished no new step", 150),  # few seeds find it
+        (_no_progress, DIAGNOSTICS, "finished no new step", 530),  # few seeds find it
         (_believe_anyone, BABBLE, "have not finished", 0),
     ],
     ids=[
