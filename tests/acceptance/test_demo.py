@@ -58,7 +58,8 @@ def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str,
     assert {(incident["kind"], incident["action"]) for incident in bereft} == {("node_lost", "hot_swap")}
     assert all(incident["restored_from"]["object store"] >= 1 for incident in bereft)
     assert report["user_bug"]["phase"] == "failed"
-    assert report["user_bug"]["tries"] == 2, "both nodes have shown the exception, whichever was reported first"
+    # The second attempt shows it on both nodes, unless a rank is ended by the failure of the other before it gets there.
+    assert report["user_bug"]["tries"] in (2, 3), "one restart, and one swap if only one node has shown the exception"
     assert "IndexError" in report["user_bug"]["reason"]
     assert "step 25" in report["user_bug"]["reason"]
 

@@ -349,7 +349,8 @@ class Scenario:
         return sorted({node for nodes in held for node in nodes})
 
     def _user_bug(self) -> tuple[View, list[View]]:
-        """Run a script that raises the same exception at the same step: it must be stopped at the second attempt."""
+        """Run a script that raises the same exception at the same step. It must be stopped at the second attempt, or at the
+        third if only one node has reported the exception by then: a spare tries it first."""
         self._console.print("[dim]starting a third job, with a bug in its script …[/]")
         self._client.submit(
             {
@@ -367,8 +368,8 @@ class Scenario:
         expected = Expectation("user bug", "repeated_exception", "stop")
         if failure := expected.check(incidents[-1] if incidents else None):
             self._failures.append(failure)
-        if job["generation"] != 2:
-            self._failures.append(f"user bug: stopped after {job['generation']} generations, not 2")
+        if job["generation"] not in (2, 3):
+            self._failures.append(f"user bug: stopped after {job['generation']} generations, not 2 or 3")
         return job, incidents
 
 
