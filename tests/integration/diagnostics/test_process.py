@@ -107,7 +107,11 @@ async def _first_finding(redis_url: str) -> Finding:
 
 
 def test_a_killed_agent_is_found_within_a_second(redis_url: str, tmp_path: Path) -> None:
-    with diagnostics(redis_url, tmp_path) as (_, endpoint), agent(endpoint, "n0") as victim:
+    graces = {
+        "HOLDFAST_RECONNECT_GRACE_S": "0.4",
+        "HOLDFAST_UNWITNESSED_GRACE_S": "0.4",
+    }  # nobody else is there to tell
+    with diagnostics(redis_url, tmp_path, **graces) as (_, endpoint), agent(endpoint, "n0") as victim:
         killed_at = time.time()
         victim.send_signal(signal.SIGKILL)
         found = anyio.run(_first_finding, redis_url)
@@ -119,7 +123,7 @@ def test_a_killed_agent_is_found_within_a_second(redis_url: str, tmp_path: Path)
 
 def test_a_stopped_agent_is_not_lost_before_the_silence_allows(redis_url: str, tmp_path: Path) -> None:
     with (
-        diagnostics(redis_url, tmp_path, HOLDFAST_SILENCE_S="1") as (_, endpoint),
+        diagnostics(redis_url, tmp_path, HOLDFAST_SILENCE_S="1", HOLDFAST_UNWITNESSED_GRACE_S="1") as (_, endpoint),
         agent(endpoint, "n0") as victim,
     ):
         stopped_at = time.time()

@@ -52,7 +52,9 @@ class Served:
 @asynccontextmanager
 async def serving(tmp_path: Path, log: EventLog) -> AsyncIterator[Served]:
     ready = tmp_path / "ready.json"
-    settings = DiagnosticsSettings(redis_url="redis://unused", diagnostics_listen="127.0.0.1:0", ready_file=ready)
+    settings = DiagnosticsSettings(
+        redis_url="redis://unused", diagnostics_listen="127.0.0.1:0", ready_file=ready, unwitnessed_grace_s=1.5
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, settings, log)
         await wait_until_async(ready.exists, description="the ready file")

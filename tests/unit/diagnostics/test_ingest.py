@@ -12,6 +12,7 @@ from waiting import VIRTUAL_TIME
 
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.backlog import Backlog
+from holdfast.diagnostics.detectors.liveness import UNWITNESSED_GRACE_S
 from holdfast.diagnostics.engine import Engine
 from holdfast.diagnostics.ingest import TelemetryServicer
 from holdfast.diagnostics.intake import Intake
@@ -75,6 +76,6 @@ async def test_ticks_that_wait_to_be_folded_are_signs_of_life_and_silence_is_non
         with anyio.CancelScope(shield=True):
             await falls_silent.wait()
             assert await lost() == []
-            await anyio.sleep(10.0)
+            await anyio.sleep(UNWITNESSED_GRACE_S + 5.0)
             assert await lost() == ["n0"]
         tasks.cancel_scope.cancel()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from diagnosing import COLLECTIVE, T0, Fleet
 
+from holdfast.diagnostics.detectors.liveness import UNWITNESSED_GRACE_S
 from holdfast.domain.findings import FindingKind, Remedy, Severity
+from holdfast.domain.job import HangSpec
 
 
 @pytest.fixture
@@ -110,6 +114,66 @@ def test_a_node_that_goes_out_of_sight_in_a_pause_has_longer_to_come_back(fleet:
     fleet.breaks("n3")
     fleet.run(until=76.0)
     assert FindingKind.NODE_LOST in fleet.kinds()
+
+
+def silent_script(fleet: Fleet) -> None:
+    """A script that reports no steps, for an hour."""
+    fleet.training = False
+    fleet.now = 3_600.0
+
+
+def before_its_first_step(fleet: Fleet) -> None:
+    fleet.run(until=20.0)
+
+
+def after_a_first_step_of_which_only_the_end_was_heard(fleet: Fleet) -> None:
+    """Nobody knows yet how long one takes: the next one takes 40 s."""
+    fleet.now = 39.8
+    fleet.run(until=41.0)
+
+
+@pytest.mark.parametrize(
+    "job", [silent_script, before_its_first_step, after_a_first_step_of_which_only_the_end_was_heard]
+)
+def test_a_connection_that_breaks_for_seconds_stops_no_job_whose_steps_tell_nothing(
+    job: Callable[[Fleet], None],
+) -> None:
+    fleet = Fleet(nodes=4, hang=HangSpec(init_s=86_400.0))
+    fleet.step_s = 40.0
+    fleet.start()
+    job(fleet)
+    fleet.found.clear()
+    fleet.breaks("n3")
+    fleet.run(until=fleet.now + UNWITNESSED_GRACE_S - 1.0)
+    assert fleet.found == []
+    fleet.connects("n3")
+    fleet.run(until=fleet.now + 5.0)
+    assert fleet.found == []
+    fleet.dies("n3")
+    fleet.run(until=fleet.now + UNWITNESSED_GRACE_S + 1.0)
+    assert fleet.only().kind is FindingKind.NODE_LOST
+
+
+def test_a_job_on_one_node_has_no_other_node_that_could_tell() -> None:
+    fleet = Fleet(nodes=1, ranks_per_node=4)
+    fleet.start()
+    fleet.run(until=20.0)
+    fleet.breaks("n0")  # it goes on training, but says nothing
+    fleet.run(until=34.0)
+    assert fleet.found == []
+    fleet.connects("n0")
+    fleet.run(until=40.0)
+    assert fleet.found == []
+
+
+def test_two_nodes_that_break_together_do_not_testify_against_each_other() -> None:
+    """All that could tell are out of sight: their steps ended for diagnostics, not for the job."""
+    fleet = Fleet(nodes=2)
+    fleet.start()
+    fleet.run(until=20.0)
+    fleet.breaks("n0", "n1")
+    fleet.run(until=34.0)
+    assert FindingKind.NODE_LOST not in fleet.kinds()
 
 
 def test_a_new_incarnation_means_that_the_workers_are_gone(fleet: Fleet) -> None:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from diagnosing import BUG, COLLECTIVE, T0, Fleet
 
+from holdfast.diagnostics.detectors.liveness import UNWITNESSED_GRACE_S
 from holdfast.domain.findings import FindingKind, Remedy
 from holdfast.domain.signals import WorkerError
 
@@ -315,5 +316,5 @@ def test_an_estimated_date_is_called_one(fleet: Fleet) -> None:
     fleet.exits(0, signal=9)
     assert fleet.only().evidence["dated"] == "the end of the process, as its agent saw it"
     fleet.breaks("n1")
-    fleet.run(until=fleet.now + 2.0)
+    fleet.run(until=fleet.now + UNWITNESSED_GRACE_S + 1.0)
     assert fleet.found[-1].evidence["dated"] == "estimate: its last sign of life"

@@ -45,7 +45,11 @@ async def serve(settings: DiagnosticsSettings) -> None:
 async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
     """Run on any event log until cancelled."""
     catalogue = xid.load(settings.xid_overrides)
-    liveness = Liveness(reconnect_grace_s=settings.reconnect_grace_s, silence_s=settings.silence_s)
+    liveness = Liveness(
+        reconnect_grace_s=settings.reconnect_grace_s,
+        unwitnessed_grace_s=settings.unwitnessed_grace_s,
+        silence_s=settings.silence_s,
+    )
     publisher = Publisher(event_log)
     telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: publisher.steps_dropped, what="steps")
     engine = Engine((*detectors.standard(catalogue, liveness=liveness), *plugged()))

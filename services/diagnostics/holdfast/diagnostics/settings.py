@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from holdfast.diagnostics.detectors.liveness import RECONNECT_GRACE_S
+from holdfast.diagnostics.detectors.liveness import RECONNECT_GRACE_S, UNWITNESSED_GRACE_S
 from holdfast.runtime.settings import ServiceSettings
 
 
@@ -16,7 +16,9 @@ class DiagnosticsSettings(ServiceSettings):
     diagnostics_listen: str = "127.0.0.1:8472"  # host:port; port 0 = any free port
     xid_overrides: Path | None = None  # a CSV with rows that replace rows of the Xid catalogue
     # Time after which a node whose stream broke is lost, if its agent does not reconnect; agents try at least once a second.
+    # The second is for nodes of whose ranks the other nodes' steps tell nothing (see `detectors/liveness.py`).
     reconnect_grace_s: float = Field(default=RECONNECT_GRACE_S, gt=0, le=60)
+    unwitnessed_grace_s: float = Field(default=UNWITNESSED_GRACE_S, gt=0, le=600)
     silence_s: float = Field(
         default=5.0, ge=1, le=600
     )  # time without ticks on an open stream after which a node is lost

@@ -6,15 +6,18 @@ or it has been silent for `silence_s`) or *gone* (said goodbye, or reported lost
 * at once when a new incarnation of the agent connects: the workers of the old one died with it;
 * `corroborated_s` after the break, if ranks on other nodes of its generation fail in a collective and no rank has failed
   first: these nodes are the second witness;
-* `reconnect_grace_s` after the break otherwise.
+* `reconnect_grace_s` after the break, if the steps of its generation's other nodes have stopped with it;
+* `unwitnessed_grace_s` after the break otherwise.
 
 If the same incarnation reconnects before that, nothing is reported. If it reconnects later, the finding is withdrawn by
 another one of the same kind and severity info. Only nodes that this process has itself been connected to are ever lost.
 
 The other nodes of its generations are a third witness. A step needs every rank, so while they finish steps, a node without
 contact still trains, and only its agent or its connection has failed. The doubt then waits for as long as the next step may
-take at the present step time; while steps continue, only a warning is reported. Failing collectives outweigh this. In a pause
-(an evaluation, a save) nobody can testify: a node that goes out of sight when steps had stopped already has `pause_grace_s`.
+take at the present step time; while steps continue, only a warning is reported. Failing collectives outweigh this. Often no
+other node can testify: in the first steps of a generation, in a pause (an evaluation, a save), for a job on one node, for a
+script that reports no steps. A broken connection of seconds is then more likely than a lost node, and a healthy run must not
+be stopped for it: such a node has `unwitnessed_grace_s`, in which every running agent reconnects.
 
 If many nodes become doubtful within one second, this process has more likely lost its own network. That is one HOST_PRESSURE
 finding, and doubts without a second witness wait for `mass_grace_s`, in which every running agent reconnects. A node that is
@@ -52,6 +55,7 @@ _PACE_STEPS = 20
 _NAMED_MAX = 32  # nodes in the evidence
 # The longest pause that an agent makes between two tries, and half of it to connect and speak.
 RECONNECT_GRACE_S = 1.5 * TELEMETRY_RETRY_S_MAX
+UNWITNESSED_GRACE_S = 15.0  # every running agent has tried many times
 
 Key = tuple[str, int]  # (job, generation)
 
@@ -72,7 +76,21 @@ class _Pace:
 
     step: int = -1
     at: float = 0.0  # diagnostics' clock: when `step` was first reported
+    stepped: bool = False  # a step was finished while this process listened
+    # The node that reported last and the last one before it: is there a report since some time from any node but this one?
+    node: str = ""
+    heard_at: float = 0.0
+    other_heard_at: float = 0.0
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
+
+    def heard(self, node: str, now: float) -> None:
+        if node != self.node:
+            self.node, self.other_heard_at = node, self.heard_at
+        self.heard_at = now
+
+    def heard_besides(self, node: str) -> float:
+        """When any other node reported last, whether steps or none. 0 = never."""
+        return self.other_heard_at if node == self.node else self.heard_at
 
 
 @dataclass(slots=True)
@@ -117,7 +135,7 @@ class Liveness:
     mass_fraction: float = 0.3
     mass_nodes_min: int = 3
     mass_grace_s: float = 15.0  # by then every running agent has tried many times
-    pause_grace_s: float = 15.0  # likewise, while the job finishes no steps for another reason
+    unwitnessed_grace_s: float = UNWITNESSED_GRACE_S  # while the steps of other nodes tell nothing of this one
     next_step: float = 1.25  # steps continue if the next one comes within this many times the slowest recent one,
     report_s: float = 1.5  # and the time that an agent may need to report it
     next_step_s_max: float = 60.0  # the longest wait for a step
@@ -225,7 +243,7 @@ class Liveness:
             elif self._goes_on(state, running, now):
                 findings += self._excuse(state, name, doubt, running, now)
                 continue
-            elif now - doubt.began < self.pause_grace_s and self._paused_before(state, running, doubt):
+            elif now - doubt.began < self.unwitnessed_grace_s and not self._is_witnessed(state, name, running, doubt):
                 continue
             else:
                 if doubt.broken:
@@ -247,12 +265,16 @@ class Liveness:
                 return True
         return False
 
-    def _paused_before(self, state: LivenessState, running: Mapping[str, Placement], doubt: _Doubt) -> bool:
-        """Whether all generations in `running` had stopped finishing steps before the node went out of sight."""
-        paces = [state.paces.get((job, placement.generation)) for job, placement in running.items()]
-        return bool(paces) and all(
-            pace is not None and pace.intervals_s and doubt.began - pace.at > self._next_s(pace) for pace in paces
-        )
+    def _is_witnessed(self, state: LivenessState, name: str, running: Mapping[str, Placement], doubt: _Doubt) -> bool:
+        """Whether the node's loss would show in the steps of others: in one of its generations another node is heard, the
+        step time is known, and steps had not stopped before. An idle node needs no witness."""
+        for job, placement in running.items():
+            pace = state.paces.get((job, placement.generation))
+            if pace is None or not pace.intervals_s or pace.heard_besides(name) <= doubt.began:
+                continue
+            if doubt.began - pace.at <= self._next_s(pace):
+                return True
+        return not running
 
     def _next_s(self, pace: _Pace) -> float:
         """How long the next step may take, until it is reported."""
@@ -401,10 +423,12 @@ def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
     key, step = (item.job, item.generation), max(item.step, default=-1)
     pace = state.paces.get(key)
     if pace is None:
-        state.paces[key] = _Pace(step, now)
+        pace = state.paces[key] = _Pace(step, now)
     elif step > pace.step:
-        pace.intervals_s.append((now - pace.at) / (step - pace.step))
-        pace.step, pace.at = step, now
+        if pace.stepped:  # the first one began before it was heard of
+            pace.intervals_s.append((now - pace.at) / (step - pace.step))
+        pace.step, pace.at, pace.stepped = step, now, True
+    pace.heard(item.node, now)
 
 
 def _present(state: LivenessState, item: RankProgress | GenerationStarted) -> None:
