@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.detection.score import Score
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
-from holdfast.diagnostics.detectors.liveness import RECONNECT_GRACE_S, Liveness
+from holdfast.diagnostics.detectors.liveness import UNWITNESSED_GRACE_S, Liveness
 from holdfast.diagnostics.engine import Engine
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident, IncidentState
@@ -121,7 +121,7 @@ class Fleet:
 
     def ticks(self) -> None:
         """The clock ticks until every delayed conclusion is reported. A tick looks at every job: only where needed."""
-        for delay_s in (0.2, 0.6, RECONNECT_GRACE_S + 0.1):
+        for delay_s in (0.2, 0.6, UNWITNESSED_GRACE_S + 0.1):
             self.after(delay_s, self._tick)
 
     def _tick(self) -> None:

@@ -12,6 +12,7 @@ Each storm has `DEADLINE_S` of this machine's time; what is not decided by then 
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -45,6 +46,9 @@ STORMS = (150, 750, 12_500)
 DEADLINE_S = 120.0  # for one storm, of real time
 _PER_JOB = 8  # nodes; ranks per node: 1, because what is measured is findings
 _TICK_S = 0.02
+_STEP_S = 0.5
+_TRAINING_S = 5.0  # before the storm: jobs of which nobody knows a step time are judged by other rules
+_LASTING_S = 3.0  # what is not found so long after the last fault was missed
 _T0 = 1_700_000_000.0
 _KINDS = {
     "crash": FindingKind.WORKER_CRASH,
@@ -75,25 +79,31 @@ def _storm(row: Score, count: int, rng: np.random.Generator, until: float) -> No
         engine.fold(GenerationStarted(f"n{i}", _T0, jobs[i], 1, mesh, (i % _PER_JOB,), HangSpec()), _T0)
     victims = sorted(rng.choice(FLEET, count, replace=False).tolist())
     ways = {victim: str(rng.choice(list(_KINDS))) for victim in victims}
-    faults = sorted((_T0 + 1 + float(rng.random()), victim) for victim in victims)
+    faults = sorted((_T0 + _TRAINING_S + float(rng.random()), victim) for victim in victims)
+    ended: dict[str, float] = {}  # job → when the first of its ranks was gone
+    for at, victim in faults:
+        if ways[victim] in ("crash", "lost"):
+            ended.setdefault(jobs[victim], at)
     at_fault: dict[str, float] = {}
     found: list[tuple[float, Finding]] = []  # when it left the engine
     gone: list[tuple[float, str]] = []
     engine_free = _T0
-    now, next_fault, cpu_s, healthy = _T0 + 1, 0, 0.0, FLEET // 50
-    while now < _T0 + 4 and time.monotonic() < until:
+    now, next_fault, cpu_s, talking = _T0, 0, 0.0, itertools.cycle(range(FLEET))
+    lost: set[int] = set()
+    while now < _T0 + _TRAINING_S + 1 + _LASTING_S and time.monotonic() < until:
         now += _TICK_S
         batch: list[Signal] = [
             signal
-            for i in rng.integers(0, FLEET, healthy).tolist()
-            if i not in ways
-            for signal in (NodeBeat(f"n{i}", now), _progress(i, jobs[i], now))
+            for i in itertools.islice(talking, int(FLEET * _TICK_S))
+            if i not in lost
+            for signal in (NodeBeat(f"n{i}", now), _progress(i, jobs[i], now, ended.get(jobs[i], now)))
         ]
         while next_fault < len(faults) and faults[next_fault][0] <= now:
             at, victim = faults[next_fault]
             node = f"n{victim}"
             at_fault[node] = at
             if ways[victim] == "lost":
+                lost.add(victim)
                 gone.append((at, node))  # its control session ends as well
             batch.append(_fault(ways[victim], node, jobs[victim], victim % _PER_JOB, at))
             next_fault += 1
@@ -165,6 +175,8 @@ def _fault(way: str, node: str, job: str, rank: int, at: float) -> Signal:
             return NodeDisconnected(node, at)
 
 
-def _progress(i: int, job: str, at: float) -> RankProgress:
-    rank = (i % _PER_JOB,)
-    return RankProgress(f"n{i}", at, job, 1, rank, (5,), (Phase.STEP,), (_T0,), ("S",), (1.0,), (-1,))
+def _progress(i: int, job: str, at: float, ended: float) -> RankProgress:
+    rank, step = (i % _PER_JOB,), int((min(at, ended) - _T0) / _STEP_S)
+    return RankProgress(
+        f"n{i}", at, job, 1, rank, (step,), (Phase.STEP,), (_T0 + step * _STEP_S,), ("S",), (1.0,), (-1,)
+    )

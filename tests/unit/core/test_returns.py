@@ -16,6 +16,7 @@ from holdfast.supervisor.core import Node, holddown, returns
 from holdfast.supervisor.core.holddown import Cure, Probation, Removal, hold_s
 from holdfast.supervisor.core.offenders import DAY_S, Fault
 from holdfast.supervisor.core.planner import Request, Spare, plan
+from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import (
     JobPhase,
     LeaderStarted,
@@ -592,3 +593,26 @@ def test_the_only_spare_is_used_at_once_though_it_is_on_probation() -> None:
     boot(fleet, "n1")
     fleet.lose("n0")
     assert "n1" in fleet.orders(Prepare)
+
+
+def test_an_event_elsewhere_looks_at_no_node_that_is_on_its_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a storm there are thousands of them, and each event looked at each."""
+    fleet = training(dp=1, spares=4)
+    for node in ("n2", "n3", "n4"):
+        xid(fleet, node)
+    for node in ("n2", "n3"):
+        boot(fleet, node)
+    looked, review = list[str](), returns.review
+
+    def noting(turn: Turn, name: str) -> None:
+        looked.append(name)
+        review(turn, name)
+
+    monkeypatch.setattr(returns, "review", noting)
+    fleet.train(3)
+    xid(fleet, "n1")
+    assert set(looked) <= {"n0", "n1"}
+    boot(fleet, "n4")
+    assert set(looked) <= {"n0", "n1", "n4"}
+    fleet.wait(HOLD + 1)
+    assert {"n2", "n3", "n4"} <= set(spares(fleet)) and {"n2", "n3", "n4"} <= set(looked)

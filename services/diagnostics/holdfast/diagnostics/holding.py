@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from holdfast.diagnostics.bounded import Bounded
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 
 REPEAT_FIRST_S = 30.0
@@ -31,41 +30,50 @@ class Holding:
     """The findings that were reported and still hold, by id."""
 
     def __init__(self) -> None:
-        self._held: Bounded[str, _Held] = Bounded(_HELD_MAX)
+        self._held: dict[str, _Held] = {}  # at most `_HELD_MAX`, the oldest first
+        self._of_job: dict[str, dict[str, None]] = {}  # job → the ids of its findings
         self._next_at = float("inf")
 
     def reported(self, finding: Finding) -> None:
         """Note a finding that is reported for the first time."""
-        self._held.pop(finding.supersedes, None)
+        self._drop(finding.supersedes)
         if finding.kind is FindingKind.NODE_LOST and finding.severity is Severity.INFO:
-            self._held.pop(finding.contradicts, None)
+            self._drop(finding.contradicts)
         if not finding.job or finding.severity not in _CALL_FOR_ACTION:
             return
         self.over(finding.job, before=finding.generation)
+        self._drop(finding.id)
         self._held[finding.id] = _Held(finding, finding.at + REPEAT_FIRST_S)
+        self._of_job.setdefault(finding.job, {})[finding.id] = None
+        if len(self._held) > _HELD_MAX:
+            self._drop(next(iter(self._held)))
         self._next_at = min(self._next_at, finding.at + REPEAT_FIRST_S)
 
     def over(self, job: str, *, before: int | None = None) -> None:
         """Drop findings of the generations of `job` before this number; None = of the whole job."""
-        for identifier in [
-            identifier
-            for identifier, held in self._held.items()
-            if held.finding.job == job and (before is None or held.finding.generation < before)
-        ]:
-            del self._held[identifier]
+        for held in self._of(job):
+            if before is None or held.finding.generation < before:
+                self._drop(held.finding.id)
 
     def stepped(self, record: StepRecord, now: float) -> None:
         """Every rank of a generation has finished a step, so none is lost, dead or stuck. Hardware may still be broken."""
-        if not self._held:
+        for held in self._of(record.job):
+            finding = held.finding
+            recent = now - finding.at <= _REPORTS_LAG_S
+            if finding.generation == record.generation and finding.severity is not Severity.FATAL and not recent:
+                self._drop(finding.id)
+
+    def _of(self, job: str) -> list[_Held]:
+        return [self._held[identifier] for identifier in self._of_job.get(job, ())]
+
+    def _drop(self, identifier: str) -> None:
+        held = self._held.pop(identifier, None)
+        if held is None:
             return
-        for identifier in [
-            identifier
-            for identifier, held in self._held.items()
-            if (held.finding.job, held.finding.generation) == (record.job, record.generation)
-            and held.finding.severity is not Severity.FATAL
-            and now - held.finding.at > _REPORTS_LAG_S
-        ]:
-            del self._held[identifier]
+        ids = self._of_job[held.finding.job]
+        del ids[identifier]
+        if not ids:
+            del self._of_job[held.finding.job]
 
     def due(self, now: float) -> tuple[Finding, ...]:
         """The findings to repeat now. After the clock was set back none waits longer than its interval."""

@@ -420,9 +420,9 @@ def _decide_by_default(turn: Turn, incident: Incident, why: str) -> None:
 def walk_on(turn: Turn) -> None:
     """Take the next rung for every incident of which one has failed or took too long. Not while the breaker is open."""
     for _ in range(RUNGS_MAX):
-        if breaker.is_open(turn) or not (over := turn.found(By.RUNG_OVER)):
+        if not turn.count(By.RUNG_OVER) or breaker.is_open(turn):
             return
-        for each in over:
+        for each in turn.found(By.RUNG_OVER):
             if each in turn.incidents and not breaker.is_open(turn):
                 _next_rung(turn, turn.incidents[each])
 

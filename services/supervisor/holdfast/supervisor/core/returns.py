@@ -6,9 +6,9 @@
                 └── only an operator brings it back ◄──a second fault of its own
 
 Theory of operation. What a fault leaves behind is a value in the node's row, `Node.removal`, and `Node.unschedulable_reason`
-keeps the node from ranks. `review` compares the two with what is known of the node, after every event: nothing needs to be
-remembered between a reboot, the tests after it and the end of the hold-down, whoever leads. Deadlines are by the core's own
-time; of the clocks of nodes only the difference of two test results is used.
+keeps the node from ranks. `review` compares the two with what is known of the node, whenever that is something else than
+before, at the end of the hold-down, and when another leader begins: nothing needs to be remembered between a reboot and the
+tests after it. Deadlines are by the core's own time; of the clocks of nodes only the difference of two test results is used.
 
 Not every cause has a removal: an operator's cordon, a policy's `cordon` and a quarantine hold until they are lifted. Nor has a
 node that somebody only believed to be lost (`contradicted`), or that was lost without ranks: machines come and go.
@@ -217,9 +217,11 @@ def begin_probation(turn: Turn, name: str, cause: str) -> None:
 
 
 def on_timer(turn: Turn, name: str) -> None:
-    """The hold-down is over, which `upkeep` looks at after every event; or the probation."""
+    """The hold-down is over, or the probation."""
     node = turn.nodes.get(name)
-    if node is not None and node.removal is None and node.probation is not None and turn.at >= node.probation.until:
+    if node is not None and node.removal is not None:
+        review(turn, name)
+    elif node is not None and node.probation is not None and turn.at >= node.probation.until:
         turn.put_node(name, probation=None)
         turn.note(name, "its probation is over, and it had no fault of its own")
 

@@ -84,6 +84,7 @@ class Turn:
         self._changed = False
         self._touched: set[str] = set()  # jobs that this event may have changed something for
         self._touched_nodes: set[str] = set()
+        self._unreviewed: set[str] = set()  # nodes that a fault took out of service and that are others now
         self._everything = False
         self._index.pool_changed = self._index.all_told = False
         self._pooled.clear()
@@ -266,6 +267,14 @@ class Turn:
         known = (each for each in names if each in jobs and not jobs[each].phase.finished)
         return [job.name for job in self.in_order(known)]
 
+    def returning(self) -> list[str]:
+        """Nodes on their way back into service for which this event may have made something possible, in order; asked again,
+        those since then. After a storm there are thousands of them: only those that are others now are looked at."""
+        back = self._index.get(By.RETURNING)
+        names = back.keys() if self._everything else self._unreviewed & back.keys()
+        self._unreviewed = set()
+        return sorted(names)
+
     # ------------------------------------------------------------ nodes and jobs
 
     def put_node(self, name: str, **changes: Any) -> Node:
@@ -274,6 +283,8 @@ class Turn:
         self._write("nodes", name)[name] = node
         self._index.node(old, node, changes)
         self._touched_nodes.add(name)
+        if node.removal is not None:
+            self._unreviewed.add(name)
         if old.live_generations is not node.live_generations or old.inventory is not node.inventory:
             self._touched.update(old.live_generations, old.inventory)
         return node

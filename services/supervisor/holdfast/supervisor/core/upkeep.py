@@ -85,12 +85,10 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
 def reconcile(turn: Turn) -> None:
     """Look at every job that the event may have made something possible for, and at those that this makes possible again."""
     closed = not breaker.is_open(turn)
-    for name in turn.found(By.RETURNING) if turn.count(By.RETURNING) else ():
-        returns.review(turn, name)
+    _review_returning(turn)
     if closed and turn.count(By.RESET_DUE):
         resets.review(turn)
-    if turn.count(By.RUNG_OVER):
-        incidents.walk_on(turn)
+    incidents.walk_on(turn)
     if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # only what is undecided is asked
         asked = set(turn.questions)
         for incident in turn.found(By.UNDECIDED):
@@ -102,8 +100,13 @@ def reconcile(turn: Turn) -> None:
         for name in names:
             if name in turn.jobs:
                 _look_at(turn, turn.jobs[name], closed)
-    if turn.count(By.RUNG_OVER):
         incidents.walk_on(turn)
+        _review_returning(turn)
+
+
+def _review_returning(turn: Turn) -> None:
+    for name in turn.returning():
+        returns.review(turn, name)
 
 
 def _look_at(turn: Turn, job: Job, closed: bool) -> None:
