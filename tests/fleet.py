@@ -87,6 +87,7 @@ class Fleet:
         decide: bool = True,
         snapshots: bool = True,
         resets_gpus: bool = False,
+        reboots: bool = False,
     ) -> None:
         self.now = 1000.0
         self.state = State()
@@ -101,7 +102,7 @@ class Fleet:
         self.life: dict[str, int] = {}
         self.version: dict[str, int] = {}  # of the workers that a node reported
         self.finding_count = 0
-        self.resets_gpus = resets_gpus  # whether agents can
+        self.resets_gpus, self.reboots = resets_gpus, reboots  # whether agents can
         self.boots: dict[str, str] = {}  # boot ids of the machines that report one
         self.session = 0  # of the agents that report; 0 = not told
         for index in range(nodes):
@@ -191,7 +192,7 @@ class Fleet:
     def facts(self, node: str, zone: str = "", capacity: int = 1) -> NodeFacts:
         life = f"{node}-{self.life[node]}"
         facts = NodeFacts(node, life, node, node, zone, capacity, f"{node}:1", 1, "/agent", "/kmsg")
-        return replace(facts, resets_gpus=self.resets_gpus, boot_id=self.boots.get(node, ""))
+        return replace(facts, resets_gpus=self.resets_gpus, reboots=self.reboots, boot_id=self.boots.get(node, ""))
 
     def connect(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
         """A new incarnation connects; `running`: with a worker of this generation."""

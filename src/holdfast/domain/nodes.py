@@ -38,6 +38,7 @@ class NodeFacts:
     restore_runs: bool = False  # whether its agent takes what a slot restores in runs of ranks
     resets_gpus: bool = False  # whether its agent takes `ResetGpu`, and has a command for it
     boot_id: str = ""  # of its machine, another one after each boot; empty = unknown
+    reboots: bool = False  # whether its agent takes `RebootNode`, and has a command for it
 
 
 @dataclass(frozen=True, slots=True)

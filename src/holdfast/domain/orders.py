@@ -126,6 +126,19 @@ class ResetGpu:
 
 
 @dataclass(frozen=True, slots=True)
+class RebootNode:
+    """Boot the machine of a node without workers. Carried out at most once, even if the agent ends.
+
+    The answer says whether the command ended well, not whether the machine boots: that is another boot id. Only for agents
+    whose `NodeFacts.reboots` is set.
+    """
+
+    cause: str  # the fault that a boot ends
+    timeout_s: float = 0.0  # for the command
+    job: str = ""  # always empty: a reboot is the node's own matter
+
+
+@dataclass(frozen=True, slots=True)
 class Inject:
     """Cause a fault (`domain.faults`) on this node, in a generation that was prepared with `chaos`, to test the recovery.
 
@@ -141,7 +154,7 @@ class Inject:
     operation: str  # that is answered
 
 
-Order = Warm | Prepare | Start | Stop | CheckpointNow | SetInterval | Prune | ResetGpu | Inject
+Order = Warm | Prepare | Start | Stop | CheckpointNow | SetInterval | Prune | ResetGpu | RebootNode | Inject
 
 
 # ---------------------------------------------------------------- agent → supervisor

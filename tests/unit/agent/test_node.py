@@ -21,7 +21,7 @@ from holdfast.domain.generations import Placement, RankRestore, ShardKey
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import CheckpointNow, Inject, Prepare, Prune, ResetGpu, Start, Stop
+from holdfast.domain.orders import CheckpointNow, Inject, Prepare, Prune, RebootNode, ResetGpu, Start, Stop
 from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
@@ -75,6 +75,9 @@ class FakePool:
             raise Conflict("n computes wrongly")
 
     async def reset_gpus(self, order: ResetGpu) -> Outcome:
+        raise AssertionError("no order is about it")
+
+    async def reboot(self, order: RebootNode) -> Outcome:
         raise AssertionError("no order is about it")
 
     async def _end(self, generations: set[int]) -> None:
@@ -154,6 +157,7 @@ async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
         site,
         self_test=pool.self_test,
         reset_gpus=pool.reset_gpus,
+        reboot=pool.reboot,
         inject=pool.injected.append,
     )
     yield made, pool, replicator

@@ -352,6 +352,8 @@ class LocalStack:
                 "HOLDFAST_GPU_RESET_COMMAND": self._options.environment.get(
                     "HOLDFAST_GPU_RESET_COMMAND", os.environ.get("HOLDFAST_GPU_RESET_COMMAND", "")
                 ),
+                # … and one that boots them all
+                "HOLDFAST_REBOOT_COMMAND": self._options.environment.get("HOLDFAST_REBOOT_COMMAND", ""),
                 # a stack that is stopped is stopped as a whole, so ranks would move to nodes that leave as well
                 "HOLDFAST_TERMINATION_GRACE_S": self._options.environment.get("HOLDFAST_TERMINATION_GRACE_S", "0"),
                 # the nodes share this machine's cores: one compute thread per worker by default

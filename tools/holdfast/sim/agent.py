@@ -24,6 +24,7 @@ from holdfast.domain.orders import (
     Prune,
     RanksFinished,
     RanksStepping,
+    RebootNode,
     Report,
     ResetGpu,
     SetInterval,
@@ -89,6 +90,7 @@ class Surroundings(Protocol):
     def neighbour(self, node: str) -> Agent | None: ...
     def workers_changed(self) -> None: ...
     def gpus_reset(self, agent: Agent, failure: str) -> None: ...
+    def booting(self, agent: Agent) -> None: ...
     @property
     def store(self) -> Store | None: ...
     @property
@@ -146,7 +148,7 @@ class Agent:
         self.version = self.reported = 1
         self.unacknowledged.clear()
         for command_id in sorted(self.in_progress):  # died unanswered: a new life may begin it again, but for a reset
-            if isinstance(self.orders[command_id], ResetGpu):
+            if isinstance(self.orders[command_id], ResetGpu | RebootNode):
                 self.answers[command_id] = OrderDone(command_id, False, UNKNOWN_OUTCOME, at=self.clock.now())
             else:
                 self.executed.pop(command_id, None)
@@ -272,6 +274,7 @@ class Agent:
             "/kmsg",
             resets_gpus=self.resets_gpus,
             boot_id="" if self.returns is None else f"{self.name}-boot{self.boots}",
+            reboots=self.returns is not None and self.returns.ordered,
         )
 
     # ------------------------------------------------------------ orders
@@ -326,6 +329,24 @@ class Agent:
                 self._answer(command_id, True)
             case ResetGpu():
                 self._reset(command_id)
+            case RebootNode():
+                self._reboot(command_id)
+
+    def _reboot(self, command_id: str) -> None:
+        assert self.returns is not None
+        if self.workers is not None and self.workers.living:
+            self._answer(command_id, False, "workers run on this node")
+            return
+        match self.returns.reboot():
+            case "fails":
+                self._answer(command_id, False, "the command failed")
+            case "does nothing":
+                self._answer(command_id, True)
+            case "takes the answer with it":
+                self.around.booting(self)
+            case _:
+                self._answer(command_id, True)
+                self.around.booting(self)
 
     def _reset(self, command_id: str) -> None:
         if self.resetting:  # one after the other
@@ -536,5 +557,7 @@ def describe(order: Order) -> str:
             return f"Prune {', '.join(str(step) for _, step in order.steps)}"
         case Warm():
             return "Warm"
+        case RebootNode():
+            return "RebootNode"
         case ResetGpu():
             return f"ResetGpu {', '.join(map(str, order.gpus)) or 'all'}"

@@ -8,6 +8,7 @@ from random import Random
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Generation
 from holdfast.domain.nodes import Check, Preflight
+from holdfast.domain.orders import RebootNode
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import Node, State
 from holdfast.supervisor.core.holddown import own
@@ -20,6 +21,7 @@ from holdfast.supervisor.protocol import (
     NodeCordonRequested,
     NodeRepaired,
     Publish,
+    Send,
 )
 from holdfast.supervisor.return_rules import ReturnRules
 
@@ -39,17 +41,24 @@ class Returns:
     faults: int = 0
     chance: Random = field(default_factory=Random, compare=False)
     at_peace: bool = False
+    ordered: bool = False  # agents have a command that boots their machine; otherwise somebody does
 
     @classmethod
     def of(cls, seed: int) -> Returns:
         if seed % 4 != 1:
             return cls()
         chance = Random(f"returns of {seed}")
-        return cls(chance.randint(1, FAULTS_MAX), chance)
+        return cls(chance.randint(1, FAULTS_MAX), chance, ordered=seed % 8 == 5)
 
     def calm(self) -> None:
         """From now on no hardware fails, and no test does."""
         self.at_peace = True
+
+    def reboot(self) -> str:
+        """What the command for it does."""
+        if self.at_peace:
+            return "boots"
+        return self.chance.choice(("boots", "boots", "boots", "takes the answer with it", "fails", "does nothing"))
 
     def tests(self, now: float) -> Preflight:
         """What a node finds out about itself."""
@@ -84,6 +93,8 @@ class ReturnPromises:
             match command:
                 case Publish(record=GenerationChanged(stage=GenerationStage.PLANNED, generation=generation)):
                     self._no_ranks_too_early(generation, after, event.at)
+                case Send(node=name, order=RebootNode()) if name not in {send.node for send in before.sends()}:
+                    self._boots_only_what_must(after.nodes[name])
 
     def log_went_back(self, state: State) -> None:
         """What the log has lost was never decided."""
@@ -141,6 +152,14 @@ class ReturnPromises:
             raise Violation(
                 f"{name} was booted and heard at {since:.3f}, has passed its tests since {self.passed_at[name]:.3f}, and was "
                 f"not a spare again by {at:.3f}: {node.unschedulable_reason}"
+            )
+
+    def _boots_only_what_must(self, node: Node) -> None:
+        if node.live_generations or node.workers:
+            raise Violation(f"{node.name} is to boot, and its workers {node.live_generations} have not ended")
+        if node.name in self.back or node.removal is None:
+            raise Violation(
+                f"{node.name} is to boot, and no fault needs it: {node.unschedulable_reason or 'in service'}"
             )
 
     def _no_ranks_too_early(self, generation: Generation, after: State, at: float) -> None:

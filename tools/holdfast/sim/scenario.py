@@ -503,11 +503,16 @@ class Scenario:
         self.diagnostics.find(FindingKind.GPU_ERROR, agent, 0, 0.1, severity=Severity.FATAL)
         if chance.random() < 0.3:  # somebody tries the cheaper thing first
             self.world.after(chance.uniform(0.5, 5.0), lambda: self._boot(agent, machine=False))
-        self.world.after(chance.uniform(5.0, 10.0), lambda: self._boot(agent, machine=True))
+        if not self.returns.ordered:
+            self.world.after(chance.uniform(5.0, 10.0), lambda: self._boot(agent, machine=True))
         if chance.random() < 0.5:
             self.world.after(chance.uniform(10.0, 60.0), lambda: self._fail_hardware(agent))
         repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
         self.world.after(chance.uniform(*LOOKED_AT_S), repaired)
+
+    def booting(self, agent: Agent) -> None:
+        """Its command was accepted: the machine goes down in a moment."""
+        self.world.after(self.returns.chance.uniform(0.1, 3.0), lambda: self._boot(agent, machine=True))
 
     def _boot(self, agent: Agent, *, machine: bool) -> None:
         if agent.alive:

@@ -24,7 +24,7 @@ from holdfast.agent.ledger import Ledger
 from holdfast.agent.node import Outcome
 from holdfast.domain.errors import HoldfastError, Unrestorable
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import Order, OrderDone, Prepare, ResetGpu, Start
+from holdfast.domain.orders import Order, OrderDone, Prepare, RebootNode, ResetGpu, Start
 from holdfast.runtime import telemetry
 
 log = structlog.get_logger("holdfast.agent.orders")
@@ -99,7 +99,7 @@ class Executor:
     async def _execute_once(self, command_id: str, order: Order) -> None:
         name = type(order).__name__
         try:
-            if isinstance(order, ResetGpu):
+            if isinstance(order, ResetGpu | RebootNode):
                 self._ledger.remember(OrderDone(command_id, ok=False, reason=UNKNOWN_OUTCOME, at=self._clock()))
             answer = await self._answer(command_id, order)
             self._ledger.remember(answer)

@@ -13,34 +13,29 @@ The order succeeds only if the tests of the node pass afterwards.
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import IO
 
 import anyio
 import structlog
 
+from holdfast.agent import operator_command
 from holdfast.agent.gpu_devices import GpuDevices, Holder
 from holdfast.agent.node import Outcome
-from holdfast.domain.errors import Conflict, Unavailable
+from holdfast.domain.errors import Conflict
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import ResetGpu
 from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal
 from holdfast.runtime import telemetry
-from holdfast.runtime.children import Child, running, spawn
 
 log = structlog.get_logger("holdfast.agent.gpu_reset")
 
 COMMAND_TIMEOUT_S = 90.0  # if the order has no limit
 FREE_WITHIN_S = 10.0  # a process that has just been killed closes its devices in the driver, which takes seconds
 LOOK_S = 0.2
-OUTPUT_CHARS_MAX = 500
-_READ_BYTES = 64 << 10
 _HOLDERS_MAX = 8
 _NO_ACTION, _RESETS = 0, frozenset({1, 4, 6})  # NVML's recovery actions: none; GPU reset, drain and reset, bus reset
 
@@ -56,8 +51,7 @@ class ResetRules:
     @property
     def possible(self) -> bool:
         """Whether there is a command, and its program exists on this node."""
-        words = shlex.split(self.command)
-        return bool(words) and shutil.which(words[0]) is not None
+        return operator_command.exists(self.command)
 
     def words(self, gpus: Sequence[int]) -> list[str]:
         listed = ",".join(map(str, gpus))
@@ -122,7 +116,8 @@ class GpuResets:
                     await self._wait_until_free(gpus, named)
                     self._refuse_with_workers(named)
                     with telemetry.span("gpu reset", job=order.job):
-                        said = await self._run(self._rules.words(gpus), order.timeout_s or COMMAND_TIMEOUT_S)
+                        words = self._rules.words(gpus)
+                        said = await operator_command.run("gpu-reset", words, order.timeout_s or COMMAND_TIMEOUT_S)
                 reset_at = time.monotonic()
                 failures = await self._test()
             tested_at = time.monotonic()
@@ -150,10 +145,7 @@ class GpuResets:
 
     def _refuse_with_workers(self, named: str) -> None:
         if workers := self._workers():
-            ranks = ", ".join(
-                f"rank {worker.rank} of {worker.job} (pid {worker.pid})" for worker in workers[:_HOLDERS_MAX]
-            )
-            raise Conflict(f"{named} is not reset while workers run on this node: {ranks}")
+            raise Conflict(f"{named} is not reset while workers run on this node: {named_workers(workers)}")
 
     async def _wait_until_free(self, gpus: Sequence[int], named: str) -> None:
         until = anyio.current_time() + self._free_within_s
@@ -167,73 +159,10 @@ class GpuResets:
     def _holders(self, gpus: Sequence[int]) -> list[Holder]:
         return self._devices.holders(gpus, except_for=self._rules.stops)
 
-    async def _run(self, command: Sequence[str], timeout_s: float) -> str:
-        """Run the command and return the end of its output. It and what it started are killed at the limit."""
-        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(ours, "rb", buffering=0) as pipe:
-            try:
-                child = spawn("gpu-reset", command, output=theirs)
-            finally:
-                os.close(theirs)
-            output = _Tail()
-            code: int | None = None
-            async with running(child, stop_grace_s=0.0), anyio.create_task_group() as tasks:
-                tasks.start_soon(output.read, pipe)
-                with anyio.move_on_after(timeout_s):
-                    code = await child.wait()
-                if code is None:
-                    await _end(child)
-                tasks.cancel_scope.cancel()
-            output.drain(pipe)
-        shown = shlex.join(command)
-        if code is None:
-            raise Unavailable(f"`{shown}` did not end within {timeout_s:g} s and was killed{output.quoted}")
-        if code != 0:
-            raise Unavailable(f"`{shown}` {_ended(code)}{output.quoted}")
-        return output.text
-
-
-async def _end(child: Child) -> None:
-    with anyio.CancelScope(shield=True):
-        await child.stop(0.0)
-
-
-def _ended(code: int) -> str:
-    return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-
 
 def listed(gpus: Sequence[int]) -> str:
     return ", ".join(map(str, gpus))
 
 
-class _Tail:
-    """The end of a command's output."""
-
-    def __init__(self) -> None:
-        self._bytes = b""
-
-    async def read(self, pipe: IO[bytes]) -> None:
-        """Read until the end of the output, or until cancelled."""
-        while True:
-            await anyio.wait_readable(pipe)
-            if not self._take(pipe):
-                return
-
-    def drain(self, pipe: IO[bytes]) -> None:
-        """Take what has been written already."""
-        while self._take(pipe):
-            pass
-
-    def _take(self, pipe: IO[bytes]) -> bool:
-        raw = pipe.read(_READ_BYTES)
-        self._bytes = (self._bytes + (raw or b""))[-4 * OUTPUT_CHARS_MAX :]
-        return bool(raw)
-
-    @property
-    def text(self) -> str:
-        words = self._bytes.decode(errors="replace").replace("\0", "")
-        return " ".join(words.split())[-OUTPUT_CHARS_MAX:]
-
-    @property
-    def quoted(self) -> str:
-        return f": {self.text}" if self.text else ", without output"
+def named_workers(workers: Sequence[RunningWorker]) -> str:
+    return ", ".join(f"rank {worker.rank} of {worker.job} (pid {worker.pid})" for worker in workers[:_HOLDERS_MAX])

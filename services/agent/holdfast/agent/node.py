@@ -29,6 +29,7 @@ from holdfast.domain.orders import (
     Order,
     Prepare,
     Prune,
+    RebootNode,
     ResetGpu,
     SetInterval,
     Start,
@@ -81,6 +82,7 @@ class Node:
         *,
         self_test: Callable[[], Awaitable[None]],
         reset_gpus: Callable[[ResetGpu], Awaitable[Outcome]],
+        reboot: Callable[[RebootNode], Awaitable[Outcome]],
         inject: Callable[[Inject], object],
     ) -> None:
         """`self_test` raises `HoldfastError` if this node's devices compute wrong results. `inject` causes a fault, or raises
@@ -90,6 +92,7 @@ class Node:
         self._site = site
         self._self_test = self_test
         self._reset_gpus = reset_gpus
+        self._reboot = reboot
         self._inject = inject
         self._jobs: dict[str, _Job] = {}
 
@@ -121,6 +124,8 @@ class Node:
                 return Outcome()
             case ResetGpu():
                 return await self._reset_gpus(order)
+            case RebootNode():
+                return await self._reboot(order)
             case Inject():
                 self._inject(order)
                 return Outcome()

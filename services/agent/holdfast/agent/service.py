@@ -44,6 +44,7 @@ from holdfast.agent.leaving import Leaving
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.node import Node, Outcome
 from holdfast.agent.outbox import Outbox
+from holdfast.agent.reboot import Reboots
 from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator, ReplicatorPlaces
 from holdfast.agent.reports import Reports
 from holdfast.agent.session import Session
@@ -133,6 +134,7 @@ class Agent:
             held=self._preflights.held,
             test=self._preflights.after_reset,
         )
+        self._reboots = Reboots(settings.reboot_command, settings.node, self._pool.running)
         self._faults = Faults(self._pool, settings.kernel_log)
         self._node = Node(
             self._pool,
@@ -140,6 +142,7 @@ class Agent:
             self._pool.site,
             self_test=self._preflights.on_suspicion,
             reset_gpus=self._resets.carry_out,
+            reboot=self._reboots.carry_out,
             inject=self._faults.inject,
         )
         executor = Executor(
@@ -179,7 +182,13 @@ class Agent:
     def _hello(self) -> Hello:
         tested = self._preflights.newest if self._settings.preflight_every_s else None
         workers = self._pool.worker_set
-        facts = _facts(self._settings, self._incarnation, self._replicator.endpoint, resets_gpus=self._resets.possible)
+        facts = _facts(
+            self._settings,
+            self._incarnation,
+            self._replicator.endpoint,
+            resets_gpus=self._resets.possible,
+            reboots=self._reboots.possible,
+        )
         return Hello(facts, self._pool.running(), tested, workers.version, workers.ended, workers.template)
 
     def _workers_version(self, forked: Sequence[RunningWorker]) -> int:
@@ -190,6 +199,7 @@ class Agent:
     async def _carry_out(self, order: Order) -> Outcome:
         if isinstance(order, Prepare | Warm):
             self._descriptors.require()
+            self._reboots.require_up()
         if isinstance(order, Prepare):
             await self._resets.finished()
             self._preflights.make_way()
@@ -247,7 +257,9 @@ class Agent:
         return await anyio.to_thread.run_sync(preflight_checks.disk, directories, abandon_on_cancel=True)
 
 
-def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str, *, resets_gpus: bool) -> NodeFacts:
+def _facts(
+    settings: AgentSettings, incarnation: str, replicator_endpoint: str, *, resets_gpus: bool, reboots: bool
+) -> NodeFacts:
     return NodeFacts(
         restore_runs=True,
         resets_gpus=resets_gpus,
@@ -264,6 +276,7 @@ def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str, 
         kernel_log=str(settings.kernel_log),
         version=importlib.metadata.version("holdfast"),
         boot_id=_boot_id(settings.boot_id_file),
+        reboots=reboots,
     )
 
 

@@ -53,6 +53,9 @@ class AgentSettings(ServiceSettings):
     # Programs that the command itself stops (as in /proc/PID/comm, comma-separated): a reset does not wait for them
     gpu_reset_stops: str = ""
     gpu_devices: Path = Path("/dev")  # directory of the GPUs' device files
+    # Boots this machine; {node} becomes the node's name. Run without a shell, on a node without workers, after a fault that
+    # only a boot ends. Empty = whoever looks after the machines boots them
+    reboot_command: str = ""
     boot_id_file: Path = BOOT_ID  # by which a reboot is recognised; for containers in which /proc/sys is masked
     # Seconds after which an unmodified script counts as having made a step.
     assume_started_after_s: float = Field(default=5.0, gt=0)
@@ -75,14 +78,19 @@ class AgentSettings(ServiceSettings):
         stops = (part.strip() for part in self.gpu_reset_stops.split(","))
         return ResetRules(self.gpu_reset_command, self.gpu_reset_together, tuple(part for part in stops if part))
 
-    @field_validator("gpu_reset_command")
+    @field_validator("gpu_reset_command", "reboot_command")
     @classmethod
     def _command_can_be_split(cls, value: str) -> str:
         try:
-            words = shlex.split(value)
+            shlex.split(value)
         except ValueError as error:
             raise ValueError(f"a command line ({error})") from error
-        if words and not any("{gpu}" in word for word in words):
+        return value
+
+    @field_validator("gpu_reset_command")
+    @classmethod
+    def _command_names_the_gpu(cls, value: str) -> str:
+        if value and "{gpu}" not in value:
             raise ValueError("a command line that contains {gpu}")
         return value
 

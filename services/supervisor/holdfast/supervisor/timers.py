@@ -223,6 +223,14 @@ class ReturnDue(_Timer):
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class RebootDue(_Timer):
+    """What kept a node from being booted may be over; or it should have booted."""
+
+    word: ClassVar = "reboot"
+    node: str
+
+
 # ---------------------------------------------------------------- about the rest
 
 
@@ -272,5 +280,13 @@ OfJob = (
     | StepDue
 )
 Timer = (
-    OfJob | WitnessTimeout | LostTimeout | NoticeDue | ReturnDue | PolicyTimeout | SessionsTimeout | BreakerWindowOver
+    OfJob
+    | WitnessTimeout
+    | LostTimeout
+    | NoticeDue
+    | ReturnDue
+    | RebootDue
+    | PolicyTimeout
+    | SessionsTimeout
+    | BreakerWindowOver
 )

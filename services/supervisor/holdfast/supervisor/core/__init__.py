@@ -49,6 +49,7 @@ from holdfast.supervisor.core import (
     notices,
     planned,
     pruning,
+    reboots,
     recipes,
     reconcile,
     reports,
@@ -108,6 +109,7 @@ from holdfast.supervisor.timers import (
     PolicyTimeout,
     PrepareTimeout,
     RanksDue,
+    RebootDue,
     ReconnectTimeout,
     ResetTimeout,
     RetentionDue,
@@ -361,6 +363,8 @@ def _timer(turn: Turn, timer: Timer) -> None:
             notices.on_timer(turn, node)
         case ReturnDue(node):
             returns.on_timer(turn, node)
+        case RebootDue(node):
+            reboots.review(turn, node)
         case RanksDue(job):
             reconcile.on_timer(turn, job)
         case StepDue(job):

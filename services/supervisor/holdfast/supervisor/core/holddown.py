@@ -19,6 +19,8 @@ from holdfast.domain.evolve import evolve
 from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.return_rules import ReturnRules
 
+REBOOTS_MAX = 3  # tries to boot a machine after one fault
+
 
 class Cure(StrEnum):
     """What must have happened before the hold-down begins, the least first."""
@@ -30,6 +32,16 @@ class Cure(StrEnum):
 
 
 _ORDER = tuple(Cure)
+
+
+@dataclass(frozen=True, slots=True)
+class Reboot:
+    """How far the boot of a machine has come that Holdfast orders (reboots.py)."""
+
+    tries: int = 0  # that were ordered
+    ordered_at: float | None = None  # the one that is under way
+    waits: str = ""  # what keeps the next one, one clause
+    failure: str = ""  # of the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class Removal:
     back_at: float | None = None  # when all had happened that must have
     hold_until: float = 0.0
     final: str = ""  # why only an operator brings it back; empty = it comes back by itself
+    reboot: Reboot | None = None  # as far as Holdfast boots its machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +109,5 @@ def merged(old: Removal | None, new: Removal) -> Removal:
         hardware=old.hardware or new.hardware,
         boot_id=new.boot_id if cure is new.cure else old.boot_id,
         final=old.final,
+        reboot=old.reboot if old.back_at is None else None,  # one boot ends both
     )

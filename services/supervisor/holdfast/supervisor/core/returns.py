@@ -22,7 +22,7 @@ from __future__ import annotations
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.supervisor.core import nodes, offenders
-from holdfast.supervisor.core.holddown import Cure, Probation, Removal, hold_s, merged, own, second_fault
+from holdfast.supervisor.core.holddown import REBOOTS_MAX, Cure, Probation, Removal, hold_s, merged, own, second_fault
 from holdfast.supervisor.core.lifecycle import Deferred, Waiting
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
@@ -245,7 +245,7 @@ def standing(node: Node, at: float, probation_s: float) -> str:
     if not node.unschedulable_reason:
         return ""
     if removal.back_at is None:
-        return f"out of service after {removal.cause}; {_awaited(node, removal)} {repair}"
+        return f"out of service after {removal.cause}; {_awaited(node, removal, at)} {repair}"
     then = f"then a spare on probation for {max(1, round(probation_s / 60))} min"
     if at < removal.hold_until:
         tests = "" if has_passed(node) else f" and {_tests(node)}"
@@ -278,8 +278,16 @@ def comes_back(node: Node) -> bool:
     return removal.cure is not Cure.REBOOT or bool(removal.boot_id)
 
 
-def _awaited(node: Node, removal: Removal) -> str:
+def _awaited(node: Node, removal: Removal, at: float) -> str:
+    reboot = removal.reboot
     match removal.cure:
+        case Cure.REBOOT if reboot is not None and reboot.ordered_at is not None:
+            return f"its machine was told to boot {at - reboot.ordered_at:.0f} s ago; it comes back after that, or by"
+        case Cure.REBOOT if reboot is not None and reboot.failure:
+            again = "it is tried again" if reboot.tries < REBOOTS_MAX else "it comes back after a boot by hand"
+            return f"its machine could not be booted ({reboot.failure}); {again}, or by"
+        case Cure.REBOOT if reboot is not None:
+            return f"its machine will be booted, but not while {reboot.waits}; it comes back after that, or by"
         case Cure.RETURN:
             return "it comes back by itself with its agent, or by"
         case Cure.STOPPED:

@@ -13,6 +13,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inventory, Prepare
 from holdfast.domain.runs import shard_runs
+from holdfast.domain.tiers import DURABLE
 from holdfast.supervisor.core.election import (
     Election,
     Holder,
@@ -48,6 +49,28 @@ def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
         for node in nodes
         if node.connected and node.facts.replicator_endpoint
     ]
+
+
+def only_in_memory_of(turn: Turn, name: str, node: Node) -> bool:
+    """Whether a checkpoint of this job would be lost with what `node` keeps in memory: the newest complete one; of a job
+    that is not known any more, any shard that no other node and no disk has."""
+    in_memory = [record for record in node.inventory.get(name, ()) if record.tier not in DURABLE]
+    if not in_memory:
+        return False
+    job = turn.jobs.get(name)
+    rest = [record for record in node.inventory.get(name, ()) if record.tier in DURABLE]
+    if job is None or job.generation is None:
+        others = (turn.nodes[each] for each in turn.found(By.KEEPS, name) if each != node.name)
+        kept = {record.key for other in others if other.connected for record in other.inventory.get(name, ())}
+        kept.update(record.key for record in rest)
+        return any(record.key not in kept for record in in_memory)
+    generation = job.generation
+    members = [placement.node for placement in generation.placements]
+    known, lineage = _knowledge(turn, job), job.checkpoints.lineage
+    every = holders(turn, job, members)
+    without = [each._replace(shards=rest) if each.node == node.name else each for each in every]
+    newest, left = (elect(lineage, each, generation.mesh, generation.placements, known) for each in (every, without))
+    return left.restore.step < newest.restore.step
 
 
 def _knowledge(turn: Turn, job: Job) -> Knowledge:

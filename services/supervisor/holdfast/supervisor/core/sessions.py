@@ -19,6 +19,7 @@ from holdfast.domain.orders import (
     Prune,
     RanksFinished,
     RanksStepping,
+    RebootNode,
     Report,
     ResetGpu,
     Stop,
@@ -37,6 +38,7 @@ from holdfast.supervisor.core import (
     notices,
     planned,
     progress,
+    reboots,
     reconcile,
     reports,
     resets,
@@ -171,7 +173,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
     """Another life of the node: every worker and every order of the last one died with it."""
     for send in turn.orders(node=node.name):
         if not (
-            isinstance(send.order, Prune | ResetGpu)
+            isinstance(send.order, Prune | ResetGpu | RebootNode)
             or (isinstance(send.order, Stop) and (send.order.ended or send.order.forget))
         ):
             turn.forget_order(send)
@@ -209,7 +211,8 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
     turn.cancel_timer(LostTimeout(node.name))
     turn.cancel_timer(WitnessTimeout(node.name))
     if booted:
-        resets.withdraw(turn, node.name)  # its answer would be about the boot before
+        resets.withdraw(turn, node.name)  # their answers would be about the boot before
+        reboots.withdraw(turn, node.name)
     returns.on_restart(turn, node.name, booted=booted)
     returns.review(turn, node.name)
     nodes.refresh(turn, node.name, "its machine was booted again" if booted else "its agent started again")
@@ -353,6 +356,8 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             reconcile.on_prepared(turn, node, send.order.job, send.order.generation, done)
         case Stop() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
+        case RebootNode():
+            reboots.on_answer(turn, node, done)
         case ResetGpu():
             resets.on_answer(turn, node, done)
             resetting.on_answer(turn, node, done)

@@ -18,6 +18,7 @@ from holdfast.supervisor.core import (
     notices,
     planned,
     quarantine,
+    reboots,
     resets,
     resetting,
     returns,
@@ -57,12 +58,14 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
     if node is None:
         turn.note(event.node, "not cordoned: no such node has ever connected")
     elif event.cordoned:
+        reboots.withdraw(turn, node.name)
         nodes.mark_unschedulable(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
     else:
         reason = f"uncordoned by an operator: {event.reason}"
         due = None if node.reset_due is None else evolve(node.reset_due, failure="")  # it is tried again
         node = turn.put_node(node.name, unschedulable_reason="", quarantined=False, reset_due=due)
         node = returns.forget(turn, node.name)
+        reboots.withdraw(turn, node.name)
         notices.forget(turn, node, reason)
         nodes.refresh(turn, node.name, reason)
 
@@ -76,6 +79,7 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
     )
     returns.forget(turn, event.node)
     resets.withdraw(turn, event.node)
+    reboots.withdraw(turn, event.node)
     nodes.refresh(turn, event.node, "marked as repaired by an operator")
 
 
@@ -107,6 +111,7 @@ def reconcile(turn: Turn) -> None:
 def _review_returning(turn: Turn) -> None:
     for name in turn.returning():
         returns.review(turn, name)
+        reboots.review(turn, name)
 
 
 def _look_at(turn: Turn, job: Job, closed: bool) -> None:

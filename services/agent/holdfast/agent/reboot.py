@@ -1,0 +1,64 @@
+"""Boots the machine with the operator's command (`HOLDFAST_REBOOT_COMMAND`), when no worker runs on the node.
+
+The command ends before the machine does, so the answer to the order says only that it was accepted. Nothing is started here
+from then on, until the agent ends with its machine or `_GOES_DOWN_S` have passed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import anyio
+import structlog
+
+from holdfast.agent import operator_command
+from holdfast.agent.gpu_reset import named_workers
+from holdfast.agent.node import Outcome
+from holdfast.domain.errors import Conflict
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import RebootNode
+
+log = structlog.get_logger("holdfast.agent.reboot")
+
+COMMAND_TIMEOUT_S = 60.0  # if the order has no limit
+_GOES_DOWN_S = 600.0  # after that the machine does not boot, whatever the command said
+
+
+@dataclass(slots=True)
+class Reboots:
+    """Carries out `RebootNode`. `command`: run without a shell; `{node}` becomes the node's name; empty = no reboots."""
+
+    command: str
+    node: str
+    workers: Callable[[], Sequence[RunningWorker]]
+    _until: float = 0.0  # the event loop's time: nothing is started before
+
+    @property
+    def possible(self) -> bool:
+        return operator_command.exists(self.command)
+
+    def require_up(self) -> None:
+        """Raises `Conflict` while the machine is about to go down."""
+        if anyio.current_time() < self._until:
+            raise Conflict(f"{self.node} is about to boot: the supervisor ordered it")
+
+    async def carry_out(self, order: RebootNode) -> Outcome:
+        """Raises `Conflict` if workers run here or there is no command, `Unavailable` if it fails."""
+        if not self.possible:
+            raise Conflict("no command boots this node: set HOLDFAST_REBOOT_COMMAND")
+        self._refuse_with_workers()
+        words = [word.replace("{node}", self.node) for word in shlex.split(self.command)]
+        self._until = anyio.current_time() + _GOES_DOWN_S
+        log.warning("booting this machine", command=shlex.join(words), cause=order.cause)
+        try:
+            said = await operator_command.run("reboot", words, order.timeout_s or COMMAND_TIMEOUT_S)
+        except BaseException:
+            self._until = 0.0
+            raise
+        return Outcome(reason=said)
+
+    def _refuse_with_workers(self) -> None:
+        if workers := self.workers():
+            raise Conflict(f"{self.node} is not booted while workers run on it: {named_workers(workers)}")

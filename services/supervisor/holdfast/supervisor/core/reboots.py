@@ -1,0 +1,107 @@
+"""Machines that only a boot brings back are booted, where their agents have a command for it.
+
+    out of service, cured by a boot ──nothing needs the node──► RebootNode ──another boot id──► hold-down (returns.py)
+                                                                    └──────► three tries failed, or no boot came: an operator
+
+Theory of operation. The node has no ranks: a fault took it out (`Removal` with `Cure.REBOOT`). What is left to lose is in its
+memory: a checkpoint that is nowhere else yet, or shards that a change of a job fetches from it now. `review` looks when
+something of the node is other than before, and every `LOOK_S` while something keeps it. An agent that finds workers refuses.
+While the circuit breaker is open no order goes out: then it is more likely that we see wrongly.
+
+That the machine has booted is never concluded from the answer, but from its boot id (returns.py).
+"""
+
+from __future__ import annotations
+
+from holdfast.domain.evolve import evolve
+from holdfast.domain.orders import OrderDone, RebootNode
+from holdfast.supervisor.core import breaker, nodes, saved
+from holdfast.supervisor.core.holddown import REBOOTS_MAX, Cure, Reboot, Removal
+from holdfast.supervisor.core.lifecycle import Deferred, Pending, Running, Waiting
+from holdfast.supervisor.core.state import Node
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.protocol import Send
+from holdfast.supervisor.timers import RebootDue
+
+COMMAND_S = 60.0
+LOOK_S = 30.0  # between two looks at what keeps a node from being booted, and before another try
+BOOT_S = 1800.0  # large machines test their memory for minutes
+
+
+def review(turn: Turn, name: str) -> None:
+    """Order the boot if it is possible now."""
+    node = turn.nodes.get(name)
+    if node is None or (removal := _waits_for_boot(node)) is None:
+        return
+    reboot = removal.reboot or Reboot()
+    if reboot.ordered_at is not None:
+        if turn.at >= reboot.ordered_at + BOOT_S:
+            withdraw(turn, name)
+            _fail(turn, name, f"{BOOT_S / 60:.0f} min after the order it had not booted")
+        return
+    if breaker.is_open(turn) or not node.connected or node.unheard or node.lost or reboot.tries >= REBOOTS_MAX:
+        return
+    if RebootDue(name) in turn.timers and turn.timers[RebootDue(name)] > turn.at:
+        return
+    if waits := obstacle(turn, node):
+        turn.set_timer(RebootDue(name), turn.at + LOOK_S)
+        if reboot.waits != waits:
+            turn.put_node(name, removal=evolve(removal, reboot=evolve(reboot, waits=waits)))
+        return
+    reboot = evolve(reboot, tries=reboot.tries + 1, ordered_at=turn.at, waits="")
+    turn.put_node(name, removal=evolve(removal, reboot=reboot))
+    turn.set_timer(RebootDue(name), turn.at + BOOT_S)
+    turn.send(name, RebootNode(removal.cause, COMMAND_S))
+    nodes.refresh(turn, name, f"its machine is booted: {removal.cause}")
+
+
+def _waits_for_boot(node: Node) -> Removal | None:
+    removal = node.removal
+    if removal is None or removal.final or removal.back_at is not None or removal.cure is not Cure.REBOOT:
+        return None
+    same = bool(removal.boot_id) and node.facts.boot_id == removal.boot_id
+    return removal if node.facts.reboots and same else None
+
+
+def obstacle(turn: Turn, node: Node) -> str:
+    """What keeps the node from being booted now, one clause; empty when nothing does."""
+    if node.live_generations or node.workers:
+        return "workers still run on it"
+    if node.facts.replicator_endpoint and not node.inventoried:
+        return "it has not said which shards it holds"
+    for name in sorted(node.inventory):
+        job = turn.jobs.get(name)
+        settled = job is None or job.phase.finished or isinstance(job.doing, Running | Pending | Waiting | Deferred)
+        if not settled:
+            return f"{name} is in a change, and may fetch shards from it"
+        if saved.only_in_memory_of(turn, name, node):
+            return f"its memory has the only copy of a checkpoint of {name}"
+    return ""
+
+
+def on_answer(turn: Turn, name: str, done: OrderDone) -> None:
+    if done.ok:
+        turn.note(name, f"its machine has been told to boot{f': {done.reason}' if done.reason else ''}")
+    else:
+        _fail(turn, name, done.reason)
+
+
+def _fail(turn: Turn, name: str, why: str) -> None:
+    removal = turn.nodes[name].removal
+    if removal is None or removal.reboot is None:
+        return  # an operator has spoken
+    reboot = evolve(removal.reboot, ordered_at=None, failure=why)
+    turn.put_node(name, removal=evolve(removal, reboot=reboot))
+    turn.set_timer(RebootDue(name), turn.at + LOOK_S)
+    nodes.refresh(turn, name, f"its machine could not be booted: {why}")
+
+
+def withdraw(turn: Turn, name: str) -> None:
+    """The machine has booted, or need not any more: forget the order, if one is out."""
+    turn.cancel_timer(RebootDue(name))
+    if (send := _order_to(turn, name)) is not None:
+        turn.forget_order(send)
+
+
+def _order_to(turn: Turn, name: str) -> Send | None:
+    return next((send for send in turn.orders(node=name, to_one=True) if isinstance(send.order, RebootNode)), None)
