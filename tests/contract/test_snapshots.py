@@ -20,7 +20,15 @@ from holdfast.supervisor.core import Job, Node, State, step
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.upgrades import timer
 from holdfast.supervisor.protocol import JobPhase, LeaderStarted, TimerFired
-from holdfast.supervisor.timers import BreakerWindowOver, ResetTimeout, ReturnDue, RungTimeout, Timer, WarningDue
+from holdfast.supervisor.timers import (
+    BreakerWindowOver,
+    RebootDue,
+    ResetTimeout,
+    ReturnDue,
+    RungTimeout,
+    Timer,
+    WarningDue,
+)
 from holdfast.wire import records
 
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "data" / "snapshots.jsonl").read_text().splitlines()]
@@ -172,6 +180,7 @@ def test_the_recording_has_every_timer_that_it_knew_but_the_breakers() -> None:
         BreakerWindowOver.word,
         WarningDue.word,
         ResetTimeout.word,
+        RebootDue.word,
         ReturnDue.word,
         RungTimeout.word,
     }
