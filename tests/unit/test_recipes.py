@@ -89,7 +89,10 @@ def test_what_is_ambiguous_is_an_error_where_it_is_written(build: Any, said: str
 @pytest.mark.parametrize(
     ("action", "said"),
     [
-        (restart("a").then(hot_swap("b")), "nothing can follow restart in a rung, only cordon, checkpoint_now, notify"),
+        (
+            restart("a").then(hot_swap("b")),
+            "nothing can follow restart in a rung, only cordon, checkpoint_now, set_interval, notify",
+        ),
         (gpu_reset("a").then(hot_swap("b")), "nothing can follow gpu_reset in a rung"),
         (wait("a").then(restart("b")), "nothing can follow wait in a rung"),
         (notify("a").within(5), "notify is done at once: a limit of 5 s has no meaning"),
@@ -167,7 +170,13 @@ def test_policy_check_names_a_flaw_and_shows_the_recipe(tmp_path: Path) -> None:
 
 def test_policy_actions_teaches_the_forms() -> None:
     output = CliRunner().invoke(application(), ["policy", "actions"], env={"COLUMNS": "300"}).output
-    for part in ("a.otherwise(b)", "a.within(s)", "a.then(b)", "At most 8 rungs", "cordon, checkpoint_now, notify"):
+    for part in (
+        "a.otherwise(b)",
+        "a.within(s)",
+        "a.then(b)",
+        "At most 8 rungs",
+        "cordon, checkpoint_now, set_interval, notify",
+    ):
         assert part in output
 
 

@@ -27,6 +27,7 @@ class ActionKind(StrEnum):
     GPU_RESET = "gpu_reset"
     CORDON = "cordon"
     CHECKPOINT_NOW = "checkpoint_now"
+    SET_INTERVAL = "set_interval"
     WAIT = "wait"
     STOP = "stop"
     NOTIFY = "notify"
@@ -54,6 +55,7 @@ class Action:
     within_s: float = 0.0  # limit of this rung, from its decision to the first step of every rank; 0 = none of its own
     before: tuple[Action, ...] = ()  # steps that start no ranks, carried out before this action with the same decision
     fallbacks: tuple[Action, ...] = ()  # the next rungs of a recipe, in order; they have none themselves
+    interval_steps: int = 0  # set_interval: a checkpoint is due at every multiple of it; 0 = as the job file says
 
     def then(self, action: Action) -> Action:
         """Return one rung: this step, and when it is done `action`. Raises ValueError for a recipe or a rung with a limit."""

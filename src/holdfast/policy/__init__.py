@@ -36,6 +36,7 @@ from holdfast.policy.actions import (
     restart,
     scale_down,
     scale_up,
+    set_interval,
     stop,
     wait,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "restart",
     "scale_down",
     "scale_up",
+    "set_interval",
     "stop",
     "wait",
 ]

@@ -21,6 +21,7 @@ from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident
 from holdfast.policy.job import JobView
 
 RETRY_MAX_S = 86_400.0  # maximum time before the policy is asked again
+INTERVAL_STEPS_MAX = 1_000_000_000
 RUNGS_MAX = 8  # of a recipe
 STEPS_MAX = 4  # of a rung, before its action
 LIMIT_MIN_S, LIMIT_MAX_S = 1.0, 86_400.0  # of a rung; no generation begins and steps in less than a second
@@ -73,6 +74,12 @@ def cordon(reason: str, *nodes: str) -> Action:
 def checkpoint_now(reason: str) -> Action:
     """Save at the next step and continue. Only for a run that is still healthy."""
     return Action(ActionKind.CHECKPOINT_NOW, reason)
+
+
+def set_interval(reason: str, steps: int) -> Action:
+    """Save every `steps` steps from now on, in this generation and all that follow; 0 = as the job file says, which may be
+    `auto`. The run continues."""
+    return Action(ActionKind.SET_INTERVAL, reason, interval_steps=steps)
 
 
 def wait(reason: str, *, retry_s: float = 0.0) -> Action:
@@ -134,6 +141,7 @@ class ActionSpec:
         False  # the nodes that it names are taken out of service for every job, even if this one then has to wait
     )
     saves: bool = False  # the run saves at its next step
+    paces: bool = False  # the run saves at another interval
     silent: bool = False  # nobody is told of it
     resets: bool = False  # GPUs of nodes are reset before the next generation is planned
     goes_first: bool = False  # another action may follow it in a rung: then it starts no ranks by itself
@@ -212,8 +220,8 @@ def _ended(action: Action, incident: Incident) -> str:
 
 
 def _check_step(step: Action, incident: Incident, job: JobView) -> str:
-    """Why a step cannot come before the action of its rung. To notify is possible whatever becomes of the run."""
-    if step.kind is ActionKind.CHECKPOINT_NOW:
+    """Why a step cannot come before the action of its rung."""
+    if step.kind is ActionKind.CHECKPOINT_NOW:  # the others are possible whatever becomes of the run
         return _ended(step, incident)
     return ACTIONS[step.kind].check(step, incident, job)
 
@@ -302,6 +310,12 @@ def _check_wait(action: Action, incident: Incident, job: JobView) -> str:
     return f"wait: retry_s is {action.retry_s:g}, but must be between 0 and {RETRY_MAX_S:g}"
 
 
+def _check_interval(action: Action, incident: Incident, job: JobView) -> str:
+    if 0 <= action.interval_steps <= INTERVAL_STEPS_MAX:
+        return ""
+    return f"set_interval: {action.interval_steps} steps, but must be between 0 and {INTERVAL_STEPS_MAX}"
+
+
 def _spares(count: int) -> str:
     return "1 spare node" if count == 1 else f"{count} spare nodes"
 
@@ -353,6 +367,10 @@ _SPECS = (
         _check_cordon, _without, removes=True, condemns=True, goes_first=True,
     ),
     ActionSpec(ActionKind.CHECKPOINT_NOW, _CONTINUE, "The run saves at its next step.", saves=True, goes_first=True),
+    ActionSpec(
+        ActionKind.SET_INTERVAL, _CONTINUE, "The run saves at another interval from now on.", _check_interval,
+        paces=True, goes_first=True,
+    ),
     ActionSpec(ActionKind.WAIT, Effect.WAIT, "The job waits for a node or for a time.", _check_wait),
     ActionSpec(ActionKind.STOP, Effect.END, "The job ends as failed."),
     ActionSpec(ActionKind.NOTIFY, _CONTINUE, "The operators are notified; nothing changes.", goes_first=True),

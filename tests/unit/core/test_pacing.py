@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 from fleet import JOB, Fleet, job, running
 
-from holdfast.domain.findings import FindingKind
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import StoredStep
+from holdfast.domain.incidents import Action
 from holdfast.domain.job import JobSpec
 from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, SetInterval
+from holdfast.policy import restart, set_interval
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED
-from holdfast.supervisor.protocol import CheckpointRequested, StepsCompleted
+from holdfast.supervisor.protocol import CheckpointRequested, FindingArrived, StepsCompleted
 
 
 def auto(**settings: object) -> JobSpec:
@@ -156,3 +158,72 @@ def test_a_job_that_does_not_run_answers_at_once() -> None:
     fleet.submit(job(dp=2))
     fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
     assert [answer.ok for answer in fleet.answers] == [False]
+
+
+# ---------------------------------------------------------------- as a policy decides
+
+
+def crash(fleet: Fleet, action: Action) -> None:
+    """A rank ends, and the policy answers so."""
+    fleet.decide = False
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.answer(action, "policy.py")
+    fleet.decide = True
+
+
+@pytest.mark.parametrize("spec", [auto(), job(dp=2, interval=10)], ids=["auto", "fixed"])
+def test_a_policy_sets_the_interval_which_holds_until_it_sets_another(spec: JobSpec) -> None:
+    fleet = running(spec)
+    crash(fleet, set_interval("this node has begun to fail", 7).then(restart("once more")))
+    prepare = fleet.orders(Prepare)["n1"]
+    assert isinstance(prepare, Prepare)
+    assert prepare.checkpoint.interval_steps == 7
+    interval = fleet.job.checkpoints.interval
+    assert interval is not None
+    assert interval.reason == "every 7 steps, as the policy decided: this node has begun to fail"
+    fleet.run()
+    for step in range(10, 400, 10):
+        steps(fleet, step, saves=1, stall_s=5.0)
+    assert not fleet.orders(SetInterval), "what a save costs changes nothing any more"
+    assert fleet.view.checkpoint_interval_steps == 7
+    crash(fleet, set_interval("it was replaced", 0).then(restart("as before")))
+    prepare = fleet.orders(Prepare)["n1"]
+    assert isinstance(prepare, Prepare)
+    assert prepare.checkpoint.interval_steps == (spec.checkpoint.interval_steps or fleet.job.interval_steps)
+    assert fleet.job.interval_steps != 7
+
+
+def test_an_interval_that_is_set_while_the_job_runs_is_announced_ahead_to_every_rank() -> None:
+    fleet = running(job(dp=2, interval=10), decide=False)
+    steps(fleet, 100)
+    warning = Finding(
+        id="slow:n1",
+        kind=FindingKind.STRAGGLER,
+        severity=Severity.WARNING,
+        at=fleet.now,
+        since=fleet.now - 700.0,
+        summary="n1 is slow.",
+        node="n1",
+        job=JOB,
+        generation=fleet.job.number,
+        cost_share=0.1,
+    )
+    fleet.fold(FindingArrived(fleet.now, warning))
+    fleet.now += 700.0
+    fleet.fold(FindingArrived(fleet.now, replace(warning, at=fleet.now, repeat=1)))
+    fleet.answer(set_interval("it may fail soon", 3), "policy.py")
+    orders = fleet.orders(SetInterval)
+    assert set(orders) == {"n0", "n1"}
+    for order in orders.values():
+        assert isinstance(order, SetInterval)
+        assert order.interval_steps == 3
+        assert order.from_step >= 100 + 3.0 / 0.5
+    assert fleet.job.interval_steps == 3
+
+
+@pytest.mark.parametrize("steps", [-1, 10**10])
+def test_an_interval_that_is_none_is_refused(steps: int) -> None:
+    fleet = running(job(dp=2, interval=10))
+    crash(fleet, set_interval("by mistake", steps).then(restart("once more")))
+    assert "set_interval" in fleet.notes() or "set_interval" in (fleet.incident.decided_by or "")
+    assert fleet.job.interval_steps == 10

@@ -20,6 +20,7 @@ from holdfast.supervisor.core import (
     jobs,
     nodes,
     notices,
+    pacing,
     planned,
     progress,
     quarantine,
@@ -547,6 +548,8 @@ def _continue(turn: Turn, name: str, action: Action) -> None:
     spec = ACTIONS[action.kind]
     if not spec.silent:
         turn.note(name, action.reason)
+    if spec.paces:
+        pacing.decided(turn, name, action)
     if spec.saves:
         planned.save_soon(turn, turn.jobs[name], to_object_store=True)
 

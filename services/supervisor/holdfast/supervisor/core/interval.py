@@ -98,6 +98,7 @@ class Interval:
     reason: str  # one English sentence
     saves: int = 0  # how many had been measured when it was chosen
     timed: bool = False  # the time of a step was known
+    decided: bool = False  # `steps` is a policy's answer, and holds until it gives another one
 
 
 # ---------------------------------------------------------------- formulas

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from holdfast.domain.evolve import evolve
+from holdfast.domain.incidents import Action
 from holdfast.domain.job import CheckpointSpec
 from holdfast.domain.orders import SetInterval
 from holdfast.supervisor.core.election import Origin
@@ -70,8 +71,21 @@ def _choice(turn: Turn, job: Job) -> Interval:
     return choose(job.spec.checkpoint, measured, step_s=step_s, trained_s=trained_s, nodes=job.spec.nodes)
 
 
+def decided(turn: Turn, name: str, action: Action) -> None:
+    """A policy has answered how often the job saves: from now on, whatever generation runs."""
+    job = turn.jobs[name]
+    before = job.checkpoints.interval
+    choice = _choice(turn, job)
+    if action.interval_steps:
+        reason = f"every {action.interval_steps} steps, as the policy decided: {action.reason}"
+        choice = evolve(choice, steps=action.interval_steps, reason=reason, decided=True)
+    turn.put_checkpoints(name, interval=choice)
+    if before is not None and isinstance(job.doing, Running | Starting) and choice.steps != before.steps:
+        _announce(turn, job, choice, before)
+
+
 def _due(job: Job, interval: Interval) -> bool:
-    if job.spec.checkpoint.interval_steps and job.spec.checkpoint.store_interval_s:
+    if interval.decided or (job.spec.checkpoint.interval_steps and job.spec.checkpoint.store_interval_s):
         return False
     if not interval.timed and job.progress.step_s > 0:
         return True
@@ -86,6 +100,11 @@ def _review(turn: Turn, job: Job, before: Interval) -> None:
         turn.put_checkpoints(job.name, interval=evolve(choice, steps=before.steps, reason=reason))
         return
     turn.put_checkpoints(job.name, interval=choice)
+    _announce(turn, job, choice, before)
+
+
+def _announce(turn: Turn, job: Job, choice: Interval, before: Interval) -> None:
+    """Tell every node the interval that holds from a step on which no rank has reached."""
     generation = job.generation
     assert generation is not None
     ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.progress.step_s) if job.progress.step_s > 0 else before.steps)
