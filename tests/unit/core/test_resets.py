@@ -13,6 +13,7 @@ from holdfast.domain.orders import OrderDone, Prepare, ResetGpu, Start, Stop
 from holdfast.policy import check, gpu_reset, hot_swap, notify, restart
 from holdfast.supervisor.core.lifecycle import Replanning, Resetting
 from holdfast.supervisor.protocol import (
+    BreakerResetRequested,
     JobPhase,
     JobStopRequested,
     LeaderStarted,
@@ -283,6 +284,44 @@ def test_a_reset_that_is_late_leads_to_the_next_rung() -> None:
     assert fleet.incident.action.kind is ActionKind.HOT_SWAP
     assert "it was not done within 240 s" in fleet.state.nodes["n1"].unschedulable_reason
     assert not resets(fleet)
+
+
+def breaker_opens(fleet: Fleet, *nodes: str) -> None:
+    for node in nodes:
+        fleet.now += 1.0
+        fleet.find(FindingKind.GPU_ERROR, node, severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
+    assert fleet.state.breaker.open_until is not None
+
+
+def test_the_time_for_a_reset_does_not_pass_while_the_breaker_keeps_it_from_being_ordered() -> None:
+    fleet = running(job(dp=2), spares=6)
+    xid(fleet, "n1")
+    breaker_opens(fleet, *(f"n{index}" for index in range(2, 6)))
+    stop_answered(fleet, "n0", "n1")
+    assert not resets(fleet)
+    fleet.wait(fleet.state.config.reset_s + 1)
+    assert fleet.state.nodes["n1"].unschedulable_reason == "", "nobody has tried"
+    fleet.fold(BreakerResetRequested(fleet.now, "looked"))
+    assert resets(fleet) == {"n1": (0,)}
+    fleet.wait(fleet.state.config.reset_s / 2)
+    answer_reset(fleet, "n1")
+    fleet.run()
+    fleet.expect(JobPhase.RUNNING)
+    assert fleet.nodes() == ("n0", "n1")
+
+
+def test_resets_that_are_done_while_the_breaker_is_open_are_not_given_up_when_their_time_is_over() -> None:
+    """Simulated seed 909935: the job waited for ever, with a reset that "did not come about" for no reason."""
+    fleet = running(job(dp=2, min_dp=2), spares=6)
+    xid(fleet, "n1")
+    stop_answered(fleet, "n0", "n1")
+    breaker_opens(fleet, *(f"n{index}" for index in range(2, 8)))
+    answer_reset(fleet, "n1")
+    fleet.wait(fleet.state.config.reset_s + 1)
+    assert "did not come about" not in fleet.job.reason
+    fleet.wait(fleet.state.config.breaker_window_s)
+    fleet.run()
+    fleet.expect(JobPhase.RUNNING)
 
 
 def test_a_node_that_is_lost_while_its_gpu_is_reset_is_replaced() -> None:

@@ -14,7 +14,7 @@ from holdfast.domain.incidents import Incident
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Breaker
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.timers import BreakerWindowOver
+from holdfast.supervisor.timers import BreakerWindowOver, ResetTimeout
 
 _NAMES_MAX = 16  # in its reason, which is given again with everything that is held
 
@@ -82,6 +82,8 @@ def close(turn: Turn, why: str, *, counts: Breaker | None = None) -> None:
     turn.set(breaker=evolve(counts or Breaker(), open_until=None, reason="", opened_by_node_failures=False))
     turn.touch_all()
     turn.cancel_timer(BreakerWindowOver())
+    for timer in [each for each in turn.timers if isinstance(each, ResetTimeout)]:
+        turn.postpone_timer(timer, turn.at + turn.config.reset_s)  # no reset was ordered meanwhile
 
 
 def _recent(turn: Turn) -> Breaker:

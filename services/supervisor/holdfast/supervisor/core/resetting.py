@@ -12,12 +12,13 @@ from __future__ import annotations
 from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import ActionKind, Incident, IncidentState, RungEnd
 from holdfast.domain.orders import OrderDone
-from holdfast.supervisor.core import change, incidents, nodes, recipes, resets
+from holdfast.supervisor.core import breaker, change, incidents, nodes, recipes, resets
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Cause, Replanning, Resetting
 from holdfast.supervisor.core.planner import Unplannable
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import plan_for
+from holdfast.supervisor.timers import ResetTimeout
 
 FAILURE = "gpu_reset"  # in an incident's evidence: why the reset that was decided did not come about
 
@@ -64,7 +65,12 @@ def on_timer(turn: Turn, name: str, number: int) -> None:
     job = turn.jobs.get(name)
     if job is None or job.number != number or not isinstance(job.doing, Resetting):
         return
+    if breaker.is_open(turn):  # no reset is ordered, and no change begins, whatever the nodes could do
+        turn.set_timer(ResetTimeout(name, number), turn.at + turn.config.reset_s)
+        return
     late = [node for node in job.doing.nodes if node in turn.nodes and turn.nodes[node].reset_due is not None]
+    if not late:
+        return  # done: `go_on` follows, if it has not been already
     for node in late:
         # Without a session its agent may do it later; the node gets no ranks before it has.
         if turn.nodes[node].connected and not resets.obstacle(turn.nodes[node]):
