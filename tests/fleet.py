@@ -49,6 +49,7 @@ from holdfast.supervisor.protocol import (
     PolicyAnswered,
     Publish,
     Record,
+    RequestReplacement,
     Send,
     SendNotification,
     StepsCompleted,
@@ -104,6 +105,8 @@ class Fleet:
         self.finding_count = 0
         self.resets_gpus, self.reboots = resets_gpus, reboots  # whether agents can
         self.boots: dict[str, str] = {}  # boot ids of the machines that report one
+        self.machines: dict[str, str] = {}  # machine ids, likewise
+        self.requested: list[RequestReplacement] = []  # of who provides machines, and not answered yet
         self.session = 0  # of the agents that report; 0 = not told
         for index in range(nodes):
             self.connect(f"n{index}", zone=zones[index] if zones else "", capacity=capacity)
@@ -128,6 +131,8 @@ class Fleet:
                     self.answers.append(command)
                 case SendNotification():
                     self.said.append(command)
+                case RequestReplacement():
+                    self.requested.append(command)
                 case _:
                     pass
         out = {send.command_id for send in self.state.sends()}
@@ -192,7 +197,8 @@ class Fleet:
     def facts(self, node: str, zone: str = "", capacity: int = 1) -> NodeFacts:
         life = f"{node}-{self.life[node]}"
         facts = NodeFacts(node, life, node, node, zone, capacity, f"{node}:1", 1, "/agent", "/kmsg")
-        return replace(facts, resets_gpus=self.resets_gpus, reboots=self.reboots, boot_id=self.boots.get(node, ""))
+        facts = replace(facts, boot_id=self.boots.get(node, ""), machine_id=self.machines.get(node, ""))
+        return replace(facts, resets_gpus=self.resets_gpus, reboots=self.reboots)
 
     def connect(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
         """A new incarnation connects; `running`: with a worker of this generation."""

@@ -222,6 +222,7 @@ class PlayedAgent:
     refusals: list[str] = field(default_factory=list)
     connected: bool = False
     boot_id: str = ""  # of its machine
+    machine_id: str = ""
     preflight: Preflight | None = None
     _seq: int = 0
     _waiting: dict[int, Report] = field(default_factory=dict)  # not acknowledged
@@ -255,7 +256,8 @@ class PlayedAgent:
             call.cancel()
 
     def _hello(self) -> Hello:
-        return Hello(facts(self.node, self.incarnation, boot_id=self.boot_id), preflight=self.preflight)
+        machine = {"boot_id": self.boot_id, "machine_id": self.machine_id}
+        return Hello(facts(self.node, self.incarnation, **machine), preflight=self.preflight)
 
     async def _beat(self, call: Any) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""The four example plug-ins, installed from their packages, at work in a real stack."""
+"""The example plug-ins, installed from their packages, at work in a real stack."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def test_a_plug_in_of_every_group_works_in_a_real_stack(tmp_path: Path) -> None:
     spec = gpt_job("gpt", tmp_path / "out", dp=2, pp=1, steps=100_000, min_dp=1)
     spec["checkpoint"] |= {"store": f"sqlite://{database}", "store_interval_s": 1}
     spec["policy"] = "plugin:keep_size"
-    with cluster(
-        tmp_path / "stack", nodes=2, environment=environment | {"HOLDFAST_EXAMPLE_INLET_FILE": str(inlet)}
-    ) as run:
+    tickets = tmp_path / "tickets"
+    examples = {"EXAMPLE_INLET_FILE": str(inlet), "EXAMPLE_TICKETS": str(tickets)}
+    asking = {"HOLDFAST_PROVIDER": "ticket", "HOLDFAST_REPLACE_AFTER_S": "1"}
+    with cluster(tmp_path / "stack", nodes=2, environment=environment | examples | asking) as run:
         run.client.submit(spec)
         run.wait_step("gpt", 10)
         store = ("checkpoints", "list", "gpt", "--store", f"sqlite://{database}", "--json")
@@ -39,12 +40,16 @@ def test_a_plug_in_of_every_group_works_in_a_real_stack(tmp_path: Path) -> None:
         wait_until(lambda: len(_hot(run.client.findings())) == 2, description="inlet_hot about both nodes")
         assert {finding["evidence"]["plugin"] for finding in _hot(run.client.findings())} == {"inlet_hot"}
 
-        run.inject.node_loss(run.node_of("gpt", 1))
+        lost = run.node_of("gpt", 1)
+        run.inject.node_loss(lost)
         decided = run.wait_decided("gpt")
         assert (decided["decided_by"], decided["action"]["kind"]) == ("plugin:keep_size", "wait"), decided
+        wait_until(
+            lambda: list(tickets.glob(f"{lost}-*.json")), description="a ticket for another machine", timeout_s=60
+        )
 
     doctor = _holdfast(environment, "doctor", check=False)
-    for name in ("collector inlet", "detector inlet_hot", "object store sqlite", "policy keep_size"):
+    for name in ("collector inlet", "detector inlet_hot", "object store sqlite", "provider ticket", "policy keep_size"):
         assert name in doctor, doctor
     assert len(Group) == len(plugged.ALL), "each group has its example"
 

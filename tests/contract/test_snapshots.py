@@ -23,6 +23,7 @@ from holdfast.supervisor.protocol import JobPhase, LeaderStarted, TimerFired
 from holdfast.supervisor.timers import (
     BreakerWindowOver,
     RebootDue,
+    ReplacementDue,
     ResetTimeout,
     ReturnDue,
     RungTimeout,
@@ -181,6 +182,7 @@ def test_the_recording_has_every_timer_that_it_knew_but_the_breakers() -> None:
         WarningDue.word,
         ResetTimeout.word,
         RebootDue.word,
+        ReplacementDue.word,
         ReturnDue.word,
         RungTimeout.word,
     }

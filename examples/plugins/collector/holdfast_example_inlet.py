@@ -17,7 +17,7 @@ EVERY_S = 1.0
 
 def build(surroundings: Surroundings) -> Inlet | None:
     """None where nobody says which file: this node has nothing to watch."""
-    path = os.environ.get("HOLDFAST_EXAMPLE_INLET_FILE")
+    path = os.environ.get("EXAMPLE_INLET_FILE")
     return Inlet(surroundings.node, Path(path)) if path else None
 
 

@@ -39,6 +39,7 @@ class NodeFacts:
     resets_gpus: bool = False  # whether its agent takes `ResetGpu`, and has a command for it
     boot_id: str = ""  # of its machine, another one after each boot; empty = unknown
     reboots: bool = False  # whether its agent takes `RebootNode`, and has a command for it
+    machine_id: str = ""  # of the machine itself, the same after each boot; empty = unknown
 
 
 @dataclass(frozen=True, slots=True)

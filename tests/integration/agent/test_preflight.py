@@ -53,6 +53,23 @@ def test_an_agent_tells_the_boot_of_its_machine(tmp_path: Path) -> None:
         )
 
 
+def test_an_agent_tells_one_machine_from_another_without_naming_it(tmp_path: Path) -> None:
+    uuid = tmp_path / "product_uuid"
+    uuid.write_text("A1B2C3D4-0000-1111-2222-333344445555\n")
+    with running_agent(tmp_path, HOLDFAST_MACHINE_ID_FILE=str(uuid)) as agent:
+        first = agent.wait_connected().facts.machine_id
+        assert first
+        assert "333344445555" not in first
+        uuid.write_text("A1B2C3D4-0000-1111-2222-333344446666\n")
+        agent.process.kill()
+        agent.process.wait()
+        agent.restart()
+        wait_until(
+            lambda: agent.plane.all_of(orders.Hello)[-1].facts.machine_id not in ("", first),
+            description="another machine",
+        )
+
+
 def test_the_boot_is_the_kernels(tmp_path: Path) -> None:
     with running_agent(tmp_path) as agent:
         assert agent.wait_connected().facts.boot_id == BOOT_ID.read_text().strip()

@@ -32,6 +32,7 @@ _PLUGIN_KINDS: dict[Group, tuple[str, Any]] = {  # what each is called, and the 
     Group.COLLECTORS: ("collector", Callable),
     Group.DETECTORS: ("detector", Callable),
     Group.STORES: ("object store", StoreKind),
+    Group.PROVIDERS: ("provider", Callable),
     Group.POLICIES: ("policy", FunctionType),
 }
 

@@ -129,6 +129,7 @@ class Agent:
         self.resetting = False
         self.returns: Returns | None = None  # its tests of itself; None = it makes none, and does not tell its boots
         self.boots = 1  # of its machine
+        self.machine = 1  # another one each time that it is replaced
         self.preflight = Preflight()
         self.busy = True  # since its last tests
         self.tested_at = 0.0
@@ -142,6 +143,8 @@ class Agent:
     # ------------------------------------------------------------ life and death
 
     def boot(self) -> None:
+        if self.alive:
+            return  # somebody was quicker
         self.life += 1
         self.alive = True
         self.session, self.seq, self.newest = 0, 0, 0
@@ -274,6 +277,7 @@ class Agent:
             "/kmsg",
             resets_gpus=self.resets_gpus,
             boot_id="" if self.returns is None else f"{self.name}-boot{self.boots}",
+            machine_id="" if self.returns is None else f"{self.name}-machine{self.machine}",
             reboots=self.returns is not None and self.returns.ordered,
         )
 

@@ -11,6 +11,7 @@ from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.domain.orders import Hello, Prepare, SetInterval, Start, Stop
 from holdfast.policy import RUNGS_MAX
 from holdfast.sim.agent import Agent
+from holdfast.sim.replacements import ReplacementPromises
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
 from holdfast.sim.world import Violation
@@ -83,6 +84,7 @@ class Invariants:
     starts: set[str] = field(default_factory=set)  # orders to start that were sent: who does not answer is told again
     leaving: set[str] = field(default_factory=set)  # nodes whose agent was told to end
     returns: ReturnPromises | None = None
+    replacements: ReplacementPromises | None = None
 
     # ------------------------------------------------------------ what the core decides
 
@@ -140,6 +142,8 @@ class Invariants:
                 self._one_whole_step(command.order)
         if self.returns is not None:
             self.returns.folded(before, event, after, commands)
+        if self.replacements is not None:
+            self.replacements.folded(event, after, commands)
         self._plans_stop_nothing(before, after)
         if isinstance(event, FindingArrived):
             self._recorded(event, after, commands)
@@ -167,6 +171,8 @@ class Invariants:
         """What the log has lost was never decided, although what followed from it has happened."""
         if self.returns is not None:
             self.returns.log_went_back(state)
+        if self.replacements is not None:
+            self.replacements.log_went_back()
         self.unreset = {node: at for node, at in self.unreset.items() if _due(state, node)}
         self.opened = {*state.incidents, *(incident.id for incident in state.closed)}
         self.closed = {incident.id for incident in state.closed}

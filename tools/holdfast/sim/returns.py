@@ -73,6 +73,7 @@ class ReturnPromises:
 
     cordoned: set[str] = field(default_factory=set)  # by an operator
     condemned: dict[str, str] = field(default_factory=dict)  # node → boot id of the machine that failed
+    machine: dict[str, str] = field(default_factory=dict)  # … and its machine id
     back: dict[str, float] = field(default_factory=dict)  # … and that was heard with another one, since then
     sent_away: dict[str, str] = field(default_factory=dict)  # node → the fault that it was sent away for
     passed_at: dict[str, float] = field(default_factory=dict)  # node → since when its tests have been passed
@@ -125,12 +126,17 @@ class ReturnPromises:
         if began < node.repaired_at or node.name in self.cordoned:
             return
         self.condemned[node.name] = node.facts.boot_id
+        self.machine[node.name] = node.facts.machine_id
         self.back.pop(node.name, None)
         counted = [fault for fault in own(after.nodes[node.name].faults) if fault.at == event.at]
         if counted and node.probation is not None and node.probation.covers(counted[-1]):
             self.sent_away.setdefault(node.name, counted[-1].incident)
 
     def _watch(self, name: str, node: Node, at: float) -> None:
+        if name in self.condemned and self.machine[name] != node.facts.machine_id:
+            cordoned = name in self.cordoned
+            self._released(name)  # another machine
+            self.cordoned |= {name} if cordoned else set()
         failed = self.condemned.get(name, "")
         if "" not in (failed, node.facts.boot_id) and node.facts.boot_id != failed:
             self.back.setdefault(name, at)

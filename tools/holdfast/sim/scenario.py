@@ -21,6 +21,7 @@ from holdfast.sim.invariants import Invariants
 from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.recipes import Cook
+from holdfast.sim.replacements import ReplacementPromises, Replacing
 from holdfast.sim.resets import LADDER, Resets
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
@@ -36,6 +37,8 @@ from holdfast.supervisor.protocol import (
     JobSubmitted,
     NodeCordonRequested,
     NodeRepaired,
+    ProviderAnswered,
+    RequestReplacement,
 )
 
 STEP_S = 0.5
@@ -119,6 +122,7 @@ class Scenario:
         self.checkpoints = Checkpoints.of(seed)
         self.resets = Resets.of(seed)
         self.returns = Returns.of(seed)
+        self.replacing = Replacing.of(seed)
         self.store = Store(self.world) if self.checkpoints.store else None
         self.sharded = self.checkpoints.sharded
         chance = self.world.chance
@@ -162,6 +166,9 @@ class Scenario:
             apart = config.offenders if config.offenders is HARSH else Rules(together_s=0.2)
             config = replace(config, returns=RULES, offenders=apart)
             self.invariants.returns = ReturnPromises()
+        if self.replacing.rules is not None:
+            config = replace(config, replacements=self.replacing.rules, provider_s=15.0)
+            self.invariants.replacements = ReplacementPromises()
         self.supervisor = Supervisor(
             self.world,
             self.agents,
@@ -171,6 +178,7 @@ class Scenario:
             config,
             log_flushes_late=self.hostility.log_tail,
         )
+        self.supervisor.provider = self._asked_for_another
         self.diagnostics = Diagnostics(
             self.world, self.supervisor.append, INIT_S, bool(self.hostility), self.hostility.diagnostics
         )
@@ -260,6 +268,7 @@ class Scenario:
         self.hostilities.peace()
         self.resets.calm()
         self.returns.calm()
+        self.replacing.calm()
         for agent in self.agents.values():  # an operator looks: whatever was wrong with these machines is mended
             self.supervisor.append(NodeCordonRequested(self.world.now, agent.name, False, "peace"))
             self.supervisor.append(NodeRepaired(self.world.now, agent.name))
@@ -513,6 +522,28 @@ class Scenario:
     def booting(self, agent: Agent) -> None:
         """Its command was accepted: the machine goes down in a moment."""
         self.world.after(self.returns.chance.uniform(0.1, 3.0), lambda: self._boot(agent, machine=True))
+
+    def _asked_for_another(self, epoch: int, wanted: RequestReplacement) -> None:
+        """Who provides machines is asked, and does what it says although the leader that asked is gone."""
+        agent, does = self.agents[wanted.node], self.replacing.answer()
+        self.world.say(f"the provider is asked to replace {wanted.node} ({wanted.request}): {does}")
+        if does != "answers nothing" and self.supervisor.leading and self.supervisor.epoch == epoch:
+            ok = does != "refuses"
+            self.supervisor.tell(ProviderAnswered(self.world.now, wanted.node, wanted.request, ok, does))
+        if does == "agrees":
+            self.world.after(self.replacing.chance.uniform(1.0, 10.0), lambda: self._replace(agent))
+
+    def _replace(self, agent: Agent) -> None:
+        """Another machine under the same name, with empty disks."""
+        self._fault(f"{agent.name} is replaced")
+        if agent.alive:
+            self.supervisor.hang_up(agent)
+            self._node_lost(agent)
+        agent.die(machine=True, disk=True)
+        agent.machine += 1
+        if self.invariants.replacements is not None:
+            self.invariants.replacements.came(agent.name)
+        self.world.after(self.replacing.chance.uniform(0.5, 8.0), agent.boot)
 
     def _boot(self, agent: Agent, *, machine: bool) -> None:
         if agent.alive:

@@ -47,6 +47,7 @@ from holdfast.supervisor.protocol import (
     PolicyChanged,
     Publish,
     Record,
+    RequestReplacement,
     Send,
     SetTimer,
     StepsCompleted,
@@ -103,6 +104,7 @@ class Supervisor:
         self._differs: dict[str, float] = {}  # node → since when its beats and the state do not agree
         self._armed: dict[Timer, float] = {}
         self._awake = False
+        self.provider: Callable[[int, RequestReplacement], None] = lambda _epoch, _wanted: None  # of machines
         self._in_flight: dict[int, deque[tuple[int, Report]]] = {}  # per session: first in, first out
         self._last_arrival: dict[int, float] = {}  # per session, orders
 
@@ -311,6 +313,8 @@ class Supervisor:
                 self._send(command)
             case Evaluate():
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
+            case RequestReplacement():
+                self.world.soon(0.1, 5.0, lambda: self.provider(epoch, command))
             case SetTimer(timer=timer, due=due):
                 self._armed[timer] = due
                 self._wait(epoch, timer, due)

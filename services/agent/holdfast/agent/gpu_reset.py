@@ -22,14 +22,13 @@ from dataclasses import dataclass
 import anyio
 import structlog
 
-from holdfast.agent import operator_command
 from holdfast.agent.gpu_devices import GpuDevices, Holder
 from holdfast.agent.node import Outcome
 from holdfast.domain.errors import Conflict
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import ResetGpu
 from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal
-from holdfast.runtime import telemetry
+from holdfast.runtime import operator_command, telemetry
 
 log = structlog.get_logger("holdfast.agent.gpu_reset")
 

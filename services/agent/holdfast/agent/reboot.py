@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import anyio
 import structlog
 
-from holdfast.agent import operator_command
 from holdfast.agent.gpu_reset import named_workers
 from holdfast.agent.node import Outcome
 from holdfast.domain.errors import Conflict
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import RebootNode
+from holdfast.runtime import operator_command
 
 log = structlog.get_logger("holdfast.agent.reboot")
 

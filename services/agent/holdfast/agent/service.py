@@ -25,7 +25,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import anyio
 import structlog
@@ -42,6 +41,7 @@ from holdfast.agent.gpu_devices import GpuDevices
 from holdfast.agent.gpu_reset import GpuResets
 from holdfast.agent.leaving import Leaving
 from holdfast.agent.ledger import Ledger
+from holdfast.agent.machine import boot_id, machine_id
 from holdfast.agent.node import Node, Outcome
 from holdfast.agent.outbox import Outbox
 from holdfast.agent.reboot import Reboots
@@ -60,7 +60,6 @@ from holdfast.runtime import freeze, metrics, ready, telemetry
 from holdfast.runtime.service import Farewell, guarded
 from holdfast.wire.control import encode_beat
 
-BOOT_ID_CHARS_MAX = 64
 _READS_GPUS = (nvml.NvmlCollector, nvrx.NvrxCollector)  # they have the devices open
 
 
@@ -275,16 +274,10 @@ def _facts(
         disk_dir=str(settings.disk_dir.absolute()) if settings.replicator else "",
         kernel_log=str(settings.kernel_log),
         version=importlib.metadata.version("holdfast"),
-        boot_id=_boot_id(settings.boot_id_file),
+        boot_id=boot_id(settings.boot_id_file),
+        machine_id=machine_id(settings.machine_id_file),
         reboots=reboots,
     )
-
-
-def _boot_id(path: Path) -> str:
-    try:
-        return path.read_text().strip()[:BOOT_ID_CHARS_MAX]
-    except (OSError, UnicodeDecodeError):
-        return ""  # a reboot is not recognised then
 
 
 def _site(settings: AgentSettings, places: ReplicatorPlaces) -> Site:

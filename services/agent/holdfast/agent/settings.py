@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from holdfast.agent.gpu_reset import ResetRules
+from holdfast.agent.machine import BOOT_ID, PRODUCT_UUID
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.survivors import BOOT_ID
 
 SOCKET_PATH_BYTES_MAX = 90  # of the 107 bytes of a Unix socket's path; the rest is for file names
 
@@ -56,6 +56,7 @@ class AgentSettings(ServiceSettings):
     # Boots this machine; {node} becomes the node's name. Run without a shell, on a node without workers, after a fault that
     # only a boot ends. Empty = whoever looks after the machines boots them
     reboot_command: str = ""
+    machine_id_file: Path = PRODUCT_UUID  # by which another machine is recognised
     boot_id_file: Path = BOOT_ID  # by which a reboot is recognised; for containers in which /proc/sys is masked
     # Seconds after which an unmodified script counts as having made a step.
     assume_started_after_s: float = Field(default=5.0, gt=0)

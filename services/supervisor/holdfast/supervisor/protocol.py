@@ -23,7 +23,7 @@ from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import CommonCheckpoint
-from holdfast.supervisor.return_rules import ReturnRules
+from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 from holdfast.supervisor.timers import Timer
 
 
@@ -75,6 +75,7 @@ class LeaderStarted:
     epoch: int
     secret: str = ""  # random, made by the shell: nobody else can tell the ids of this term's orders
     returns: ReturnRules | None = None  # this supervisor's settings, in place of what the state has
+    replacements: ReplacementRules | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,17 @@ class PolicyAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class ProviderAnswered:
+    """Who provides machines was asked to replace one. `ok`: it will, or it has; that is not the new machine itself."""
+
+    at: float
+    node: str
+    request: str  # of `RequestReplacement`
+    ok: bool
+    reason: str  # what it did, or why it did not
+
+
+@dataclass(frozen=True, slots=True)
 class BreakerResetRequested:
     """An operator has looked: act again."""
 
@@ -264,6 +276,7 @@ Event = (
     | StepSeen
     | FindingArrived
     | PolicyAnswered
+    | ProviderAnswered
     | BreakerResetRequested
     | TimerFired
 )
@@ -358,6 +371,18 @@ class Evaluate:
 
     incident: str
     job: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReplacement:
+    """Ask who provides machines for another one; comes back as `ProviderAnswered`. Never handed out twice: if the leader ends
+    before the answer, nobody knows whether it was asked."""
+
+    node: str
+    request: str  # unique
+    hostname: str
+    address: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,4 +490,15 @@ class Answer:
     request: CheckpointRequested | FaultRequested
 
 
-Command = Send | Post | SendNotification | RenewSession | Evaluate | SetTimer | CancelTimer | Publish | Answer
+Command = (
+    Send
+    | Post
+    | SendNotification
+    | RenewSession
+    | Evaluate
+    | RequestReplacement
+    | SetTimer
+    | CancelTimer
+    | Publish
+    | Answer
+)

@@ -1,4 +1,5 @@
-"""When a node that failed may have ranks again: thresholds of core/holddown.py, which an operator may set."""
+"""What an operator may set of nodes that failed: when they may have ranks again (core/holddown.py), and when another machine
+is asked for (core/replacements.py)."""
 
 from __future__ import annotations
 
@@ -16,3 +17,12 @@ class ReturnRules:
     window_s: float = 7 * DAY_S  # a fault counts for so long; NVSentinel counts remediations over the same time
     losses_free: int = 1  # losses within the window that cost no hold-down
     probation_s: float = 7200.0  # a second fault of its own within this time sends the node away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacementRules:
+    """Settings HOLDFAST_PROVIDER and HOLDFAST_REPLACE*: docs/policies.md."""
+
+    provider: str = ""  # who is asked; empty = nobody
+    after_s: float = 1800.0  # out of service for so long, a node that could still come back is replaced
+    per_day_max: int = 10  # machines of the fleet

@@ -20,6 +20,7 @@ from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
+from holdfast.supervisor import providers
 from holdfast.supervisor.agents.control import SERVICE, ControlServicer
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
@@ -81,6 +82,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             api=api_url,
             times=times or LeaseTimes(),
             returns=settings.returns,
+            replacements=settings.replacements,
+            provider=providers.build(settings.provider, settings.replace_command),
         )
         control = ControlServicer(
             leader.sessions,

@@ -8,7 +8,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.supervisor.return_rules import DAY_S, ReturnRules
+from holdfast.supervisor.providers import name_of
+from holdfast.supervisor.return_rules import DAY_S, ReplacementRules, ReturnRules
 
 
 class SupervisorSettings(ServiceSettings):
@@ -27,6 +28,21 @@ class SupervisorSettings(ServiceSettings):
     node_hold_window_s: float = Field(default=7 * DAY_S, ge=0)  # faults count for so long
     node_losses_free: int = Field(default=1, ge=0)  # losses within the window that cost no hold-down
     node_probation_s: float = Field(default=7200.0, ge=0)  # a second fault within this time sends the node away
+
+    # Another machine for a node that does not come back: docs/policies.md. Equal on all supervisors, too.
+    provider: str = ""  # who is asked: "command", or the name of a plug-in; empty = nobody
+    replace_command: str = ""  # run without a shell; {node}, {hostname}, {address}, {reason} and {request} are replaced
+    replace_after_s: float = Field(default=1800.0, ge=0)  # out of service for so long
+    replacements_per_day: int = Field(default=10, ge=0)  # of the fleet
+
+    @property
+    def replacements(self) -> ReplacementRules:
+        """Raises `InvalidSpec` if the settings contradict each other."""
+        return ReplacementRules(
+            provider=name_of(self.provider, self.replace_command),
+            after_s=self.replace_after_s,
+            per_day_max=self.replacements_per_day,
+        )
 
     @property
     def returns(self) -> ReturnRules:

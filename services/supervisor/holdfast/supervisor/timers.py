@@ -231,6 +231,15 @@ class RebootDue(_Timer):
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReplacementDue(_Timer):
+    """The node has been out of service for long enough; or what kept its machine from being replaced may be over; or who
+    provides machines should have answered."""
+
+    word: ClassVar = "replace"
+    node: str
+
+
 # ---------------------------------------------------------------- about the rest
 
 
@@ -286,6 +295,7 @@ Timer = (
     | NoticeDue
     | ReturnDue
     | RebootDue
+    | ReplacementDue
     | PolicyTimeout
     | SessionsTimeout
     | BreakerWindowOver

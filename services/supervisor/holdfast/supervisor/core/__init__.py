@@ -21,6 +21,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     recipes.py    rungs of an answer, one after the other
     resets.py     GPUs that get no ranks before they are reset; resetting.py  jobs that wait for that
     returns.py    nodes that a fault took out come back; holddown.py  by which rules
+    reboots.py    … whose machines must be booted; replacements.py  machines that do not come back
     final_upload.py   the last checkpoint of a completed job
     retention.py  the saved step that no node may be left without
     fault_requests.py  faults that somebody injects
@@ -52,6 +53,7 @@ from holdfast.supervisor.core import (
     reboots,
     recipes,
     reconcile,
+    replacements,
     reports,
     resetting,
     retention,
@@ -86,6 +88,7 @@ from holdfast.supervisor.protocol import (
     PolicyAnswered,
     PolicyChangeRequested,
     Post,
+    ProviderAnswered,
     PruneRequested,
     ResizeRequested,
     SetTimer,
@@ -111,6 +114,7 @@ from holdfast.supervisor.timers import (
     RanksDue,
     RebootDue,
     ReconnectTimeout,
+    ReplacementDue,
     ResetTimeout,
     RetentionDue,
     RetryDue,
@@ -260,6 +264,8 @@ def _take(turn: Turn, event: Event) -> None:
             incidents.on_finding(turn, event.finding, event.age_s)
         case PolicyAnswered():
             incidents.on_answer(turn, event)
+        case ProviderAnswered():
+            replacements.on_answer(turn, event)
         case BreakerResetRequested():
             breaker.close(turn, event.reason)
         case TimerFired():
@@ -274,6 +280,8 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
     turn.set(epoch=event.epoch, secret=event.secret, led_at=event.at)
     if event.returns is not None:
         turn.set(config=evolve(turn.config, returns=event.returns))
+    if event.replacements is not None:
+        turn.set(config=evolve(turn.config, replacements=event.replacements))
     turn.touch_all()
     _wait_for_agents(turn)
     turn.commands.extend(SetTimer(timer, due) for timer, due in sorted(turn.timers.items()))
@@ -365,6 +373,8 @@ def _timer(turn: Turn, timer: Timer) -> None:
             returns.on_timer(turn, node)
         case RebootDue(node):
             reboots.review(turn, node)
+        case ReplacementDue(node):
+            replacements.review(turn, node)
         case RanksDue(job):
             reconcile.on_timer(turn, job)
         case StepDue(job):

@@ -20,6 +20,7 @@ from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.return_rules import ReturnRules
 
 REBOOTS_MAX = 3  # tries to boot a machine after one fault
+REQUESTS_MAX = 3  # for another machine after one fault
 
 
 class Cure(StrEnum):
@@ -45,6 +46,26 @@ class Reboot:
 
 
 @dataclass(frozen=True, slots=True)
+class Replacement:
+    """How far the request for another machine has come (replacements.py)."""
+
+    tries: int = 0  # requests
+    request: str = ""  # the newest
+    asked_at: float | None = (
+        None  # when it went out; None = it is answered, unlike one that nobody knows the outcome of
+    )
+    waits: str = ""  # what keeps the next one, one clause
+    failure: str = ""  # of the last one
+    answer: str = ""  # of who provides machines: another one comes
+    agreed_at: float | None = None  # when it was answered so
+
+    @property
+    def under_way(self) -> bool:
+        """The machine is being replaced, as far as anybody knows."""
+        return self.asked_at is not None or self.agreed_at is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Removal:
     """A fault took the node out of service."""
 
@@ -60,6 +81,7 @@ class Removal:
     hold_until: float = 0.0
     final: str = ""  # why only an operator brings it back; empty = it comes back by itself
     reboot: Reboot | None = None  # as far as Holdfast boots its machine
+    replacement: Replacement | None = None  # as far as another machine was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +132,5 @@ def merged(old: Removal | None, new: Removal) -> Removal:
         boot_id=new.boot_id if cure is new.cure else old.boot_id,
         final=old.final,
         reboot=old.reboot if old.back_at is None else None,  # one boot ends both
+        replacement=old.replacement if old.back_at is None or old.final else None,  # and one new machine
     )

@@ -43,6 +43,7 @@ class By(IntEnum):
     RESET_DUE = 24  # nodes that get no ranks before GPUs of theirs have been reset
     RETURNING = 25  # nodes with a session that a fault took out, and that may come back by themselves
     RUNG_OVER = 26  # open incidents of which a rung has failed, or took too long, and the next one was not taken yet
+    REMOVED = 27  # nodes that a fault took out, with a session or without
 
 
 Group = Mapping[str, None]  # a set that remembers the order of arrival; copied at the speed of a dictionary

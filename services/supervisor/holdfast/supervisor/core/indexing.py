@@ -213,6 +213,8 @@ def _of_node(node: Node | None) -> set[Entry]:
             entries.add((By.RETURNING, "", name))
     elif not node.lost:
         entries.add((By.AWAY, "", name))
+    if node.removal is not None:
+        entries.add((By.REMOVED, "", name))
     if node.quarantined:
         entries.add((By.QUARANTINED, "", name))
     if node.reset_due is not None:

@@ -13,7 +13,7 @@ from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.timers import RebootDue, ReturnDue, WitnessTimeout
+from holdfast.supervisor.timers import RebootDue, ReplacementDue, ReturnDue, WitnessTimeout
 
 
 def job_of(turn: Turn, node: str) -> Job | None:
@@ -103,4 +103,5 @@ def forget_old_lost(turn: Turn) -> None:
                 turn.forget_order(send)
             turn.cancel_timer(ReturnDue(node.name))
             turn.cancel_timer(RebootDue(node.name))
+            turn.cancel_timer(ReplacementDue(node.name))
             turn.drop_node(node.name)

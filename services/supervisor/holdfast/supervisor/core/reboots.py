@@ -59,6 +59,8 @@ def _waits_for_boot(node: Node) -> Removal | None:
     removal = node.removal
     if removal is None or removal.final or removal.back_at is not None or removal.cure is not Cure.REBOOT:
         return None
+    if removal.replacement is not None and removal.replacement.under_way:
+        return None  # another machine comes in its place
     same = bool(removal.boot_id) and node.facts.boot_id == removal.boot_id
     return removal if node.facts.reboots and same else None
 
@@ -70,13 +72,18 @@ def obstacle(turn: Turn, node: Node) -> str:
     if node.facts.replicator_endpoint and not node.inventoried:
         return "it has not said which shards it holds"
     for name in sorted(node.inventory):
-        job = turn.jobs.get(name)
-        settled = job is None or job.phase.finished or isinstance(job.doing, Running | Pending | Waiting | Deferred)
-        if not settled:
+        if is_in_change(turn, name):
             return f"{name} is in a change, and may fetch shards from it"
         if saved.only_in_memory_of(turn, name, node):
             return f"its memory has the only copy of a checkpoint of {name}"
     return ""
+
+
+def is_in_change(turn: Turn, name: str) -> bool:
+    """Whether the job may fetch shards from any node now."""
+    job = turn.jobs.get(name)
+    settled = job is None or job.phase.finished or isinstance(job.doing, Running | Pending | Waiting | Deferred)
+    return not settled
 
 
 def on_answer(turn: Turn, name: str, done: OrderDone) -> None:

@@ -22,7 +22,17 @@ from __future__ import annotations
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.supervisor.core import nodes, offenders
-from holdfast.supervisor.core.holddown import REBOOTS_MAX, Cure, Probation, Removal, hold_s, merged, own, second_fault
+from holdfast.supervisor.core.holddown import (
+    REBOOTS_MAX,
+    REQUESTS_MAX,
+    Cure,
+    Probation,
+    Removal,
+    hold_s,
+    merged,
+    own,
+    second_fault,
+)
 from holdfast.supervisor.core.lifecycle import Deferred, Waiting
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
@@ -112,6 +122,14 @@ def on_restart(turn: Turn, name: str, *, booted: bool) -> None:
         turn.put_node(name, reset_due=None, reset_at=turn.at)
         if node.removal is None:
             _hold_down(turn, name, _removal(turn, node, due.cause, Cure.RETURN, hardware=True))
+
+
+def on_other_machine(turn: Turn, name: str) -> None:
+    """The node has another machine: what was found of the one before says nothing of it. An operator's cordon holds."""
+    node = turn.nodes[name]
+    reason = "" if node.quarantined or node.removal is not None else node.unschedulable_reason
+    forget(turn, name)
+    turn.put_node(name, unschedulable_reason=reason, quarantined=False, faults=(), repaired_at=turn.at, reset_due=None)
 
 
 def failed_under_ranks(turn: Turn, name: str, cause: str) -> None:
@@ -231,6 +249,11 @@ def on_timer(turn: Turn, name: str) -> None:
 
 def standing(node: Node, at: float, probation_s: float) -> str:
     """Where the node stands on its way back, and what would bring it back; empty when no fault has taken it out."""
+    parts = _stands(node, at, probation_s), _another_machine(node, at)
+    return "; ".join(part for part in parts if part)
+
+
+def _stands(node: Node, at: float, probation_s: float) -> str:
     removal, probation = node.removal, node.probation
     if removal is None:
         on_probation = probation is not None and at < probation.until
@@ -300,6 +323,22 @@ def _awaited(node: Node, removal: Removal, at: float) -> str:
             return "its agent does not report the boot id of its machine, so it comes back only by"
         case Cure.OPERATOR:
             return "it comes back only by"
+
+
+def _another_machine(node: Node, at: float) -> str:
+    """How far the request for another machine has come; empty when there is none."""
+    request = node.removal.replacement if node.removal is not None else None
+    if request is None:
+        return ""
+    if request.asked_at is not None and not request.failure:
+        return f"another machine was requested {at - request.asked_at:.0f} s ago"
+    if request.agreed_at is not None:
+        said = f" ({request.answer})" if request.answer else ""
+        return f"another machine was requested at {moment(request.agreed_at, at)}, and will come{said}"
+    if request.failure:
+        again = "; the request is repeated" if request.asked_at is None and request.tries < REQUESTS_MAX else ""
+        return f"another machine was requested, but {request.failure}{again}"
+    return f"another machine is not requested yet: {request.waits}"
 
 
 def _tests(node: Node) -> str:

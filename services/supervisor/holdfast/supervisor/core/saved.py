@@ -45,7 +45,7 @@ def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
     """Connected nodes that have shards of `job`, and `members`, whatever they have."""
     nodes = (turn.nodes[name] for name in sorted({*turn.found(By.KEEPS, job.name), *members}) if name in turn.nodes)
     return [
-        Holder(node.name, node.facts.replicator_endpoint, node.facts.zone, node.inventory.get(job.name, ()))
+        _holder(node, node.inventory.get(job.name, ()))
         for node in nodes
         if node.connected and node.facts.replicator_endpoint
     ]
@@ -54,23 +54,43 @@ def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
 def only_in_memory_of(turn: Turn, name: str, node: Node) -> bool:
     """Whether a checkpoint of this job would be lost with what `node` keeps in memory: the newest complete one; of a job
     that is not known any more, any shard that no other node and no disk has."""
-    in_memory = [record for record in node.inventory.get(name, ()) if record.tier not in DURABLE]
-    if not in_memory:
+    keepers = [turn.nodes[each] for each in turn.found(By.KEEPS, name)]
+    keepers = [each for each in keepers if each.connected]
+    return _is_lost(turn, name, node, keepers, [each for each in node.inventory.get(name, ()) if each.tier in DURABLE])
+
+
+def only_on(turn: Turn, name: str, node: Node) -> bool:
+    """Whether a checkpoint of this job would be lost with `node` and its disks. Nodes that are away have what they had when
+    they went, if their machines are not replaced, too."""
+    keepers = [turn.nodes[each] for each in turn.found(By.KEEPS, name)]
+    return _is_lost(turn, name, node, [each for each in keepers if each is node or not _being_replaced(each)], [])
+
+
+def _being_replaced(node: Node) -> bool:
+    request = node.removal.replacement if node.removal is not None else None
+    return request is not None and request.under_way
+
+
+def _is_lost(turn: Turn, name: str, node: Node, keepers: Sequence[Node], rest: Sequence[ShardRecord]) -> bool:
+    """Whether a checkpoint that `keepers` have together is none any more when `node` has only `rest`."""
+    had = node.inventory.get(name, ())
+    if len(rest) == len(had):
         return False
     job = turn.jobs.get(name)
-    rest = [record for record in node.inventory.get(name, ()) if record.tier in DURABLE]
     if job is None or job.generation is None:
-        others = (turn.nodes[each] for each in turn.found(By.KEEPS, name) if each != node.name)
-        kept = {record.key for other in others if other.connected for record in other.inventory.get(name, ())}
+        kept = {record.key for each in keepers if each is not node for record in each.inventory.get(name, ())}
         kept.update(record.key for record in rest)
-        return any(record.key not in kept for record in in_memory)
+        return any(record.key not in kept for record in had)
     generation = job.generation
-    members = [placement.node for placement in generation.placements]
     known, lineage = _knowledge(turn, job), job.checkpoints.lineage
-    every = holders(turn, job, members)
+    every = [_holder(each, each.inventory.get(name, ())) for each in keepers]
     without = [each._replace(shards=rest) if each.node == node.name else each for each in every]
     newest, left = (elect(lineage, each, generation.mesh, generation.placements, known) for each in (every, without))
     return left.restore.step < newest.restore.step
+
+
+def _holder(node: Node, shards: Sequence[ShardRecord]) -> Holder:
+    return Holder(node.name, node.facts.replicator_endpoint, node.facts.zone, shards)
 
 
 def _knowledge(turn: Turn, job: Job) -> Knowledge:

@@ -40,6 +40,7 @@ from holdfast.supervisor.core import (
     progress,
     reboots,
     reconcile,
+    replacements,
     reports,
     resets,
     resetting,
@@ -183,6 +184,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
     job = nodes.job_of(turn, node.name)
     ran = job is not None and job.running is not None and job.running.number in node.live_generations.get(job.name, ())
     booted = "" not in (facts.boot_id, node.facts.boot_id) and facts.boot_id != node.facts.boot_id
+    is_other = "" not in (facts.machine_id, node.facts.machine_id) and facts.machine_id != node.facts.machine_id
     turn.heard(node.name, event.seq)
     turn.put_node(
         node.name,
@@ -210,12 +212,15 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         saved.newest_at_home(turn, job.name, [turn.nodes[node.name]])
     turn.cancel_timer(LostTimeout(node.name))
     turn.cancel_timer(WitnessTimeout(node.name))
-    if booted:
+    if booted or is_other:
         resets.withdraw(turn, node.name)  # their answers would be about the boot before
         reboots.withdraw(turn, node.name)
+    if is_other:
+        replacements.withdraw(turn, node.name)
+        returns.on_other_machine(turn, node.name)
     returns.on_restart(turn, node.name, booted=booted)
     returns.review(turn, node.name)
-    nodes.refresh(turn, node.name, "its machine was booted again" if booted else "its agent started again")
+    nodes.refresh(turn, node.name, _how_it_came(is_other=is_other, booted=booted))
     notices.on_agent_restarted(turn, node.name)
     _resend(turn, node.name)
     for other in turn.concerned(node.name):
@@ -224,9 +229,15 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
     if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
         finding = _restart_finding(turn, node, job.name, job.number)
         incidents.record_fault(turn, finding)
-        if booted:
+        if booted and not is_other:
             returns.failed_under_ranks(turn, node.name, finding.summary)
     breaker.count_agent_restart(turn, node.name)
+
+
+def _how_it_came(*, is_other: bool, booted: bool) -> str:
+    if is_other:
+        return "it has another machine than before"
+    return "its machine was booted again" if booted else "its agent started again"
 
 
 def _restart_finding(turn: Turn, node: Node, job: str, generation: int) -> Finding:

@@ -19,7 +19,7 @@ from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import Fault, Rules
 from holdfast.supervisor.protocol import Broadcast, Send
-from holdfast.supervisor.return_rules import ReturnRules
+from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 from holdfast.supervisor.timers import Timer
 
 HEARD_GROUPS = 128  # rows of `State.heard`: of 12,500 nodes a row has a hundred
@@ -81,6 +81,8 @@ class Config:
     reports_max: int = 8  # checkpoints of a job that operators wait for
     offenders: Rules = field(default_factory=Rules)  # when a node that keeps failing is quarantined
     returns: ReturnRules = field(default_factory=ReturnRules)  # when a node that failed may have ranks again
+    provider_s: float = 600.0  # who provides machines should have answered after this long
+    replacements: ReplacementRules = field(default_factory=ReplacementRules)  # when another machine is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,7 @@ class State:
     breaker: Breaker = field(default_factory=Breaker)
     diagnostics_at: float = 0.0  # when something last came from diagnostics, about whatever job
     last_fault: tuple[float, str] = (0.0, "")  # when, on which node: two at once have a common cause
+    replaced: tuple[float, ...] = ()  # when other machines were asked for, within a day
     index: Index | None = field(default=None, init=False, compare=False, repr=False)  # follows from the tables
 
     def sends(self) -> Iterator[Send]:

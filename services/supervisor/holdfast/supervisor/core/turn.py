@@ -122,6 +122,11 @@ class Turn:
         return questions
 
     @property
+    def replaced(self) -> tuple[float, ...]:
+        replaced: tuple[float, ...] = self._value("replaced")
+        return replaced
+
+    @property
     def breaker(self) -> Breaker:
         breaker: Breaker = self._value("breaker")
         return breaker
@@ -267,11 +272,11 @@ class Turn:
         known = (each for each in names if each in jobs and not jobs[each].phase.finished)
         return [job.name for job in self.in_order(known)]
 
-    def returning(self) -> list[str]:
-        """Nodes on their way back into service for which this event may have made something possible, in order; asked again,
-        those since then. After a storm there are thousands of them: only those that are others now are looked at."""
-        back = self._index.get(By.RETURNING)
-        names = back.keys() if self._everything else self._unreviewed & back.keys()
+    def removed(self) -> list[str]:
+        """Nodes that a fault took out of service and for which this event may have made something possible, in order; asked
+        again, those since then. After a storm there are thousands of them: only those that are others now are looked at."""
+        out = self._index.get(By.REMOVED)
+        names = out.keys() if self._everything else self._unreviewed & out.keys()
         self._unreviewed = set()
         return sorted(names)
 

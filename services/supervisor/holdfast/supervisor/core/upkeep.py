@@ -19,6 +19,7 @@ from holdfast.supervisor.core import (
     planned,
     quarantine,
     reboots,
+    replacements,
     resets,
     resetting,
     returns,
@@ -59,6 +60,7 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
         turn.note(event.node, "not cordoned: no such node has ever connected")
     elif event.cordoned:
         reboots.withdraw(turn, node.name)
+        replacements.withdraw(turn, node.name)
         nodes.mark_unschedulable(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
     else:
         reason = f"uncordoned by an operator: {event.reason}"
@@ -66,6 +68,7 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
         node = turn.put_node(node.name, unschedulable_reason="", quarantined=False, reset_due=due)
         node = returns.forget(turn, node.name)
         reboots.withdraw(turn, node.name)
+        replacements.withdraw(turn, node.name)
         notices.forget(turn, node, reason)
         nodes.refresh(turn, node.name, reason)
 
@@ -80,6 +83,7 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
     returns.forget(turn, event.node)
     resets.withdraw(turn, event.node)
     reboots.withdraw(turn, event.node)
+    replacements.withdraw(turn, event.node)
     nodes.refresh(turn, event.node, "marked as repaired by an operator")
 
 
@@ -89,7 +93,7 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
 def reconcile(turn: Turn) -> None:
     """Look at every job that the event may have made something possible for, and at those that this makes possible again."""
     closed = not breaker.is_open(turn)
-    _review_returning(turn)
+    _review_removed(turn)
     if closed and turn.count(By.RESET_DUE):
         resets.review(turn)
     incidents.walk_on(turn)
@@ -105,13 +109,14 @@ def reconcile(turn: Turn) -> None:
             if name in turn.jobs:
                 _look_at(turn, turn.jobs[name], closed)
         incidents.walk_on(turn)
-        _review_returning(turn)
+        _review_removed(turn)
 
 
-def _review_returning(turn: Turn) -> None:
-    for name in turn.returning():
+def _review_removed(turn: Turn) -> None:
+    for name in turn.removed():
         returns.review(turn, name)
         reboots.review(turn, name)
+        replacements.review(turn, name)
 
 
 def _look_at(turn: Turn, job: Job, closed: bool) -> None:

@@ -23,7 +23,8 @@ from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.term import LeaseTimes, Term
 from holdfast.supervisor.policies.runner import PolicyRunner
-from holdfast.supervisor.return_rules import ReturnRules
+from holdfast.supervisor.providers import Provider
+from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 
 CAMPAIGN_S = 0.2  # how often a standby asks for the lease
 SAY_AGAIN_S = 30.0  # that there is no lease, while the reason stays the same
@@ -46,6 +47,8 @@ class Leader:
         api: str,
         times: LeaseTimes | None = None,
         returns: ReturnRules | None = None,
+        replacements: ReplacementRules | None = None,
+        provider: Provider | None = None,
     ) -> None:
         self._log = event_log
         self._history = history
@@ -55,6 +58,8 @@ class Leader:
         self._api = api
         self._times = times or LeaseTimes()
         self._returns = returns
+        self._replacements = replacements
+        self._provider = provider
         self._term: Term | None = None
 
     def sessions(self) -> Sessions | None:
@@ -114,6 +119,8 @@ class Leader:
             supervisor=self._supervisor,
             api=self._api,
             returns=self._returns,
+            replacements=self._replacements,
+            provider=self._provider,
         )
         try:
             await self._term.run()

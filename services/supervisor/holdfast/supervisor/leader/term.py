@@ -50,17 +50,20 @@ from holdfast.supervisor.protocol import (
     LeaderStarted,
     PolicyAnswered,
     Post,
+    ProviderAnswered,
     Publish,
     RenewSession,
+    RequestReplacement,
     Send,
     SendNotification,
     SetTimer,
     StepSeen,
     TimerFired,
 )
+from holdfast.supervisor.providers import Provider, asking
 from holdfast.supervisor.published import LeaderChanged, PolicyAsked
 from holdfast.supervisor.requests import OperatorRequest
-from holdfast.supervisor.return_rules import ReturnRules
+from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 from holdfast.supervisor.telemetry import announce, tracing
 from holdfast.supervisor.timers import Timer
 
@@ -103,6 +106,8 @@ class Term:
         supervisor: str,
         api: str,
         returns: ReturnRules | None = None,
+        replacements: ReplacementRules | None = None,
+        provider: Provider | None = None,
     ) -> None:
         self._log = event_log
         self._lease = lease
@@ -114,6 +119,8 @@ class Term:
         self._supervisor = supervisor
         self._api = api
         self._returns = returns
+        self._replacements = replacements
+        self._provider = provider
         self._inbox = InboxWriter(event_log)
         self.sessions = Sessions(lease.epoch, self._inbox, self._clock)
         self._timers = Timers(self._clock)
@@ -189,7 +196,7 @@ class Term:
             folder = Folder(state, self._lease.epoch, obsolete=parts)
         self._clock.not_before(state.folded_at)
         at = self._clock()
-        started = LeaderStarted(at, self._lease.epoch, secrets.token_hex(16), self._returns)
+        started = LeaderStarted(at, self._lease.epoch, secrets.token_hex(16), self._returns, self._replacements)
         folded = folder.fold([Input(started)], at)
         if folded.state.epoch != self._lease.epoch:
             raise RuntimeError(f"the core did not take over epoch {self._lease.epoch}; the log has the reason")
@@ -258,6 +265,10 @@ class Term:
         asked = PolicyAsked(at, incident, seen, action, decided_by)
         self._say(Input(PolicyAnswered(at, incident.id, action, decided_by), asked=asked))
 
+    async def _ask_provider(self, wanted: RequestReplacement) -> None:
+        ok, reason = await asking.ask(self._provider, wanted)
+        self._say(Input(ProviderAnswered(self._clock(), wanted.node, wanted.request, ok, reason)))
+
     # ------------------------------------------------------------------ fold, commit, act
 
     async def _fold(self) -> None:
@@ -314,6 +325,9 @@ class Term:
                 self.sessions.renew(command.node, command.session, command.reason)
             case Evaluate():
                 self._questions.add(command)
+            case RequestReplacement():
+                assert self._tasks is not None
+                self._tasks.start_soon(self._ask_provider, command)
             case SetTimer():
                 self._timers.set(command.timer, command.due)
             case CancelTimer():

@@ -1,0 +1,35 @@
+"""A provider that files a ticket: one JSON document per machine, in the directory $EXAMPLE_TICKETS.
+
+What watches the directory buys or boots the machine. The file appears at once or not at all, and a request has one file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import anyio.to_thread
+
+from holdfast.supervisor.providers import Machine
+
+
+class Tickets:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def replace(self, machine: Machine) -> str:
+        return await anyio.to_thread.run_sync(self._file, machine)
+
+    def _file(self, machine: Machine) -> str:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f"{machine.request}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(machine), indent=2) + "\n")
+        partial.rename(path)
+        return f"ticket {path.name}"
+
+
+def build() -> Tickets:
+    return Tickets(Path(os.environ["EXAMPLE_TICKETS"]))

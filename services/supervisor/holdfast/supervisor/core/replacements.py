@@ -1,0 +1,141 @@
+"""Machines that do not come back are replaced: who provides them is asked for another one, if the operator has named somebody.
+
+    out of service ──only an operator brings it back, or `after_s` over──► RequestReplacement ──agreed──► another machine
+                                                                     └──refused──► three tries, then an operator
+
+Theory of operation. The node has no ranks: a fault took it out (`Removal`), and its job was answered before. A replaced machine
+takes its disks along, so nothing of a job may be there alone: neither shards of the newest step that can be restored, nor any
+that a change fetches now. Machines that are away count as holders of what they have, because they may be back, unless they are
+being replaced. While the circuit breaker is open nobody is asked: then it is more likely that we see wrongly.
+
+A request goes out once. Who agreed is never asked again about the same fault, and if no answer comes, because the leader ended
+meanwhile, nobody knows whether a machine was replaced: that is an operator's to find out.
+
+That another machine has come is not concluded from the answer, but from its machine id (`returns.on_other_machine`).
+"""
+
+from __future__ import annotations
+
+from holdfast.domain.evolve import evolve
+from holdfast.supervisor.core import breaker, nodes, reboots, returns, saved
+from holdfast.supervisor.core.holddown import REQUESTS_MAX, Removal, Replacement
+from holdfast.supervisor.core.state import Node
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.wording import moment
+from holdfast.supervisor.protocol import ProviderAnswered, RequestReplacement
+from holdfast.supervisor.return_rules import DAY_S
+from holdfast.supervisor.timers import ReplacementDue
+
+LOOK_S = 30.0  # between two looks at what keeps a machine from being replaced
+RETRY_S = 300.0  # after a refusal
+
+
+def review(turn: Turn, name: str) -> None:
+    """Ask for another machine if it is time to, and possible now."""
+    node, rules = turn.nodes.get(name), turn.config.replacements
+    if not rules.provider or node is None or (removal := _out(node)) is None:
+        return
+    request = removal.replacement or Replacement()
+    if request.asked_at is not None:
+        if turn.at >= request.asked_at + turn.config.provider_s and not request.failure:
+            why = f"{rules.provider} has not answered: look whether the machine is replaced"
+            _put(turn, name, evolve(request, failure=why))
+        return
+    if request.agreed_at is not None or request.tries >= REQUESTS_MAX or breaker.is_open(turn):
+        return
+    due = max(_due(turn, node, removal), turn.timers.get(ReplacementDue(name), 0.0))
+    if turn.at < due:
+        if ReplacementDue(name) not in turn.timers:
+            turn.set_timer(ReplacementDue(name), due)
+        return
+    waits, again = obstacle(turn, node), turn.at + LOOK_S
+    if not waits and (until := _full_until(turn)) > turn.at:
+        waits = f"{rules.per_day_max} machines have been replaced within a day: until {moment(until, turn.at)}"
+        again = until
+    if waits:
+        turn.set_timer(ReplacementDue(name), again)
+        if request.waits != waits:
+            _put(turn, name, evolve(request, waits=waits))
+        return
+    _ask(turn, node, removal, request)
+
+
+def _ask(turn: Turn, node: Node, removal: Removal, request: Replacement) -> None:
+    tries = request.tries + 1
+    identifier = f"{node.name}-{int(removal.at)}-{tries}"
+    turn.set(replaced=(*(at for at in turn.replaced if turn.at - at < DAY_S), turn.at))
+    reboots.withdraw(turn, node.name)
+    _put(turn, node.name, evolve(request, tries=tries, request=identifier, asked_at=turn.at, waits="", failure=""))
+    turn.set_timer(ReplacementDue(node.name), turn.at + turn.config.provider_s)
+    facts = node.facts
+    turn.commands.append(RequestReplacement(node.name, identifier, facts.hostname, facts.address, removal.cause))
+    turn.note(node.name, f"another machine is requested from {turn.config.replacements.provider}: {removal.cause}")
+
+
+def _out(node: Node) -> Removal | None:
+    """The removal of a node whose machine may be replaced: it is not back, or comes back by an operator only."""
+    removal = node.removal
+    return removal if removal is not None and (removal.back_at is None or removal.final) else None
+
+
+def _due(turn: Turn, node: Node, removal: Removal) -> float:
+    """When there has been enough time for the machine to come back by itself."""
+    if removal.final or not returns.comes_back(node):
+        return removal.at
+    due = removal.at + turn.config.replacements.after_s
+    if removal.reboot is not None and removal.reboot.ordered_at is not None:
+        return max(due, removal.reboot.ordered_at + reboots.BOOT_S)
+    return due
+
+
+def _full_until(turn: Turn) -> float:
+    """Until when no more machines are replaced, because so many have been; in the past if there is room."""
+    recent = [at for at in turn.replaced if turn.at - at < DAY_S]
+    most = turn.config.replacements.per_day_max
+    if len(recent) < most:
+        return 0.0
+    return recent[-most] + DAY_S if most else turn.at + DAY_S
+
+
+def obstacle(turn: Turn, node: Node) -> str:
+    """What keeps the machine from being replaced now, one clause; empty when nothing does."""
+    if node.connected and (node.live_generations or node.workers):
+        return "workers still run on it"
+    if node.connected and node.facts.replicator_endpoint and not node.inventoried:
+        return "it has not said which shards it holds"
+    for name in sorted(node.inventory):
+        if reboots.is_in_change(turn, name):
+            return f"{name} is in a change, and may fetch shards from it"
+        if saved.only_on(turn, name, node):
+            return f"it has the only copy of a checkpoint of {name}"
+    return ""
+
+
+def on_answer(turn: Turn, event: ProviderAnswered) -> None:
+    node = turn.nodes.get(event.node)
+    request = node.removal.replacement if node is not None and node.removal is not None else None
+    if request is None or request.request != event.request or request.agreed_at is not None:
+        return  # an operator has spoken, or the answer is said again
+    turn.cancel_timer(ReplacementDue(event.node))
+    if event.ok:
+        _put(turn, event.node, evolve(request, asked_at=None, agreed_at=turn.at, answer=event.reason, failure=""))
+        nodes.refresh(turn, event.node, f"its machine is being replaced{_said(event.reason)}")
+        return
+    _put(turn, event.node, evolve(request, asked_at=None, failure=event.reason))
+    turn.note(event.node, f"its machine is not replaced: {event.reason}")
+    turn.set_timer(ReplacementDue(event.node), turn.at + RETRY_S)
+
+
+def withdraw(turn: Turn, name: str) -> None:
+    """The machine is another one, or an operator has spoken: nothing is waited for any more."""
+    turn.cancel_timer(ReplacementDue(name))
+
+
+def _put(turn: Turn, name: str, request: Replacement) -> None:
+    removal = turn.nodes[name].removal
+    assert removal is not None
+    turn.put_node(name, removal=evolve(removal, replacement=request))
+
+
+def _said(words: str) -> str:
+    return f": {words}" if words else ""

@@ -1,0 +1,46 @@
+"""Who provides machines. The leader asks for another one when a node does not come back (core/replacements.py decides when).
+
+| `HOLDFAST_PROVIDER` | who is asked |
+|---|---|
+| empty | nobody; `command`, if there is a `HOLDFAST_REPLACE_COMMAND` |
+| `command` | the command line of `HOLDFAST_REPLACE_COMMAND`, on the supervisor's machine |
+| another name | the plug-in of this name in the group `holdfast.providers`: `build() -> Provider` |
+"""
+
+from __future__ import annotations
+
+from holdfast import plugins
+from holdfast.domain.errors import InvalidSpec, PluginError
+from holdfast.plugins import Group
+from holdfast.supervisor.providers.command import Command
+from holdfast.supervisor.providers.protocol import Machine, Provider
+
+COMMAND = "command"
+
+__all__ = ["COMMAND", "Machine", "Provider", "build", "name_of"]
+
+
+def name_of(provider: str, command: str) -> str:
+    """Who is asked, by these settings; empty = nobody. Raises `InvalidSpec` if they contradict each other."""
+    if command and provider not in ("", COMMAND):
+        raise InvalidSpec("HOLDFAST_PROVIDER", provider, "command, or nothing, while HOLDFAST_REPLACE_COMMAND is set")
+    if provider == COMMAND and not command:
+        raise InvalidSpec("HOLDFAST_REPLACE_COMMAND", command, "a command line, because HOLDFAST_PROVIDER is command")
+    return COMMAND if command else provider
+
+
+def build(provider: str, command: str) -> Provider | None:
+    """None if nobody is to be asked. Raises `InvalidSpec`, or `PluginError` if the plug-in is not installed or fails."""
+    name = name_of(provider, command)
+    if not name:
+        return None
+    if name == COMMAND:
+        return Command(command)
+    plugin = plugins.find(Group.PROVIDERS, name)
+    if plugin is None:
+        there = ", ".join(found.name for found in plugins.installed(Group.PROVIDERS)) or "none"
+        raise InvalidSpec("HOLDFAST_PROVIDER", name, f"command, or the name of an installed plug-in ({there})")
+    built = plugins.build(plugin)
+    if not isinstance(built, Provider):
+        raise PluginError(Group.PROVIDERS, str(plugin), f"{type(built).__name__} has no method `replace`")
+    return built

@@ -1,0 +1,77 @@
+"""Machines in a simulation that somebody replaces when they do not come back; and the promises about what is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from holdfast.sim.world import Violation
+from holdfast.supervisor.core import Node, State
+from holdfast.supervisor.protocol import Command, Event, NodeCordonRequested, NodeRepaired, RequestReplacement
+from holdfast.supervisor.return_rules import ReplacementRules
+
+# Short, so that some of it happens within one run.
+RULES = ReplacementRules(provider="world", after_s=20.0, per_day_max=2)
+
+
+@dataclass(slots=True)
+class Replacing:
+    """What the provider of one seed does; nobody is asked in most."""
+
+    rules: ReplacementRules | None = None
+    chance: Random = field(default_factory=Random, compare=False)
+    at_peace: bool = False
+
+    @classmethod
+    def of(cls, seed: int) -> Replacing:
+        return cls(RULES, Random(f"replacements of {seed}")) if seed % 16 in (1, 13) else cls()
+
+    def calm(self) -> None:
+        """From now on who is asked answers, and a machine comes."""
+        self.at_peace = True
+
+    def answer(self) -> str:
+        if self.at_peace:
+            return "agrees"
+        return self.chance.choice(("agrees", "agrees", "agrees", "refuses", "answers nothing", "no machine comes"))
+
+
+@dataclass(slots=True)
+class ReplacementPromises:
+    """No machine is replaced under workers, none that is in service, none twice for one fault, and not more than allowed."""
+
+    asked: list[str] = field(default_factory=list)  # requests
+    agreed: dict[str, str] = field(
+        default_factory=dict
+    )  # node → request, until another machine comes or somebody speaks
+
+    def folded(self, event: Event, after: State, commands: tuple[Command, ...]) -> None:
+        match event:
+            case NodeCordonRequested(node=node) | NodeRepaired(node=node):
+                self.agreed.pop(node, None)
+        for command in commands:
+            if isinstance(command, RequestReplacement):
+                self._asked(command, after.nodes[command.node])
+
+    def came(self, node: str) -> None:
+        """Another machine."""
+        self.agreed.pop(node, None)
+
+    def log_went_back(self) -> None:
+        """What the log has lost was never decided: it may be asked for again."""
+        self.asked.clear()
+        self.agreed.clear()
+
+    def _asked(self, command: RequestReplacement, node: Node) -> None:
+        what = f"{command.node} is to be replaced ({command.request})"
+        if node.connected and (node.live_generations or node.workers):
+            raise Violation(f"{what}, and its workers {node.live_generations} have not ended")
+        if node.removal is None:
+            raise Violation(f"{what}, and no fault has taken it out: {node.unschedulable_reason or 'in service'}")
+        if command.request in self.asked:
+            raise Violation(f"{what}, and has been asked for already")
+        if command.node in self.agreed:
+            raise Violation(f"{what}, and another machine was promised by {self.agreed[command.node]}")
+        self.asked.append(command.request)
+        if len(self.asked) > RULES.per_day_max:
+            raise Violation(f"{what}, the last of {len(self.asked)} within one run: {', '.join(self.asked)}")
