@@ -10,7 +10,7 @@ from fleet import JOB, Fleet, job
 from holdfast.domain import orders
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.nodes import Check, NodeState, Preflight
-from holdfast.domain.orders import Hello, Prepare, Stop
+from holdfast.domain.orders import Hello, Prepare, RebootNode, Stop
 from holdfast.supervisor.core import replacements, returns
 from holdfast.supervisor.core.holddown import REQUESTS_MAX
 from holdfast.supervisor.core.replacements import LOOK_S, RETRY_S
@@ -122,6 +122,32 @@ def test_a_machine_that_may_come_back_by_itself_has_time_to() -> None:
     assert requested(fleet) == []
     fleet.wait(20)
     assert requested(fleet) == ["n3"]
+
+
+def test_a_fault_that_calls_for_another_machine_is_answered_by_one_and_by_a_boot_if_there_is_none() -> None:
+    fleet = training()
+    fleet.reboots = True
+    start(fleet, "n3")  # an agent that can boot its machine
+    fleet.report("n3", orders.Inventory(JOB, ()))
+    fleet.now += 1.0
+    fleet.find(FindingKind.GPU_ERROR, "n3", severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
+    for _ in range(REQUESTS_MAX):
+        assert not fleet.orders(RebootNode)
+        assert requested(fleet) == ["n3"]
+        answer(fleet, ok=False, reason="no capacity")
+        fleet.wait(RETRY_S + 1)
+    fleet.wait(LOOK_S + 1)
+    assert set(fleet.orders(RebootNode)) == {"n3"}
+
+
+def test_without_a_provider_it_is_booted_at_once() -> None:
+    fleet = training(provider="")
+    fleet.reboots = True
+    start(fleet, "n3")
+    fleet.report("n3", orders.Inventory(JOB, ()))
+    fleet.now += 1.0
+    fleet.find(FindingKind.GPU_ERROR, "n3", severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
+    assert set(fleet.orders(RebootNode)) == {"n3"}
 
 
 def test_a_machine_that_booted_meanwhile_is_not_replaced() -> None:

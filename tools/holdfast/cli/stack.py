@@ -347,7 +347,8 @@ class LocalStack:
                 "HOLDFAST_CAPACITY": str(self._options.workers_per_node),
                 "HOLDFAST_ZONE": f"zone-{index % self._options.zones}",
                 "HOLDFAST_ADDRESS": self._outward(self._options.host),
-                "HOLDFAST_PREFLIGHT_EVERY_S": "0",  # all nodes are one machine, so tests would only slow the other nodes
+                # all nodes are one machine, so tests would only slow the other nodes
+                "HOLDFAST_PREFLIGHT_EVERY_S": self._options.environment.get("HOLDFAST_PREFLIGHT_EVERY_S", "0"),
                 # … and share its GPUs, which belong to more than one node; who wants resets says so
                 "HOLDFAST_GPU_RESET_COMMAND": self._options.environment.get(
                     "HOLDFAST_GPU_RESET_COMMAND", os.environ.get("HOLDFAST_GPU_RESET_COMMAND", "")

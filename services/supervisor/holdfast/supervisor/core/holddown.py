@@ -82,6 +82,7 @@ class Removal:
     final: str = ""  # why only an operator brings it back; empty = it comes back by itself
     reboot: Reboot | None = None  # as far as Holdfast boots its machine
     replacement: Replacement | None = None  # as far as another machine was asked for
+    replace: bool = False  # the mildest remedy that was recommended is another machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +134,5 @@ def merged(old: Removal | None, new: Removal) -> Removal:
         final=old.final,
         reboot=old.reboot if old.back_at is None else None,  # one boot ends both
         replacement=old.replacement if old.back_at is None or old.final else None,  # and one new machine
+        replace=new.replace or (old.replace and old.back_at is None),
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import OrderDone, RebootNode
 from holdfast.supervisor.core import breaker, nodes, saved
-from holdfast.supervisor.core.holddown import REBOOTS_MAX, Cure, Reboot, Removal
+from holdfast.supervisor.core.holddown import REBOOTS_MAX, REQUESTS_MAX, Cure, Reboot, Removal, Replacement
 from holdfast.supervisor.core.lifecycle import Deferred, Pending, Running, Waiting
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
@@ -31,7 +31,7 @@ BOOT_S = 1800.0  # large machines test their memory for minutes
 def review(turn: Turn, name: str) -> None:
     """Order the boot if it is possible now."""
     node = turn.nodes.get(name)
-    if node is None or (removal := _waits_for_boot(node)) is None:
+    if node is None or (removal := _waits_for_boot(turn, node)) is None:
         return
     reboot = removal.reboot or Reboot()
     if reboot.ordered_at is not None:
@@ -55,14 +55,22 @@ def review(turn: Turn, name: str) -> None:
     nodes.refresh(turn, name, f"its machine is booted: {removal.cause}")
 
 
-def _waits_for_boot(node: Node) -> Removal | None:
+def _waits_for_boot(turn: Turn, node: Node) -> Removal | None:
     removal = node.removal
     if removal is None or removal.final or removal.back_at is not None or removal.cure is not Cure.REBOOT:
         return None
-    if removal.replacement is not None and removal.replacement.under_way:
-        return None  # another machine comes in its place
+    if _is_replaced(turn, removal):
+        return None
     same = bool(removal.boot_id) and node.facts.boot_id == removal.boot_id
     return removal if node.facts.reboots and same else None
+
+
+def _is_replaced(turn: Turn, removal: Removal) -> bool:
+    """Another machine comes in its place, or will be asked for before a boot is tried."""
+    request = removal.replacement or Replacement()
+    if request.under_way:
+        return True
+    return removal.replace and bool(turn.config.replacements.provider) and request.tries < REQUESTS_MAX
 
 
 def obstacle(turn: Turn, node: Node) -> str:

@@ -80,7 +80,7 @@ def _out(node: Node) -> Removal | None:
 
 def _due(turn: Turn, node: Node, removal: Removal) -> float:
     """When there has been enough time for the machine to come back by itself."""
-    if removal.final or not returns.comes_back(node):
+    if removal.final or removal.replace or not returns.comes_back(node):
         return removal.at
     due = removal.at + turn.config.replacements.after_s
     if removal.reboot is not None and removal.reboot.ordered_at is not None:

@@ -20,7 +20,7 @@ evidence against the hardware it is none: such a node would most probably stop t
 from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
-from holdfast.domain.findings import Finding, FindingKind
+from holdfast.domain.findings import Finding, FindingKind, Remedy
 from holdfast.supervisor.core import nodes, offenders
 from holdfast.supervisor.core.holddown import (
     REBOOTS_MAX,
@@ -55,6 +55,7 @@ def condemn(turn: Turn, name: str, finding: Finding) -> None:
     # A boot mends no wrong product, and a test of half a second proves little: that is an operator's to judge.
     cure = Cure.OPERATOR if finding.kind is FindingKind.SILENT_CORRUPTION else Cure.REBOOT
     removal = _removal(turn, turn.nodes[name], finding.summary, cure, hardware=True, finding=finding.id)
+    removal = evolve(removal, replace=finding.ladder[:1] == (Remedy.REPLACE_NODE,))
     nodes.mark_unschedulable(turn, name, finding.summary, removal=removal)
 
 
