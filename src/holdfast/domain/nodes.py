@@ -74,7 +74,7 @@ TERMINATION = (
 class Notice:
     """The owner of a machine has announced that it will be taken, or (`event` empty) that it will not after all."""
 
-    source: str  # who says so: "file", "gce", or TERMINATION
+    source: str  # who says so: "file", "gce", TERMINATION, or the name under which somebody uses the API
     event: str  # as announced
     at: float  # when it was concluded, Unix seconds
     starts_at: float | None = None  # Unix seconds; None = not told: it may be any moment

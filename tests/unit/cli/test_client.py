@@ -263,3 +263,22 @@ def test_events_are_read_as_they_come() -> None:
 def test_events_that_are_refused_are_an_error() -> None:
     with played(lambda _: problem(422, "…")) as client, pytest.raises(HoldfastError):
         list(client.events())
+
+
+def test_a_notice_is_put_with_the_time_that_is_left_and_deleted_without_a_body() -> None:
+    requests: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(202, json={"id": "op-1", "state": "succeeded"})
+
+    with played(handler) as client:
+        client.announce("n1", "rack 7/8", "new switch", 1800.0)
+        client.announce("n1", "operator", "now", None)
+        client.withdraw("n1", "operator")
+    assert [(each.method, each.url.raw_path) for each in requests] == [
+        ("PUT", b"/v1/nodes/n1/notices/rack%207%2F8"),
+        ("PUT", b"/v1/nodes/n1/notices/operator"),
+        ("DELETE", b"/v1/nodes/n1/notices/operator"),
+    ]
+    assert [each.content for each in requests] == [b'{"event":"new switch","in_s":1800.0}', b'{"event":"now"}', b""]

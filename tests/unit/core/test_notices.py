@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import pytest
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, IncidentState
 from holdfast.domain.nodes import TERMINATION, NodeState, Notice
 from holdfast.domain.orders import CheckpointNow, Prepare, Stop
 from holdfast.policy import MAINTENANCE_LEAD_S
-from holdfast.supervisor.core.notices import TOGETHER_S
-from holdfast.supervisor.protocol import FindingArrived, IncidentChanged, JobPhase, NodeCordonRequested
+from holdfast.supervisor.core import check_notice
+from holdfast.supervisor.core.notices import SOURCES_MAX, TOGETHER_S
+from holdfast.supervisor.protocol import FindingArrived, IncidentChanged, JobPhase, NodeCordonRequested, NoticeRequested
 
 HOUR_S = 3600.0
 
@@ -265,3 +269,68 @@ def test_an_allocation_that_ends_as_a_whole_is_saved_and_not_swapped_node_by_nod
     fleet.wait(20.0)
     assert (fleet.job.phase, fleet.job.number) == (JobPhase.RUNNING, number)
     assert fleet.state.breaker.open_until is None
+
+
+def announce(
+    fleet: Fleet, node: str, event: str = "drain", starts_s: float | None = HOUR_S, source: str = "slurm"
+) -> None:
+    """By the API."""
+    fleet.now += 0.01
+    starts_at = None if starts_s is None else fleet.now + starts_s
+    fleet.fold(NoticeRequested(fleet.now, node, source, event, starts_at if event else None))
+
+
+def test_a_notice_by_the_api_moves_the_ranks_at_a_checkpoint() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.train(12)
+    announce(fleet, "n1")
+    states = [fleet.state.nodes["n1"].state]
+    step = save_asked_for(fleet)
+    fleet.run()
+    assert "n1" not in fleet.nodes()
+    assert fleet.incident.restored_step == step
+    assert fleet.incident.evidence["source"] == "slurm"
+    states.append(fleet.state.nodes["n1"].state)
+    announce(fleet, "n1", "")
+    states.append(fleet.state.nodes["n1"].state)
+    assert states == [NodeState.ACTIVE, NodeState.CORDONED, NodeState.SPARE]
+
+
+def test_a_notice_by_the_api_is_replaced_by_its_source_and_ends_when_nobody_repeats_it() -> None:
+    fleet = running(job(dp=2), spares=1, saved=10)
+    announce(fleet, "n2")
+    announce(fleet, "n2", "later", 2 * HOUR_S)
+    assert [(each.source, each.event) for each in fleet.state.nodes["n2"].notices] == [("slurm", "later")]
+    fleet.wait(2 * HOUR_S + fleet.state.config.notice_hold_s + 1)
+    assert fleet.state.nodes["n2"].notice is None
+    assert fleet.state.nodes["n2"].state is NodeState.SPARE
+
+
+@pytest.mark.parametrize(
+    ("node", "source", "event", "starts_at", "why"),
+    [
+        ("n9", "slurm", "drain", None, "there is no node n9"),
+        ("n1", "file", "drain", None, "source"),  # the agent's own
+        ("n1", TERMINATION, "drain", None, "source"),
+        ("n1", "Slurm!", "drain", None, "source"),
+        ("n1", "s" * 33, "drain", None, "source"),
+        ("n1", "slurm", "", None, "n1 has no notice of slurm"),
+        ("n1", "slurm", "x" * 501, None, "event"),
+        ("n1", "slurm", "drain", -5.0, "starts_at"),
+        ("n1", "slurm", "drain", math.inf, "starts_at"),
+        ("n1", "slurm", "drain", math.nan, "starts_at"),
+    ],
+)
+def test_what_a_notice_may_not_say(node: str, source: str, event: str, starts_at: float | None, why: str) -> None:
+    fleet = running(job(dp=2))
+    with pytest.raises(HoldfastError, match=re.escape(why)):
+        check_notice(fleet.state, NoticeRequested(fleet.now, node, source, event, starts_at))
+
+
+def test_a_node_does_not_collect_notices_without_end() -> None:
+    fleet = running(job(dp=2), spares=1)
+    for number in range(SOURCES_MAX):
+        announce(fleet, "n2", source=f"s{number}")
+    with pytest.raises(Conflict, match="notices of 8 sources already"):
+        check_notice(fleet.state, NoticeRequested(fleet.now, "n2", "one-more", "drain"))
+    check_notice(fleet.state, NoticeRequested(fleet.now, "n2", "s3", "at another time"))

@@ -30,6 +30,7 @@ from holdfast.supervisor.protocol import (
     JobStopRequested,
     JobSubmitted,
     NodeCordonRequested,
+    NoticeRequested,
     PolicyChangeRequested,
     ResizeRequested,
     TimerFired,
@@ -94,6 +95,48 @@ async def test_the_other_commands(api: Any) -> None:
     assert events[2].cordoned
     assert isinstance(events[-1], JobStopRequested)
     assert not events[-1].save
+
+
+async def test_a_maintenance_notice_is_put_shown_and_deleted(api: Any) -> None:
+    api.node("n1")
+    path = "/v1/nodes/n1/notices/slurm"
+    before = time.time()
+    headers = {"Idempotency-Key": "k1"}
+    for _ in range(2):
+        answer = await api.http.put(path, json={"event": "drain", "in_s": 600}, headers=headers)
+        assert answer.status_code == 202
+    [request] = await requests(api)
+    asked = request.event
+    assert isinstance(asked, NoticeRequested)
+    assert (asked.node, asked.source, asked.event) == ("n1", "slurm", "drain")
+    assert before + 600 <= asked.starts_at <= time.time() + 600  # type: ignore[operator]
+
+    problem(await api.http.delete(path), 404)  # not folded yet
+    api.fold(asked)
+    [shown] = (await api.http.get("/v1/nodes/n1")).json()["notices"]
+    assert shown == {"source": "slurm", "event": "drain", "starts_at": asked.starts_at}
+    assert (await api.http.delete(path)).status_code == 202
+    withdrawn = (await requests(api))[-1].event
+    assert isinstance(withdrawn, NoticeRequested)
+    assert withdrawn.event == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "body", "field"),
+    [
+        ("slurm", {"starts_at": 2e9, "in_s": 1}, "body"),
+        ("slurm", {"in_s": -1}, "in_s"),
+        ("slurm", {"event": ""}, "event"),
+        ("slurm", {"when": "soon"}, "when"),
+        ("file", {}, "source"),
+        ("Who?", {}, "source"),
+    ],
+)
+async def test_a_notice_of_the_wrong_shape(api: Any, source: str, body: dict[str, Any], field: str) -> None:
+    api.node("n1")
+    answer = await api.http.put(f"/v1/nodes/n1/notices/{source}", json=body)
+    assert problem(answer, 422)["errors"][0]["field"] == field
+    assert await requests(api) == []
 
 
 async def test_an_idempotency_key_is_one_operation(api: Any) -> None:

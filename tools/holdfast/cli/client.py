@@ -166,6 +166,13 @@ class Client:
     def repaired(self, name: str) -> Json:
         return self._command(_path("nodes", name, "repair"), {})
 
+    def announce(self, name: str, source: str, event: str, in_s: float | None) -> Json:
+        body = {"event": event} if in_s is None else {"event": event, "in_s": in_s}
+        return self._command(_path("nodes", name, "notices", source), body, method="PUT")
+
+    def withdraw(self, name: str, source: str) -> Json:
+        return self._command(_path("nodes", name, "notices", source), None, method="DELETE")
+
     def breaker(self) -> Json:
         return self._get("/v1/breaker")
 
@@ -232,13 +239,15 @@ class Client:
     def _command(
         self,
         path: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | None,
         timeout_s: float = OPERATION_TIMEOUT_S,
         parameters: Mapping[str, str] | None = None,
+        method: str = "POST",
     ) -> Json:
-        """Send a POST and wait for its operation. (202 only means that the request is in the supervisor's inbox.)"""
+        """Send the request and wait for its operation. (202 only means that it is in the supervisor's inbox.)"""
         key = {"Idempotency-Key": uuid.uuid4().hex}
-        operation = self._led("POST", path, json=dict(body), headers=key, params=parameters)
+        content = {} if body is None else {"json": dict(body)}
+        operation = self._led(method, path, headers=key, params=parameters, **content)
         deadline = self._clock() + timeout_s
         while operation.get("state") == "pending":
             if self._clock() > deadline:
@@ -339,10 +348,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _path(collection: str, name: str, *rest: str) -> str:
-    """Return `/v1/<collection>/<name>/…`. Percent-encodes `name`, so that it is always a single path segment."""
+    """Return `/v1/<collection>/<name>/…`. Percent-encodes each part, so that it is always a single path segment."""
     if name in ("", ".", "..") or "/" in name:
         raise InvalidSpec(collection.removesuffix("s"), name, f"a name; `holdfast {collection} list` shows the names")
-    return "/".join(("/v1", collection, quote(name, safe=""), *rest))
+    return "/".join(("/v1", collection, *(quote(part, safe="") for part in (name, *rest))))
 
 
 def _problem(response: httpx.Response) -> Json | None:

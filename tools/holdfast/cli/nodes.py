@@ -8,14 +8,17 @@ import typer
 
 from holdfast.cli import incidents
 from holdfast.cli.client import Client, default_url
+from holdfast.cli.durations import period
 from holdfast.cli.tables import Api, Name, Row, console, look_at, show_one, table, text
 
-app = typer.Typer(help="Nodes: list, show, watch, cordon, uncordon, repair.", no_args_is_help=True)
+app = typer.Typer(help="Nodes: list, show, watch, cordon, uncordon, announce, withdraw, repair.", no_args_is_help=True)
 
 COLUMNS = ("node", "state", "job", "zone", "capacity", "hostname", "reason")
 FAULT_COLUMNS = ("at", "incident", "job", "weight", "shared")
 CHECK_COLUMNS = ("name", "ok", "detail")
 Reason = Annotated[str, typer.Option(help="Kept in the node's record.")]
+
+Source = Annotated[str, typer.Option(help="Who says so. A later notice of the same source replaces this one.")]
 
 
 def show_node(row: Row, as_json: bool) -> None:
@@ -63,6 +66,35 @@ def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator
     with Client(api or default_url()) as client:
         client.uncordon(name, reason)
     console.print(f"{name}: uncordoned")
+
+
+@app.command()
+def announce(
+    name: Name,
+    event: Annotated[str, typer.Argument(help="What will happen, in a few words.")] = "maintenance",
+    within: Annotated[
+        str, typer.Option("--in", help="When it begins: 30s, 45m, 2h. Without it, it may be any moment.")
+    ] = "",
+    source: Source = "operator",
+    api: Api = "",
+) -> None:
+    """Announce maintenance of a node. Its jobs save and move their ranks in time; it gets no new ranks."""
+    in_s = period(within) if within else None
+    with Client(api or default_url()) as client:
+        client.announce(name, source, event, in_s)
+    console.print(f"{name}: {event} is announced; to undo: {_undo(name, source)}")
+
+
+def _undo(name: str, source: str) -> str:
+    return f"holdfast nodes withdraw {name}" + ("" if source == "operator" else f" --source {source}")
+
+
+@app.command()
+def withdraw(name: Name, source: Source = "operator", api: Api = "") -> None:
+    """Withdraw a maintenance notice that was announced by `holdfast nodes announce` or by the API."""
+    with Client(api or default_url()) as client:
+        client.withdraw(name, source)
+    console.print(f"{name}: the notice of {source} is withdrawn")
 
 
 @app.command()

@@ -155,6 +155,17 @@ class NodeCordonRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeRequested:
+    """Somebody who knows says that a node's machine will be taken, until when it may be used, or that it will not be taken."""
+
+    at: float
+    node: str
+    source: str  # who says so: a later notice of the same source replaces this one
+    event: str  # what will happen, in a few words; empty = the notice of this source is withdrawn
+    starts_at: float | None = None  # Unix seconds; None = it may be any moment
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRepaired:
     """An operator says that the node's hardware is good again: forget the findings against it."""
 
@@ -269,6 +280,7 @@ Event = (
     | ResizeRequested
     | PolicyChangeRequested
     | NodeCordonRequested
+    | NoticeRequested
     | NodeRepaired
     | NodeReported
     | NodeGone

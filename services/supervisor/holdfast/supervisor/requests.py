@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
-from holdfast.supervisor.core import State, check_earlier, check_fault, check_pruning, check_submission
+from holdfast.supervisor.core import State, check_earlier, check_fault, check_notice, check_pruning, check_submission
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
@@ -22,6 +22,7 @@ from holdfast.supervisor.protocol import (
     JobSubmitted,
     NodeCordonRequested,
     NodeRepaired,
+    NoticeRequested,
     PolicyChangeRequested,
     PruneRequested,
     ResizeRequested,
@@ -38,6 +39,7 @@ OperatorEvent = (
     | PolicyChangeRequested
     | NodeCordonRequested
     | NodeRepaired
+    | NoticeRequested
     | BreakerResetRequested
 )
 
@@ -60,6 +62,8 @@ def fingerprint(event: OperatorEvent) -> str:
             bare = replace(event, operation="", at=0.0, grace_s=0.0)
         case FaultRequested():
             bare = replace(event, operation="", at=0.0)
+        case NoticeRequested():
+            bare = replace(event, at=0.0, starts_at=None)  # `in_s` is another moment each time
         case _:
             bare = replace(event, at=0.0)
     return hashlib.sha256(records.dumps(bare, OperatorEvent)).hexdigest()[:32]
@@ -91,6 +95,8 @@ def check(state: State, event: OperatorEvent) -> None:
         case NodeCordonRequested() | NodeRepaired():
             if event.node not in state.nodes:
                 raise NotFound(f"there is no node {event.node}")
+        case NoticeRequested():
+            check_notice(state, event)
         case BreakerResetRequested():
             pass
         case _:
@@ -118,6 +124,8 @@ def accepted(event: OperatorEvent) -> str:
             return f"{event.node} is {'cordoned' if event.cordoned else 'uncordoned'}: {event.reason}"
         case NodeRepaired():
             return f"{event.node} is repaired"
+        case NoticeRequested():
+            return f"{event.node}: {event.event or 'the notice is withdrawn'}"
         case BreakerResetRequested():
             return f"the breaker is reset: {event.reason}"
     assert_never(event)

@@ -1,7 +1,7 @@
 """Maintenance notices of the machine's owner, from a file or from Google Cloud's metadata server.
 
 The notice exists while the file exists. The file contains text ("host maintenance at 18:00") or a JSON object with `event`
-and, in Unix seconds, `starts_at`. Deleting the file withdraws the notice. To announce maintenance by REST, cordon the node.
+and, in Unix seconds, `starts_at`. Deleting the file withdraws the notice. The REST API takes notices, too.
 """
 
 from __future__ import annotations

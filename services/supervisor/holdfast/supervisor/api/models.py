@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from holdfast.domain.faults import FOR_S_DEFAULT, FOR_S_MAX, XID_MAX, FaultKind
 from holdfast.domain.findings import FindingKind, Remedy, Severity
@@ -329,6 +329,14 @@ class Preflight(Model):
     checks: list[Check]
 
 
+class Notice(Model):
+    """Somebody says that the node's machine will be taken."""
+
+    source: str
+    event: str
+    starts_at: Annotated[float | None, Field(description="Unix seconds; null: it may be any moment")]
+
+
 class Node(Model):
     node: str
     state: NodeState
@@ -369,6 +377,7 @@ class Node(Model):
         Literal["", "itself", "operator"],
         Field(description="what brings a node back that a fault took out of service; empty: none did"),
     ] = ""
+    notices: Annotated[list[Notice], Field(description="of maintenance that is ahead or under way")] = []
 
 
 class Fault(Model):
@@ -490,6 +499,22 @@ class ResizeBody(Model):
 
 class ReasonBody(Model):
     reason: Text = "asked for by an operator"
+
+
+class NoticeBody(Model):
+    """`starts_at` or `in_s`, or neither if it may be any moment."""
+
+    event: Annotated[Text, Field(min_length=1, description="what will happen, in a few words")] = "maintenance"
+    starts_at: Annotated[float | None, Field(gt=0, description="Unix seconds")] = None
+    in_s: Annotated[
+        float | None, Field(ge=0, le=366 * 86_400, description="seconds from now, whatever your clock says")
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if self.starts_at is not None and self.in_s is not None:
+            raise ValueError("give starts_at or in_s, not both")
+        return self
 
 
 class CheckpointBody(Model):

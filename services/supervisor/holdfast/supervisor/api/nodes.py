@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from holdfast.domain.errors import NotFound
 from holdfast.supervisor.api import models, views
 from holdfast.supervisor.api.backend import Commands, Cursor, Limit, Serving
-from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired
+from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired, NoticeRequested
 
 router = APIRouter(prefix="/nodes", tags=["nodes"])
 
@@ -49,6 +49,21 @@ async def uncordon(name: str, commands: Commands, body: models.ReasonBody | None
     """Let a cordoned node be used again."""
     reason = (body or models.ReasonBody()).reason
     return await commands.command(NodeCordonRequested(time.time(), name, cordoned=False, reason=reason))
+
+
+@router.put("/{name}/notices/{source}", status_code=202)
+async def announce(name: str, source: str, commands: Commands, body: models.NoticeBody) -> models.Operation:
+    """The node's machine will be taken: its ranks leave in time, after a save, and it gets no new ones. A notice of the same
+    source is replaced; one that is not repeated ends an hour after its start."""
+    now = time.time()
+    starts_at = now + body.in_s if body.in_s is not None else body.starts_at
+    return await commands.command(NoticeRequested(now, name, source, body.event, starts_at))
+
+
+@router.delete("/{name}/notices/{source}", status_code=202)
+async def withdraw(name: str, source: str, commands: Commands) -> models.Operation:
+    """The node's machine will not be taken, as far as this source knows."""
+    return await commands.command(NoticeRequested(time.time(), name, source, ""))
 
 
 @router.post("/{name}/repair", status_code=202)

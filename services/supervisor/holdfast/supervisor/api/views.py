@@ -305,6 +305,11 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         hold_until=returns.held_until(value, at),
         probation_until=returns.on_probation_until(value, at),
         returns_by=_returns_by(value),
+        notices=[
+            models.Notice(source=each.source, event=each.event, starts_at=each.starts_at)
+            for each in value.notices
+            if each.event
+        ],
     )
 
 

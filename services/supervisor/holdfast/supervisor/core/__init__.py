@@ -66,6 +66,7 @@ from holdfast.supervisor.core.earlier import check as check_earlier
 from holdfast.supervisor.core.fault_requests import check as check_fault
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.notices import check as check_notice
 from holdfast.supervisor.core.pruning import check as check_pruning
 from holdfast.supervisor.core.state import Breaker, Config, Node, State
 from holdfast.supervisor.core.turn import Turn
@@ -85,6 +86,7 @@ from holdfast.supervisor.protocol import (
     NodeGone,
     NodeRepaired,
     NodeReported,
+    NoticeRequested,
     PolicyAnswered,
     PolicyChangeRequested,
     Post,
@@ -140,6 +142,7 @@ __all__ = [
     "as_sends",
     "check_earlier",
     "check_fault",
+    "check_notice",
     "check_pruning",
     "check_submission",
     "holders",
@@ -249,6 +252,8 @@ def _take(turn: Turn, event: Event) -> None:
             upkeep.cordon(turn, event)
         case NodeRepaired():
             upkeep.repaired(turn, event)
+        case NoticeRequested():
+            notices.on_request(turn, event)
         case NodeReported():
             sessions.on_reports(turn, (event,))
         case NodeGone():

@@ -11,7 +11,9 @@ when nobody answers it is one recovery. `upkeep` asks what a job needs; here is 
 from __future__ import annotations
 
 import math
+import re
 
+from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
@@ -19,12 +21,17 @@ from holdfast.domain.nodes import TERMINATION, Notice
 from holdfast.supervisor.core import nodes, planned, reports
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import DeferredEviction, Job
-from holdfast.supervisor.core.state import Node
+from holdfast.supervisor.core.state import Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options
+from holdfast.supervisor.protocol import NoticeRequested
 from holdfast.supervisor.timers import NoticeDue
 
-SOURCES_MAX = 4  # of one node's notices; there are three kinds of source
+SOURCES_MAX = 8  # of one node's notices
+SOURCE = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+OF_AGENTS = ("file", "gce", TERMINATION)  # who speaks by the node's agent, and not by the API
+EVENT_CHARS_MAX = 500
+AHEAD_S_MAX = 366 * 86_400.0
 
 TOGETHER_S = 1.0  # agents that are told to end together, as when a whole allocation ends, say so within this time
 
@@ -51,6 +58,39 @@ def on_finding(turn: Turn, finding: Finding) -> None:
         return
     turn.judge(finding, "recorded: while it holds the node gets no ranks, and those that it has leave in time")
     _put(turn, node, {**known, notice.source: notice}, finding.summary)
+
+
+def check(state: State, event: NoticeRequested) -> None:
+    """Raises `NotFound`, `Conflict` or `InvalidSpec`."""
+    node = state.nodes.get(event.node)
+    if node is None:
+        raise NotFound(f"there is no node {event.node}")
+    if not SOURCE.fullmatch(event.source) or event.source in OF_AGENTS:
+        raise InvalidSpec(
+            "source", event.source, f"1 to 32 of a-z, 0-9, '.', '_' and '-', and none of {', '.join(OF_AGENTS)}"
+        )
+    holds = any(each.source == event.source and each.event for each in node.notices)
+    if not event.event:
+        if not holds:
+            raise NotFound(f"{event.node} has no notice of {event.source}")
+        return
+    if len(event.event) > EVENT_CHARS_MAX:
+        raise InvalidSpec("event", event.event, f"at most {EVENT_CHARS_MAX} characters")
+    if event.starts_at is not None and not 0 < event.starts_at <= event.at + AHEAD_S_MAX:
+        raise InvalidSpec("starts_at", event.starts_at, "Unix seconds, at most a year ahead")
+    if not holds and sum(bool(each.event) for each in node.notices) >= SOURCES_MAX:
+        raise Conflict(f"{event.node} has notices of {SOURCES_MAX} sources already")
+
+
+def on_request(turn: Turn, event: NoticeRequested) -> None:
+    node = turn.nodes.get(event.node)
+    if node is None:
+        turn.note(event.node, "no notice is taken: no such node has ever connected")
+        return
+    event_text = " ".join(event.event.split())
+    notice = Notice(event.source, event_text, turn.at, event.starts_at if event_text else None)
+    reason = f"{event.source} says: {event_text}" if event_text else f"{event.source} has withdrawn its notice"
+    _put(turn, node, {**{each.source: each for each in node.notices}, notice.source: notice}, reason)
 
 
 def forget(turn: Turn, node: Node, reason: str) -> None:
