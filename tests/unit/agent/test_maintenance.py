@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.collectors.maintenance import Watch, build_file, build_url, parse, read_file, read_url
+from holdfast.agent.collectors.maintenance import (
+    INSTANCE,
+    Watch,
+    build_file,
+    build_url,
+    metadata_url,
+    parse,
+    read_file,
+    read_instance,
+    read_url,
+)
 from holdfast.agent.collectors.protocol import Surroundings
 
 
@@ -98,6 +108,107 @@ def test_google_clouds_metadata() -> None:
         read_url(url)
     with pytest.raises(OSError, match="nonsense"):
         read_url("nonsense")
+
+
+@contextmanager
+def instance(**keys: tuple[int, str]) -> Iterator[str]:
+    """The metadata server's directory of an instance, with these keys."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            key = self.path.rpartition("/")[2].partition("?")[0].replace("-", "_")
+            status, body = (
+                keys.get(key, (404, "not found")) if self.headers["Metadata-Flavor"] == "Google" else (403, "")
+            )
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/instance/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+NOW = 1_733_079_600.0  # 2024-12-01T19:00:00Z
+SOON = '{"window_start_time": "2024-12-01T19:30:00Z", "maintenance_status": "PENDING", "can_reschedule": "TRUE"}'
+HOST = (200, "TERMINATE_ON_HOST_MAINTENANCE")
+QUIET = (200, "NONE")
+
+
+@pytest.mark.parametrize(
+    ("keys", "notice"),
+    [
+        ({"maintenance_event": QUIET}, ("", None)),
+        ({"maintenance_event": QUIET, "preempted": (200, "FALSE")}, ("", None)),
+        ({"maintenance_event": QUIET, "preempted": (200, "TRUE\n")}, ("preempted", None)),
+        ({"maintenance_event": HOST}, (HOST[1], None)),
+        ({"maintenance_event": HOST, "upcoming_maintenance": (200, SOON)}, (HOST[1], NOW + 1800)),
+        ({"maintenance_event": QUIET, "upcoming_maintenance": (200, SOON)}, ("scheduled host maintenance", NOW + 1800)),
+        ({"maintenance_event": QUIET, "upcoming_maintenance": (200, SOON.replace("-01T", "-09T"))}, ("", None)),
+        (
+            {
+                "maintenance_event": QUIET,
+                "upcoming_maintenance": (200, SOON.replace("window_start_time", "windowStartTime")),
+            },
+            ("scheduled host maintenance", NOW + 1800),
+        ),
+    ],
+)
+def test_what_an_instance_is_told(keys: dict[str, tuple[int, str]], notice: tuple[str, float | None]) -> None:
+    with instance(**keys) as base:
+        assert read_instance(base, lambda: NOW) == notice
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        "NONE",
+        '"NONE"',
+        "{}",
+        "",
+        '{ "error": "no notifications have been received yet, try again later" }',
+        '[ "some event" ]',
+        '{"window_start_time": "soon"}',
+        '{"window_start_time": null}',
+        "[" * 20_000,
+    ],
+)
+def test_no_schedule_in_every_form(nothing: str) -> None:
+    with instance(maintenance_event=QUIET, upcoming_maintenance=(200, nothing)) as base:
+        assert read_instance(base, lambda: NOW) == ("", None)
+
+
+@pytest.mark.parametrize("key", ["preempted", "upcoming_maintenance", "maintenance_event"])
+def test_a_server_in_trouble_takes_no_notice_back(key: str) -> None:
+    keys = {"maintenance_event": QUIET} | {key: (503, "later")}
+    with instance(**keys) as base, pytest.raises(OSError, match="503"):
+        read_instance(base, lambda: NOW)
+
+
+def test_a_wrong_address_is_an_error_and_no_quiet() -> None:
+    with instance() as base, pytest.raises(OSError, match="404"):
+        read_instance(base)
+
+
+def test_the_metadata_server_is_asked_where_the_firmware_says_that_there_is_one(tmp_path: Path) -> None:
+    product = tmp_path / "product_name"
+    assert metadata_url("auto", product) == ""
+    product.write_text("Google Compute Engine\n")
+    assert metadata_url("auto", product) == INSTANCE
+    assert metadata_url("", product) == ""
+    assert metadata_url("http://elsewhere/", product) == "http://elsewhere/"
+    product.write_text("KVM")
+    assert metadata_url("auto", product) == ""
+    product.write_bytes(b"\xff")
+    assert metadata_url("auto", product) == ""
 
 
 def test_nothing_is_watched_unless_configured(tmp_path: Path) -> None:

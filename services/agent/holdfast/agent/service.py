@@ -32,6 +32,7 @@ from anyio.abc import TaskGroup
 
 from holdfast.agent import preflight, preflight_checks, tracing
 from holdfast.agent.collectors import build_all, nvml, nvrx
+from holdfast.agent.collectors.maintenance import metadata_url
 from holdfast.agent.collectors.protocol import Collector, Pausable, Surroundings, keep_collecting
 from holdfast.agent.descriptors import Descriptors
 from holdfast.agent.directory import MARK, claimed
@@ -313,6 +314,6 @@ def _surroundings(settings: AgentSettings, descriptors: Descriptors) -> Surround
         nic_exclude=tuple(part.strip() for part in settings.nic_exclude.split(",") if part.strip()),
         nvrx_path=settings.nvrx_path,
         maintenance_file=settings.maintenance_file,
-        maintenance_url=settings.maintenance_url,
+        maintenance_url=metadata_url(settings.maintenance_url),
         files_left=descriptors.left,
     )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from holdfast.agent.collectors.maintenance import AUTO
 from holdfast.agent.gpu_reset import ResetRules
 from holdfast.agent.machine import BOOT_ID, PRODUCT_UUID
 from holdfast.runtime.settings import ServiceSettings
@@ -37,7 +38,7 @@ class AgentSettings(ServiceSettings):
     # the agent's
     nvrx_path: Path | None = None
     maintenance_file: Path | None = None  # if this file exists, maintenance of this machine is announced
-    maintenance_url: str = ""  # GCE: http://metadata.google.internal/computeMetadata/v1/instance/maintenance-event
+    maintenance_url: str = AUTO  # Google Cloud's metadata: a directory of an instance, or only its maintenance-event
     # Seconds from SIGTERM or SIGUSR1 to the end of the agent, in which the job saves and moves its ranks to other nodes; 0 = it
     # ends at once. Less than what sends the signal waits before SIGKILL (Kubernetes: 30 s, Slurm's KillWait: 30 s).
     termination_grace_s: float = Field(default=25.0, ge=0, le=86_400)
@@ -98,8 +99,8 @@ class AgentSettings(ServiceSettings):
     @field_validator("maintenance_url")
     @classmethod
     def _metadata_is_http(cls, value: str) -> str:
-        if value and not value.startswith(("http://", "https://")):
-            raise ValueError("an http:// or https:// URL")
+        if value not in ("", AUTO) and not value.startswith(("http://", "https://")):
+            raise ValueError(f"an http:// or https:// URL, {AUTO}, or nothing")
         return value
 
     @field_validator("agent_dir")

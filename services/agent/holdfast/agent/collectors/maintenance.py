@@ -6,12 +6,15 @@ and, in Unix seconds, `starts_at`. Deleting the file withdraws the notice. The R
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 import math
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -25,7 +28,12 @@ INTERVAL_S = 5.0  # Google Cloud announces GPU machines' maintenance an hour ahe
 DEADLINE_S = 5.0
 EVENT_CHARS_MAX = 500
 FILE_BYTES_MAX = 64 << 10
+ANSWER_BYTES_MAX = 16 << 10
 NONE = ("", "NONE")
+AUTO = "auto"
+INSTANCE = "http://metadata.google.internal/computeMetadata/v1/instance/"
+PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
+SCHEDULED_LEAD_S = 3600.0  # windows are announced weeks ahead: until then the node is as good as any
 _Notice = tuple[str, float | None]  # (event, starts_at); event "" = none
 
 
@@ -38,7 +46,8 @@ def build_file(surroundings: Surroundings) -> Probe | None:
 
 def build_url(surroundings: Surroundings) -> Probe | None:
     url = surroundings.maintenance_url
-    return _probe("maintenance-url", surroundings.node, "gce", lambda: read_url(url)) if url else None
+    read = read_instance if url.endswith("/") else read_url
+    return _probe("maintenance-url", surroundings.node, "gce", lambda: read(url)) if url else None
 
 
 def _probe(name: str, node: str, source: str, read: Callable[[], _Notice]) -> Probe:
@@ -97,14 +106,75 @@ def _time(value: object) -> float | None:
     return None
 
 
+def metadata_url(setting: str, product_name: Path = PRODUCT_NAME) -> str:
+    """What HOLDFAST_MAINTENANCE_URL means on this machine; empty = there is nothing to ask. AUTO asks the metadata server
+    where the firmware says that there is one, and nobody elsewhere."""
+    if setting != AUTO:
+        return setting
+    try:
+        return INSTANCE if product_name.read_text().strip() == "Google Compute Engine" else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def read_url(url: str) -> _Notice:
     """Google Cloud's `maintenance-event`: NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE."""
+    event = " ".join(_get(url).split())[:EVENT_CHARS_MAX]
+    return ("", None) if event.upper() in NONE else (event, None)
+
+
+def read_instance(base: str, now: Callable[[], float] = time.time) -> _Notice:
+    """What the metadata server's directory of this instance says: taken back now, maintenance that begins, maintenance that is
+    scheduled within the next hour.
+
+    https://cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event
+    """
+    if _get_if_there(f"{base}preempted").strip().upper() == "TRUE":
+        return "preempted", None  # 30 s, and less
+    starts_at = _scheduled(_get_if_there(f"{base}upcoming-maintenance?alt=json"))
+    event, _ = read_url(f"{base}maintenance-event")
+    if event:
+        return event, starts_at
+    if starts_at is not None and starts_at - now() <= SCHEDULED_LEAD_S:
+        return "scheduled host maintenance", starts_at
+    return "", None
+
+
+def _scheduled(answer: str) -> float | None:
+    """When the maintenance begins, in Unix seconds; None if none is scheduled, in each form in which the server says so."""
+    try:
+        record = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None  # NONE
+    if not isinstance(record, dict):
+        return None
+    text = next((record[key] for key in ("window_start_time", "windowStartTime", "startTime") if key in record), None)
+    try:
+        start = datetime.fromisoformat(str(text))
+    except ValueError:
+        if text is not None:
+            log.warning("scheduled maintenance with invalid start time", starts_at=repr(text)[:100])
+        return None
+    return (start if start.tzinfo is not None else start.replace(tzinfo=UTC)).timestamp()
+
+
+def _get_if_there(url: str) -> str:
+    """Empty if machines of this kind have no such key."""
+    try:
+        return _get(url)
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.NOT_FOUND:
+            return ""
+        raise
+
+
+def _get(url: str) -> str:
+    """Raises OSError if the server does not answer, or not as it should."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the metadata server is local
     try:
         request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-        with opener.open(request, timeout=DEADLINE_S / 2) as answer:
-            text = answer.read(EVENT_CHARS_MAX).decode(errors="replace")
+        with opener.open(request, timeout=DEADLINE_S / 4) as answer:
+            text: str = answer.read(ANSWER_BYTES_MAX).decode(errors="replace")
     except (http.client.HTTPException, ValueError) as error:  # an answer that is not HTTP, or an invalid URL
         raise OSError(f"{url}: {error!r}") from error
-    event = " ".join(text.split())
-    return ("", None) if event.upper() in NONE else (event, None)
+    return text
