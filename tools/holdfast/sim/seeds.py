@@ -1,0 +1,115 @@
+"""Many seeds in a row, on all cores, with progress. What is printed does not depend on the number of processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from holdfast.sim.scenario import simulate
+from holdfast.sim.world import Violation
+
+_TOGETHER = 10  # seeds that a process simulates in one go: some seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seed: int
+    text: str  # what is printed of it
+    generations: int  # 0 = it broke a promise
+
+
+def run(first: int, count: int, *, jobs: int = 0, trace: bool = False) -> int:
+    """Simulate `count` seeds in a row, in `jobs` processes (0 = one per core), and print what became of them.
+
+    Returns an exit code: 1 if a seed broke a promise.
+    """
+    begun, failed = time.perf_counter(), 0
+    generations: Counter[int] = Counter()
+    progress = Progress(count)
+    outcomes = _outcomes(range(first, first + count), jobs or len(os.sched_getaffinity(0)), trace)
+    for done, outcome in enumerate(outcomes, 1):
+        if outcome.text:
+            progress.clear()
+            _print(outcome.text)
+        failed += not outcome.generations
+        generations[outcome.generations] += 1
+        progress.show(done, failed)
+    progress.clear()
+    spent = time.perf_counter() - begun
+    spread = ", ".join(f"{runs} × {number}" for number, runs in sorted(generations.items()) if number)
+    held = f"{count - failed} of {count} seeds hold every promise"
+    _print(f"{held} ({spent:.1f} s; runs × generations: {spread})\n")
+    return 1 if failed else 0
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _outcomes(seeds: Sequence[int], jobs: int, trace: bool) -> Iterator[Outcome]:
+    """In the order of the seeds."""
+    if jobs == 1 or len(seeds) <= _TOGETHER:
+        for seed in seeds:
+            yield _simulate(seed, trace)
+        return
+    parts = [seeds[first : first + _TOGETHER] for first in range(0, len(seeds), _TOGETHER)]
+    with ExitStack() as stack:
+        pool = stack.enter_context(ProcessPoolExecutor(jobs))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C does not wait for all of them
+        for outcomes in pool.map(_simulate_all, parts, [trace] * len(parts)):
+            yield from outcomes
+
+
+def _simulate_all(seeds: Sequence[int], trace: bool) -> list[Outcome]:
+    return [_simulate(seed, trace) for seed in seeds]
+
+
+def _simulate(seed: int, trace: bool) -> Outcome:
+    try:
+        result = simulate(seed, tracing=trace)
+    except Violation as violation:
+        message, *lines = violation.args
+        said = [*lines, f"VIOLATION {message}", f"  replay: python -m holdfast.sim --seed {seed} --trace"]
+        return Outcome(seed, _lines(said), 0)
+    said = list(result.trace)
+    if trace:
+        outcome = f"{result.generations} generations, {result.incidents} incidents"
+        said.append(f"seed {seed}: trained after {result.seconds:.1f} s, {outcome}")
+    return Outcome(seed, _lines(said), result.generations)
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+class Progress:
+    """On stderr: one line that changes on a terminal, a line a minute elsewhere."""
+
+    def __init__(self, seeds: int) -> None:
+        self._seeds = seeds
+        self._terminal = sys.stderr.isatty()
+        self._every_s = 0.5 if self._terminal else 60.0
+        self._shown_at = time.perf_counter()
+        self._width = 0
+
+    def show(self, done: int, failed: int) -> None:
+        now = time.perf_counter()
+        if done == self._seeds or now < self._shown_at + self._every_s:
+            return
+        self._shown_at = now
+        text = f"{done} of {self._seeds} seeds, {failed} broke a promise"
+        sys.stderr.write(f"\r{text}" if self._terminal else f"{text}\n")
+        sys.stderr.flush()
+        self._width = len(text)
+
+    def clear(self) -> None:
+        if self._terminal and self._width:
+            sys.stderr.write(f"\r{' ' * self._width}\r")
+            self._width = 0
