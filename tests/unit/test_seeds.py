@@ -34,7 +34,7 @@ def test_a_broken_promise_is_printed_with_the_command_that_replays_it(
 
 def test_long_work_shows_where_it_stands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = iter(range(0, 10_000, 40))
-    monkeypatch.setattr(seeds.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(now)))
     progress = seeds.Progress(3)
     for done in (1, 2, 3):
         progress.show(done, failed=0)
