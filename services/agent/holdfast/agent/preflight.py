@@ -177,6 +177,13 @@ class Preflights:
         self._tested_at, self._was_busy = anyio.current_time(), False
         self._tell(Preflight(time.time(), anyio.current_time() - began, tuple(checks)))
 
+    def failed(self, preflight: Preflight) -> None:
+        """The quick tests of this node as a suspect have failed: nothing newer is known of it."""
+        if self._every_s:
+            self._tell(preflight)
+        else:  # nothing would ever test it again; the answer to the order says it
+            self._emit(NodeTested(self._node, preflight.at, preflight))
+
     def _tell(self, preflight: Preflight) -> None:
         self.newest = preflight
         log.info("pre-flight test completed", took_s=round(preflight.took_s, 2), failures=preflight.failures or "none")

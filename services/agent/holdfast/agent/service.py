@@ -32,7 +32,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent import preflight, preflight_checks, tracing
-from holdfast.agent.collectors import build_all, nvml, nvrx
+from holdfast.agent.collectors import build_all, infiniband, nvml, nvrx
 from holdfast.agent.collectors.protocol import Collector, Pausable, Surroundings, keep_collecting
 from holdfast.agent.descriptors import Descriptors
 from holdfast.agent.directory import MARK, claimed
@@ -49,13 +49,14 @@ from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator,
 from holdfast.agent.reports import Reports
 from holdfast.agent.session import Session
 from holdfast.agent.settings import AgentSettings
+from holdfast.agent.suspect_tests import SuspectTests
 from holdfast.agent.uplink import Uplink
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.nodes import Check, NodeFacts, RunningWorker
 from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
 from holdfast.domain.replication import Trouble
-from holdfast.domain.signals import CheckpointTrouble, NodeSignal
+from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
 from holdfast.runtime.service import Farewell, guarded
 from holdfast.wire.control import encode_beat
@@ -134,6 +135,14 @@ class Agent:
             held=self._preflights.held,
             test=self._preflights.after_reset,
         )
+        self._suspect_tests = SuspectTests(
+            tasks,
+            test_devices=self._pool.test_quickly,
+            test_disk=self._test_disk,
+            read_ports=_ports(settings),
+            gpus_are_real=settings.nvml_replay is None,
+            failed=self._preflights.failed,
+        )
         self._reboots = Reboots(settings.reboot_command, settings.node, self._pool.running)
         self._faults = Faults(self._pool, settings.kernel_log)
         self._node = Node(
@@ -141,6 +150,7 @@ class Agent:
             self._replicator,
             self._pool.site,
             self_test=self._preflights.on_suspicion,
+            test_suspect=self._suspect_tests.make,
             reset_gpus=self._resets.carry_out,
             reboot=self._reboots.carry_out,
             inject=self._faults.inject,
@@ -170,6 +180,7 @@ class Agent:
     def _emit(self, signal: NodeSignal) -> None:
         self._preflights.watch(signal)
         self._resets.watch(signal)
+        self._suspect_tests.watch(signal)
         self._uplink.emit(tracing.begun(signal))
 
     def _report(self, report: Report) -> None:
@@ -257,6 +268,13 @@ class Agent:
         return await anyio.to_thread.run_sync(preflight_checks.disk, directories, abandon_on_cancel=True)
 
 
+def _ports(settings: AgentSettings) -> Callable[[], Awaitable[NicSample]] | None:
+    if not settings.infiniband.is_dir():
+        return None
+    ports = infiniband.Ports(settings.node, settings.infiniband, _patterns(settings.nic_exclude))
+    return partial(anyio.to_thread.run_sync, ports.sample, abandon_on_cancel=True)
+
+
 def _facts(
     settings: AgentSettings, incarnation: str, replicator_endpoint: str, *, resets_gpus: bool, reboots: bool
 ) -> NodeFacts:
@@ -307,6 +325,10 @@ def _places(settings: AgentSettings) -> ReplicatorPlaces:
     )
 
 
+def _patterns(listed: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in listed.split(",") if part.strip())
+
+
 def _surroundings(settings: AgentSettings, descriptors: Descriptors) -> Surroundings:
     return Surroundings(
         node=settings.node,
@@ -317,7 +339,7 @@ def _surroundings(settings: AgentSettings, descriptors: Descriptors) -> Surround
         gpus=settings.gpus,
         nvml_replay=settings.nvml_replay,
         infiniband=settings.infiniband,
-        nic_exclude=tuple(part.strip() for part in settings.nic_exclude.split(",") if part.strip()),
+        nic_exclude=_patterns(settings.nic_exclude),
         nvrx_path=settings.nvrx_path,
         maintenance_file=settings.maintenance_file,
         maintenance_url=settings.maintenance_url,
