@@ -13,6 +13,7 @@ from holdfast.policy import RUNGS_MAX
 from holdfast.sim.agent import Agent
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
+from holdfast.sim.suspects import SuspectPromises
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.recipes import EXHAUSTED_MAX
@@ -83,6 +84,7 @@ class Invariants:
     starts: set[str] = field(default_factory=set)  # orders to start that were sent: who does not answer is told again
     leaving: set[str] = field(default_factory=set)  # nodes whose agent was told to end
     returns: ReturnPromises | None = None
+    suspects: SuspectPromises = field(default_factory=SuspectPromises)
 
     # ------------------------------------------------------------ what the core decides
 
@@ -140,6 +142,7 @@ class Invariants:
                 self._one_whole_step(command.order)
         if self.returns is not None:
             self.returns.folded(before, event, after, commands)
+        self.suspects.folded(before, event, after, commands)
         self._plans_stop_nothing(before, after)
         if isinstance(event, FindingArrived):
             self._recorded(event, after, commands)
@@ -167,6 +170,7 @@ class Invariants:
         """What the log has lost was never decided, although what followed from it has happened."""
         if self.returns is not None:
             self.returns.log_went_back(state)
+        self.suspects.log_went_back(state)
         self.unreset = {node: at for node, at in self.unreset.items() if _due(state, node)}
         self.opened = {*state.incidents, *(incident.id for incident in state.closed)}
         self.closed = {incident.id for incident in state.closed}
