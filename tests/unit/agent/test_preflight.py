@@ -50,6 +50,7 @@ class Stage:
     signals: list[NodeTested] = field(default_factory=list)
     cancelled: int = 0
     budgets: list[float] = field(default_factory=list)
+    port_checks: tuple[Check, ...] = ()
 
     async def devices(self, budget_s: float, timeout_s: float) -> str:
         self.budgets.append(budget_s)
@@ -64,6 +65,9 @@ class Stage:
 
     async def disk(self) -> Check:
         return Check("disk", True, "9 GB free")
+
+    async def ports(self) -> list[Check]:
+        return list(self.port_checks)
 
     def report(self, report: orders.Report) -> None:
         assert isinstance(report, orders.Tested)
@@ -87,6 +91,7 @@ async def stage(*, every_s: float = 1800.0, **options: Any) -> AsyncIterator[Sta
             watches_gpus=options.get("watches_gpus", False),
             test_devices=played.devices,
             test_disk=played.disk,
+            test_ports=played.ports,
             is_idle=lambda: played.idle,
             emit=played.emit,
             report=played.report,
@@ -184,6 +189,15 @@ async def test_gpus_are_judged_by_the_last_reading_that_is_waited_for(anyio_back
     async with stage(gpus=2, watches_gpus=True) as played:
         await anyio.sleep(30)
         assert "NVML has given no reading" in played.reports[0].failures
+
+
+@pytest.mark.anyio
+@virtual
+async def test_a_port_that_has_failed_keeps_an_idle_node_from_ranks(anyio_backend: Any) -> None:
+    async with stage() as played:
+        played.port_checks = (Check("ports", False, "mlx5_0 port 1 was active, and is DOWN (Polling)"),)
+        await anyio.sleep(3)
+        assert played.reports[0].failures == "ports: mlx5_0 port 1 was active, and is DOWN (Polling)"
 
 
 @pytest.mark.anyio

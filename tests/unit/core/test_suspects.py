@@ -136,9 +136,9 @@ def test_a_first_start_and_a_planned_change_suspect_nobody() -> None:
     assert suspects(fleet) == {}
 
 
-@pytest.mark.parametrize(("seconds", "wanted"), [(0.0, {}), (5.0, {"n1": 5.0})])
-def test_the_job_says_how_long(seconds: float, wanted: dict[str, float]) -> None:
-    fleet = running(job(dp=3, suspect_test_s=seconds))
+@pytest.mark.parametrize(("seconds", "wanted"), [(0.0, {}), (5.0, {"n1": 5.0}), (9.0, {"n1": 5.0})])
+def test_the_job_says_how_long_but_not_longer_than_preparing_may_take(seconds: float, wanted: dict[str, float]) -> None:
+    fleet = running(job(dp=3, suspect_test_s=seconds, prepare_timeout_s=10.0))
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, **SEGFAULT)
     assert suspects(fleet) == wanted
 
@@ -240,10 +240,11 @@ def test_an_agent_that_does_not_know_the_order_prepares_as_ever() -> None:
     assert "self_test" not in fleet.incident.evidence
 
 
-def test_who_computes_wrongly_comes_back_only_by_an_operator() -> None:
+@pytest.mark.parametrize("wrong", [WRONG, Check("links", False, "17 elements of an all-reduce are wrong")])
+def test_who_computes_wrongly_comes_back_only_by_an_operator(wrong: Check) -> None:
     fleet = running(job(dp=3), spares=1)
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, **SEGFAULT)
-    finds(fleet, "n1", WRONG)
+    finds(fleet, "n1", wrong)
     removal = fleet.state.nodes["n1"].removal
     assert removal is not None
     assert removal.cure is Cure.OPERATOR

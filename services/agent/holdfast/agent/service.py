@@ -32,6 +32,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent import preflight, preflight_checks, tracing
+from holdfast.agent.active_ports import ActivePorts
 from holdfast.agent.collectors import build_all, infiniband, nvml, nvrx
 from holdfast.agent.collectors.protocol import Collector, Pausable, Surroundings, keep_collecting
 from holdfast.agent.descriptors import Descriptors
@@ -104,6 +105,7 @@ class Agent:
         if settings.replicator:  # its own settings are in the environment as well, and pass through
             self._replicator = LocalReplicator(places, {**os.environ, **marked}, self._report, self._in_trouble)
         self._collectors = build_all(_surroundings(settings, descriptors))
+        self._ports = ActivePorts(_reading_ports(settings))
         self._preflights = preflight.Preflights(
             node=settings.node,
             every_s=settings.preflight_every_s,
@@ -111,6 +113,7 @@ class Agent:
             watches_gpus=any(collector.name == nvml.NvmlCollector.name for collector in self._collectors),
             test_devices=self._pool.test_devices,
             test_disk=self._test_disk,
+            test_ports=self._ports.check,
             is_idle=lambda: not self._pool.running(),
             emit=self._emit,
             report=self._report,
@@ -139,7 +142,7 @@ class Agent:
             tasks,
             test_devices=self._pool.test_quickly,
             test_disk=self._test_disk,
-            read_ports=_ports(settings),
+            test_ports=self._ports.check,
             gpus_are_real=settings.nvml_replay is None,
             failed=self._preflights.failed,
         )
@@ -181,6 +184,7 @@ class Agent:
         self._preflights.watch(signal)
         self._resets.watch(signal)
         self._suspect_tests.watch(signal)
+        self._ports.watch(signal)
         self._uplink.emit(tracing.begun(signal))
 
     def _report(self, report: Report) -> None:
@@ -268,7 +272,7 @@ class Agent:
         return await anyio.to_thread.run_sync(preflight_checks.disk, directories, abandon_on_cancel=True)
 
 
-def _ports(settings: AgentSettings) -> Callable[[], Awaitable[NicSample]] | None:
+def _reading_ports(settings: AgentSettings) -> Callable[[], Awaitable[NicSample]] | None:
     if not settings.infiniband.is_dir():
         return None
     ports = infiniband.Ports(settings.node, settings.infiniband, _patterns(settings.nic_exclude))

@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from holdfast.agent import preflight_checks
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import Check, Preflight
-from holdfast.domain.signals import GpuSample, NicSample, NodeSignal
+from holdfast.domain.signals import GpuSample, NodeSignal
 from holdfast.runtime import freeze
 
 log = structlog.get_logger("holdfast.agent.suspect_tests")
@@ -65,8 +65,8 @@ class _Round:
 
 
 class SuspectTests:
-    """`make` is called by an order. `tasks` outlives it. `read_ports` reads the network ports now; None = there are none.
-    `gpus_are_real`: what NVML says is not a recording. `failed` is told every result with a failure."""
+    """`make` is called by an order. `tasks` outlives it. `gpus_are_real`: what NVML says is not a recording. `failed` is told
+    every result with a failure."""
 
     def __init__(
         self,
@@ -74,28 +74,19 @@ class SuspectTests:
         *,
         test_devices: TestQuickly,
         test_disk: Callable[[], Awaitable[Check]],
-        read_ports: Callable[[], Awaitable[NicSample]] | None,
+        test_ports: Callable[[], Awaitable[list[Check]]],
         gpus_are_real: bool,
         failed: Callable[[Preflight], None],
     ) -> None:
         self._tasks = tasks
-        self._test_devices, self._test_disk, self._read_ports = test_devices, test_disk, read_ports
+        self._test_devices, self._test_disk, self._test_ports = test_devices, test_disk, test_ports
         self._gpus_are_real, self._failed = gpus_are_real, failed
         self._sample: GpuSample | None = None
-        self._active: set[tuple[str, int]] = set()  # ports, since the agent's start
 
     def watch(self, signal: NodeSignal) -> None:
-        """Store NVML's last reading, and which ports have been active."""
-        match signal:
-            case GpuSample():
-                self._sample = signal
-            case NicSample():
-                columns = zip(signal.device, signal.port, signal.state, strict=True)
-                self._active.update(
-                    (device, port) for device, port, state in columns if state == preflight_checks.ACTIVE
-                )
-            case _:
-                pass
+        """Store NVML's last reading."""
+        if isinstance(signal, GpuSample):
+            self._sample = signal
 
     async def make(self, budget_s: float) -> Preflight:
         """Test for `budget_s` seconds at most; for less if a failure shows."""
@@ -123,11 +114,13 @@ class SuspectTests:
         return tested
 
     def _tests(self, budget_s: float) -> dict[str, Test]:
-        tests: dict[str, Test] = {"products": partial(self._devices, budget_s), "disk": self._disk}
+        tests: dict[str, Test] = {
+            "products": partial(self._devices, budget_s),
+            "disk": self._disk,
+            "ports": self._test_ports,
+        }
         if self._sample is not None:
             tests["gpus"] = self._gpus
-        if self._active and self._read_ports is not None:
-            tests["ports"] = self._ports
         return tests
 
     async def _devices(self, budget_s: float) -> list[Check]:
@@ -142,11 +135,3 @@ class SuspectTests:
 
     async def _gpus(self) -> list[Check]:
         return [] if self._sample is None else [preflight_checks.gpus_present(self._sample)]
-
-    async def _ports(self) -> list[Check]:
-        assert self._read_ports is not None
-        try:
-            sample = await self._read_ports()
-        except OSError as error:
-            return [Check("ports", None, f"cannot be read: {error.strerror}")]
-        return [preflight_checks.ports(sample, self._active)]

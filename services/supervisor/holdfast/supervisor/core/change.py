@@ -207,8 +207,8 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     )
     # Who is to test its devices for longer anyway, is not tested twice.
     suspected = Numbers() if self_test else suspects.suspected(turn, incidents, chosen.placements)
-    if suspected and job.spec.limits.suspect_test_s > 0:
-        shared = evolve(shared, suspect_test_s=job.spec.limits.suspect_test_s)
+    if suspected:
+        shared = evolve(shared, suspect_test_s=suspects.budget_s(job.spec.limits))
     endpoints = {node: turn.nodes[node].facts.replicator_endpoint for node in chosen.nodes}
     peers_of = tuple(
         tuple(ShardSource(other, endpoints[other]) for other in copies[node] if endpoints[other])

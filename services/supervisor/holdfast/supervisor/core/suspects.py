@@ -21,6 +21,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Blamed, FindingKind
 from holdfast.domain.generations import Placement
 from holdfast.domain.incidents import Incident
+from holdfast.domain.job import LimitSpec
 from holdfast.domain.nodes import Preflight
 from holdfast.domain.numbers import Numbers
 from holdfast.policy.default import SUSPECT_WINDOW_S
@@ -42,8 +43,15 @@ _OF_THE_MACHINE = frozenset(
 )
 _OF_WORKERS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION})
 _MAY_REPEAT = frozenset({*_OF_WORKERS, FindingKind.HANG})
+_RESULTS = ("products", "links")  # checks whose right result is known, bit for bit
+_BUDGET_SHARE_MAX = 0.5  # of the time for the whole preparation: who tests for longer would be late
 
 # ---------------------------------------------------------------- who is suspected
+
+
+def budget_s(limits: LimitSpec) -> float:
+    """How long a suspect may test itself."""
+    return min(limits.suspect_test_s, _BUDGET_SHARE_MAX * limits.prepare_timeout_s)
 
 
 def suspected(turn: Turn, incidents: Iterable[str], placements: Sequence[Placement]) -> Numbers:
@@ -137,7 +145,7 @@ def condemn(turn: Turn, name: str, tested: Preflight, incidents: Sequence[str]) 
     node = turn.nodes[name]
     turn.put_node(name, failed_test_at=tested.at, preflight=tested if node.preflight is not None else None)
     cause = f"failed the tests that a suspected node makes: {tested.failures}"
-    computes_wrongly = any(check.name == "products" and check.ok is False for check in tested.checks)
+    computes_wrongly = any(check.name in _RESULTS and check.ok is False for check in tested.checks)
     returns.failed_test(turn, name, cause, computes_wrongly=computes_wrongly)
     incident = next((each for each in incidents if each in turn.incidents), "")
     if incident:
