@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -297,3 +299,24 @@ async def test_after_a_reset_the_node_is_tested_at_once_and_says_what_is_wrong(a
             played.answer = printed(3)
             assert "products: " in await played.tests.after_reset()
         assert [bool(report.failures) for report in played.reports] == [False, True]
+
+
+def failing_write(number: int) -> Any:
+    def write(descriptor: int, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return write
+
+
+def test_a_disk_that_is_broken_fails_and_one_that_is_full_or_missing_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = (tmp_path, tmp_path)
+    assert preflight_checks.disk_answers(here) == Check("disk", True, "takes writes")
+    assert preflight_checks.disk_answers((tmp_path / "none",)).ok is None
+    monkeypatch.setattr(os, "write", failing_write(errno.ENOSPC))
+    assert preflight_checks.disk_answers(here).ok is None
+    monkeypatch.setattr(os, "write", failing_write(errno.EIO))
+    broken = preflight_checks.disk_answers(here)
+    assert (broken.ok, broken.detail) == (False, f"{tmp_path}: Input/output error")
+    assert list(tmp_path.iterdir()) == []

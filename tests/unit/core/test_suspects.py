@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from fleet import JOB, Fleet, job
 
+from holdfast.domain import orders
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import STOPPED, FindingKind, Remedy, Severity
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Check, NodeState, Preflight
 from holdfast.domain.orders import OrderDone, Prepare, Start
 from holdfast.policy import hot_swap, restart
-from holdfast.supervisor.core.holddown import Cure
+from holdfast.supervisor.core.holddown import Cure, Probation
 from holdfast.supervisor.protocol import JobPhase, NodeRepaired
 
 WRONG = Check("products", False, "1 of 90 tf32 products are wrong")
@@ -262,6 +264,33 @@ def test_a_failure_in_an_answer_that_is_no_longer_wanted_counts_and_counts_once(
     fleet.fold(NodeRepaired(fleet.now, "n1"))
     fleet.report("n1", late)
     assert not fleet.state.nodes["n1"].unschedulable_reason, "an operator has spoken since"
+
+
+def test_a_node_that_fails_its_tests_on_probation_is_sent_away() -> None:
+    fleet = running(job(dp=3), spares=1)
+    node = fleet.state.nodes["n1"]
+    probation = Probation(fleet.now - 10.0, fleet.now + 1000.0, "an earlier fault")
+    fleet.state = evolve(fleet.state, nodes={**fleet.state.nodes, "n1": evolve(node, probation=probation)}, index=None)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, **SEGFAULT)
+    finds(fleet, "n1", BROKEN)
+    removal = fleet.state.nodes["n1"].removal
+    assert removal is not None
+    assert removal.final.startswith("second fault on probation")
+
+
+def test_a_node_comes_back_when_it_passes_its_tests_after_the_hold_down() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.report("n1", orders.Tested(Preflight(fleet.now, 1.0, (FINE,))))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, **SEGFAULT)
+    finds(fleet, "n1", BROKEN)
+    fleet.run()
+    assert fleet.state.nodes["n1"].unfit
+    fleet.wait(700.0)
+    assert fleet.state.nodes["n1"].unschedulable_reason, "its hold-down is over, and it has not passed yet"
+    fleet.report("n1", orders.Tested(Preflight(fleet.now, 1.0, (FINE,))))
+    fleet.wait(1.0)
+    node = fleet.state.nodes["n1"]
+    assert (node.unschedulable_reason, node.probation is not None, node.state) == ("", True, NodeState.SPARE)
 
 
 def test_a_fault_that_kills_the_card_is_not_tested_but_replaced() -> None:

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ DISK_FULL_SHARE = 0.95  # as in diagnostics' host_pressure
 WRITE_S_MAX = 5.0  # for one small fsynced write; diagnostics warns from 1 s on
 SLOW_SHARE = 0.7  # fraction of the fastest device's bandwidth; in NVRx a rank below 0.75 is a straggler
 SILENT_PEERS_MIN = 2  # if this many peers do not answer and none does, this node's network has failed
+# What a write ends with if the device is broken, or the kernel has made its file system read-only because of that.
+BROKEN_DISK = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV})
 ACTIVE = "ACTIVE"  # of a network port
 DETAIL_CHARS_MAX = 500
 
@@ -169,6 +174,30 @@ def disk(directories: Sequence[Path]) -> Check:
         else:
             shown.append(f"{directory} {usage.free / 1e9:.1f} GB free")
     return _check("disk", not wrong, "; ".join(wrong or shown))
+
+
+def disk_answers(directories: Sequence[Path]) -> Check:
+    """Check that every directory takes one small write. One that is full is no broken disk: all nodes of a job may be full at
+    once, and warnings say so before."""
+    wrong: list[str] = []
+    open_: list[str] = []
+    for directory in dict.fromkeys(directories):
+        try:
+            _write(directory)
+        except OSError as error:
+            broken = error.errno in BROKEN_DISK
+            (wrong if broken else open_).append(f"{directory}: {error.strerror}")
+    return _check("disk", False if wrong else None if open_ else True, "; ".join(wrong or open_) or "takes writes")
+
+
+def _write(directory: Path) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=".holdfast-test-", dir=directory)
+    try:
+        os.unlink(name)
+        os.write(descriptor, b"x" * 4096)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def peers(reached: Sequence[str], silent: Sequence[str]) -> Check:

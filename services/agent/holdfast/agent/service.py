@@ -141,7 +141,7 @@ class Agent:
         self._suspect_tests = SuspectTests(
             tasks,
             test_devices=self._pool.test_quickly,
-            test_disk=self._test_disk,
+            test_disk=self._test_disk_quickly,
             test_ports=self._ports.check,
             gpus_are_real=settings.nvml_replay is None,
             failed=self._preflights.failed,
@@ -268,8 +268,14 @@ class Agent:
             yield
 
     async def _test_disk(self) -> Check:
-        directories = (self._settings.agent_dir, self._settings.disk_dir, self._settings.memory_dir)
-        return await anyio.to_thread.run_sync(preflight_checks.disk, directories, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(preflight_checks.disk, self._directories, abandon_on_cancel=True)
+
+    async def _test_disk_quickly(self) -> Check:
+        return await anyio.to_thread.run_sync(preflight_checks.disk_answers, self._directories, abandon_on_cancel=True)
+
+    @property
+    def _directories(self) -> tuple[Path, ...]:
+        return self._settings.agent_dir, self._settings.disk_dir, self._settings.memory_dir
 
 
 def _reading_ports(settings: AgentSettings) -> Callable[[], Awaitable[NicSample]] | None:

@@ -206,7 +206,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         _prepare(job, generation, election), checkpoint=checkpoint, traceparent=traceparent, self_test=self_test
     )
     # Who is to test its devices for longer anyway, is not tested twice.
-    suspected = Numbers() if self_test else suspects.suspected(turn, incidents, chosen.placements)
+    suspected = Numbers() if self_test else suspects.suspected(turn, incidents, generation)
     if suspected:
         shared = evolve(shared, suspect_test_s=suspects.budget_s(job.spec.limits))
     endpoints = {node: turn.nodes[node].facts.replicator_endpoint for node in chosen.nodes}

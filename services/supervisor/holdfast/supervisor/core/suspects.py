@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Blamed, FindingKind
-from holdfast.domain.generations import Placement
+from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Incident
 from holdfast.domain.job import LimitSpec
 from holdfast.domain.nodes import Preflight
@@ -54,19 +54,17 @@ def budget_s(limits: LimitSpec) -> float:
     return min(limits.suspect_test_s, _BUDGET_SHARE_MAX * limits.prepare_timeout_s)
 
 
-def suspected(turn: Turn, incidents: Iterable[str], placements: Sequence[Placement]) -> Numbers:
-    """Slots whose nodes one of these incidents suspects."""
+def suspected(turn: Turn, incidents: Iterable[str], generation: Generation) -> Numbers:
+    """Slots of this generation whose nodes one of these incidents suspects."""
     slots: set[int] = set()
     for incident in (turn.incidents[each] for each in incidents):
         if incident.planned or incident.attribution.from_outside:
             continue
         if incident.kind == FindingKind.HANG and not incident.node:
-            return Numbers.below(len(placements))  # nobody stands out: it may be any of them
-        slots.update(
-            place.slot
-            for place in placements
-            if place.node == incident.node and _suspects(turn, incident, turn.nodes[place.node])
-        )
+            return Numbers.below(len(generation.placements))  # nobody stands out: it may be any of them
+        slot = generation.slot_of(incident.node)
+        if slot is not None and _suspects(turn, incident, turn.nodes[incident.node]):
+            slots.add(slot)
     return Numbers(slots)
 
 
@@ -120,7 +118,8 @@ def record(turn: Turn, incidents: Iterable[str], tests: Sequence[tuple[str, Pref
         if (incident := turn.incidents.get(each)) is not None:
             before = incident.evidence.get(EVIDENCE, "")
             text = "; ".join((before, *told) if before else told)[:EVIDENCE_CHARS_MAX]
-            turn.put_incident(evolve(incident, evidence={**incident.evidence, EVIDENCE: text}))
+            if text != before:
+                turn.put_incident(evolve(incident, evidence={**incident.evidence, EVIDENCE: text}))
 
 
 def _concluded(tested: Preflight) -> bool:
