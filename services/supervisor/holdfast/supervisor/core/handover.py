@@ -37,6 +37,9 @@ SHARES_MAX = 16  # nodes that are remembered of each half of a change
 
 def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
     """An answer to one order; it has left the outbox."""
+    if isinstance(send.order, Prepare) and done.tested is not None and done.tested.failures:
+        _on_failed_test(turn, send.node, done.tested)
+        return
     job = turn.jobs.get(send.order.job)
     if job is None or not isinstance(job.doing, CHANGING):
         return
@@ -44,8 +47,6 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
     match send.order:
         case Start() if not done.ok:
             replan(turn, job.name, f"{send.node} could not start: {done.reason}", exclude=send.node, refused=True)
-        case Prepare() if not done.ok and done.tested is not None and done.tested.failures:
-            _on_failed_test(turn, send.node, done.tested)
         case Prepare() if not done.ok:
             _not_prepared(turn, job, send.node, send.order, done)
         case Prepare():
