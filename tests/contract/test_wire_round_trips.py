@@ -57,13 +57,22 @@ def alone(each: RankRestore) -> RestoreRun:
     return RestoreRun(each.rank, each.shard, (each.digest,), each.sources, each.sharing)
 
 
-@given(order=value_of(Prepare), epoch=st.integers(0, 2**63 - 1), in_runs=st.booleans(), width=st.integers(1, 3))
+@given(
+    order=value_of(Prepare),
+    epoch=st.integers(0, 2**63 - 1),
+    in_runs=st.booleans(),
+    width=st.integers(1, 3),
+    suspected=st.booleans(),
+)
 @quick
-def test_order_of_a_slot(order: Prepare, epoch: int, in_runs: bool, width: int) -> None:
+def test_order_of_a_slot(order: Prepare, epoch: int, in_runs: bool, width: int, suspected: bool) -> None:
     """What all slots share and what one has of its own are its order; `in_runs` to agents that take them."""
     shared = control.encode_order(epoch, "", dataclasses.replace(order, restore=(), peers=()), "00-trace")
     restore = joined(map(alone, order.restore), width)
-    message = control.encode_slot(shared, "c-1/7", order.placement, restore, order.peers, in_runs=in_runs)
+    message = control.encode_slot(
+        shared, "c-1/7", order.placement, restore, order.peers, in_runs=in_runs, suspected=suspected
+    )
+    order = order if suspected else dataclasses.replace(order, suspect_test_s=0.0)
     raw = message.SerializeToString()
     assert raw == message.SerializeToString(), "what is shared stays as it is"
     command = control_pb2.SupervisorMessage.FromString(raw).command

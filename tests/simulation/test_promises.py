@@ -216,6 +216,20 @@ def _believe_every_reset(state: State, event: Event) -> tuple[State, tuple[Comma
     return step(state, event)
 
 
+def _believe_suspects(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: whatever a suspect has found out about itself, it has answered, and so it is prepared."""
+    if isinstance(event, NodeReported) and isinstance(done := event.report, OrderDone) and done.tested is not None:
+        event = replace(event, report=replace(done, ok=True, tested=None, master=done.master or "n0:1"))
+    return step(state, event)
+
+
+def _forgive_suspects(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: a node that has failed its tests could not prepare, and that is all."""
+    if isinstance(event, NodeReported) and isinstance(done := event.report, OrderDone):
+        event = replace(event, report=replace(done, tested=None))
+    return step(state, event)
+
+
 def _each_node(state: State, event: Event, change: Callable[[Node], Node]) -> tuple[State, tuple[Command, ...]]:
     after, commands = step(state, event)
     return replace(after, nodes={name: change(node) for name, node in after.nodes.items()}), commands
@@ -301,10 +315,12 @@ def _with_itself(incident: Incident) -> Incident:
         (_forget_resets, "whose GPU was to be reset|was not looked at"),
         (_believe_every_reset, "whose GPU was to be reset"),
         (_forgive_faults, "has not been booted since its fault"),
-        (_hold_nobody_down, "is held down"),
+        (_hold_nobody_down, "is held down|which failed its tests"),
         (_send_nobody_away, "was sent away for|was not a spare again"),
         (_hold_down_for_ever, "was not a spare again|but the job is"),
         (_free_the_cordoned, "an operator has cordoned"),
+        (_believe_suspects, "start on n., which failed its tests"),
+        (_forgive_suspects, "which failed its tests"),
         (_try_again, "walks more than 8 rungs"),
         (_hopeful_store, "is not whole in the object store|nobody ever saved"),
     ],

@@ -183,9 +183,9 @@ class Incident:
     confidence: float = 1.0  # of the root finding, 0 … 1
     cost_share: float | None = None  # of the job's rate, lost while the condition lasts; None = not measured
     outcome: str = ""  # one English sentence, once it is closed
-    # Seconds that the slowest node or rank took: gpu_reset, self_test (before prepare, if GPUs were reset); stop, fork, stage
-    # (overlapping, inside prepare); process_group, build, restore, first_step (one after the other, after START). A script
-    # without the library reports none of the latter.
+    # Seconds that the slowest node or rank took: gpu_reset, self_test (before prepare, if GPUs were reset; of suspects inside
+    # it); stop, fork, stage (overlapping, inside prepare); process_group, build, restore, first_step (one after the other,
+    # after START). A script without the library reports none of the latter.
     phases_s: Mapping[str, float] = field(default_factory=dict)
     # How many shards came from "memory", "disk", "peer", "object store".
     restored_from: Mapping[str, int] = field(default_factory=dict)

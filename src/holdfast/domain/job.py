@@ -71,6 +71,7 @@ class LimitSpec:
     prepare_timeout_s: float = 60.0  # a node that cannot prepare in time is replanned around
     first_step_timeout_s: float = 600.0  # START to the first step of every rank
     restarts_without_progress_max: int = 3  # generations in a row that finish no step beyond the restored one
+    suspect_test_s: float = 2.0  # a node that a fault makes suspect is tested for so long while it prepares; 0 = never
 
 
 Param = str | int | float | bool

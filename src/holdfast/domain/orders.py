@@ -53,6 +53,8 @@ class Prepare:
     self_test: bool = False  # the state went wrong without an error: a node whose devices compute wrongly answers so
     first_attempt: int = 0  # of this submission: what older attempts saved belongs to earlier ones; 0 = not told
     chaos: bool = False  # the job allows injected faults; an agent refuses them otherwise
+    # This node is suspected: its quick tests have so many seconds, beside the preparation. 0 = it is not tested
+    suspect_test_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,9 @@ class OrderDone:
     reason: str = ""
     master: str = ""
     at: float = 0.0
-    phases_s: tuple[tuple[str, float], ...] = ()  # for Prepare: ("stop", s), ("fork", s), ("stage", s)
+    phases_s: tuple[
+        tuple[str, float], ...
+    ] = ()  # for Prepare: ("stop", s), ("fork", s), ("stage", s), ("self_test", s)
     workers: Sequence[RunningWorker] = field(default=())  # for Prepare: the processes that it forked
     # For Prepare: how many shards came from "memory", "disk", "peer", "object store".
     restored_from: tuple[tuple[str, int], ...] = ()
@@ -203,6 +207,9 @@ class OrderDone:
     restored_bytes: tuple[tuple[str, int], ...] = ()  # for Prepare: how many bytes came from where
     # For Prepare, as in `WorkersChanged`, when `workers` are all that such a report would say; 0 = a report of them follows.
     workers_version: int = 0
+    tested: Preflight | None = (
+        None  # for Prepare: what the quick tests of a suspected node found; None = none were made
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,10 @@ def encode_slot(
     peers: Iterable[ShardSource] = (),
     *,
     in_runs: bool,
+    suspected: bool = True,
 ) -> pb.SupervisorMessage:
     """The order of one slot. `shared`: `encode_order` of what all slots' orders have in common. `in_runs`: as the agent takes
-    them."""
+    them. `suspected`: the node is to test itself, if any node is."""
     message = pb.SupervisorMessage()
     message.CopyFrom(shared)
     message.command.command_id = command_id
@@ -134,6 +135,8 @@ def encode_slot(
         else:
             prepare.restore.extend(map(types.RANK_RESTORE.encode, chain.from_iterable(restore)))
         prepare.peers.extend(map(types.SHARD_SOURCE.encode, peers))
+        if not suspected:
+            prepare.suspect_test_s = 0.0
     return message
 
 

@@ -93,6 +93,7 @@ def _text(value: object) -> object:
 
 Text = Annotated[str, BeforeValidator(_text)]
 Count = Annotated[int, Field(ge=1)]
+SUSPECT_TEST_S_MAX = 60.0
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -257,6 +258,15 @@ class Limits(_Part):
     restarts_without_progress_max: Annotated[
         int, Field(ge=0, description="generations in a row that finish no step beyond the restored one")
     ] = LimitSpec().restarts_without_progress_max
+    suspect_test_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=SUSPECT_TEST_S_MAX,
+            allow_inf_nan=False,
+            description="quick tests of a node that a fault makes suspect, while it prepares; 0 = none",
+        ),
+    ] = LimitSpec().suspect_test_s
 
 
 class JobFile(_Part):
@@ -344,6 +354,7 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
             "prepare_timeout_s": spec.limits.prepare_timeout_s,
             "first_step_timeout_s": spec.limits.first_step_timeout_s,
             "restarts_without_progress_max": spec.limits.restarts_without_progress_max,
+            "suspect_test_s": spec.limits.suspect_test_s,
         },
         "policy": policy_body(spec.policy_spec if policy_source else replace(spec.policy_spec, source="")),
         "spares": spec.spares,

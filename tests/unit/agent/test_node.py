@@ -12,7 +12,7 @@ import anyio
 import pytest
 from waiting import VIRTUAL_TIME
 
-from holdfast.agent.node import Node, Outcome
+from holdfast.agent.node import FailedTests, Node, Outcome
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.checkpoints import CheckpointId
@@ -20,7 +20,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
 from holdfast.domain.generations import Placement, RankRestore, ShardKey
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.nodes import Check, Preflight, RunningWorker
 from holdfast.domain.orders import CheckpointNow, Inject, Prepare, Prune, RebootNode, ResetGpu, Start, Stop
 from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 
@@ -52,6 +52,7 @@ class FakePool:
         self.dying_s, self.forking_s = 0.02, 0.01
         self.fork_error: Exception | None = None
         self.computes_wrongly = False
+        self.testing_s = 0.03
         self.started: dict[int, tuple[StagedShard, ...]] = {}
         self.injected: list[Inject] = []
 
@@ -73,6 +74,12 @@ class FakePool:
         self.done.append(f"tested with {sorted(self.alive)}")
         if self.computes_wrongly:
             raise Conflict("n computes wrongly")
+
+    async def test_suspect(self, budget_s: float) -> Preflight:
+        self.done.append(f"suspect tested with {sorted(self.alive)}")
+        await anyio.sleep(min(budget_s, self.testing_s))
+        checks = (Check("products", not self.computes_wrongly, "of cuda:0"),)
+        return Preflight(1.0, self.testing_s, checks)
 
     async def reset_gpus(self, order: ResetGpu) -> Outcome:
         raise AssertionError("no order is about it")
@@ -156,6 +163,7 @@ async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
         replicator,
         site,
         self_test=pool.self_test,
+        test_suspect=pool.test_suspect,
         reset_gpus=pool.reset_gpus,
         reboot=pool.reboot,
         inject=pool.injected.append,
@@ -187,6 +195,41 @@ async def test_prepare_overlaps_stop_and_fork_and_stages_after_the_old_are_gone(
         assert (outcome.master, outcome.workers[0].generation) == ("host:5", 2)
         await subject.carry_out(Start("gpt", 2, "host:5"))
         assert [shard.path for shard in pool.started[2]] == ["/shm/2"]
+
+
+async def test_a_suspect_is_tested_beside_its_preparation() -> None:
+    async with node() as (subject, pool, _):
+        pool.alive = {1}
+        began = anyio.current_time()
+        outcome = await subject.carry_out(replace(ORDER, suspect_test_s=2.0))
+        assert anyio.current_time() - began == pytest.approx(0.07), "as without the test, which is shorter than staging"
+        assert pool.done == ["forked 2", "gone 1", "suspect tested with [2]"]
+        assert outcome.tested is not None
+        assert outcome.tested.failures == ""
+        assert [name for name, _ in outcome.phases_s] == ["stop", "fork", "stage", "self_test"]
+        pool.testing_s = 60.0
+        began = anyio.current_time()
+        await subject.carry_out(replace(ORDER, generation=3, suspect_test_s=2.0))
+        assert anyio.current_time() - began == pytest.approx(2.02), "the budget, from the end of the old workers on"
+
+
+async def test_a_suspect_that_fails_has_no_workers_and_does_not_finish_staging() -> None:
+    async with node() as (subject, pool, replicator):
+        pool.computes_wrongly, replicator.staging_s = True, 30.0
+        began = anyio.current_time()
+        with pytest.raises(
+            FailedTests, match="n was suspected, and has failed its tests: products: of cuda:0"
+        ) as failed:
+            await subject.carry_out(replace(ORDER, suspect_test_s=2.0))
+        assert anyio.current_time() - began < 1.0
+        assert failed.value.tested.failures == "products: of cuda:0"
+        assert pool.alive == set()
+
+
+async def test_who_is_not_suspected_is_not_tested() -> None:
+    async with node() as (subject, pool, _):
+        outcome = await subject.carry_out(ORDER)
+        assert (outcome.tested, pool.done) == (None, ["forked 2"])
 
 
 async def test_a_suspected_node_tests_itself_when_the_old_workers_are_gone() -> None:

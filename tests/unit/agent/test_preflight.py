@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -50,6 +52,7 @@ class Stage:
     signals: list[NodeTested] = field(default_factory=list)
     cancelled: int = 0
     budgets: list[float] = field(default_factory=list)
+    port_checks: tuple[Check, ...] = ()
 
     async def devices(self, budget_s: float, timeout_s: float) -> str:
         self.budgets.append(budget_s)
@@ -64,6 +67,9 @@ class Stage:
 
     async def disk(self) -> Check:
         return Check("disk", True, "9 GB free")
+
+    async def ports(self) -> list[Check]:
+        return list(self.port_checks)
 
     def report(self, report: orders.Report) -> None:
         assert isinstance(report, orders.Tested)
@@ -87,6 +93,7 @@ async def stage(*, every_s: float = 1800.0, **options: Any) -> AsyncIterator[Sta
             watches_gpus=options.get("watches_gpus", False),
             test_devices=played.devices,
             test_disk=played.disk,
+            test_ports=played.ports,
             is_idle=lambda: played.idle,
             emit=played.emit,
             report=played.report,
@@ -187,6 +194,15 @@ async def test_gpus_are_judged_by_the_last_reading_that_is_waited_for(anyio_back
 
 
 @pytest.mark.anyio
+@virtual
+async def test_a_port_that_has_failed_keeps_an_idle_node_from_ranks(anyio_backend: Any) -> None:
+    async with stage() as played:
+        played.port_checks = (Check("ports", False, "mlx5_0 port 1 was active, and is DOWN (Polling)"),)
+        await anyio.sleep(3)
+        assert played.reports[0].failures == "ports: mlx5_0 port 1 was active, and is DOWN (Polling)"
+
+
+@pytest.mark.anyio
 async def test_peers_are_knocked_at() -> None:
     with socket.create_server(("127.0.0.1", 0)) as peer, socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
@@ -283,3 +299,24 @@ async def test_after_a_reset_the_node_is_tested_at_once_and_says_what_is_wrong(a
             played.answer = printed(3)
             assert "products: " in await played.tests.after_reset()
         assert [bool(report.failures) for report in played.reports] == [False, True]
+
+
+def failing_write(number: int) -> Any:
+    def write(descriptor: int, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return write
+
+
+def test_a_disk_that_is_broken_fails_and_one_that_is_full_or_missing_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = (tmp_path, tmp_path)
+    assert preflight_checks.disk_answers(here) == Check("disk", True, "takes writes")
+    assert preflight_checks.disk_answers((tmp_path / "none",)).ok is None
+    monkeypatch.setattr(os, "write", failing_write(errno.ENOSPC))
+    assert preflight_checks.disk_answers(here).ok is None
+    monkeypatch.setattr(os, "write", failing_write(errno.EIO))
+    broken = preflight_checks.disk_answers(here)
+    assert (broken.ok, broken.detail) == (False, f"{tmp_path}: Input/output error")
+    assert list(tmp_path.iterdir()) == []

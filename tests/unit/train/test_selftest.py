@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from waiting import wait_until
 
-from holdfast.train.selftest import gemm, memory
+from holdfast.train.selftest import gemm, memory, quick
 from holdfast.train.selftest.__main__ import main
 
 CPU = torch.device("cpu")
@@ -64,3 +71,102 @@ def test_the_program_prints_one_object(capsys: pytest.CaptureFixture[str], monke
     (device, *_) = json.loads(capsys.readouterr().out)["devices"]
     assert device["products"][0]["wrong"] == 0
     assert device["memory_gb_s"] > 0
+
+
+# ---------------------------------------------------------------- the quick test
+
+
+def quickly(within_s: float) -> dict[str, Any]:
+    """In a process of its own: it forks, and what this one has imported may have threads."""
+    arguments = [sys.executable, "-m", "holdfast.train.selftest", "--within-s", str(within_s)]
+    ended = subprocess.run(
+        arguments, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    report: dict[str, Any] = json.loads(ended.stdout)
+    return report
+
+
+def test_the_quick_test_of_a_machine_without_gpus_forms_an_all_reduce_on_the_loop_back() -> None:
+    report = quickly(20.0)
+    (device,) = report["devices"]
+    assert (device["device"], device["unfinished"], device["products"][0]["wrong"]) == ("cpu", "", 0)
+    assert report["all_reduce"] == {"ranks": quick.CPU_RANKS, "wrong": 0, "unfinished": ""}
+
+
+def test_the_quick_test_ends_when_its_time_is_over() -> None:
+    report = quickly(0.001)
+    assert report["devices"][0]["unfinished"]
+    assert "products" not in report["devices"][0]
+
+
+def in_forks(code: str) -> list[dict[str, Any]]:
+    """What `quick._collect` makes of these tests, in another process."""
+    program = f"""
+import json, os, signal, time, torch
+from holdfast.train.selftest import quick
+{textwrap.dedent(code)}
+found = quick._collect(tests, time.monotonic() + within_s)
+print(json.dumps(found))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found: list[dict[str, Any]] = json.loads(ended.stdout)
+    return found
+
+
+def test_what_a_device_has_found_counts_although_another_one_hangs_raises_or_is_taken() -> None:
+    found = in_forks(
+        """
+        within_s = 3.0
+        def well(say): say("products", []); say("memory_gb_s", 1.0)
+        def hangs(say): say("products", []); time.sleep(600)
+        def raises(say): raise RuntimeError("CUDA error: uncorrectable ECC error\\nmore")
+        def full(say): raise torch.OutOfMemoryError("CUDA out of memory")
+        def bug(say): raise KeyError("x")
+        def dies(say): os.kill(os.getpid(), signal.SIGSEGV)
+        tests = [well, hangs, raises, full, bug, dies]
+        """
+    )
+    assert found[0] == {"products": [], "memory_gb_s": 1.0, "ended": True}
+    assert found[1] == {"products": [], "unfinished": quick.NOT_ENDED}
+    assert found[2] == {"error": "CUDA error: uncorrectable ECC error"}
+    assert found[3] == {"unfinished": "CUDA out of memory"}
+    assert found[4] == {"unfinished": "KeyError: 'x'"}
+    assert found[5] == {"unfinished": quick.NOT_ENDED}
+
+
+def test_none_of_its_processes_outlives_the_quick_test() -> None:
+    found = in_forks(
+        """
+        within_s = 0.5
+        def hangs(say):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            say("pid", os.getpid())
+            time.sleep(600)
+        tests = [hangs, hangs]
+        """
+    )
+    places = [Path("/proc", str(each["pid"])) for each in found]
+    wait_until(lambda: not any(place.exists() for place in places), description="the end of the tests")
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_wrong_sum_is_found(wrong: int) -> None:
+    """Two processes, one of which adds a number that it should not have."""
+    (first, second) = in_forks(
+        f"""
+        within_s = 20.0
+        store = os.memfd_create("store")
+        real = quick.dist.all_reduce
+        def rank(number):
+            def test(say):
+                def reduce(share):
+                    share[7] += {wrong} * number
+                    real(share)
+                quick.dist.all_reduce = reduce
+                where = f"/proc/self/fd/{{store}}"
+                say("all_reduce", quick._all_reduce(number, 2, torch.device("cpu"), where, 20.0))
+            return test
+        tests = [rank(0), rank(1)]
+        """
+    )
+    assert (first["all_reduce"], second["all_reduce"]) == (wrong, wrong)

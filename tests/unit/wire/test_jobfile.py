@@ -58,7 +58,7 @@ mesh: {dp: 3, pp: 3}
 elastic: {min_dp: 2}
 checkpoint: {interval_steps: 20, keep: 3}
 hang: {floor_s: 5, factor: 4, init_s: 60}
-limits: {prepare_timeout_s: 10, first_step_timeout_s: 20, restarts_without_progress_max: 0}
+limits: {prepare_timeout_s: 10, first_step_timeout_s: 20, restarts_without_progress_max: 0, suspect_test_s: 0.5}
 checks: {replica_every_steps: 100}
 policy: policy.py
 spares: 1
@@ -69,6 +69,7 @@ spares: 1
     assert spec.launch.env == (("OMP_NUM_THREADS", "1"), ("MODE", "fast"))
     assert spec.launch.cwd == str(tmp_path)
     assert (spec.min_dp, spec.max_dp, spec.mesh.dims) == (2, 3, (("dp", 3), ("pp", 3)))
+    assert spec.limits.suspect_test_s == 0.5
     assert (spec.checkpoint.interval_steps, spec.hang.floor_s, spec.limits.restarts_without_progress_max) == (
         20,
         5.0,

@@ -39,6 +39,7 @@ from holdfast.sim.clocks import Clock
 from holdfast.sim.resets import Resets
 from holdfast.sim.returns import LOOK_S, TESTED_EVERY_S, Returns
 from holdfast.sim.store import LATE_S, RETRY_S, Store
+from holdfast.sim.suspects import SelfTests
 from holdfast.sim.world import Violation, World
 
 SHARD_STEPS_KEPT = 3
@@ -91,6 +92,7 @@ class Surroundings(Protocol):
     def workers_changed(self) -> None: ...
     def gpus_reset(self, agent: Agent, failure: str) -> None: ...
     def booting(self, agent: Agent) -> None: ...
+    def failed_tests(self, agent: Agent) -> None: ...
     @property
     def store(self) -> Store | None: ...
     @property
@@ -128,6 +130,7 @@ class Agent:
         self.resets_gpus = False  # whether it has a command for that
         self.resetting = False
         self.returns: Returns | None = None  # its tests of itself; None = it makes none, and does not tell its boots
+        self.suspicions = SelfTests()  # how its tests as a suspect end
         self.boots = 1  # of its machine
         self.machine = 1  # another one each time that it is replaced
         self.preflight = Preflight()
@@ -370,11 +373,20 @@ class Agent:
         self.world.after(seconds, self._in_this_life(end))
 
     def _answer(
-        self, command_id: str, ok: bool, reason: str = "", master: str = "", *, unrestorable: bool = False
+        self,
+        command_id: str,
+        ok: bool,
+        reason: str = "",
+        master: str = "",
+        *,
+        unrestorable: bool = False,
+        tested: Preflight | None = None,
     ) -> None:
         self.in_progress.discard(command_id)
         workers = self.running if master else ()
-        done = OrderDone(command_id, ok, reason, master, self.clock.now(), workers=workers, unrestorable=unrestorable)
+        done = OrderDone(
+            command_id, ok, reason, master, self.clock.now(), workers=workers, unrestorable=unrestorable, tested=tested
+        )
         self.answers[command_id] = done
         if workers and self.workers_in_answers and not self.ended:
             self.reported = self.version
@@ -395,9 +407,26 @@ class Agent:
         delay_s = (
             self.world.chance.uniform(1.2, 1.8) * self.patience_s if slow else self.world.chance.uniform(0.02, 0.3)
         )
-        self.world.after(delay_s, self._in_this_life(lambda: self._prepared(command_id, order)))
+        tested = None
+        if order.suspect_test_s and self.suspicions.faults:
+            took_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
+            if tested.failures:
+                self.world.after(took_s, self._in_this_life(lambda: self._failed_tests(command_id, order, tested)))
+                return
+            delay_s = max(delay_s, took_s)
+        self.world.after(delay_s, self._in_this_life(lambda: self._prepared(command_id, order, tested)))
 
-    def _prepared(self, command_id: str, order: Prepare) -> None:
+    def _failed_tests(self, command_id: str, order: Prepare, tested: Preflight) -> None:
+        if self.workers is None or self.workers.order is not order:
+            self._answer(command_id, False, "a newer order came")
+            return
+        self.workers = None
+        self.workers_changed()
+        self.world.say(f"{self.name} fails its tests as a suspect")
+        self._answer(command_id, False, tested.failures, tested=tested)
+        self.around.failed_tests(self)
+
+    def _prepared(self, command_id: str, order: Prepare, tested: Preflight | None) -> None:
         workers = self.workers
         if workers is None or workers.order is not order:
             self._answer(command_id, False, "a newer order came")
@@ -410,7 +439,7 @@ class Agent:
             self.memory[wanted.shard] = self.disk[wanted.shard] = found
         workers.ready = True
         self.workers_changed()
-        self._answer(command_id, True, master=f"{self.name}:{order.generation}")
+        self._answer(command_id, True, master=f"{self.name}:{order.generation}", tested=tested)
 
     def _fetch(self, wanted: RankRestore) -> ShardRecord | None:
         """From this node, or the nearest source that has it whole."""

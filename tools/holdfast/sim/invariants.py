@@ -14,6 +14,7 @@ from holdfast.sim.agent import Agent
 from holdfast.sim.replacements import ReplacementPromises
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
+from holdfast.sim.suspects import SuspectPromises
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.recipes import EXHAUSTED_MAX
@@ -85,6 +86,7 @@ class Invariants:
     leaving: set[str] = field(default_factory=set)  # nodes whose agent was told to end
     returns: ReturnPromises | None = None
     replacements: ReplacementPromises | None = None
+    suspects: SuspectPromises = field(default_factory=SuspectPromises)
 
     # ------------------------------------------------------------ what the core decides
 
@@ -144,6 +146,7 @@ class Invariants:
             self.returns.folded(before, event, after, commands)
         if self.replacements is not None:
             self.replacements.folded(event, after, commands)
+        self.suspects.folded(before, event, after, commands)
         self._plans_stop_nothing(before, after)
         if isinstance(event, FindingArrived):
             self._recorded(event, after, commands)
@@ -173,6 +176,7 @@ class Invariants:
             self.returns.log_went_back(state)
         if self.replacements is not None:
             self.replacements.log_went_back()
+        self.suspects.log_went_back(state)
         self.unreset = {node: at for node, at in self.unreset.items() if _due(state, node)}
         self.opened = {*state.incidents, *(incident.id for incident in state.closed)}
         self.closed = {incident.id for incident in state.closed}

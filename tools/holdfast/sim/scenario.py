@@ -27,6 +27,7 @@ from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
 from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Step, Supervisor
+from holdfast.sim.suspects import SelfTests
 from holdfast.sim.training import Training
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Config, Job, State, step
@@ -123,6 +124,7 @@ class Scenario:
         self.resets = Resets.of(seed)
         self.returns = Returns.of(seed)
         self.replacing = Replacing.of(seed)
+        self.suspicions = SelfTests.of(seed)
         self.store = Store(self.world) if self.checkpoints.store else None
         self.sharded = self.checkpoints.sharded
         chance = self.world.chance
@@ -205,6 +207,7 @@ class Scenario:
             agent.patience_s = self.spec.limits.prepare_timeout_s
             agent.resets = self.resets
             agent.resets_gpus = self.resets.faults > 0 and self.resets.chance.random() >= self.resets.unable
+            agent.suspicions = self.suspicions
             agent.returns = self.returns if self.returns.faults else None
             agent.boot()
             self._keep_connected(agent)
@@ -269,6 +272,7 @@ class Scenario:
         self.resets.calm()
         self.returns.calm()
         self.replacing.calm()
+        self.suspicions.calm()
         for agent in self.agents.values():  # an operator looks: whatever was wrong with these machines is mended
             self.supervisor.append(NodeCordonRequested(self.world.now, agent.name, False, "peace"))
             self.supervisor.append(NodeRepaired(self.world.now, agent.name))
@@ -343,6 +347,8 @@ class Scenario:
             self.world.after(self.resets.chance.uniform(first, FAULTS_END_S), self._gpu_needs_reset)
         for _ in range(0 if self.control_plane_only else self.returns.faults):
             self.world.after(self.returns.chance.uniform(first, FAULTS_END_S), self._hardware_fails)
+        for _ in range(0 if self.control_plane_only else self.suspicions.faults):
+            self.world.after(self.suspicions.chance.uniform(first, FAULTS_END_S), self._segfault)
         for maintenance in () if self.control_plane_only else Maintenance.of(self.world.seed):
             self.world.after(maintenance.announced_s, lambda each=maintenance: self._announce(each))  # type: ignore[misc]
         for told in () if self.control_plane_only else Maintenance.of_agents(self.world.seed):
@@ -462,6 +468,23 @@ class Scenario:
             self._fault(f"worker crash: rank {rank} on {agent.name}")
             agent.crashed(rank)
             self.diagnostics.find(FindingKind.WORKER_CRASH, agent, agent.workers.order.generation, 0.01, rank=rank)
+
+    def _segfault(self) -> None:
+        """A worker ends as a broken node makes it end: its node is suspected."""
+        chance = self.suspicions.chance
+        running = [agent for agent in self.agents.values() if agent.alive and agent.workers is not None and agent.ranks]
+        if running:
+            agent = chance.choice(running)
+            assert agent.workers is not None
+            rank, number = chance.choice(agent.ranks), agent.workers.order.generation
+            self._fault(f"worker crash by SIGSEGV: rank {rank} on {agent.name}")
+            agent.crashed(rank)
+            blame = {"blame": "unknown", "error_class": "crash", "signal": "11"}  # SIGSEGV
+            self.diagnostics.find(FindingKind.WORKER_CRASH, agent, number, 0.01, rank, Severity.ERROR, "", **blame)
+
+    def failed_tests(self, agent: Agent) -> None:
+        repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
+        self.world.after(self.suspicions.chance.uniform(*REPAIRED_S), repaired)
 
     def _hang(self) -> None:
         agent = self._victim()

@@ -21,7 +21,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent.ledger import Ledger
-from holdfast.agent.node import Outcome
+from holdfast.agent.node import FailedTests, Outcome
 from holdfast.domain.errors import HoldfastError, Unrestorable
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Order, OrderDone, Prepare, RebootNode, ResetGpu, Start
@@ -117,7 +117,10 @@ class Executor:
             outcome = await self._carry_out(order)
         except (HoldfastError, OSError) as error:
             unrestorable = isinstance(error, Unrestorable)
-            return OrderDone(command_id, ok=False, reason=str(error), at=self._clock(), unrestorable=unrestorable)
+            tested = error.tested if isinstance(error, FailedTests) else None
+            return OrderDone(
+                command_id, ok=False, reason=str(error), at=self._clock(), unrestorable=unrestorable, tested=tested
+            )
         except Exception as error:
             # A bug. Exiting would end healthy workers as well; the supervisor replaces the node instead.
             log.exception("order failed", order=type(order).__name__, command_id=command_id)
@@ -134,4 +137,5 @@ class Executor:
             workers=outcome.workers,
             restored_from=outcome.restored_from,
             restored_bytes=outcome.restored_bytes,
+            tested=outcome.tested,
         )

@@ -1,8 +1,8 @@
 """Carries out the supervisor's orders on this node. Per job, a newer generation always takes precedence over an older one.
 
 `Prepare` has two parts that overlap: the new workers are forked (they wait, and run no user code) while the old workers are
-killed. The shards that the new workers restore are staged when no old worker can write any more. Prepare is answered when both
-are done."""
+killed. The shards that the new workers restore are staged when no old worker can write any more; a suspected node tests itself
+from then on, beside the rest. Prepare is answered when all of it is done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain import spans, tracing
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
-from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.nodes import Preflight, RunningWorker
 from holdfast.domain.orders import (
     CheckpointNow,
     Inject,
@@ -56,6 +56,15 @@ class Outcome:
     restored_from: tuple[tuple[str, int], ...] = ()
     restored_bytes: tuple[tuple[str, int], ...] = ()
     reason: str = ""  # what there is to say of a success, such as the output of a command
+    tested: Preflight | None = None
+
+
+class FailedTests(Conflict):
+    """This node was suspected, and has failed its quick tests."""
+
+    def __init__(self, node: str, tested: Preflight) -> None:
+        super().__init__(f"{node} was suspected, and has failed its tests: {tested.failures}")
+        self.tested = tested
 
 
 @dataclass(slots=True)
@@ -81,16 +90,17 @@ class Node:
         site: Site,
         *,
         self_test: Callable[[], Awaitable[None]],
+        test_suspect: Callable[[float], Awaitable[Preflight]],
         reset_gpus: Callable[[ResetGpu], Awaitable[Outcome]],
         reboot: Callable[[RebootNode], Awaitable[Outcome]],
         inject: Callable[[Inject], object],
     ) -> None:
-        """`self_test` raises `HoldfastError` if this node's devices compute wrong results. `inject` causes a fault, or raises
-        it."""
+        """`self_test` raises `HoldfastError` if this node's devices compute wrong results. `test_suspect` makes the quick tests
+        within so many seconds. `inject` causes a fault, or raises it."""
         self._pool = pool
         self._replicator = replicator
         self._site = site
-        self._self_test = self_test
+        self._self_test, self._test_suspect = self_test, test_suspect
         self._reset_gpus = reset_gpus
         self._reboot = reboot
         self._inject = inject
@@ -158,13 +168,23 @@ class Node:
             await self._pool.stop(order.job, order.generation)
         phases = _Phases(order)
         forked: tuple[RunningWorker, ...] = ()
+        tested: Preflight | None = None
+        stopped = anyio.Event()
 
         async def fork() -> None:
             nonlocal forked
             forked = await phases.timed("fork", lambda: self._pool.fork(order))
 
+        async def test() -> None:
+            nonlocal tested
+            await stopped.wait()  # the old workers have the devices open, and their memory
+            tested = await phases.timed("self_test", lambda: self._test_suspect(order.suspect_test_s))
+            if tested.failures:
+                raise FailedTests(order.placement.node, tested)
+
         async def stage() -> None:
             await phases.timed("stop", lambda: self._pool.stop_all_but(order.job, order.generation))
+            stopped.set()
             if order.self_test:
                 await phases.timed("self_test", self._self_test)
             job.staged = _with_origins(await phases.timed("stage", lambda: self._stage(order)), job.brought)
@@ -173,6 +193,8 @@ class Node:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(fork)
                 tasks.start_soon(stage)
+                if order.suspect_test_s > 0:
+                    tasks.start_soon(test)
         except BaseExceptionGroup as group:
             with anyio.CancelScope(shield=True):
                 await self._pool.stop(order.job, order.generation)
@@ -182,7 +204,7 @@ class Node:
                 job.preparing = None
         master = self._pool.master_of(order.job, order.generation)
         shards, sizes = _sources(job.staged)
-        return Outcome(master, phases.taken, forked, shards, sizes)
+        return Outcome(master, phases.taken, forked, shards, sizes, tested=tested)
 
     async def _stage(self, order: Prepare) -> tuple[StagedShard, ...]:
         await self._replicator.configure(
@@ -242,6 +264,9 @@ def _span(
     return telemetry.span(name, parent, key=key, job=order.job, node=order.placement.node, generation=order.generation)
 
 
+_PHASES = ("stop", "fork", "stage", "self_test")
+
+
 class _Phases:
     """The durations of the parts of an order."""
 
@@ -259,7 +284,7 @@ class _Phases:
 
     @property
     def taken(self) -> tuple[tuple[str, float], ...]:
-        return tuple((name, self._seconds[name]) for name in ("stop", "fork", "stage"))
+        return tuple((name, self._seconds[name]) for name in _PHASES if name in self._seconds)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -60,6 +60,7 @@ class Preflights:
         watches_gpus: bool,
         test_devices: TestDevices,
         test_disk: Callable[[], Awaitable[Check]],
+        test_ports: Callable[[], Awaitable[list[Check]]],
         is_idle: Callable[[], bool],
         emit: Emit,
         report: Callable[[Report], None],
@@ -68,7 +69,8 @@ class Preflights:
         idle_s: float = IDLE_S,
     ) -> None:
         self._node, self._every_s, self._gpus, self._watches_gpus = node, every_s, gpus, watches_gpus
-        self._test_devices, self._test_disk, self._is_idle = test_devices, test_disk, is_idle
+        self._test_devices, self._test_disk, self._test_ports = test_devices, test_disk, test_ports
+        self._is_idle = is_idle
         self._emit, self._report = emit, report
         self._path = path
         self._path.unlink(missing_ok=True)
@@ -172,10 +174,18 @@ class Preflights:
             await self._gpu_check(),
             *await self._devices(DEVICE_BUDGET_S),
             await self._test_disk(),
+            *await self._test_ports(),
             await self._peer_check(),
         ]
         self._tested_at, self._was_busy = anyio.current_time(), False
         self._tell(Preflight(time.time(), anyio.current_time() - began, tuple(checks)))
+
+    def failed(self, preflight: Preflight) -> None:
+        """The quick tests of this node as a suspect have failed: nothing newer is known of it."""
+        if self._every_s:
+            self._tell(preflight)
+        else:  # nothing would ever test it again; the answer to the order says it
+            self._emit(NodeTested(self._node, preflight.at, preflight))
 
     def _tell(self, preflight: Preflight) -> None:
         self.newest = preflight

@@ -5,20 +5,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.agent.collectors.host import write_latency
 from holdfast.domain.nodes import Check
-from holdfast.domain.signals import GpuHealth, GpuSample
+from holdfast.domain.signals import GpuHealth, GpuSample, NicSample
 
 DISK_FULL_SHARE = 0.95  # as in diagnostics' host_pressure
 WRITE_S_MAX = 5.0  # for one small fsynced write; diagnostics warns from 1 s on
 SLOW_SHARE = 0.7  # fraction of the fastest device's bandwidth; in NVRx a rank below 0.75 is a straggler
 SILENT_PEERS_MIN = 2  # if this many peers do not answer and none does, this node's network has failed
+# What a write ends with if the device is broken, or the kernel has made its file system read-only because of that.
+BROKEN_DISK = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV})
+ACTIVE = "ACTIVE"  # of a network port
 DETAIL_CHARS_MAX = 500
 
 
@@ -57,22 +63,90 @@ def _of_health(health: GpuHealth) -> Iterator[str]:
 def devices(report: str) -> list[Check]:
     """Evaluate `products` and `memory` from the output of `holdfast.train.selftest`."""
     try:
-        tested: list[Mapping[str, Any]] = json.loads(report.strip().splitlines()[-1])["devices"]
-        broken = [f"{each['device']}: {each['error']}" for each in tested if "error" in each]
-        well = [each for each in tested if "error" not in each]
-        wrong = [
-            f"{each['device']}: {kind['wrong']} of {kind['made']} {kind['kind']} products are wrong ({kind['first_wrong']})"
-            for each in well
-            for kind in each["products"]
-            if kind["wrong"]
-        ]
-        made = sum(kind["made"] for each in well for kind in each["products"])
-        speeds = {str(each["device"]): float(each["memory_gb_s"]) for each in well}
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        return [_check("products", None, f"the self-test's answer cannot be read ({error!r}): {report[:200]}")]
+        return _judged(_parsed(report)["devices"])
+    except _UNREADABLE as error:
+        return [_unreadable(report, error)]
+
+
+def quick(report: str, *, gpus: int) -> list[Check]:
+    """Evaluate `products`, `memory` and `links` from the output of the quick self-test. `gpus`: that NVML sees; 0 = unknown.
+
+    What was not finished is not concluded. Nor is an all-reduce that raised: a library that is not set up for it does so on a
+    healthy node, too."""
+    try:
+        found = _parsed(report)
+        tested: list[Mapping[str, Any]] = found["devices"]
+        checks = _judged(tested)
+        links: Mapping[str, Any] | None = found.get("all_reduce")
+        if links is not None:
+            checks.append(_links(int(links["ranks"]), int(links["wrong"]), str(links["unfinished"])))
+    except _UNREADABLE as error:
+        return [_unreadable(report, error)]
+    if gpus and found.get("wants_gpus") and all(each["device"] == "cpu" for each in tested):
+        return [_check("devices", False, f"torch can use none of the {gpus} GPUs that NVML sees")]
+    return checks
+
+
+_UNREADABLE = (ValueError, KeyError, TypeError, IndexError)
+
+
+def _parsed(report: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(report.strip().splitlines()[-1])
+    return found
+
+
+def _unreadable(report: str, error: Exception) -> Check:
+    return _check("products", None, f"the self-test's answer cannot be read ({error!r}): {report[:200]}")
+
+
+def _judged(tested: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """A device that has `unfinished` was not tested to the end: it is compared with no other."""
+    broken = [f"{each['device']}: {each['error']}" for each in tested if "error" in each]
+    well = [each for each in tested if "error" not in each]
+    late = [f"{each['device']}: {each['unfinished']}" for each in well if each.get("unfinished")]
+    made = 0
+    wrong = []
+    for each in well:
+        for kind in each.get("products", ()) if each.get("unfinished") else each["products"]:
+            made += kind["made"]
+            if kind["wrong"]:
+                few = f"{kind['wrong']} of {kind['made']} {kind['kind']} products are wrong ({kind['first_wrong']})"
+                wrong.append(f"{each['device']}: {few}")
+    speeds = {str(each["device"]): float(each["memory_gb_s"]) for each in well if not each.get("unfinished")}
     checks = [_check("devices", False, "; ".join(broken))] if broken else []
-    checks.append(_check("products", not wrong, "; ".join(wrong) or f"{made} exact products on {', '.join(speeds)}"))
-    return [*checks, _memory(speeds)]
+    if wrong:
+        checks.append(_check("products", False, "; ".join(wrong)))
+    elif late:
+        checks.append(_check("products", None, "; ".join(late)))
+    else:
+        checks.append(_check("products", True, f"{made} exact products on {', '.join(speeds)}"))
+    return checks if late else [*checks, _memory(speeds)]
+
+
+def _links(ranks: int, wrong: int, unfinished: str) -> Check:
+    if wrong:
+        return _check(
+            "links", False, f"{wrong} elements of an all-reduce between {ranks} processes of this node are wrong"
+        )
+    if unfinished:
+        return _check("links", None, f"an all-reduce between {ranks} processes of this node: {unfinished}")
+    return _check("links", True, f"an all-reduce between {ranks} processes of this node is exact")
+
+
+def ports(sample: NicSample, seen_active: Collection[tuple[str, int]]) -> Check:
+    """A port that was active since the agent's start, and is not any more, has failed."""
+    columns = zip(sample.device, sample.port, sample.state, sample.phys_state, strict=True)
+    now = {(device, port): (state, phys) for device, port, state, phys in columns}
+    gone = ("gone", "its device is not there")
+    down = [(place, now.get(place, gone)) for place in sorted(seen_active) if now.get(place, gone)[0] != ACTIVE]
+    wrong = [f"{device} port {port} was active, and is {state} ({phys})" for (device, port), (state, phys) in down]
+    return _check("ports", not wrong, "; ".join(wrong) or f"{len(seen_active)} active")
+
+
+def gpus_present(sample: GpuSample) -> Check:
+    """Check that no GPU is lost. What else the driver says of them has detectors, with remedies of its own."""
+    lost = [f"GPU {gpu} is lost" for row, gpu in enumerate(sample.gpu) if sample.lost[row]]
+    return _check("gpus", not lost, "; ".join(lost) or f"{len(sample.gpu)} GPUs")
 
 
 def _memory(speeds: Mapping[str, float]) -> Check:
@@ -100,6 +174,30 @@ def disk(directories: Sequence[Path]) -> Check:
         else:
             shown.append(f"{directory} {usage.free / 1e9:.1f} GB free")
     return _check("disk", not wrong, "; ".join(wrong or shown))
+
+
+def disk_answers(directories: Sequence[Path]) -> Check:
+    """Check that every directory takes one small write. One that is full is no broken disk: all nodes of a job may be full at
+    once, and warnings say so before."""
+    wrong: list[str] = []
+    open_: list[str] = []
+    for directory in dict.fromkeys(directories):
+        try:
+            _write(directory)
+        except OSError as error:
+            broken = error.errno in BROKEN_DISK
+            (wrong if broken else open_).append(f"{directory}: {error.strerror}")
+    return _check("disk", False if wrong else None if open_ else True, "; ".join(wrong or open_) or "takes writes")
+
+
+def _write(directory: Path) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=".holdfast-test-", dir=directory)
+    try:
+        os.unlink(name)
+        os.write(descriptor, b"x" * 4096)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def peers(reached: Sequence[str], silent: Sequence[str]) -> Check:

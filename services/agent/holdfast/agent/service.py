@@ -25,13 +25,15 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import anyio
 import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent import preflight, preflight_checks, tracing
-from holdfast.agent.collectors import build_all, nvml, nvrx
+from holdfast.agent.active_ports import ActivePorts
+from holdfast.agent.collectors import build_all, infiniband, nvml, nvrx
 from holdfast.agent.collectors.maintenance import metadata_url
 from holdfast.agent.collectors.protocol import Collector, Pausable, Surroundings, keep_collecting
 from holdfast.agent.descriptors import Descriptors
@@ -50,13 +52,14 @@ from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator,
 from holdfast.agent.reports import Reports
 from holdfast.agent.session import Session
 from holdfast.agent.settings import AgentSettings
+from holdfast.agent.suspect_tests import SuspectTests
 from holdfast.agent.uplink import Uplink
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.nodes import Check, NodeFacts, RunningWorker
 from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
 from holdfast.domain.replication import Trouble
-from holdfast.domain.signals import CheckpointTrouble, NodeSignal
+from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
 from holdfast.runtime.service import Farewell, guarded
 from holdfast.wire.control import encode_beat
@@ -103,6 +106,7 @@ class Agent:
         if settings.replicator:  # its own settings are in the environment as well, and pass through
             self._replicator = LocalReplicator(places, {**os.environ, **marked}, self._report, self._in_trouble)
         self._collectors = build_all(_surroundings(settings, descriptors))
+        self._ports = ActivePorts(_reading_ports(settings))
         self._preflights = preflight.Preflights(
             node=settings.node,
             every_s=settings.preflight_every_s,
@@ -110,6 +114,7 @@ class Agent:
             watches_gpus=any(collector.name == nvml.NvmlCollector.name for collector in self._collectors),
             test_devices=self._pool.test_devices,
             test_disk=self._test_disk,
+            test_ports=self._ports.check,
             is_idle=lambda: not self._pool.running(),
             emit=self._emit,
             report=self._report,
@@ -134,6 +139,14 @@ class Agent:
             held=self._preflights.held,
             test=self._preflights.after_reset,
         )
+        self._suspect_tests = SuspectTests(
+            tasks,
+            test_devices=self._pool.test_quickly,
+            test_disk=self._test_disk_quickly,
+            test_ports=self._ports.check,
+            gpus_are_real=settings.nvml_replay is None,
+            failed=self._preflights.failed,
+        )
         self._reboots = Reboots(settings.reboot_command, settings.node, self._pool.running)
         self._faults = Faults(self._pool, settings.kernel_log)
         self._node = Node(
@@ -141,6 +154,7 @@ class Agent:
             self._replicator,
             self._pool.site,
             self_test=self._preflights.on_suspicion,
+            test_suspect=self._suspect_tests.make,
             reset_gpus=self._resets.carry_out,
             reboot=self._reboots.carry_out,
             inject=self._faults.inject,
@@ -170,6 +184,8 @@ class Agent:
     def _emit(self, signal: NodeSignal) -> None:
         self._preflights.watch(signal)
         self._resets.watch(signal)
+        self._suspect_tests.watch(signal)
+        self._ports.watch(signal)
         self._uplink.emit(tracing.begun(signal))
 
     def _report(self, report: Report) -> None:
@@ -253,8 +269,21 @@ class Agent:
             yield
 
     async def _test_disk(self) -> Check:
-        directories = (self._settings.agent_dir, self._settings.disk_dir, self._settings.memory_dir)
-        return await anyio.to_thread.run_sync(preflight_checks.disk, directories, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(preflight_checks.disk, self._directories, abandon_on_cancel=True)
+
+    async def _test_disk_quickly(self) -> Check:
+        return await anyio.to_thread.run_sync(preflight_checks.disk_answers, self._directories, abandon_on_cancel=True)
+
+    @property
+    def _directories(self) -> tuple[Path, ...]:
+        return self._settings.agent_dir, self._settings.disk_dir, self._settings.memory_dir
+
+
+def _reading_ports(settings: AgentSettings) -> Callable[[], Awaitable[NicSample]] | None:
+    if not settings.infiniband.is_dir():
+        return None
+    ports = infiniband.Ports(settings.node, settings.infiniband, _patterns(settings.nic_exclude))
+    return partial(anyio.to_thread.run_sync, ports.sample, abandon_on_cancel=True)
 
 
 def _facts(
@@ -301,6 +330,10 @@ def _places(settings: AgentSettings) -> ReplicatorPlaces:
     )
 
 
+def _patterns(listed: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in listed.split(",") if part.strip())
+
+
 def _surroundings(settings: AgentSettings, descriptors: Descriptors) -> Surroundings:
     return Surroundings(
         node=settings.node,
@@ -311,7 +344,7 @@ def _surroundings(settings: AgentSettings, descriptors: Descriptors) -> Surround
         gpus=settings.gpus,
         nvml_replay=settings.nvml_replay,
         infiniband=settings.infiniband,
-        nic_exclude=tuple(part.strip() for part in settings.nic_exclude.split(",") if part.strip()),
+        nic_exclude=_patterns(settings.nic_exclude),
         nvrx_path=settings.nvrx_path,
         maintenance_file=settings.maintenance_file,
         maintenance_url=metadata_url(settings.maintenance_url),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
@@ -318,6 +318,7 @@ class Broadcast:
     placements: tuple[Placement, ...]  # by slot
     restore: tuple[RestoreRun, ...] = ()  # by rank; none is of two slots
     peers: tuple[tuple[ShardSource, ...], ...] = ()  # by slot
+    suspected: Numbers = field(default_factory=Numbers)  # slots whose nodes test themselves, as the order says
 
     def id_of(self, slot: int) -> str:
         return f"{self.command_id}/{slot}"
@@ -341,7 +342,14 @@ class Broadcast:
         place, order = self.placements[slot], self.order
         if isinstance(order, Prepare):
             restore, peers = self.of(slot)
-            order = evolve(order, placement=place, restore=tuple(chain.from_iterable(restore)), peers=peers)
+            budget_s = order.suspect_test_s if slot in self.suspected else 0.0
+            order = evolve(
+                order,
+                placement=place,
+                restore=tuple(chain.from_iterable(restore)),
+                peers=peers,
+                suspect_test_s=budget_s,
+            )
         return Send(place.node, self.id_of(slot), order)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from holdfast.train.selftest import quick
 from holdfast.train.selftest.gemm import multiply
 from holdfast.train.selftest.memory import bandwidth_gb_s
 
@@ -22,7 +23,17 @@ from holdfast.train.selftest.memory import bandwidth_gb_s
 def main() -> None:
     parser = argparse.ArgumentParser(prog="holdfast.train.selftest", description="Test the devices of this machine.")
     parser.add_argument("--budget-s", type=float, default=0.5, help="seconds of products per device")
-    budget_s = parser.parse_args().budget_s
+    parser.add_argument(
+        "--within-s",
+        type=float,
+        default=0.0,
+        help="test every device at the same time, and an all-reduce between them, and end after so many seconds",
+    )
+    arguments = parser.parse_args()
+    budget_s = arguments.budget_s
+    if arguments.within_s > 0:
+        print(json.dumps(quick.run(arguments.within_s)))  # noqa: T201
+        return
     if torch.cuda.is_available():
         devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     else:

@@ -125,10 +125,16 @@ class WorkerPool:
 
     async def test_devices(self, budget_s: float, timeout_s: float) -> str:
         """What `holdfast.train.selftest` prints. Raises `Unavailable` when it cannot be run to its end within `timeout_s`."""
+        return await self._self_test(("--budget-s", str(budget_s)), timeout_s)
+
+    async def test_quickly(self, within_s: float, timeout_s: float) -> str:
+        """The same of every device at once, and of the links between them (`holdfast.train.selftest.quick`)."""
+        return await self._self_test(("--within-s", str(within_s)), timeout_s)
+
+    async def _self_test(self, arguments: tuple[str, ...], timeout_s: float) -> str:
         if self._keeper is None:
             raise Unavailable("the agent is still starting")
         template = await self._keeper.any()
-        arguments = ("--budget-s", str(budget_s))
         return await run_subprocess(template, SELF_TEST, arguments, self._inherited, timeout_s)
 
     async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:

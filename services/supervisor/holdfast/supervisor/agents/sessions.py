@@ -180,7 +180,17 @@ class Sessions:
             if (session := self._by_node.get(placement.node)) is not None:
                 self.latencies.sent(command_id, broadcast.order)
                 restore, peers = broadcast.of(slot)
-                session.offer(encode_slot(shared, command_id, placement, restore, peers, in_runs=session.restore_runs))
+                session.offer(
+                    encode_slot(
+                        shared,
+                        command_id,
+                        placement,
+                        restore,
+                        peers,
+                        in_runs=session.restore_runs,
+                        suspected=slot in broadcast.suspected,
+                    )
+                )
 
     def tell(self, node: str, word: CommonCheckpoint) -> None:
         """Whoever has no session now does without it."""

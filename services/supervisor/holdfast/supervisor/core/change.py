@@ -23,7 +23,7 @@ from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inject, Prepare, RebootNode, ResetGpu, Stop, Warm
 from holdfast.policy import ACTIONS
-from holdfast.supervisor.core import breaker, nodes, pacing, recipes, resets, saved
+from holdfast.supervisor.core import breaker, nodes, pacing, recipes, resets, saved, suspects
 from holdfast.supervisor.core.election import Election, Origin
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.indexing import nodes_in_use
@@ -205,12 +205,16 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     shared = evolve(
         _prepare(job, generation, election), checkpoint=checkpoint, traceparent=traceparent, self_test=self_test
     )
+    # Who is to test its devices for longer anyway, is not tested twice.
+    suspected = Numbers() if self_test else suspects.suspected(turn, incidents, generation)
+    if suspected:
+        shared = evolve(shared, suspect_test_s=suspects.budget_s(job.spec.limits))
     endpoints = {node: turn.nodes[node].facts.replicator_endpoint for node in chosen.nodes}
     peers_of = tuple(
         tuple(ShardSource(other, endpoints[other]) for other in copies[node] if endpoints[other])
         for node in chosen.nodes
     )
-    turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of)
+    turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of, suspected)
     for name in chosen.nodes:
         holds = turn.nodes[name].live_generations
         turn.put_node(name, live_generations={**holds, job.name: (*holds.get(job.name, ()), number)})

@@ -13,9 +13,10 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
 from holdfast.domain.incidents import IncidentState, NodeTiming, RungEnd
+from holdfast.domain.nodes import Preflight
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
-from holdfast.supervisor.core import pacing, progress, reconcile, reports, returns, saved, warmth
+from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, returns, saved, suspects, warmth
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
 from holdfast.supervisor.core.election import branch
 from holdfast.supervisor.core.index import By
@@ -36,6 +37,9 @@ SHARES_MAX = 16  # nodes that are remembered of each half of a change
 
 def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
     """An answer to one order; it has left the outbox."""
+    if isinstance(send.order, Prepare) and done.tested is not None and done.tested.failures:
+        _on_failed_test(turn, send.node, done.tested)
+        return
     job = turn.jobs.get(send.order.job)
     if job is None or not isinstance(job.doing, CHANGING):
         return
@@ -91,6 +95,8 @@ def on_prepared(turn: Turn, name: str, answers: Sequence[tuple[Placement, OrderD
     )
     unprepared = preparing.unprepared - Numbers(placement.slot for placement, _ in answers)
     turn.update(name, change=change, unprepared=unprepared, master=master)
+    tests = [(placement.node, done.tested) for placement, done in answers if done.tested is not None]
+    suspects.record(turn, change.incidents, tests)
     if not unprepared:
         start_when_ready(turn, name)
 
@@ -103,6 +109,24 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
         replan(turn, job.name, f"step {order.restore_step} cannot be restored on {node}: {done.reason}")
     else:
         replan(turn, job.name, f"{node} could not prepare: {done.reason}", exclude=node, refused=True)
+
+
+def _on_failed_test(turn: Turn, node: str, tested: Preflight) -> None:
+    """A suspect has failed its tests: it is out of service, and replaced in the change in flight."""
+    job = nodes.job_of(turn, node)
+    changing = job is not None and job.change is not None
+    incidents = job.change.incidents if job is not None and job.change is not None else ()
+    suspects.record(turn, incidents, [(node, tested)])
+    suspects.condemn(turn, node, tested, incidents)
+    if job is not None and changing:
+        replan(turn, job.name, f"{node} failed its tests: {tested.failures}", exclude=node)
+
+
+def on_withdrawn_test(turn: Turn, node: str, done: OrderDone) -> None:
+    """The answer to an order that is no longer wanted: what the node found out about itself holds all the same."""
+    tested = done.tested
+    if tested is not None and tested.failures and not suspects.is_known(turn.nodes[node], tested):
+        _on_failed_test(turn, node, tested)
 
 
 Phases = Iterable[tuple[str, float]]

@@ -46,6 +46,11 @@ def count_idle(turn: Turn, finding: Finding) -> None:
         _add(turn, node, Fault(turn.at, finding.id, "", weight))
 
 
+def count_failed_test(turn: Turn, incident: Incident, name: str) -> None:
+    """`incident` has suspected this node, and the node's own tests confirm it."""
+    _add(turn, turn.nodes[name], Fault(turn.at, incident.id, incident.job, 1.0))
+
+
 def _add(turn: Turn, node: Node, fault: Fault) -> None:
     rules = turn.config.offenders
     last_at, last_node = turn.last_fault

@@ -69,6 +69,13 @@ def did_not_stop(turn: Turn, name: str, cause: str) -> None:
     nodes.mark_unschedulable(turn, name, cause, removal=_removal(turn, turn.nodes[name], cause, Cure.STOPPED))
 
 
+def failed_test(turn: Turn, name: str, cause: str, *, computes_wrongly: bool) -> None:
+    """The node was suspected, and its tests have confirmed it. It may pass them later: it is held down until then."""
+    cure = Cure.OPERATOR if computes_wrongly else Cure.RETURN
+    removal = _removal(turn, turn.nodes[name], cause, cure, hardware=True)
+    nodes.mark_unschedulable(turn, name, cause, removal=removal)
+
+
 def was_reset(turn: Turn, name: str, cause: str) -> None:
     """GPUs of a node without ranks were reset, and the node has passed its tests."""
     removal = _removal(turn, turn.nodes[name], cause, Cure.RETURN, hardware=True)

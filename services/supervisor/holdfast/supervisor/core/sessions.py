@@ -357,6 +357,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
     send = turn.asked(node, done.command_id)
     if send is None:  # answered before, or withdrawn
         reconcile.on_withdrawn_prepared(turn, node, done)
+        handover.on_withdrawn_test(turn, node, done)
         return
     if send.node != node:
         turn.note(node, f"its answer to an order for {send.node} is ignored ({done.command_id})")

@@ -139,6 +139,9 @@ class Node:
     )
     probation: Probation | None = None  # it has come back
     booted_at: float = 0.0  # when its machine was first heard with the boot id that it has
+    failed_test_at: float = (
+        0.0  # by its own clock, when it last failed its tests as a suspect: an answer may come twice
+    )
 
     @property
     def name(self) -> str:

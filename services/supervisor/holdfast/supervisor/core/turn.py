@@ -459,9 +459,10 @@ class Turn:
         placements: tuple[Placement, ...],
         restore: tuple[RestoreRun, ...] = (),
         peers: tuple[tuple[ShardSource, ...], ...] = (),
+        suspected: Numbers | None = None,
     ) -> None:
         """`send` to every slot of the job's newest generation."""
-        broadcast = Broadcast(self._new_command_id(), order, placements, restore, peers)
+        broadcast = Broadcast(self._new_command_id(), order, placements, restore, peers, suspected or Numbers())
         self._write("broadcasts", order.job)[order.job] = broadcast
         self._write("unanswered", order.job)[order.job] = Numbers.below(len(placements))
         nodes = self.nodes

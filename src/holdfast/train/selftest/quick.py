@@ -1,0 +1,196 @@
+"""The quick test of a suspected node: every device at the same time, and the links between them, within a few seconds.
+
+Each device is tested in a process of its own, because a driver call may hang, and what the others have found is wanted all the
+same. When their time is over, what they have not finished is not concluded. These processes then form an all-reduce through the
+loop-back interface and the devices' own links: NCCL on GPUs, gloo between two processes on a machine without. Its sum is known
+in advance, bit for bit. They find each other by a file in memory: there is no port to choose.
+
+Nothing here opens a device in the process that forks the others; a context does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from holdfast.train.selftest.gemm import multiply
+from holdfast.train.selftest.memory import bandwidth_gb_s
+
+PRODUCTS_SHARE: Final = (
+    0.15  # of the time, for products; making their factors and reading them back takes as long again
+)
+CPU_RANKS: Final = 2  # processes that form the all-reduce on a machine without GPUs
+ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # of the all-reduce, float32
+_CYCLE: Final = 251  # the numbers that are added up; of 1000 ranks the sum is exact in float32
+NOT_ENDED: Final = "its test did not come to its end"
+_READ_BYTES: Final = 1 << 16
+_ERROR_CHARS_MAX: Final = 500
+
+Say = Callable[[str, object], None]  # (what, result), for the process that collects
+
+
+def run(within_s: float) -> dict[str, Any]:
+    """Test for `within_s` seconds at most. Returns what `holdfast.train.selftest` prints, and `all_reduce`:
+
+    {"devices": [{"device": "cuda:0", "products": […], "memory_gb_s": 1502.3, "unfinished": ""}],
+     "wants_gpus": true, "all_reduce": {"ranks": 8, "wrong": 0, "unfinished": ""}}
+
+    `unfinished` says why something was not concluded; what is missing then is not known. A device with an `error` raised it.
+    There is no `all_reduce` with a single GPU. `wants_gpus`: this torch uses GPUs wherever there are some.
+    """
+    deadline = time.monotonic() + within_s
+    counted = _collect([_count_gpus], deadline)[0]
+    gpus = counted.get("gpus")
+    if gpus is None:
+        why = counted.get("error") or f"the GPUs were not counted within {within_s:g} s"
+        return {"devices": [{"device": "cuda", "unfinished": why}]}
+    devices = [torch.device("cuda", index) for index in range(gpus)] or [torch.device("cpu")] * CPU_RANKS
+    store = os.memfd_create("all-reduce")
+    budget_s = max(0.0, deadline - time.monotonic())
+
+    def tester(rank: int) -> Callable[[Say], None]:
+        return lambda say: _test(say, rank, devices, f"/proc/self/fd/{store}", budget_s)
+
+    found = _collect([tester(rank) for rank in range(len(devices))], deadline)
+    os.close(store)
+    tested = [_of_device(device, result) for device, result in zip(devices, found, strict=True)]
+    report: dict[str, Any] = {"devices": tested if gpus else tested[:1], "wants_gpus": _wants_gpus()}
+    if len(devices) > 1:
+        report["all_reduce"] = _of_links(found)
+    return report
+
+
+# ---------------------------------------------------------------- in the processes that test
+
+
+def _count_gpus(say: Say) -> None:
+    say("gpus", torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+def _wants_gpus() -> bool:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    return torch.version.cuda is not None and not hidden
+
+
+def _test(say: Say, rank: int, devices: list[torch.device], store: str, budget_s: float) -> None:
+    device = devices[rank]
+    torch.set_num_threads(1)
+    if rank == 0 or device.type == "cuda":  # of a CPU once
+        say("products", [asdict(products) for products in multiply(device, PRODUCTS_SHARE * budget_s)])
+        say("memory_gb_s", round(bandwidth_gb_s(device), 2))
+    if len(devices) > 1:
+        try:
+            say("all_reduce", _all_reduce(rank, len(devices), device, store, budget_s))
+        except (RuntimeError, ValueError) as error:  # torch's, also for a library that was not set up for it
+            say("all_reduce_error", _words(error))
+
+
+def _all_reduce(rank: int, ranks: int, device: torch.device, store: str, timeout_s: float) -> int:
+    """Return how many elements of the sum are wrong."""
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.FileStore(store, ranks),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    numbers = torch.arange(ELEMENTS[device.type], device=device) % _CYCLE
+    share = (numbers + rank).to(torch.float32)
+    dist.all_reduce(share)
+    return int((share != numbers * ranks + ranks * (ranks - 1) // 2).sum())
+
+
+def _words(error: BaseException) -> str:
+    return f"{error}".strip().partition("\n")[0][:_ERROR_CHARS_MAX] or type(error).__name__
+
+
+# ---------------------------------------------------------------- in the process that collects
+
+
+def _collect(tests: list[Callable[[Say], None]], deadline: float) -> list[dict[str, Any]]:
+    """Run each in a fork until all have ended or the time is over; then none is left. Returns what each has said by then, with
+    `error` for one that raised, and `unfinished` for one that did not come to its end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # so that a pid stays ours until it is waited for
+    said: list[bytearray] = [bytearray() for _ in tests]
+    pids: list[int] = []
+    with selectors.DefaultSelector() as open_ends:
+        for number, test in enumerate(tests):
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                _in_fork(test, writing)
+            os.close(writing)
+            pids.append(pid)
+            open_ends.register(reading, selectors.EVENT_READ, number)
+        while open_ends.get_map() and (left_s := deadline - time.monotonic()) > 0:
+            for key, _ in open_ends.select(left_s):
+                if data := os.read(key.fd, _READ_BYTES):
+                    said[key.data] += data
+                else:
+                    open_ends.unregister(key.fd)
+                    os.close(key.fd)
+        for key in list(open_ends.get_map().values()):
+            os.close(key.fd)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)  # not reaped yet, so it is ours
+        os.waitpid(pid, os.WNOHANG)  # one that the kernel does not let go of is left to whoever ends this process
+    return [_parsed(bytes(raw)) for raw in said]
+
+
+def _in_fork(test: Callable[[Say], None], writing: int) -> None:
+    """Never returns."""
+
+    def say(what: str, result: object) -> None:
+        os.write(writing, json.dumps([what, result]).encode() + b"\n")
+
+    try:
+        test(say)
+        say("ended", True)
+    except torch.OutOfMemoryError as error:  # something else uses the device: that says nothing of it
+        say("unfinished", _words(error))
+    except RuntimeError as error:  # torch's only exception for a device that is lost or fails
+        say("error", _words(error))
+    except BaseException as error:  # a bug here is no fault of the device
+        say("unfinished", f"{type(error).__name__}: {_words(error)}")
+    finally:
+        os._exit(0)
+
+
+def _parsed(raw: bytes) -> dict[str, Any]:
+    lines = raw.split(b"\n")[:-1]  # the last one may be cut off
+    found = dict(json.loads(line) for line in lines)
+    if not found.keys() & {"ended", "error", "unfinished"}:
+        found["unfinished"] = NOT_ENDED
+    return found
+
+
+def _of_device(device: torch.device, found: Mapping[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {"device": str(device)}
+    if "error" in found:
+        result["error"] = found["error"]
+    result |= {key: found[key] for key in ("products", "memory_gb_s") if key in found}
+    complete = "memory_gb_s" in result or "error" in result
+    return result | {"unfinished": "" if complete else found.get("unfinished", NOT_ENDED)}
+
+
+def _of_links(found: list[dict[str, Any]]) -> dict[str, Any]:
+    wrong = sum(each.get("all_reduce", 0) for each in found)
+    missing = [each for each in found if "all_reduce" not in each]
+    why = ""
+    if missing:
+        first = missing[0]
+        why = first.get("all_reduce_error") or first.get("error") or first.get("unfinished", "")
+    return {"ranks": len(found), "wrong": wrong, "unfinished": why}
