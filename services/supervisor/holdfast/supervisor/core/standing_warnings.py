@@ -50,13 +50,14 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     if finding.generation not in (0, job.number):
         turn.judge(finding, f"recorded: generation {finding.generation} of {job.name} is history")
         return
-    key, known = _condition(finding), job.warnings.get(_condition(finding))
+    key, holding = _condition(finding), _still(turn, job)
+    known = holding.get(key)  # one that is forgotten begins anew: it was over, and has not lasted since
     if known is None:
         standing = StandingWarning(finding, turn.at, turn.at)
     else:
         first_at = known.first_at if known.finding.id == finding.id else turn.at
         standing = evolve(known, finding=finding, first_at=first_at, heard_at=turn.at)
-    newest = sorted({**_still(turn, job), key: standing}.items(), key=lambda item: (-item[1].heard_at, item[0]))
+    newest = sorted({**holding, key: standing}.items(), key=lambda item: (-item[1].heard_at, item[0]))
     turn.put_job(job.name, warnings=dict(sorted(newest[:WARNINGS_MAX])))
     if standing.answered and not _asks_again(turn, job, standing):
         turn.judge(finding, "recorded: the policy has been asked about it, and it still holds")
