@@ -234,7 +234,10 @@ class Noise:
             return
         done = max(1, generation.restore.step + 1)
         for place in generation.placements:
-            self.report(place.node, RanksStepping(name, generation.number, tuple(place.ranks), done, self.now))
+            ranks, mesh = tuple(place.ranks), generation.mesh
+            self.report(place.node, RanksStepping(name, generation.number, ranks, done, self.now))
+            started = GenerationStarted(place.node, self.now, name, generation.number, mesh, ranks, HangSpec())
+            self.engine.fold(started, self.now)
         self.core(StepsCompleted(self.now, name, generation.number, done, self.now, 1, STEP_S))
 
     # ------------------------------------------------------------ diagnostics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet import Fleet, job
+from fleet import JOB, Fleet, job
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
@@ -35,6 +35,8 @@ def pending(fleet: Fleet, node: str = "n1", *, confidence: float = 0.95, since: 
         since=fleet.now if since is None else since,
         summary=f"GPU {GPU} of {node} waits for a reset.",
         node=node,
+        job=JOB,
+        generation=fleet.job.number,  # as diagnostics knows it
         gpu=GPU,
         confidence=confidence,
         ladder=(Remedy.WATCH, Remedy.RESET_GPU),

@@ -57,6 +57,8 @@ class AgentSettings(ServiceSettings):
     # only a boot ends. Empty = whoever looks after the machines boots them
     reboot_command: str = ""
     boot_id_file: Path = BOOT_ID  # by which a reboot is recognised; for containers in which /proc/sys is masked
+    # GiB that `holdfast inject` of a full disk may fill, for jobs with `chaos: true`; more free space than that = it is refused
+    fault_fill_gib_max: float = Field(default=16.0, ge=0, le=1024)
     # Seconds after which an unmodified script counts as having made a step.
     assume_started_after_s: float = Field(default=5.0, gt=0)
 

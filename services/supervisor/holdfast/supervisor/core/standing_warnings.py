@@ -47,7 +47,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     elif finding.cost_share is None:
         turn.judge(finding, "recorded: what it costs the job is not measured")
         return
-    if finding.generation not in (0, job.number):
+    elif finding.generation not in (0, job.number):
         turn.judge(finding, f"recorded: generation {finding.generation} of {job.name} is history")
         return
     key, holding = _condition(finding), _still(turn, job)
@@ -138,15 +138,16 @@ def _still(turn: Turn, job: Job) -> dict[str, StandingWarning]:
     return {
         key: each
         for key, each in job.warnings.items()
-        if _holds(turn, each) and each.finding.generation in (0, job.number) and _has_ranks(job, each.finding.node)
+        if _holds(turn, job, each) and _has_ranks(job, each.finding.node)
     }
 
 
-def _holds(turn: Turn, standing: StandingWarning) -> bool:
+def _holds(turn: Turn, job: Job, standing: StandingWarning) -> bool:
+    """A GPU waits for its reset whichever generation uses it; how slow a rank is, is known of one generation."""
     finding = standing.finding
     if resets.is_wanted_by(finding):
         return finding.node in turn.nodes and not resets.is_history(turn.nodes[finding.node], finding)
-    return turn.at - standing.heard_at < turn.config.warning_holds_s
+    return finding.generation in (0, job.number) and turn.at - standing.heard_at < turn.config.warning_holds_s
 
 
 def _has_ranks(job: Job, node: str) -> bool:
