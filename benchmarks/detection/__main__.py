@@ -4,6 +4,7 @@
     make bench-detection DATA=DIR              the same on other data laid out like tests/data
     python -m benchmarks.detection --only hang,storm --seed 7
     python -m benchmarks.detection --only healthy --hours 1000
+    python -m benchmarks.detection --only ladder --noise-hours 10000
 
 No detector's constant was fitted to what judges it here: recorded data is only judged by, generated cases come from the seed,
 which is new at every run unless it is given, and printed.
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import causes, fleet, hang, hang_gloo, healthy, numerical, storm, stragglers, xid
+from benchmarks.detection import causes, fleet, hang, hang_gloo, healthy, ladder, numerical, storm, stragglers, xid
 from benchmarks.detection.score import Score, progress
 
 Suite = Callable[[Path, np.random.Generator], Score]
@@ -37,6 +38,7 @@ SUITES: dict[str, Suite] = {
     "bitflips": lambda data, rng: _bitflips(rng),
     "fleet": lambda data, rng: fleet.suite(rng),
     "storm": lambda data, rng: storm.suite(rng),
+    "ladder": lambda data, rng: ladder.suite(rng),  # main gives it its hours
     "healthy": healthy.suite,  # main gives it its hours
 }
 
@@ -53,6 +55,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--only", default=",".join(SUITES), help="suites, comma-separated")
     parser.add_argument("--seed", type=int, default=None, help="of the generated cases; new at every run by default")
+    parser.add_argument(
+        "--noise-hours", type=float, default=ladder.NOISE_H_BY_DEFAULT, help="virtual, of the noise in suite ladder"
+    )
     parser.add_argument("--hours", type=float, default=healthy.HOURS_BY_DEFAULT, help="virtual, of suite healthy")
     options = parser.parse_args()
     wanted = options.only.split(",")
@@ -69,6 +74,8 @@ def main() -> None:
             rng = np.random.default_rng((seed, number))
             if name == "healthy":
                 score = healthy.suite(options.data, rng, healthy.shares(options.hours))
+            elif name == "ladder":
+                score = ladder.suite(rng, options.noise_hours)
             else:
                 score = suite(options.data, rng)
             took_s = round(time.perf_counter() - began, 1)

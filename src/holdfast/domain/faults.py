@@ -4,6 +4,8 @@
 * hang: SIGSTOP to the rank, SIGCONT after `for_s`.
 * slow: the rank is stopped and continued in turn, for half of the time, until `for_s` is over.
 * node_loss: the agent ends itself by SIGKILL, and its workers with it. Whatever runs the agent starts it again.
+* disk_full: a file fills the disk that keeps the checkpoints of the rank's node, until `for_s` is over.
+* bit_flip: one bit of a stored checkpoint on the rank's node. It is found when a restore reads it.
 * xid: an Xid line in the kernel log that the agent reads. The action of the Xid catalogue follows.
 """
 
@@ -21,9 +23,15 @@ class FaultKind(StrEnum):
     SLOW = "slow"
     NODE_LOSS = "node_loss"
     XID = "xid"
+    DISK_FULL = "disk_full"
+    BIT_FLIP = "bit_flip"
 
 
-FOR_S_MAX: Final = 3600.0  # a hang or a slow rank lasts no longer
+LASTING: Final = frozenset({FaultKind.HANG, FaultKind.SLOW, FaultKind.DISK_FULL})  # for `for_s`
+SILENT: Final = frozenset({FaultKind.BIT_FLIP})  # nothing shows them before something reads what is stored
+
+
+FOR_S_MAX: Final = 3600.0  # no fault lasts longer
 FOR_S_DEFAULT: Final = 60.0
 INJECT_TIMEOUT_S: Final = 15.0  # an order that reaches its agent later is refused
 XID_MAX: Final = 999

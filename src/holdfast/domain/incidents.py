@@ -224,6 +224,11 @@ class Incident:
         return self.ladder[:1] == (Remedy.RESET_GPU,)
 
     @property
+    def wants_reset_later(self) -> bool:
+        """A warning that recommends a reset of a GPU at the job's next boundary: until then the run may continue."""
+        return self.warning and bool(self.node) and Remedy.RESET_GPU in self.ladder
+
+    @property
     def warning(self) -> bool:
         """A condition that costs time, or may end the run later: the run continues whatever is decided."""
         return self.severity == Severity.WARNING

@@ -279,8 +279,8 @@ def _check_cordon(action: Action, incident: Incident, job: JobView) -> str:
 
 
 def _check_gpu_reset(action: Action, incident: Incident, job: JobView) -> str:
-    if incident.planned:
-        return "gpu_reset is for faults: a run that continues is not stopped for it"
+    if incident.planned and not incident.wants_reset_later:
+        return "gpu_reset is for faults, and for warnings that recommend it: a run that continues is not stopped for others"
     targets = reset_targets(action, incident, job)
     if not targets:
         return f"gpu_reset names no node of {job.name}"

@@ -13,6 +13,8 @@ wrong results without an error (silent corruption)          hot_swap, else scale
 node back in service while the job runs degraded            scale_up
 maintenance announced for a node                            hot_swap; without a spare scale_down shortly before, or wait
 a warning: a node that costs more than 3 swaps of it would  hot_swap at the next checkpoint, with a spare
+a warning: a GPU should be reset, and the job may run on    at the next checkpoint hot_swap, its GPU is reset then; without a
+                                                            spare gpu_reset; notify if no reset is possible there
 any other warning                                           notify, once while it lasts
 """
 
@@ -43,6 +45,10 @@ OUTAGE_PAUSE_MAX_S = 600.0  # … up to this: 24 tries take three hours
 OUTAGE_PATIENCE = 8  # multiple of the job's restarts_without_progress_max
 
 SWAP_MARGIN = 3.0  # a node is swapped for a warning if that saves this many times what the swap costs
+
+RESET_SURE = (
+    0.9  # confidence of a warning for which a run is changed to reset a GPU: the driver's report, not a second opinion
+)
 
 RESET_AGAIN_S = 86_400.0  # a GPU that needs a second reset within this time is not trusted if a spare is free
 
@@ -85,17 +91,48 @@ def default(incident: Incident, job: JobView) -> Action:
 def _warning(incident: Incident, job: JobView) -> Action:
     """Swap a node that costs more than the swap, with a margin for what is not certain; otherwise tell the operators once."""
     share, node = incident.cost_share, incident.node
+    if incident.wants_reset_later:
+        return _reset_later(incident, job)
     if share is None or node not in job.nodes:
         return notify(incident.cause)
     lost_s = share * incident.confidence * job.remaining_s
     what = f"{incident.cause} Over the {_duration(job.remaining_s)} that the job may still run it costs {_duration(lost_s)}"
     if lost_s <= SWAP_MARGIN * job.change_s:
         return notify(f"{what}, too little for a swap, which costs {_duration(job.change_s)}")
-    slow = {node for each in job.recent if each.warning and each.action is not None for node in each.action.nodes}
-    if not set(job.spares) - slow:
+    if not set(job.spares) - _swapped_for_warnings(job):
         why = "the free spares were swapped out for being slow themselves" if job.spares else "no spare is free"
         return notify(f"{what}, more than a swap, but {why}")
     return hot_swap(f"{what}, and a swap {_duration(job.change_s)}; a spare is free", node)
+
+
+def _swapped_for_warnings(job: JobView) -> set[str]:
+    return {
+        node
+        for each in job.recent
+        if each.warning and not each.wants_reset_later and each.action is not None
+        for node in each.action.nodes
+    }
+
+
+def _reset_later(incident: Incident, job: JobView) -> Action:
+    """Reset at the next checkpoint. A spare that takes over costs the job less than waiting for the reset does."""
+    node, what = incident.node, incident.cause
+    if node not in job.nodes or incident.confidence < RESET_SURE:
+        return notify(what)
+    if job.remaining_s <= SWAP_MARGIN * job.change_s:
+        return wait(
+            f"{what} The reset can wait: the job may end in {_duration(job.remaining_s)}, and a change costs "
+            f"{_duration(job.change_s)}",
+            retry_s=SWAP_MARGIN * job.change_s,
+        )
+    if node not in job.resettable:
+        return notify(f"{what} A reset is due at the job's next boundary, but the agent of {node} cannot reset GPUs")
+    in_place = gpu_reset(f"{what} A reset is due, no spare is free, and the run may stop after a save", node)
+    if not set(job.spares) - _swapped_for_warnings(job):
+        return in_place
+    return hot_swap(
+        f"{what} A reset is due; a spare takes over after a save, and {node} is reset then", node
+    ).otherwise(in_place)
 
 
 def _duration(seconds: float) -> str:

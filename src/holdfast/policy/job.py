@@ -64,7 +64,8 @@ class JobView:
     resets: Mapping[str, PendingReset] = field(
         default_factory=dict
     )  # those of `nodes` with GPUs that must be reset first
-    resettable: tuple[str, ...] = ()  # of the nodes of `resets` and `standing` those whose agents can reset GPUs now
+    # Of the nodes of `resets`, of `standing`, and of a warning that recommends a reset those whose agents can reset GPUs now.
+    resettable: tuple[str, ...] = ()
 
     @property
     def dp(self) -> int:

@@ -70,7 +70,14 @@ async def agent(directory: Path, *, chaos: bool = True) -> AsyncIterator[Played]
     worker, died_at = FakeWorker(), list[float]()
     pool = cast(WorkerPool, FakePool(worker, chaos=chaos))
     log = directory / "kernel.log"
-    faults = Faults(pool, log, die=lambda: died_at.append(anyio.current_time()), clock=lambda: NOW)
+    faults = Faults(
+        pool,
+        log,
+        disk_dir=directory / "disk",
+        memory_dir=directory / "memory",
+        die=lambda: died_at.append(anyio.current_time()),
+        clock=lambda: NOW,
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(faults.run)
         await anyio.lowlevel.checkpoint()
@@ -78,7 +85,7 @@ async def agent(directory: Path, *, chaos: bool = True) -> AsyncIterator[Played]
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("kind", ["crash", "hang", "slow", "node_loss", "xid"])
+@pytest.mark.parametrize("kind", ["crash", "hang", "slow", "node_loss", "xid", "disk_full", "bit_flip"])
 async def test_a_job_that_does_not_allow_faults_gets_none(tmp_path: Path, kind: str) -> None:
     async with agent(tmp_path, chaos=False) as played:
         with pytest.raises(Conflict, match=r"gpt does not allow injected faults; .* has `chaos: true` in its file"):
@@ -95,7 +102,11 @@ async def test_a_job_that_does_not_allow_faults_gets_none(tmp_path: Path, kind: 
         ({"rank": 0}, Conflict, "rank 0 of gpt does not run here"),
         ({"not_after": NOW - 1}, Conflict, "the order is too old"),
         ({"not_after": float("nan")}, InvalidSpec, "for_s"),
-        ({"kind": "flood"}, InvalidSpec, "kind: 'flood' is not valid; expected crash, hang, slow, node_loss, xid"),
+        (
+            {"kind": "flood"},
+            InvalidSpec,
+            "kind: 'flood' is not valid; expected crash, hang, slow, node_loss, xid, disk_full, bit_flip",
+        ),
         ({"kind": "hang", "for_s": 0.0}, InvalidSpec, "for_s: 0"),
         ({"kind": "hang", "for_s": 1e9}, InvalidSpec, "at most 3600 s"),
         ({"kind": "xid", "xid": 0}, InvalidSpec, "xid: 0 is not valid; expected 1 to 999"),

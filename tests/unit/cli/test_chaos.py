@@ -47,7 +47,7 @@ def test_a_mix_is_kinds_with_weights() -> None:
     "text", ["", "crash", "crash=", "crash=-1", "crash=0", "flood=1", "crash=1,crash=2", "crash=1001"]
 )
 def test_another_mix_is_refused_with_the_kinds(text: str) -> None:
-    with pytest.raises(InvalidSpec, match="the kinds are crash, hang, slow, node_loss, xid"):
+    with pytest.raises(InvalidSpec, match="the kinds are crash, hang, slow, node_loss, xid, disk_full, bit_flip"):
         parse_mix(text)
 
 

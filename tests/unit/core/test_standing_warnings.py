@@ -109,6 +109,19 @@ def test_a_node_that_costs_less_than_its_swap_stays_and_the_operators_are_told_o
     assert fleet.job.number == 1
 
 
+def test_a_condition_that_was_forgotten_begins_anew() -> None:
+    """Diagnostics says it under the same id, as it is of the same rank and generation; but it has not lasted since."""
+    fleet = training()
+    for _ in range(5):
+        warn(fleet)
+        later(fleet, 3 * 3600.0)
+    assert decided(fleet) == []
+    warn(fleet)
+    later(fleet, 600.0)
+    warn(fleet)
+    assert actions(fleet) == [ActionKind.HOT_SWAP]
+
+
 def test_a_warning_without_a_measured_cost_is_recorded() -> None:
     fleet = training()
     for kind in (FindingKind.NETWORK_FAULT, FindingKind.DEGRADATION, FindingKind.STORAGE_FAULT, FindingKind.GPU_ERROR):

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
-from holdfast.domain.faults import FaultKind, require_allowed
+from holdfast.domain.faults import LASTING, SILENT, FaultKind, require_allowed
 from holdfast.domain.incidents import PLANNED_KINDS
 
 POLL_S: Final = 0.5
@@ -108,7 +108,7 @@ class Campaign:
     every_s: float
     mix: Mapping[FaultKind, int]
     for_s: float
-    last_s: float  # of a hang or a slow rank
+    last_s: float  # of a fault that lasts
     xid: int
     say: Callable[[str], None]
     clock: Callable[[], float] = time.time
@@ -229,7 +229,8 @@ class Campaign:
         elif first is not None and first["state"] in CLOSED:
             fault.outcome = "survived" if first["state"] == "resolved" else "not survived"
         elif first is None and self.clock() - fault.at > max(self.not_found_s, self._lasts(fault)):
-            fault.outcome = "refused" if fault.refused else "not found"
+            # What nothing can show before it is read must not disturb the run.
+            fault.outcome = "refused" if fault.refused else "survived" if fault.kind in SILENT else "not found"
             self._look_for_finding(fault)
         elif final and first is None and fault.refused:
             fault.outcome = "refused"
@@ -244,7 +245,7 @@ class Campaign:
             fault.found_after_s = round(float(first["at"]) - fault.at, 3)
 
     def _lasts(self, fault: Fault) -> float:
-        return self.last_s if fault.kind in (FaultKind.HANG, FaultKind.SLOW) else 0.0
+        return self.last_s if fault.kind in LASTING else 0.0
 
     def report(self) -> dict[str, Any]:
         """Everything, for `--out`."""

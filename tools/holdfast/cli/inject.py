@@ -26,7 +26,7 @@ from holdfast.cli.processes import kill_tree
 from holdfast.cli.stack_power import ask, socket_of
 from holdfast.cli.tables import plural, table
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
-from holdfast.domain.faults import FOR_S_MAX, XID_MAX, xid_line
+from holdfast.domain.faults import FOR_S_MAX, XID_MAX, FaultKind, xid_line
 from holdfast.runtime.kernel_records import kernel_record
 
 app = typer.Typer(
@@ -45,7 +45,7 @@ A fault by its name acts on this machine.
 """ + (
     "A schedule (--every) goes through the agents of the job's nodes. They refuse it unless the job file says `chaos: true`. "
     "It ends with its time, with the job or with Ctrl-C, and prints how every fault was found and when the job stepped again. "
-    "A hang or a slow rank ends by itself, also if this command is gone."
+    "A hang, a slow rank or a full disk ends by itself, also if this command is gone."
 )
 COLUMNS = ("kind", "rank", "node", "step", "found_as", "action", "found_after_s", "steps_after_s", "outcome")
 
@@ -185,10 +185,10 @@ def scheduled(
     ] = "",
     for_: Annotated[str, typer.Option("--for", help="Length of the schedule.")] = "1h",
     mix: Annotated[
-        str, typer.Option(help="Kinds and weights: crash, hang, slow, node_loss, xid.")
+        str, typer.Option(help=f"Kinds and weights: {', '.join(FaultKind)}.")
     ] = "crash=3,node_loss=1,hang=1",
     seed: Annotated[int, typer.Option(help="Seed of gaps, kinds and ranks; equal seeds give equal schedules.")] = 0,
-    lasting: Annotated[str, typer.Option("--lasting", help="Length of one hang or one slow rank.")] = "1m",
+    lasting: Annotated[str, typer.Option("--lasting", help="Length of one hang, slow rank or full disk.")] = "1m",
     code: Annotated[int, typer.Option("--xid", help="The Xid of kind xid.", min=1, max=XID_MAX)] = 94,
     out: Annotated[
         Path | None, typer.Option(help="Also write the table as JSON to this file.", show_default=False)

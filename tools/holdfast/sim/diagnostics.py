@@ -87,9 +87,10 @@ class Diagnostics:
         """A fault begins now; it is concluded `delay_s` later, if nothing is in the way."""
         self._begin(kind, agent, generation, delay_s, rank, severity, key, evidence, ())
 
-    def find_reset_due(self, agent: Agent, delay_s: float, ladder: tuple[Remedy, ...]) -> None:
-        """A GPU of the node must be reset from now on, which is concluded like `find`."""
-        self._begin(FindingKind.GPU_ERROR, agent, 0, delay_s, None, Severity.ERROR, "", {}, ladder)
+    def find_reset_due(self, agent: Agent, delay_s: float, ladder: tuple[Remedy, ...], *, later: bool = False) -> None:
+        """A GPU of the node must be reset from now on, which is concluded like `find`; `later`: at the job's next boundary."""
+        severity = Severity.WARNING if later else Severity.ERROR
+        self._begin(FindingKind.GPU_ERROR, agent, 0, delay_s, None, severity, "", {}, ladder)
 
     def _begin(
         self,

@@ -9,6 +9,7 @@ from holdfast.domain.findings import Remedy
 
 FAULTS_MAX = 3
 LADDER = (Remedy.RESET_GPU, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)  # of a finding that demands a reset
+LADDER_LATER = (Remedy.WATCH, Remedy.RESET_GPU)  # of a warning: the run may continue until its next boundary
 FAILED = "the command that resets GPUs failed"
 
 
@@ -20,13 +21,18 @@ class Resets:
     unable: float = 0.0  # share of agents without a command
     chance: Random = field(default_factory=Random, compare=False)
     fail: bool = True
+    later: Random | None = None  # whether a reset can wait for the job's next boundary; None = it never can
 
     @classmethod
     def of(cls, seed: int) -> Resets:
         if seed % 4 != 3:
             return cls()
         chance = Random(f"resets of {seed}")
-        return cls(chance.randint(1, FAULTS_MAX), chance.choice((0.0, 0.0, 0.3)), chance)
+        later = Random(f"resets of {seed} that can wait") if seed % 8 == 7 else None
+        return cls(chance.randint(1, FAULTS_MAX), chance.choice((0.0, 0.0, 0.3)), chance, later=later)
+
+    def can_wait(self) -> bool:
+        return self.later is not None and self.later.random() < 0.6
 
     def calm(self) -> None:
         """From now on no reset fails."""

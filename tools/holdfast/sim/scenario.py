@@ -22,7 +22,7 @@ from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.recipes import Cook
 from holdfast.sim.replacements import ReplacementPromises, Replacing
-from holdfast.sim.resets import LADDER, Resets
+from holdfast.sim.resets import LADDER, LADDER_LATER, Resets
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
 from holdfast.sim.store import URL, Store
@@ -509,10 +509,11 @@ class Scenario:
         if not (able := running if running and chance.random() < 0.9 else idle):
             return
         agent = chance.choice(able)
-        self._fault(f"a GPU of {agent.name} needs a reset")
-        self.diagnostics.find_reset_due(agent, chance.uniform(0.0, 1.5), LADDER)
+        later = self.resets.can_wait()
+        self._fault(f"a GPU of {agent.name} needs a reset{', which can wait' if later else ''}")
+        self.diagnostics.find_reset_due(agent, chance.uniform(0.0, 1.5), LADDER_LATER if later else LADDER, later=later)
         workers = agent.workers
-        if workers is not None and chance.random() < 0.7:
+        if workers is not None and not later and chance.random() < 0.7:
             rank = chance.choice(agent.ranks)
             agent.crashed(rank)
             self.diagnostics.find(FindingKind.WORKER_CRASH, agent, workers.order.generation, 0.01, rank=rank)

@@ -1,14 +1,16 @@
 """Causes faults in ranks of this node, for a job that allows it. The last of three checks: the command and the supervisor
 refuse what is refused here, but only this one cannot be bypassed by another client.
 
-Theory. A fault that lasts (`hang`, `slow`) has a deadline here, so it ends although the supervisor, the network or whoever
-asked for it is gone. If this agent ends, its workers end with it. A worker is signalled through its pidfd, which can never mean
+Theory. A fault that lasts (`hang`, `slow`, `disk_full`) has a deadline here, so it ends although the supervisor, the network or
+whoever asked for it is gone. If this agent ends, its workers end with it, and the file that fills a disk is deleted; if it was
+killed, at the next start of an agent of this directory. A worker is signalled through its pidfd, which can never mean
 another process. A lost node is this agent's own end by SIGKILL, a moment after the answer."""
 
 from __future__ import annotations
 
 import math
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
+from holdfast.agent.stored_faults import fill, flip_bit, remove_filler, require_fillable
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.agent.workers.worker import Worker
 from holdfast.domain.errors import Conflict, InvalidSpec
@@ -30,17 +33,23 @@ log = structlog.get_logger("holdfast.agent.faults")
 
 PERIOD_S: Final = 0.2  # of a slow rank: half of it stopped. Much less than what counts as stopped (2 s)
 DIE_AFTER_S: Final = 0.5  # for the answer, which is on its way
-LASTING_MAX: Final = 64  # hangs and slow ranks at a time
+TOP_UP_S: Final = 1.0  # between two looks at what became free on a disk that is to be full
+LASTING_MAX: Final = 64  # faults at a time
+FILL_BYTES_MAX: Final = 16 * 2**30
 
 
 class Faults:
-    """`die` ends this agent at once."""
+    """`die` ends this agent at once. `disk_dir` and `memory_dir` have the stored checkpoints; the file that fills the disk has
+    at most `fill_bytes_max`."""
 
     def __init__(
         self,
         pool: WorkerPool,
         kernel_log: Path,
         *,
+        disk_dir: Path,
+        memory_dir: Path,
+        fill_bytes_max: int = FILL_BYTES_MAX,
         die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -48,11 +57,18 @@ class Faults:
         self._kernel_log = kernel_log
         self._die = die
         self._clock = clock
+        self._disk_dir, self._memory_dir = disk_dir, memory_dir
+        self._fill_bytes_max = fill_bytes_max
+        self._chance = random.SystemRandom()
         self._lasting = 0
         self._tasks: TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until cancelled: the faults that last."""
+        """Until cancelled: the faults that last. What an agent before this one left behind is put right first."""
+        if remove_filler(self._disk_dir):
+            log.warning(
+                "the disk was full by a fault that an earlier agent injected: made room", directory=str(self._disk_dir)
+            )
         async with anyio.create_task_group() as self._tasks:
             await anyio.sleep_forever()
 
@@ -75,6 +91,12 @@ class Faults:
                 did = f"SIGKILL to the agent (pid {os.getpid()}) and so to all workers"
             case FaultKind.XID:
                 did = self._xid(order.xid)
+            case FaultKind.DISK_FULL:
+                require_fillable(self._disk_dir, self._fill_bytes_max)
+                self._begin(order, worker)
+                did = f"{self._disk_dir} is full for {order.for_s:g} s"
+            case FaultKind.BIT_FLIP:
+                did = flip_bit(self._disk_dir, self._memory_dir, order.job, order.rank, self._chance)
         log.warning("fault injected", job=order.job, rank=order.rank, fault=order.kind, did=did)
         return did
 
@@ -111,7 +133,21 @@ class Faults:
         if self._lasting >= LASTING_MAX:
             raise Conflict(f"{LASTING_MAX} injected faults last already on this node")
         self._lasting += 1
-        self._tasks.start_soon(self._last, order, worker, name=f"injected {order.kind}")
+        lasting = self._full_disk if order.kind == FaultKind.DISK_FULL else self._last
+        self._tasks.start_soon(lasting, order, worker, name=f"injected {order.kind}")
+
+    async def _full_disk(self, order: Inject, worker: Worker | None) -> None:
+        try:
+            with anyio.move_on_after(order.for_s):
+                while True:  # others delete files: it stays full
+                    await anyio.to_thread.run_sync(fill, self._disk_dir, self._fill_bytes_max)
+                    await anyio.sleep(TOP_UP_S)
+        except OSError as error:
+            log.warning("the disk cannot be filled", directory=str(self._disk_dir), error=str(error))
+        finally:
+            remove_filler(self._disk_dir)
+            self._lasting -= 1
+            log.info("injected fault ended", job=order.job, fault=order.kind, directory=str(self._disk_dir))
 
     async def _last(self, order: Inject, worker: Worker | None) -> None:
         if worker is None:

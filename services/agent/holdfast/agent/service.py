@@ -148,7 +148,13 @@ class Agent:
             failed=self._preflights.failed,
         )
         self._reboots = Reboots(settings.reboot_command, settings.node, self._pool.running)
-        self._faults = Faults(self._pool, settings.kernel_log)
+        self._faults = Faults(
+            self._pool,
+            settings.kernel_log,
+            disk_dir=settings.disk_dir,
+            memory_dir=settings.memory_dir,
+            fill_bytes_max=int(settings.fault_fill_gib_max * 2**30),
+        )
         self._node = Node(
             self._pool,
             self._replicator,

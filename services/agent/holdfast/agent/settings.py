@@ -59,6 +59,8 @@ class AgentSettings(ServiceSettings):
     reboot_command: str = ""
     machine_id_file: Path = PRODUCT_UUID  # by which another machine is recognised
     boot_id_file: Path = BOOT_ID  # by which a reboot is recognised; for containers in which /proc/sys is masked
+    # GiB that `holdfast inject` of a full disk may fill, for jobs with `chaos: true`; more free space than that = it is refused
+    fault_fill_gib_max: float = Field(default=16.0, ge=0, le=1024)
     # Seconds after which an unmodified script counts as having made a step.
     assume_started_after_s: float = Field(default=5.0, gt=0)
 

@@ -478,9 +478,9 @@ class SavedStep(Model):
 class FaultBody(Model):
     kind: FaultKind
     rank: Annotated[int, Field(ge=0, description="the rank, or any rank of the node")]
-    for_s: Annotated[float, Field(gt=0, le=FOR_S_MAX, description="a hang and a slow rank end after it")] = (
-        FOR_S_DEFAULT
-    )
+    for_s: Annotated[
+        float, Field(gt=0, le=FOR_S_MAX, description="a hang, a slow rank and a full disk end after it")
+    ] = FOR_S_DEFAULT
     xid: Annotated[int, Field(ge=0, le=XID_MAX, description="of kind xid")] = 0
 
 

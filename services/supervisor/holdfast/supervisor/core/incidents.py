@@ -200,7 +200,7 @@ def _fatal(turn: Turn, finding: Finding) -> None:
 def _reset_demanded(turn: Turn, finding: Finding) -> None:
     """A GPU must be reset before any rank uses it again: what is decided from here on takes that into account."""
     node = turn.nodes.get(finding.node)
-    if node is None or finding.since < max(node.repaired_at, node.reset_at):
+    if node is None or resets.is_history(node, finding):
         turn.judge(finding, "ignored: the node is not known here, or its GPUs were reset or repaired since")
         return
     if returns.is_dealt_with(node, finding) and node.reset_due is None:

@@ -11,7 +11,7 @@ import math
 from holdfast.domain.incidents import Action, Incident, IncidentState, RungEnd
 from holdfast.domain.orders import CheckpointNow
 from holdfast.policy import ACTIONS
-from holdfast.supervisor.core import change, nodes, quarantine, recipes, saved, standing_warnings
+from holdfast.supervisor.core import change, nodes, quarantine, recipes, resets, saved, standing_warnings
 from holdfast.supervisor.core.job import Job, OnDemandSave
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Planned, Running
 from holdfast.supervisor.core.planner import Plan, Unplannable
@@ -131,9 +131,15 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
             _fail(turn, incident, f"postponed: no recent step can be restored with {outcome.mesh}")
         return
     turn.put_job(job.name, changed_at=turn.at)
-    if incident.warning and ACTIONS[plan.action.kind].removes:
+    spec = ACTIONS[plan.action.kind]
+    if incident.warning and spec.removes:
         quarantine.count(turn, incident)
-    change.carry_out(turn, turn.jobs[job.name], outcome, plan.action.reason)
+    if incident.wants_reset_later and (spec.removes or spec.resets):  # this is the boundary that the reset waited for
+        resets.demand(turn, turn.nodes[incident.node], incident.gpu, incident.cause)
+    if spec.resets:
+        change.begin(turn, job.name, plan.action, incident)
+    else:
+        change.carry_out(turn, turn.jobs[job.name], outcome, plan.action.reason)
 
 
 def _costs_too_much(turn: Turn, job: Job, plan: Plan) -> bool:

@@ -36,6 +36,17 @@ def is_demanded_by(finding: Finding) -> bool:
     return resets and bool(finding.node) and finding.severity is Severity.ERROR
 
 
+def is_wanted_by(finding: Finding) -> bool:
+    """Whether the finding recommends a reset at the job's next boundary: the run goes on, on a GPU that is good for it."""
+    later = Remedy.RESET_GPU in finding.ladder and finding.severity is Severity.WARNING
+    return later and bool(finding.node)
+
+
+def is_history(node: Node, finding: Finding) -> bool:
+    """Whether the GPUs of the node were reset or repaired since the fault."""
+    return finding.since < max(node.repaired_at, node.reset_at)
+
+
 def demand(turn: Turn, node: Node, gpu: int | None, cause: str) -> None:
     """The node gets no ranks before this GPU, None = every one of it, has been reset."""
     due = node.reset_due

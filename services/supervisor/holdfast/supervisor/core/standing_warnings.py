@@ -1,13 +1,15 @@
-"""Warnings whose cost is measured are questions to the policy of a running job: a slow rank, slow communication.
+"""Warnings that somebody can do something about are questions to the policy of a running job: a slow rank or slow
+communication, whose cost is measured, and a GPU that should be reset at the job's next boundary.
 
     warning ──► stands ──► the policy, one warning of a job at a time ──► planned change │ continue ──► stands, answered
                   │ withdrawn, not repeated for `warning_holds_s`, or its node has left: forgotten        │
                   └◄── asked again: after `retry_s`, when a spare becomes free, or when it costs much more ◄┘
 
-The run is healthy, so nothing is urgent. A condition that costs time must last for `warning_settles_s`. A warning is asked
-about once while it lasts, however often it is reported, and a job is changed for warnings at most once per `warning_gap_s`.
-Kinds of findings that end a run are never asked about as warnings: a policy might answer by the kind alone, and stop what is
-healthy. `upkeep` asks; here is what is known.
+The run is healthy, so nothing is urgent. A condition that costs time must last for `warning_settles_s`; a GPU that waits for a
+reset does so until it is reset, whether that is said again or not. A warning is asked about once while it lasts, however often
+it is reported, and a job is changed for warnings at most once per `warning_gap_s`. Kinds of findings that end a run are never
+asked about as warnings: a policy might answer by the kind alone, and stop what is healthy. `upkeep` asks; here is what is
+known.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.policy.actions import RUN_ENDING
-from holdfast.supervisor.core import nodes
+from holdfast.supervisor.core import nodes, resets
 from holdfast.supervisor.core.job import Job, StandingWarning
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
@@ -38,19 +40,24 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     ):
         turn.judge(finding, f"recorded: a finding of severity {finding.severity} calls for no action here")
         return
-    if finding.cost_share is None:
+    if resets.is_wanted_by(finding):
+        if resets.is_history(turn.nodes[finding.node], finding):
+            turn.judge(finding, "ignored: the GPUs of the node were reset or repaired since")
+            return
+    elif finding.cost_share is None:
         turn.judge(finding, "recorded: what it costs the job is not measured")
         return
-    if finding.generation not in (0, job.number):
+    elif finding.generation not in (0, job.number):
         turn.judge(finding, f"recorded: generation {finding.generation} of {job.name} is history")
         return
-    key, known = _condition(finding), job.warnings.get(_condition(finding))
+    key, holding = _condition(finding), _still(turn, job)
+    known = holding.get(key)  # one that is forgotten begins anew: it was over, and has not lasted since
     if known is None:
         standing = StandingWarning(finding, turn.at, turn.at)
     else:
         first_at = known.first_at if known.finding.id == finding.id else turn.at
         standing = evolve(known, finding=finding, first_at=first_at, heard_at=turn.at)
-    newest = sorted({**_still(turn, job), key: standing}.items(), key=lambda item: (-item[1].heard_at, item[0]))
+    newest = sorted({**holding, key: standing}.items(), key=lambda item: (-item[1].heard_at, item[0]))
     turn.put_job(job.name, warnings=dict(sorted(newest[:WARNINGS_MAX])))
     if standing.answered and not _asks_again(turn, job, standing):
         turn.judge(finding, "recorded: the policy has been asked about it, and it still holds")
@@ -99,7 +106,7 @@ def wanted(turn: Turn, job: Job) -> Finding | None:
             due.append(each.finding)
     if due:
         return max(due, key=lambda finding: (finding.cost_share or 0.0, -finding.since, finding.id))
-    if later:
+    if later and turn.timers.get(WarningDue(job.name)) != min(later):
         turn.set_timer(WarningDue(job.name), min(later))
     return None
 
@@ -131,10 +138,16 @@ def _still(turn: Turn, job: Job) -> dict[str, StandingWarning]:
     return {
         key: each
         for key, each in job.warnings.items()
-        if turn.at - each.heard_at < turn.config.warning_holds_s
-        and each.finding.generation in (0, job.number)
-        and _has_ranks(job, each.finding.node)
+        if _holds(turn, job, each) and _has_ranks(job, each.finding.node)
     }
+
+
+def _holds(turn: Turn, job: Job, standing: StandingWarning) -> bool:
+    """A GPU waits for its reset whichever generation uses it; how slow a rank is, is known of one generation."""
+    finding = standing.finding
+    if resets.is_wanted_by(finding):
+        return finding.node in turn.nodes and not resets.is_history(turn.nodes[finding.node], finding)
+    return finding.generation in (0, job.number) and turn.at - standing.heard_at < turn.config.warning_holds_s
 
 
 def _has_ranks(job: Job, node: str) -> bool:
@@ -144,11 +157,14 @@ def _has_ranks(job: Job, node: str) -> bool:
 
 def _settles(turn: Turn, standing: StandingWarning) -> bool:
     """Whether it may still pass by itself: it is reported again while it lasts."""
+    if resets.is_wanted_by(standing.finding):
+        return False
     return standing.heard_at - standing.first_at < turn.config.warning_settles_s
 
 
 def _asks_again(turn: Turn, job: Job, standing: StandingWarning) -> bool:
     if 0.0 < standing.ask_at <= turn.at:
         return True
-    grown = (standing.finding.cost_share or 0.0) >= MUCH_MORE * (standing.cost_share or 0.0)
+    cost, before = standing.finding.cost_share, standing.cost_share or 0.0
+    grown = cost is not None and cost >= MUCH_MORE * before
     return grown or (not standing.had_spare and bool(spares_for(turn, job)))

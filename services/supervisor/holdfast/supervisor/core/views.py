@@ -213,10 +213,12 @@ def _resets(turn: Turn, job: Job) -> dict[str, PendingReset]:
 
 def job_view(turn: Turn, job: Job) -> JobView:
     view = turn.pooled(("view", job.name), lambda: _job_view(turn, job), job, turn.closed)
-    standing = tuple(incident for incident in turn.open_incidents(job.name) if not incident.planned)
-    if not standing and not view.resets:
+    open_now = turn.open_incidents(job.name)
+    standing = tuple(incident for incident in open_now if not incident.planned)
+    waiting = [incident.node for incident in open_now if incident.wants_reset_later]
+    if not (standing or waiting or view.resets):
         return view
-    struck = {*view.resets, *(incident.node for incident in standing)}
+    struck = {*view.resets, *waiting, *(incident.node for incident in standing)}
     resettable = tuple(node for node in sorted(struck) if node in turn.nodes and not resets.obstacle(turn.nodes[node]))
     return evolve(view, standing=standing, resettable=resettable)
 
