@@ -143,7 +143,7 @@ class Invariants:
             self.returns.folded(before, event, after, commands)
         self._plans_stop_nothing(before, after)
         if isinstance(event, FindingArrived):
-            self._recorded(event, after, commands)
+            self.recorded(event, after, commands)
         self._no_incident_vanished(after)
         self._unknown_runs_end(after)
         if after.nodes is not before.nodes:
@@ -372,7 +372,7 @@ class Invariants:
                 f"two different generations {order.generation}: {terms} and {self.prepared[order.generation]}"
             )
 
-    def _recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
+    def recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
         """A finding is judged, with a reason that an operator can read, when it comes for the first time."""
         finding = event.finding
         for command in commands:

@@ -6,9 +6,10 @@ The core, the agents and the promises about each single job are those of `scenar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from random import Random
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import LOAN, Action, Incident
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
@@ -25,6 +26,7 @@ from holdfast.sim.training import Training
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Config, State, step
 from holdfast.supervisor.protocol import (
+    BreakerResetRequested,
     Command,
     Event,
     FindingArrived,
@@ -35,12 +37,12 @@ from holdfast.supervisor.protocol import (
     Send,
 )
 
-STEP_S = 0.5
+STEP_S = 1.0
 INTERVAL = 5
 PREPARE_S = 5.0
 RECONNECT_S = (0.05, 0.5)
 SUBMITTED_S = (1.0, 40.0)
-STEPS = (40, 220)
+STEPS = (25, 110)
 LOOK_S = 1.0
 LIMIT_S = 3000.0
 _OF_JOB = (Prepare, Start, Stop, SetInterval, Inject, Warm, ResetGpu, RebootNode)
@@ -57,30 +59,24 @@ class _Each:
 
     of: dict[str, Invariants]
     sharing: SharingPromises
-    jobs: dict[str, JobSpec] = field(default_factory=dict)
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         self.sharing.folded(before, event, after, commands)
+        if isinstance(event, FindingArrived):
+            next(iter(self.of.values())).recorded(event, after, commands)
         for name, promises in self.of.items():
-            if isinstance(event, FindingArrived) and event.finding.job not in ("", name):
-                mine = tuple(command for command in commands if _is_about(command, name))
-                promises.folded(_only(before, name), _Nothing(event.at), _only(after, name), mine)  # type: ignore[arg-type]
-            else:
-                mine = tuple(command for command in commands if _is_about(command, name))
-                promises.folded(_only(before, name), event, _only(after, name), mine)
-
-
-@dataclass(frozen=True, slots=True)
-class _Nothing:
-    """An event that does not concern the job."""
-
-    at: float
+            if not commands and before.nodes is after.nodes:
+                continue
+            elsewhere = isinstance(event, FindingArrived)  # the core says whose it is, if anybody's
+            seen = BreakerResetRequested(event.at, "an event that does not concern this job") if elsewhere else event
+            mine = tuple(command for command in commands if _is_about(command, name))
+            promises.folded(_only(before, name), seen, _only(after, name), mine)
 
 
 def _only(state: State, name: str) -> State:
     jobs = {name: state.jobs[name]} if name in state.jobs else {}
     incidents = {each: incident for each, incident in state.incidents.items() if incident.job == name}
-    return replace(state, jobs=jobs, incidents=incidents, closed=tuple(i for i in state.closed if i.job == name))
+    return evolve(state, jobs=jobs, incidents=incidents, closed=tuple(i for i in state.closed if i.job == name))
 
 
 def _is_about(command: Command, name: str) -> bool:

@@ -51,26 +51,23 @@ class SharingPromises:
                     self._lends_by_the_rules(after, incident, event.at)
 
     def _leaves_reserved_spares(self, before: State, after: State, name: str) -> None:
+        """By counts: all nodes are alike. Nodes that were kept for somebody were given up, and are no free ones."""
         job, old = after.jobs[name], before.jobs[name].generation if name in before.jobs else None
         assert job.generation is not None
-        taken = set(job.generation.nodes) - set(old.nodes if old is not None else ())
-        free = _free(before)
-        if not {node for node in taken & free if name not in before.nodes[node].live_generations}:
-            return
-        owners = [
-            owner
-            for other, owner in after.jobs.items()
-            if other != name
-            and self.specs[other].priority >= self.specs[name].priority
-            and _reserves(owner)
-            and other in before.jobs
-            and _reserves(before.jobs[other])
-        ]
-        left = {node for node in _free(after) if not after.nodes[node].live_generations}
-        if (reserved := sum(owner.spec.spares for owner in owners)) > len(left):
-            of = ", ".join(sorted(owner.name for owner in owners))
+        kept = {node for each in before.jobs.values() for node in each.kept}
+        taken = set(job.generation.nodes) - set(old.nodes if old is not None else ()) - kept
+        free = taken | (_idle(before) | _idle(after)) - kept
+        left, of_others = len(free), 0
+        for other in sorted(before.jobs.values(), key=lambda each: (-each.spec.priority, each.submitted_at, each.name)):
+            if not _reserves(other) or not _reserves(after.jobs[other.name]):
+                continue
+            reserved = min(left, other.spec.spares)
+            left -= reserved
+            if other.name != name and other.spec.priority >= job.spec.priority:
+                of_others += reserved
+        if len(taken) > len(free) - of_others:
             raise Violation(
-                f"{name} takes {sorted(taken)}: {len(left)} free nodes are left, {reserved} are reserved for {of}"
+                f"{name} takes {sorted(taken)} of {sorted(free)}: {of_others} of them are reserved for other jobs"
             )
 
     def _lends_by_the_rules(self, after: State, incident: Incident, at: float) -> None:
@@ -151,6 +148,11 @@ def _free(state: State) -> set[str]:
         for node in job.generation.nodes
     }
     return {name for name, node in state.nodes.items() if _is_fit(node) and name not in used}
+
+
+def _idle(state: State) -> set[str]:
+    """Those on which nothing has to stop first."""
+    return {node for node in _free(state) if not state.nodes[node].live_generations}
 
 
 def _is_fit(node: Node) -> bool:
