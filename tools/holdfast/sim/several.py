@@ -43,6 +43,7 @@ PREPARE_S = 5.0
 RECONNECT_S = (0.05, 0.5)
 SUBMITTED_S = (1.0, 40.0)
 STEPS = (25, 110)
+LONG_STEPS = (300, 340)  # of the first job: what others lack in peace, it has
 LOOK_S = 1.0
 LIMIT_S = 3000.0
 _OF_JOB = (Prepare, Start, Stop, SetInterval, Inject, Warm, ResetGpu, RebootNode)
@@ -114,18 +115,12 @@ class SeveralJobs:
         }
         self.supervisor = Supervisor(self.world, self.agents, _Each(each, self.sharing), self._decide, fold, CONFIG)
         self.diagnostics = Diagnostics(self.world, self.supervisor.append, 60.0)
-        self.training = {
-            spec.name: Training(
-                self.world,
-                self.agents,
-                each[spec.name],
-                self.diagnostics,
-                STEP_S,
-                chance.randint(*STEPS),
-                job=spec.name,
+        self.training = {}
+        for spec in self.specs:
+            steps = chance.randint(*(LONG_STEPS if spec is self.specs[0] else STEPS))
+            self.training[spec.name] = Training(
+                self.world, self.agents, each[spec.name], self.diagnostics, STEP_S, steps, job=spec.name
             )
-            for spec in self.specs
-        }
 
     # ------------------------------------------------------------ the run
 

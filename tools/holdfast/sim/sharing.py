@@ -28,7 +28,7 @@ from holdfast.supervisor.protocol import (
 
 FAULTS_END_S = 60.0
 PEACE_S = 1000.0 + FAULTS_END_S + 40.0  # every machine is back, and its hold-down is over
-BOUND_S = 200.0  # the longest pause of the rules, the changes of some jobs, and a hold-down
+BOUND_S = 150.0  # the longest pause of the rules, and the changes of some jobs
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class SharingPromises:
         free = taken | (_idle(before) | _idle(after)) - kept
         left, of_others = len(free), 0
         for other in sorted(before.jobs.values(), key=lambda each: (-each.spec.priority, each.submitted_at, each.name)):
-            if not _reserves(other) or not _reserves(after.jobs[other.name]):
+            if not _reserves(other) or (other.name != name and not _reserves(after.jobs[other.name])):
                 continue
             reserved = min(left, other.spec.spares)
             left -= reserved
@@ -89,7 +89,7 @@ class SharingPromises:
 
     def look(self, state: State, now: float) -> None:
         """In peace, once a second."""
-        possible = self._possible(state) if now >= PEACE_S else {}
+        possible = self._possible(state) if now >= PEACE_S and state.breaker.open_until is None else {}
         self.could_since = {what: self.could_since.get(what, now) for what in possible}
         for what, since in self.could_since.items():
             if now > since + BOUND_S:

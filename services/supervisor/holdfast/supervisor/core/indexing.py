@@ -247,8 +247,7 @@ def _job_differs(old: Job, new: Job) -> bool:
         or (old.awaited_nodes is None) is not (new.awaited_nodes is None)
         or old.deferred_evictions is not new.deferred_evictions
         or old.warnings is not new.warnings
-        or old.kept is not new.kept
-        or reserves(old) is not reserves(new)
+        or _reserved(old) != _reserved(new)
     )
 
 
@@ -261,7 +260,7 @@ def _of_job(job: Job | None) -> set[Entry]:
     entries: set[Entry] = {(By.CONCERN, node, name) for node in _stops(job).values()}
     if job.spec.priority:
         entries.add((By.RANKED, "", name))
-    if any(_reserved(job)):
+    if reserves(job) or job.kept:
         entries.add((By.RESERVES, "", name))
     match job.doing:
         case Preparing() | Starting() | Resetting():
@@ -294,10 +293,11 @@ def reserves(job: Job) -> bool:
             return True
 
 
-def _reserved(job: Job | None) -> tuple[bool, Mapping[str, float]]:
+def _reserved(job: Job | None) -> tuple[bool, Mapping[str, float], tuple[str, ...]]:
+    """Whether nodes are reserved for it, which are kept for it, and which it cannot use: what other jobs may take follows."""
     if job is None or job.phase.finished:
-        return False, _KEPT_NONE
-    return reserves(job), job.kept
+        return False, _KEPT_NONE, ()
+    return reserves(job), job.kept, job.change.excluded if job.spec.spares and job.change is not None else ()
 
 
 def _stops(job: Job) -> Mapping[str, str]:
