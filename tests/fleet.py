@@ -91,6 +91,7 @@ class Fleet:
         reboots: bool = False,
     ) -> None:
         self.now = 1000.0
+        self.about = JOB  # the job that all of this is about, where there are several
         self.state = State()
         self.sent: list[Send] = []  # not answered yet
         self.records: list[Record] = []
@@ -144,7 +145,7 @@ class Fleet:
     def answer(self, action: Action | None = None, decided_by: str = "default policy") -> None:
         question = self.questions.pop(0)
         if (incident := self.state.incidents.get(question.incident)) is not None:
-            action = action or default(incident, self.view)
+            action = action or default(incident, view(self.state, incident.job, self.now))
             self.fold(PolicyAnswered(self.now, incident.id, action, decided_by))
 
     def wait(self, seconds: float) -> None:
@@ -159,7 +160,7 @@ class Fleet:
 
     @property
     def job(self) -> Job:
-        return self.state.jobs[JOB]
+        return self.state.jobs[self.about]
 
     def expect(self, phase: JobPhase, why: str = "") -> None:
         """For a second look: type checkers believe that what `job.phase` was, it still is."""
@@ -167,7 +168,7 @@ class Fleet:
 
     @property
     def view(self) -> JobView:
-        return view(self.state, JOB, self.now)
+        return view(self.state, self.about, self.now)
 
     @property
     def incident(self) -> Incident:
@@ -207,7 +208,7 @@ class Fleet:
         self.hello(node, zone=zone, capacity=capacity, running=running)
 
     def hello(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
-        workers = (RunningWorker(JOB, running, 0, 1),) if running else ()
+        workers = (RunningWorker(self.about, running, 0, 1),) if running else ()
         self.report(node, Hello(self.facts(node, zone, capacity), workers))
 
     def gone(self, *nodes: str) -> None:
@@ -220,7 +221,7 @@ class Fleet:
         """`node` reports its whole set of workers: these ranks of the newest generation."""
         self.version[node] = self.version.get(node, 0) + 1
         number = self.job.number if generation is None else generation
-        living = tuple(RunningWorker(JOB, number, rank, 100 + rank) for rank in ranks)
+        living = tuple(RunningWorker(self.about, number, rank, 100 + rank) for rank in ranks)
         self.report(node, WorkersChanged(self.version[node], living, ended))
 
     def all_live(self) -> None:
@@ -231,7 +232,7 @@ class Fleet:
 
     def beat(self, step_number: int) -> None:
         """Some node's beat says that its ranks have finished this step."""
-        self.fold(StepSeen(self.now, StepReached(JOB, self.job.number, step_number)))
+        self.fold(StepSeen(self.now, StepReached(self.about, self.job.number, step_number)))
 
     def report(self, node: str, report: Report) -> None:
         self.seq[node] += 1
@@ -253,7 +254,7 @@ class Fleet:
         assert generation is not None
         for placement in generation.placements:
             self.report(
-                placement.node, RanksStepping(JOB, generation.number, tuple(placement.ranks), at_step, self.now)
+                placement.node, RanksStepping(self.about, generation.number, tuple(placement.ranks), at_step, self.now)
             )
 
     def run(self, *silent: str) -> None:
@@ -267,7 +268,7 @@ class Fleet:
     def train(self, step_number: int, *, save: bool = False) -> None:
         """Every rank finishes steps up to this one; `save`: and saves it, with a copy on a peer."""
         self.now += 0.5
-        self.fold(StepsCompleted(self.now, JOB, self.job.number, step_number, self.now, 10, 0.1))
+        self.fold(StepsCompleted(self.now, self.about, self.job.number, step_number, self.now, 10, 0.1))
         if save:
             self.save(step_number)
 
@@ -295,18 +296,18 @@ class Fleet:
                 for rank in placement.ranks
             )
             for node in {placement.node, copy_on}:
-                held = self.state.nodes[node].inventory.get(JOB, ())
-                self.report(node, Inventory(JOB, (*held, *shards)))
+                held = self.state.nodes[node].inventory.get(self.about, ())
+                self.report(node, Inventory(self.about, (*held, *shards)))
 
     def inventory(self, node: str, *more: ShardRecord) -> None:
         """`node` reports what it held, and `more`; as agents do after every Hello."""
-        self.report(node, Inventory(JOB, (*self.state.nodes[node].inventory.get(JOB, ()), *more)))
+        self.report(node, Inventory(self.about, (*self.state.nodes[node].inventory.get(self.about, ()), *more)))
 
     def finish(self) -> None:
         generation = self.job.generation
         assert generation is not None
         for placement in generation.placements:
-            self.report(placement.node, RanksFinished(JOB, generation.number, tuple(placement.ranks), self.now))
+            self.report(placement.node, RanksFinished(self.about, generation.number, tuple(placement.ranks), self.now))
 
     # ------------------------------------------------------------ everybody else
 
@@ -337,7 +338,7 @@ class Fleet:
             since=self.now - age_s - 0.01 if since is None else since,
             summary=f"{kind} on {node or 'nobody'}",
             node=node,
-            job=JOB,
+            job=self.about,
             generation=self.job.number if generation is None else generation,
             rank=rank,
             gpu=gpu,

@@ -54,6 +54,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         if field.name not in {"nodes", "nproc_per_node", "mesh", "min_dp", "max_dp"}
     }
     mesh = Mesh.of({"dp": dp, "pp": pp})
+    rest["priority"] = draw(st.integers(-1000, 1000))
     if dp < 2:
         rest["checks"] = ChecksSpec()  # there is no other replica to compare with
     return JobSpec(nodes=dp * pp, nproc_per_node=1, mesh=mesh, min_dp=draw(st.integers(1, dp)), max_dp=dp + 1, **rest)

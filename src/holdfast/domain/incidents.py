@@ -14,7 +14,8 @@ REPAIR = "repair"  # capacity came back while the job runs degraded
 RESIZE = "resize"  # an operator asked for another number of replicas
 CORDONED = "cordon"  # an operator took an active node out of service
 MAINTENANCE = "maintenance"  # the owner of an active node's machine will take it
-PLANNED_KINDS = (REPAIR, RESIZE, CORDONED, MAINTENANCE)
+LOAN = "loan"  # a job of higher priority lacks nodes: it asks for replicas of this one
+PLANNED_KINDS = (REPAIR, RESIZE, CORDONED, MAINTENANCE, LOAN)
 
 WALK_MAX = 32  # rungs that an incident remembers
 
@@ -141,6 +142,16 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
+class LoanRequest:
+    """What a job of higher priority asks of this one."""
+
+    job: str  # that lacks nodes
+    priority: int  # its
+    dp: int  # replicas that this one would keep
+    nodes: tuple[str, ...]  # that it would give
+
+
+@dataclass(frozen=True, slots=True)
 class NodeTiming:
     """Timing of one node in the change that ended an incident: of its preparation, or of the first step of its `ranks`."""
 
@@ -193,6 +204,7 @@ class Incident:
     shares: tuple[NodeTiming, ...] = ()
     walk: tuple[Rung, ...] = ()  # of recipes: every rung that was tried or refused, oldest first; the newest `WALK_MAX`
     recipes_exhausted: int = 0  # recipes of which no rung was left
+    loan: LoanRequest | None = None  # of an incident of kind "loan"
 
     @property
     def rung(self) -> Rung | None:

@@ -107,13 +107,16 @@ class JobSpec:
     hang: HangSpec = field(default_factory=HangSpec)
     limits: LimitSpec = field(default_factory=LimitSpec)
     policy: str = ""  # this and the next two of the policy: see `PolicySpec`
-    spares: int = 0  # spare nodes that the job wants kept warm; only reported, the fleet's spares are shared
+    spares: int = (
+        0  # free nodes that are reserved for it while it runs: jobs of equal or lower priority do not get them
+    )
     checks: ChecksSpec = field(default_factory=ChecksSpec)
     resume: ResumeSpec | None = None  # None = step 0
     steps: int = 0  # that the script does in all, to judge whether a planned change pays; 0 = not known
     policy_source: str = ""
     policy_params: Mapping[str, Param] = field(default_factory=dict)
     chaos: bool = False  # faults may be injected into it (`holdfast inject --every`)
+    priority: int = 0  # -1000 … 1000; of several jobs that want nodes the one with the higher priority gets them
 
     @property
     def policy_spec(self) -> PolicySpec:

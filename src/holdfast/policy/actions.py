@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
-from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident
+from holdfast.domain.incidents import LOAN, MAINTENANCE, Action, ActionKind, Incident
 from holdfast.policy.job import JobView
 
 RETRY_MAX_S = 86_400.0  # maximum time before the policy is asked again
@@ -210,7 +210,18 @@ def check_rung(action: Action, incident: Incident, job: JobView) -> str:
     if incident.kind == MAINTENANCE and spec.effect is Effect.CHANGE and _keeps(spec, action, incident):
         # The policy would be asked again and again.
         return f"{action.kind} keeps {incident.node}, whose maintenance is announced; remove the node, or return wait"
+    if incident.kind == LOAN and spec.effect is Effect.CHANGE and (problem := _gives_nothing(action, incident)):
+        return problem
     return spec.check(action, incident, job)
+
+
+def _gives_nothing(action: Action, incident: Incident) -> str:
+    """Why a change is no answer to a job of higher priority that asks for replicas."""
+    loan = incident.loan
+    if loan is not None and action.kind is ActionKind.SCALE_DOWN and action.dp == loan.dp and not action.nodes:
+        return ""
+    wanted = "fewer replicas" if loan is None else f"scale_down(reason, dp={loan.dp})"
+    return f"{action.kind} does not give what is asked for; answer {wanted}, or refuse with wait or ignore"
 
 
 def _ended(action: Action, incident: Incident) -> str:

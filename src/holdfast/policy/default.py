@@ -16,6 +16,7 @@ a warning: a node that costs more than 3 swaps of it would  hot_swap at the next
 a warning: a GPU should be reset, and the job may run on    at the next checkpoint hot_swap, its GPU is reset then; without a
                                                             spare gpu_reset; notify if no reset is possible there
 any other warning                                           notify, once while it lasts
+a job of higher priority lacks nodes                        scale_down, as it asks; the replicas return when nodes are free
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.domain.findings import Blamed, FindingKind, Severity
-from holdfast.domain.incidents import CORDONED, MAINTENANCE, REPAIR, RESIZE, Action, ActionKind, Incident
-from holdfast.policy.actions import gpu_reset, hot_swap, notify, restart, scale_down, scale_up, stop, wait
+from holdfast.domain.incidents import CORDONED, LOAN, MAINTENANCE, REPAIR, RESIZE, Action, ActionKind, Incident
+from holdfast.policy.actions import gpu_reset, hot_swap, ignore, notify, restart, scale_down, scale_up, stop, wait
 from holdfast.policy.job import JobView, PendingReset
 
 SUSPECT_WINDOW_S = 600.0  # two worker faults on one node within this time make the node suspect
@@ -82,6 +83,8 @@ def default(incident: Incident, job: JobView) -> Action:
             return _resize(job)
         case k if k == RESIZE:
             return _resize(job)
+        case k if k == LOAN:
+            return _lend(incident, job)
         case k if k == MAINTENANCE:
             return _leave(job)
         case _:
@@ -321,6 +324,18 @@ def _leave(job: JobView) -> Action:
             "left: the job saves and continues until the machine is taken away"
         )
     return wait(f"maintenance of {names} starts {when}: no spare is free yet; waiting for one")
+
+
+def _lend(incident: Incident, job: JobView) -> Action:
+    """Give what a job of higher priority asks for. The replicas come back when there are nodes for them."""
+    loan = incident.loan
+    if loan is None or not job.min_dp <= loan.dp < job.dp:
+        return ignore(f"{job.name} has no replica to give: it runs {job.dp}, and needs {job.min_dp}")
+    return scale_down(
+        f"{loan.job}, of priority {loan.priority}, lacks nodes: {loan.dp} of {job.dp} {_replicas(job.dp)} continue until nodes "
+        "are free again",
+        dp=loan.dp,
+    )
 
 
 def _replicas(count: int) -> str:

@@ -50,6 +50,7 @@ from holdfast.wire.yamlfile import KeyPath, dotted
 
 NODES_MAX = 100_000
 WORKERS_MAX = 1_024  # per node
+PRIORITY_MAX = 1_000
 ITEMS_MAX = 1_000  # arguments, variables, modules
 POLICY_CHARS_MAX = 65_536
 
@@ -299,7 +300,23 @@ class JobFile(_Part):
             "policy"
         ),
     ] = Policy()
-    spares: Annotated[int, Field(ge=0, le=NODES_MAX, description="spare nodes that the job wants kept warm")] = 0
+    spares: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=NODES_MAX,
+            description="free nodes that are reserved for the job while it runs: no job of equal or lower priority gets them",
+        ),
+    ] = 0
+    priority: Annotated[
+        int,
+        Field(
+            ge=-PRIORITY_MAX,
+            le=PRIORITY_MAX,
+            description="of several jobs that want nodes, the one with the higher priority gets them; it may also get replicas "
+            "of jobs with a lower one, if their policies agree",
+        ),
+    ] = 0
     steps: Annotated[
         int,
         Field(
@@ -358,6 +375,7 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
         },
         "policy": policy_body(spec.policy_spec if policy_source else replace(spec.policy_spec, source="")),
         "spares": spec.spares,
+        "priority": spec.priority,
         "steps": spec.steps,
         "chaos": spec.chaos,
     }
@@ -472,6 +490,7 @@ def _spec(job: JobFile, launch: LaunchSpec) -> JobSpec:
         limits=LimitSpec(**job.limits.model_dump()),
         checks=ChecksSpec(**job.checks.model_dump()),
         spares=job.spares,
+        priority=job.priority,
         steps=job.steps,
         chaos=job.chaos,
         resume=parse_resume(job.checkpoint.resume) if job.checkpoint.resume else None,

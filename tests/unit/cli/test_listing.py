@@ -49,6 +49,7 @@ ROWS: dict[tuple[str, ...], dict[str, Any]] = {
         "step": 123_456,
         "loss": 2.34,
         "tokens_per_s": 17_246.9,
+        "priority": 10,
         "reason": "generation 3 on 128 nodes, dp 16",
     },
     checkpoints.COLUMNS: {

@@ -351,3 +351,9 @@ def test_a_policy_file_that_holds_no_policy(write: Any, tmp_path: Path, text: by
     [problem] = problems(write("name: gpt\nscript: train.py\npolicy: p.py\n"))
     assert problem.startswith("3: policy: ")
     assert said in problem
+
+
+@pytest.mark.parametrize("priority", [1001, -1001, "high", True, 1.5])
+def test_a_priority_is_a_whole_number_within_bounds(priority: object) -> None:
+    with pytest.raises(InvalidSpecs, match="priority"):
+        parse_job({"name": "gpt", "script": "/x.py", "priority": priority})

@@ -12,7 +12,7 @@ from holdfast.cli.tables import Api, AsJson, Name, console, look_at, show_one
 
 app = typer.Typer(help="Jobs: list, show, watch, stop, resume, checkpoint, resize, goodput.", no_args_is_help=True)
 
-COLUMNS = ("name", "phase", "mesh", "generation", "step", "loss", "tokens_per_s", "reason")
+COLUMNS = ("name", "phase", "priority", "mesh", "generation", "step", "loss", "tokens_per_s", "reason")
 
 look_at(app, rows=Client.jobs, row=Client.job, columns=COLUMNS, empty="no jobs; start one with `holdfast run`")
 

@@ -115,15 +115,15 @@ class Agent:
         self.in_progress: set[str] = set()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
         self.orders: dict[str, Order] = {}  # … and which it was
-        self.newest = 0  # generation: older ones are refused
+        self.newest: dict[str, int] = {}  # by job, generation: older ones are refused
         self.stops_missed = 0  # the newest generation that it was told in vain to stop
-        self.token = ""  # of the submission that counts them
+        self.tokens: dict[str, str] = {}  # by job, of the submission that counts them
         self.workers: Workers | None = None
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # … and as last reported
         self.workers_in_answers = crc32(name.encode()) % 4 > 0  # the others' agents are of an earlier version
-        self.memory: dict[ShardKey, ShardRecord] = {}
-        self.disk: dict[ShardKey, ShardRecord] = {}
+        self.memory: dict[str, dict[ShardKey, ShardRecord]] = {}  # by job
+        self.disk: dict[str, dict[ShardKey, ShardRecord]] = {}
         self.rotten: set[ShardKey] = set()  # copies that nobody can read any more
         self.stored: tuple[StoredStep, ...] = ()  # as far as it has heard
         self.resets = Resets()  # how its resets of GPUs end
@@ -150,7 +150,8 @@ class Agent:
             return  # somebody was quicker
         self.life += 1
         self.alive = True
-        self.session, self.seq, self.newest = 0, 0, 0
+        self.session, self.seq = 0, 0
+        self.newest.clear()
         self.version = self.reported = 1
         self.unacknowledged.clear()
         for command_id in sorted(self.in_progress):  # died unanswered: a new life may begin it again, but for a reset
@@ -161,7 +162,9 @@ class Agent:
         self.resetting = False
         self.in_progress.clear()
         self.workers = None
-        self.memory = dict(self.disk) | self.memory
+        self.memory = {job: shards | self.memory.get(job, {}) for job, shards in self.disk.items()} | {
+            job: shards for job, shards in self.memory.items() if job not in self.disk
+        }
         self.world.say(f"{self.name} boots ({self.incarnation})")
         if self.returns is not None:
             self.preflight, self.busy = Preflight(), True
@@ -214,7 +217,8 @@ class Agent:
             self.seq += 1  # numbers follow the order of delivery, also after the Hello
             self._renumber(seq, self.seq)
             self.around.deliver(self, session, self.seq, report)
-        self._report_inventory()
+        for job in sorted(self.memory) or [JOB]:
+            self._report_inventory(job)
 
     def _renumber(self, old: int, new: int) -> None:
         self.unacknowledged = [(new if seq == old else seq, report) for seq, report in self.unacknowledged]
@@ -234,7 +238,8 @@ class Agent:
         workers = self.workers
         if workers is None:
             return ()
-        return tuple(RunningWorker(JOB, workers.order.generation, rank, 1, self.clock.now()) for rank in workers.living)
+        job, number = workers.order.job, workers.order.generation
+        return tuple(RunningWorker(job, number, rank, 1, self.clock.now()) for rank in workers.living)
 
     @property
     def ended(self) -> tuple[WorkerEnded, ...]:
@@ -242,9 +247,9 @@ class Agent:
         workers = self.workers
         if workers is None or not workers.started:
             return ()
-        number = workers.order.generation
-        badly = (WorkerEnded(JOB, number, rank, signal=9) for rank in sorted(workers.dead))
-        return (*badly, *(WorkerEnded(JOB, number, rank, exit_code=0) for rank in sorted(workers.done)))
+        job, number = workers.order.job, workers.order.generation
+        badly = (WorkerEnded(job, number, rank, signal=9) for rank in sorted(workers.dead))
+        return (*badly, *(WorkerEnded(job, number, rank, exit_code=0) for rank in sorted(workers.done)))
 
     @property
     def steps(self) -> tuple[StepReached, ...]:
@@ -252,7 +257,7 @@ class Agent:
         workers = self.workers
         if workers is None or not workers.started or not workers.step:
             return ()
-        return (StepReached(JOB, workers.order.generation, workers.step),)
+        return (StepReached(workers.order.job, workers.order.generation, workers.step),)
 
     def workers_changed(self) -> None:
         """The set of its workers is another one: the training notices at once, the supervisor hears of it soon."""
@@ -315,22 +320,22 @@ class Agent:
                 self._stop(order)
                 self.world.soon(0.001, 0.1, self._in_this_life(lambda: self._answer(command_id, True)))
             case CheckpointNow():
-                if self.workers is not None and self.workers.order.generation == order.generation:
+                if self.workers is not None and self._is_of(self.workers, order):
                     self.workers.save_at.add(order.at_step)
                     if order.to_object_store:
                         self.workers.far.add(order.at_step)
                 self._answer(command_id, True)
             case SetInterval():
-                if self.workers is not None and self.workers.order.generation == order.generation:
+                if self.workers is not None and self._is_of(self.workers, order):
                     self.workers.change_interval(order)
                 self._answer(command_id, True)
             case Inject():
                 self._answer(command_id, False, "not modelled: the simulator causes its own faults")
             case Prune():
-                for shards in (self.memory, self.disk):
+                for shards in (self.memory.get(order.job, {}), self.disk.get(order.job, {})):
                     for key in [key for key in shards if (key.attempt, key.step) in order.steps]:
                         del shards[key]
-                self._report_inventory()
+                self._report_inventory(order.job)
                 self._answer(command_id, True)
             case Warm():
                 self._answer(command_id, True)
@@ -338,6 +343,10 @@ class Agent:
                 self._reset(command_id)
             case RebootNode():
                 self._reboot(command_id)
+
+    @staticmethod
+    def _is_of(workers: Workers, order: CheckpointNow | SetInterval | Start) -> bool:
+        return (workers.order.job, workers.order.generation) == (order.job, order.generation)
 
     def _reboot(self, command_id: str) -> None:
         assert self.returns is not None
@@ -394,13 +403,16 @@ class Agent:
         self.report(done)
 
     def _prepare(self, command_id: str, order: Prepare) -> None:
-        if order.generation < self.newest and order.token == self.token:
-            self._answer(command_id, False, f"generation {self.newest} is newer")
+        newest = self.newest.get(order.job, 0)
+        if order.generation < newest and order.token == self.tokens.get(order.job, ""):
+            self._answer(command_id, False, f"generation {newest} is newer")
             return
+        if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
+            raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
         if self.resetting:
             self.world.after(RESET_LOOK_S, self._in_this_life(lambda: self._prepare(command_id, order)))
             return
-        self.newest, self.token = order.generation, order.token
+        self.newest[order.job], self.tokens[order.job] = order.generation, order.token
         self.workers = Workers(order)
         self.workers_changed()
         slow = self.world.chance.random() < self.slow_share
@@ -432,55 +444,58 @@ class Agent:
             self._answer(command_id, False, "a newer order came")
             return
         for wanted in order.restore:
-            found = self._fetch(wanted)
+            found = self._fetch(order.job, wanted)
             if found is None:
                 self._answer(command_id, False, f"no holder of {wanted.shard} answers", unrestorable=True)
                 return
-            self.memory[wanted.shard] = self.disk[wanted.shard] = found
+            for shards in (self.memory, self.disk):
+                shards.setdefault(order.job, {})[wanted.shard] = found
         workers.ready = True
         self.workers_changed()
         self._answer(command_id, True, master=f"{self.name}:{order.generation}", tested=tested)
 
-    def _fetch(self, wanted: RankRestore) -> ShardRecord | None:
+    def _fetch(self, job: str, wanted: RankRestore) -> ShardRecord | None:
         """From this node, or the nearest source that has it whole."""
         for node in (self.name, *(source.node for source in wanted.sources)):
             if node == OBJECT_STORE:
                 found = self.around.store.get(wanted.shard) if self.around.store else None
             else:
                 holder = self.around.neighbour(node)
-                found = holder.read(wanted.shard) if holder is not None else None
+                found = holder.read(job, wanted.shard) if holder is not None else None
             if found is not None and wanted.digest in ("", found.digest):
                 return found
         return None
 
-    def read(self, key: ShardKey) -> ShardRecord | None:
+    def read(self, job: str, key: ShardKey) -> ShardRecord | None:
         """Verified; a rotten copy is dropped, and the supervisor hears of it."""
-        if not self.alive or key not in self.memory:
+        held = self.memory.get(job, {})
+        if not self.alive or key not in held:
             return None
         if key not in self.rotten:
-            return self.memory[key]
+            return held[key]
         self.rotten.discard(key)
-        self.memory.pop(key, None)
-        self.disk.pop(key, None)
-        self._report_inventory()
+        held.pop(key, None)
+        self.disk.get(job, {}).pop(key, None)
+        self._report_inventory(job)
         return None
 
     def _start(self, order: Start) -> tuple[bool, str]:
         workers = self.workers
-        if workers is None or not workers.ready or workers.order.generation != order.generation:
+        if workers is None or not workers.ready or not self._is_of(workers, order):
             return False, f"generation {order.generation} is not prepared"
         workers.started = True
         self.around.workers_changed()
         return True, ""
 
     def _stop(self, order: Stop) -> None:
-        self.newest = max(self.newest, order.generation)
-        if self.workers is not None and self.workers.order.generation <= order.generation:
+        self.newest[order.job] = max(self.newest.get(order.job, 0), order.generation)
+        mine = self.workers.order if self.workers is not None else None
+        if mine is not None and mine.job == order.job and mine.generation <= order.generation:
             self.workers = None
             self.workers_changed()
         if order.forget:
-            self.memory.clear()
-            self.disk.clear()
+            self.memory.pop(order.job, None)
+            self.disk.pop(order.job, None)
 
     def _in_this_life(self, action: Callable[[], None]) -> Callable[[], None]:
         life = self.life
@@ -499,7 +514,8 @@ class Agent:
 
     def stepped(self, step: int) -> None:
         assert self.workers is not None
-        self.report(RanksStepping(JOB, self.workers.order.generation, tuple(self.ranks), step, self.clock.now()))
+        order = self.workers.order
+        self.report(RanksStepping(order.job, order.generation, tuple(self.ranks), step, self.clock.now()))
 
     def crashed(self, rank: int) -> None:
         assert self.workers is not None
@@ -510,7 +526,8 @@ class Agent:
         assert self.workers is not None
         self.workers.done.update(self.ranks)
         self.workers_changed()
-        self.report(RanksFinished(JOB, self.workers.order.generation, tuple(self.ranks), self.clock.now()))
+        order = self.workers.order
+        self.report(RanksFinished(order.job, order.generation, tuple(self.ranks), self.clock.now()))
 
     def save(self, step: int) -> None:
         """Each rank writes its shard; a node that dies in between leaves the step torn."""
@@ -520,9 +537,10 @@ class Agent:
         for rank in self.ranks:
             key = ShardKey(order.attempt, step, rank)
             share = rank if self.around.sharded else order.mesh.position_of(rank)
-            self.memory[key] = ShardRecord(key, order.mesh, "memory", 1, f"{step}/{share}", self.name)
-        self._expire()
-        self._report_inventory()
+            record = ShardRecord(key, order.mesh, "memory", 1, f"{step}/{share}", self.name)
+            self.memory.setdefault(order.job, {})[key] = record
+        self._expire(order.job)
+        self._report_inventory(order.job)
         if self.around.store is not None and (self.around.store.takes(step) or step in workers.far):
             self.world.soon(*LATE_S, self._in_this_life(lambda: self._upload(order, step)))
         self.world.soon(0.05, 0.6, self._in_this_life(lambda: self._copy(order, step)))
@@ -530,30 +548,35 @@ class Agent:
     def _copy(self, order: Prepare, step: int) -> None:
         mine = {
             k: s
-            for k, s in self.memory.items()
+            for k, s in self.memory.get(order.job, {}).items()
             if k.attempt == order.attempt and k.step == step and s.owner == self.name
         }
-        self.disk |= mine
+        self.disk[order.job] = self.disk.get(order.job, {}) | mine
         for peer in order.peers:
             other = self.around.neighbour(peer.node)
             if other is not None and other.alive and not self.world.loses(f"copy of step {step} to {other.name}"):
-                other.memory |= mine
-                other.disk |= mine
-                other._expire()
-                other._report_inventory()
+                other.take_copies(order.job, mine)
+
+    def take_copies(self, job: str, shards: dict[ShardKey, ShardRecord]) -> None:
+        """Of a peer's shards."""
+        self.memory[job] = self.memory.get(job, {}) | shards
+        self.disk[job] = self.disk.get(job, {}) | shards
+        self._expire(job)
+        self._report_inventory(job)
 
     def _upload(self, order: Prepare, step: int) -> None:
         """Its own shards; what has been dropped meanwhile never arrives, and the step stays incomplete there."""
         store = self.around.store
         assert store is not None
-        mine = [self.memory.get(ShardKey(order.attempt, step, rank)) for rank in order.placement.ranks]
+        held = self.memory.get(order.job, {})
+        mine = [held.get(ShardKey(order.attempt, step, rank)) for rank in order.placement.ranks]
         if all(store.put(record) for record in mine if record is not None):
-            self._report_inventory()
+            self._report_inventory(order.job)
         else:
             self.world.soon(*RETRY_S, self._in_this_life(lambda: self._upload(order, step)))
 
-    def _expire(self) -> None:
-        for shards in (self.memory, self.disk):
+    def _expire(self, job: str) -> None:
+        for shards in (self.memory.get(job, {}), self.disk.get(job, {})):
             steps: dict[tuple[int, str], list[tuple[int, int]]] = {}
             for key, record in shards.items():
                 steps.setdefault((key.rank, record.owner), []).append((key.attempt, key.step))
@@ -561,12 +584,15 @@ class Agent:
                 for attempt, step in sorted(ages)[:-SHARD_STEPS_KEPT]:
                     del shards[ShardKey(attempt, step, rank)]
 
-    def _report_inventory(self) -> None:
-        self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], Inventory)]
+    def _report_inventory(self, job: str) -> None:
+        self.unacknowledged = [
+            item for item in self.unacknowledged if not isinstance(item[1], Inventory) or item[1].job != job
+        ]
         if self.around.store is not None:
             self.stored = self.around.store.listing() or self.stored
-        shards = tuple(self.memory[ShardKey(*key)] for key in sorted(_keys(self.memory)))
-        self.report(Inventory(JOB, shards, self.stored))
+        held = self.memory.get(job, {})
+        shards = tuple(held[ShardKey(*key)] for key in sorted(_keys(held)))
+        self.report(Inventory(job, shards, self.stored))
 
 
 def _keys(shards: dict[ShardKey, ShardRecord]) -> Iterator[tuple[int, int, int]]:

@@ -36,6 +36,7 @@ class _Observed:
     identifier: str
     evidence: dict[str, str]
     ladder: tuple[Remedy, ...] = ()
+    job: str = JOB
 
 
 @dataclass(slots=True)
@@ -106,8 +107,9 @@ class Diagnostics:
     ) -> None:
         self._count += 1
         identifier = f"{kind}{key}:{agent.name}:{self._count}"
+        job = agent.workers.order.job if agent.workers is not None else JOB
         observed = _Observed(
-            kind, agent, agent.life, generation, self.world.now, rank, severity, identifier, evidence, ladder
+            kind, agent, agent.life, generation, self.world.now, rank, severity, identifier, evidence, ladder, job
         )
         if not self.hostile:
             self._say(self._finding(observed, self.world.now + delay_s), delay_s)
@@ -153,7 +155,7 @@ class Diagnostics:
             observed.began + self.clock.ahead_s,
             f"{observed.kind} on {observed.agent.name}",
             observed.agent.name,
-            JOB if observed.generation else "",
+            observed.job if observed.generation else "",
             observed.generation,
             observed.rank,
             evidence=observed.evidence,

@@ -10,7 +10,7 @@ from holdfast.domain.incidents import Incident, Rung
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.domain.orders import Hello, Prepare, SetInterval, Start, Stop
 from holdfast.policy import RUNGS_MAX
-from holdfast.sim.agent import Agent
+from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.replacements import ReplacementPromises
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
@@ -87,6 +87,7 @@ class Invariants:
     returns: ReturnPromises | None = None
     replacements: ReplacementPromises | None = None
     suspects: SuspectPromises = field(default_factory=SuspectPromises)
+    job: str = JOB
 
     # ------------------------------------------------------------ what the core decides
 
@@ -149,7 +150,7 @@ class Invariants:
         self.suspects.folded(before, event, after, commands)
         self._plans_stop_nothing(before, after)
         if isinstance(event, FindingArrived):
-            self._recorded(event, after, commands)
+            self.recorded(event, after, commands)
         self._no_incident_vanished(after)
         self._unknown_runs_end(after)
         if after.nodes is not before.nodes:
@@ -316,7 +317,13 @@ class Invariants:
         patience_s = next(iter(after.jobs.values())).spec.limits.prepare_timeout_s
         for agent in self.agents.values():
             node, workers = after.nodes.get(agent.name), agent.workers
-            if node is None or not node.connected or not agent.session or workers is None:
+            if (
+                node is None
+                or not node.connected
+                or not agent.session
+                or workers is None
+                or workers.order.job != self.job
+            ):
                 continue
             ours = (workers.order.generation, workers.order.attempt) == (generation.number, generation.attempt)
             if ours or not workers.started or not workers.living:
@@ -339,7 +346,7 @@ class Invariants:
         self.newest_attempt = generation.attempt
         asked: dict[tuple[int, int], bool] = {}
         for agent in self.agents.values():
-            if (run := _run(agent)) is not None and run != (generation.number, generation.attempt):
+            if (run := _run(agent, self.job)) is not None and run != (generation.number, generation.attempt):
                 asked[run] = asked.get(run, False) or (bool(agent.session) and agent.name in after.nodes)
                 if agent.session and agent.name not in after.nodes:
                     self.unknown_runs.setdefault(run, 0.0)
@@ -351,7 +358,7 @@ class Invariants:
         now = max((agent.world.now for agent in self.agents.values()), default=0.0)
         passed_s, self.folded_at = min(now - self.folded_at, FOLDED_S_MAX), now
         for run in list(self.unknown_runs) if after.jobs else ():
-            nodes = [agent for agent in self.agents.values() if agent.session and _run(agent) == run]
+            nodes = [agent for agent in self.agents.values() if agent.session and _run(agent, self.job) == run]
             for agent in nodes:
                 node = after.nodes.get(agent.name)
                 if node is not None and node.connected and node.session == agent.session and node.workers_version:
@@ -375,7 +382,7 @@ class Invariants:
                 f"two different generations {order.generation}: {terms} and {self.prepared[order.generation]}"
             )
 
-    def _recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
+    def recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
         """A finding is judged, with a reason that an operator can read, when it comes for the first time."""
         finding = event.finding
         for command in commands:
@@ -436,10 +443,10 @@ def _due(state: State, node: str) -> bool:
     return node in state.nodes and state.nodes[node].reset_due is not None
 
 
-def _run(agent: Agent) -> tuple[int, int] | None:
-    """(generation, attempt) of the ranks that have started on a node and live."""
+def _run(agent: Agent, job: str) -> tuple[int, int] | None:
+    """(generation, attempt) of the ranks of `job` that have started on a node and live."""
     workers = agent.workers
-    if workers is None or not workers.started or not workers.living:
+    if workers is None or workers.order.job != job or not workers.started or not workers.living:
         return None
     return workers.order.generation, workers.order.attempt
 

@@ -25,6 +25,7 @@ from holdfast.sim.replacements import ReplacementPromises, Replacing
 from holdfast.sim.resets import LADDER, LADDER_LATER, Resets
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
+from holdfast.sim.several import SeveralJobs
 from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Step, Supervisor
 from holdfast.sim.suspects import SelfTests
@@ -70,6 +71,7 @@ _MESHES = (
     ({"dp": 3, "pp": 2}, 2, 0, 2),
 )
 ANY_ORDER_FROM = 600_000  # the first seed of the meshes in which dp is not the outermost dimension
+SEVERAL_JOBS_FROM = 900_000  # the first seed of the worlds with several jobs
 _MESHES_IN_ANY_ORDER = (
     ({"pp": 2, "dp": 3}, 1, 1, 1),  # a replica is on nodes that are not neighbours
     ({"pp": 2, "dp": 2, "tp": 2}, 2, 1, 2),
@@ -421,8 +423,8 @@ class Scenario:
 
     def _rot(self) -> None:
         """Some copies on one node cannot be read any more, and nobody knows until somebody wants them."""
-        if (agent := self._victim()) is not None and agent.memory:
-            keys = sorted(agent.memory, key=lambda key: (key.attempt, key.step, key.rank))
+        if (agent := self._victim()) is not None and (held := agent.memory.get(JOB)):
+            keys = sorted(held, key=lambda key: (key.attempt, key.step, key.rank))
             spoilt = self.world.chance.sample(keys, k=self.world.chance.randint(1, len(keys)))
             self.world.say(f"FAULT {len(spoilt)} copies rot on {agent.name}")
             agent.rotten.update(spoilt)
@@ -659,9 +661,16 @@ class Scenario:
 
 def simulate(seed: int, *, tracing: bool = False, fold: Step = step, hostility: Hostility | None = None) -> Result:
     """Run one seed to its end; `hostility` in place of the seed's own. Raises `Violation` when a promise is broken."""
-    scenario = Scenario(seed, tracing=tracing, fold=fold, hostility=hostility)
+    scenario: Scenario | SeveralJobs
+    if seed >= SEVERAL_JOBS_FROM and hostility is None:
+        scenario = SeveralJobs(seed, tracing=tracing, fold=fold)
+    else:
+        scenario = Scenario(seed, tracing=tracing, fold=fold, hostility=hostility)
     try:
-        return scenario.run()
+        outcome = scenario.run()
+        if isinstance(outcome, Result):
+            return outcome
+        return Result(seed, *outcome, tuple(scenario.world.trace))
     except Exception as error:
         if isinstance(error, Violation):
             error.args = (f"seed {seed}, at {scenario.world.now - 1000.0:.3f} s: {error}", *scenario.world.trace)

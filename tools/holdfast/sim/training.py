@@ -33,6 +33,7 @@ class Training:
     finished: bool = False  # the ranks of some generation have all ended well
     progress: dict[Run, int] = field(default_factory=dict)  # newest step of each
     started: dict[int, int] = field(default_factory=dict)  # generations that began → steps that they finished
+    job: str = JOB
     _ticking: set[Run] = field(default_factory=set)
 
     def changed(self) -> None:
@@ -49,7 +50,10 @@ class Training:
         return [
             a
             for a in self.agents.values()
-            if a.alive and a.workers is not None and a.workers.order.generation == generation
+            if a.alive
+            and a.workers is not None
+            and a.workers.order.job == self.job
+            and a.workers.order.generation == generation
         ]
 
     def _whole(self) -> list[Run]:
@@ -57,8 +61,15 @@ class Training:
         ranks: dict[Run, int] = {}
         world_size: dict[Run, int] = {}
         for agent in self.agents.values():
-            if agent.alive and agent.workers is not None and agent.workers.running and not agent.workers.done:
-                order = agent.workers.order
+            workers = agent.workers
+            if (
+                agent.alive
+                and workers is not None
+                and workers.running
+                and not workers.done
+                and workers.order.job == self.job
+            ):
+                order = workers.order
                 ranks[_run(order)] = ranks.get(_run(order), 0) + order.placement.nproc
                 world_size[_run(order)] = order.mesh.world_size
         return sorted((run for run, count in ranks.items() if count == world_size[run]), key=_number)
@@ -91,7 +102,7 @@ class Training:
                 self.world.soon(0.0, 0.1, self._saving(agent, run, step))
         ended_at = max(agent.clock.now() for agent in members)
         steps = StepsCompleted(
-            self.world.now, JOB, _number(run), step, ended_at, 1, self.step_s, saves, saves * STALL_S
+            self.world.now, self.job, _number(run), step, ended_at, 1, self.step_s, saves, saves * STALL_S
         )
         self.diagnostics.stepped(steps, members)
         if step >= self.target:

@@ -141,6 +141,22 @@ class WarningDue(_Timer):
 
 
 @dataclass(frozen=True, slots=True)
+class LoanDue(_Timer):
+    """The job may lack nodes that jobs of lower priority could give."""
+
+    word: ClassVar = "loan"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOver(_Timer):
+    """Free nodes were kept for the job long enough."""
+
+    word: ClassVar = "kept"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopTimeout(_Timer):
     """The last save, or the Stop orders, of a job that an operator stops should be done."""
 
@@ -281,6 +297,8 @@ OfJob = (
     | SaveTimeout
     | PlannedChangeDue
     | WarningDue
+    | LoanDue
+    | KeptOver
     | StopTimeout
     | FinalUploadTimeout
     | CheckpointReportDue

@@ -195,6 +195,7 @@ class JobSummary(Model):
     loss: float | None
     tokens_per_s: Annotated[float | None, Field(description="over the last steps; null when the job does not run")]
     submitted_at: float
+    priority: Annotated[int, Field(description="of several jobs that want nodes the one with the higher one gets them")]
     leaving: Annotated[bool, Field(description="completed, and its last checkpoint is on its way to the object store")]
     incident: Annotated[Incident | None, Field(description="the open one; the oldest of several")]
 
@@ -259,6 +260,7 @@ class Job(JobSummary):
     goes_on_from: Annotated[int | None, Field(description="the step that it was submitted to go on from; null = none")]
     kept: Annotated[Kept | None, Field(description="null while the job is not over, and when nothing is left")]
     interval: Annotated[Interval | None, Field(description="null before the first start")]
+    reserved: Annotated[list[str], Field(description="free nodes that are reserved as its spares now")]
     ranks: list[Rank]
     spec: JobFile
 

@@ -13,7 +13,7 @@ from holdfast.domain.nodes import TERMINATION, Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import models
-from holdfast.supervisor.core import SavedStep, State, holders, returns, saved_steps
+from holdfast.supervisor.core import SavedStep, State, holders, reserved_nodes, returns, saved_steps, waits_for
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.offenders import rate_per_day
@@ -154,7 +154,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
     return models.JobSummary(
         name=job.name,
         phase="unknown" if silent else job.phase,
-        reason=_reason_of(job, silent),
+        reason=_reason_of(picture.state, job, silent),
         unknown_since=min(silent.values()) if silent else None,
         mesh=dict((generation.mesh if generation else job.spec.mesh).dims),
         target_dp=job.target_dp,
@@ -167,15 +167,21 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         loss=job.progress.loss,
         tokens_per_s=progress.tokens_per_s(job.name) if job.phase is JobPhase.RUNNING else None,
         submitted_at=job.submitted_at,
+        priority=job.spec.priority,
         leaving=job.final_upload is not None and not job.final_upload.finished,
         incident=incident(oldest) if oldest else None,
     )
 
 
-def _reason_of(job: Job, silent: Mapping[str, float]) -> str:
+def _reason_of(state: State, job: Job, silent: Mapping[str, float]) -> str:
     if silent:
         return f"not confirmed by {listed(sorted(silent))} that every rank lives; before that: {job.reason}"
-    return f"{job.reason}; {job.final_upload.status}" if job.final_upload else job.reason
+    further = [job.final_upload.status] if job.final_upload else []
+    if waiting := waits_for(state, job):
+        further.append(waiting)
+    if job.lent is not None and not job.phase.finished:
+        further.append(f"keeps {job.lent.dp} replicas after a loan to {job.lent.to}, and grows when nodes are free")
+    return "; ".join((job.reason, *further))
 
 
 def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
@@ -188,6 +194,7 @@ def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
         goes_on_from=resumed.step if resumed is not None else None,
         kept=_kept(picture.state, value),
         interval=_interval(value),
+        reserved=list(reserved_nodes(picture.state, value)),
         ranks=ranks,
         spec=spec,
     )

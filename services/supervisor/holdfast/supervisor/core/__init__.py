@@ -18,6 +18,8 @@ order stays in the outbox until its agent answers, every timer and every questio
     saved.py      what is known of saved steps                pacing.py   how often to save
     reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
     notices.py    machines that their owner will take
+    spares.py     free nodes, and who may take them       loans.py    … and those that jobs of lower priority give up
+    shortage.py   what a job waits for, as people read it
     recipes.py    rungs of an answer, one after the other
     resets.py     GPUs that get no ranks before they are reset; resetting.py  jobs that wait for that
     returns.py    nodes that a fault took out come back; holddown.py  by which rules
@@ -47,6 +49,7 @@ from holdfast.supervisor.core import (
     handover,
     incidents,
     jobs,
+    loans,
     notices,
     planned,
     pruning,
@@ -68,9 +71,10 @@ from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.notices import check as check_notice
 from holdfast.supervisor.core.pruning import check as check_pruning
+from holdfast.supervisor.core.shortage import waits_for
 from holdfast.supervisor.core.state import Breaker, Config, Node, State
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import check_submission, view
+from holdfast.supervisor.core.views import check_submission, reserved_nodes, view
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     CheckpointRequested,
@@ -107,6 +111,8 @@ from holdfast.supervisor.timers import (
     FinalUploadTimeout,
     FirstStepsDue,
     FirstStepTimeout,
+    KeptOver,
+    LoanDue,
     LostTimeout,
     NoticeDue,
     OfJob,
@@ -146,9 +152,11 @@ __all__ = [
     "check_pruning",
     "check_submission",
     "holders",
+    "reserved_nodes",
     "saved_steps",
     "step",
     "view",
+    "waits_for",
 ]
 
 
@@ -372,6 +380,8 @@ def _timer(turn: Turn, timer: Timer) -> None:
             upkeep.retry(turn, job)
         case DegradedStart(job):
             upkeep.start_degraded(turn, job)
+        case KeptOver(job):
+            loans.on_kept_timer(turn, job)
         case NoticeDue(node):
             notices.on_timer(turn, node)
         case ReturnDue(node):
@@ -384,7 +394,7 @@ def _timer(turn: Turn, timer: Timer) -> None:
             reconcile.on_timer(turn, job)
         case StepDue(job):
             reconcile.on_still_timer(turn, job)
-        case PlannedChangeDue() | WarningDue():
+        case PlannedChangeDue() | WarningDue() | LoanDue():
             pass  # upkeep looks again after every event
         case BreakerWindowOver():
             breaker.close(turn, "its window has passed")

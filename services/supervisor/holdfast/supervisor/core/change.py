@@ -342,7 +342,7 @@ def suspend_job(turn: Turn, name: str, reason: str, *, retry: bool = False, retr
     refused = job.change is not None and job.change.refused
     if retry and refused and job.running is None:
         turn.put_progress(name, restarts_without_progress=job.progress.restarts_without_progress + 1)
-    awaited = AwaitedNodes(since, options(turn, job))
+    awaited = AwaitedNodes(since, options(turn, job), for_time=retry or retry_s > 0)
     if job.running is None:
         turn.move(name, Cause.CANNOT_START, Pending(awaited), reason)
     else:

@@ -16,7 +16,18 @@ from holdfast.domain.incidents import IncidentState, NodeTiming, RungEnd
 from holdfast.domain.nodes import Preflight
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
-from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, returns, saved, suspects, warmth
+from holdfast.supervisor.core import (
+    loans,
+    nodes,
+    pacing,
+    progress,
+    reconcile,
+    reports,
+    returns,
+    saved,
+    suspects,
+    warmth,
+)
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
 from holdfast.supervisor.core.election import branch
 from holdfast.supervisor.core.index import By
@@ -332,6 +343,7 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
             restored_from=change.restored_from,
             shares=change.shares,
         )
+    loans.settle(turn, turn.jobs[job.name])
     warmth.warm_spares(turn, turn.jobs[job.name])
 
 

@@ -12,12 +12,13 @@ from typing import assert_never
 from holdfast.domain import tracing
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
-from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState, RungEnd
+from holdfast.domain.incidents import LOAN, MAINTENANCE, Action, Incident, IncidentState, RungEnd
 from holdfast.policy import ACTIONS, RUNGS_MAX, Effect, check, default, flaw
 from holdfast.supervisor.core import (
     breaker,
     change,
     jobs,
+    loans,
     nodes,
     notices,
     pacing,
@@ -486,7 +487,7 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
         return
     name, spec = incident.job, ACTIONS[action.kind]
     at_once = spec.effect in (Effect.CONTINUE, Effect.END) or (
-        spec.effect is Effect.WAIT and (incident.kind == MAINTENANCE or incident.warning)
+        spec.effect is Effect.WAIT and (incident.kind in (LOAN, MAINTENANCE) or incident.warning)
     )
     if at_once:
         incident = incident.rung_ended(turn.at, RungEnd.DONE, action.reason)
@@ -503,6 +504,9 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
             jobs.fail(turn, name, action.reason)
         case Effect.CONTINUE | Effect.WAIT if incident.kind == MAINTENANCE:
             notices.stay(turn, incident, action)
+        case Effect.CONTINUE | Effect.WAIT if incident.loan is not None:
+            _continue(turn, name, action)
+            loans.refused(turn, incident, action)
         case Effect.CONTINUE | Effect.WAIT if incident.warning:
             _continue(turn, name, action)
             standing_warnings.answered(turn, incident, action)

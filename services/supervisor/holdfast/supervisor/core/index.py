@@ -44,6 +44,8 @@ class By(IntEnum):
     RETURNING = 25  # nodes with a session that a fault took out, and that may come back by themselves
     RUNG_OVER = 26  # open incidents of which a rung has failed, or took too long, and the next one was not taken yet
     REMOVED = 27  # nodes that a fault took out, with a session or without
+    RESERVES = 28  # unfinished jobs for which free nodes are reserved, or kept
+    RANKED = 29  # unfinished jobs with another priority than 0
 
 
 Group = Mapping[str, None]  # a set that remembers the order of arrival; copied at the speed of a dictionary

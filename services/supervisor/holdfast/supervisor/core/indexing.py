@@ -9,13 +9,23 @@ from typing import Any
 from holdfast.domain.incidents import Incident, IncidentState, RungEnd
 from holdfast.supervisor.core.index import EMPTY, By, Group, Index, Memo
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import Deferred, Preparing, Resetting, Running, Starting, Stopping
+from holdfast.supervisor.core.lifecycle import (
+    Deferred,
+    Pending,
+    Preparing,
+    Resetting,
+    Running,
+    Starting,
+    Stopping,
+    Waiting,
+)
 from holdfast.supervisor.core.state import Node, State
 from holdfast.supervisor.protocol import JobPhase, Send
 
 Entry = tuple[By, str, str]  # (what, key, member)
 _WITH_STOPS = (Preparing, Stopping)
 _NO_STOPS: Mapping[str, str] = {}
+_KEPT_NONE: Mapping[str, float] = {}
 
 
 def index_of(state: State) -> Index:
@@ -90,6 +100,8 @@ class Draft:
             return
         self.version += 1
         self._move(_of_job(old), _of_job(new))
+        if _reserved(old) != _reserved(new):
+            self._change_pool()
         name = new.name if new is not None else old.name if old is not None else ""
         before, after = nodes_in_use(old), nodes_in_use(new)
         if before is not after:
@@ -237,6 +249,7 @@ def _job_differs(old: Job, new: Job) -> bool:
         or (old.awaited_nodes is None) is not (new.awaited_nodes is None)
         or old.deferred_evictions is not new.deferred_evictions
         or old.warnings is not new.warnings
+        or _reserved(old) != _reserved(new)
     )
 
 
@@ -247,6 +260,10 @@ def _of_job(job: Job | None) -> set[Entry]:
     if job.phase.finished:
         return {(By.FINISHED, "", name)}
     entries: set[Entry] = {(By.CONCERN, node, name) for node in _stops(job).values()}
+    if job.spec.priority:
+        entries.add((By.RANKED, "", name))
+    if reserves(job) or job.kept:
+        entries.add((By.RESERVES, "", name))
     match job.doing:
         case Preparing() | Starting() | Resetting():
             return entries
@@ -262,6 +279,27 @@ def _of_job(job: Job | None) -> set[Entry]:
             entries.add((By.DEFERRED, "", name))
     entries.add((By.WANTS_NODES, "", name))
     return entries
+
+
+def reserves(job: Job) -> bool:
+    """Whether free nodes are reserved as its spares. Not for a job that lacks nodes: those that are there do not help it, and
+    may help others. One that waits for a time, or for what is known of its saved steps, keeps them."""
+    if not job.spec.spares or job.phase.finished:
+        return False
+    match job.doing:
+        case Waiting(awaited=awaited):
+            return awaited.for_time
+        case Pending():
+            return False
+        case _:
+            return True
+
+
+def _reserved(job: Job | None) -> tuple[bool, Mapping[str, float], tuple[str, ...]]:
+    """Whether nodes are reserved for it, which are kept for it, and which it cannot use: what other jobs may take follows."""
+    if job is None or job.phase.finished:
+        return False, _KEPT_NONE, ()
+    return reserves(job), job.kept, job.change.excluded if job.spec.spares and job.change is not None else ()
 
 
 def _stops(job: Job) -> Mapping[str, str]:

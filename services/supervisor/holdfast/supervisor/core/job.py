@@ -83,6 +83,15 @@ class OnDemandSave:
 
 
 @dataclass(frozen=True, slots=True)
+class Lent:
+    """Replicas that the job gave up for one of higher priority. They come back when there are nodes for them."""
+
+    to: str
+    at: float
+    dp: int  # replicas that it kept
+
+
+@dataclass(frozen=True, slots=True)
 class Numbering:
     """How the generations of a job and the attempts of its checkpoints are numbered."""
 
@@ -159,6 +168,12 @@ class Job:
     changed_at: float = 0.0  # when the last planned change began
     warnings: Mapping[str, StandingWarning] = field(default_factory=dict)  # by condition
     deferred_evictions: Mapping[str, DeferredEviction] = field(default_factory=dict)  # by node
+    kept: Mapping[str, float] = field(
+        default_factory=dict
+    )  # free nodes that it is about to take → kept for it until then
+    lent: Lent | None = None  # the newest loan, until all of its replicas run again
+    lends_not_before: float = 0.0  # no job of higher priority asks it for replicas before
+    borrows_not_before: float = 0.0  # it asks no job for replicas before
 
     @property
     def phase(self) -> JobPhase:

@@ -42,6 +42,8 @@ from holdfast.supervisor.timers import (
     CheckpointReportDue,
     DeferralOver,
     DegradedStart,
+    KeptOver,
+    LoanDue,
     PlannedChangeDue,
     RanksDue,
     RetentionDue,
@@ -58,6 +60,8 @@ _WHILE_UNFINISHED = (
     DegradedStart,
     PlannedChangeDue,
     WarningDue,
+    LoanDue,
+    KeptOver,
     SaveTimeout,
     StopTimeout,
     RetryDue,
@@ -104,6 +108,8 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
         lifecycle.check(name, old.doing, Cause.SUBMIT, job.doing)
     turn.publish(JobAccepted(turn.at, name, event.spec))
     turn.add_job(job)
+    if turn.count(By.RANKED):
+        turn.touch_all()  # who has the highest priority, and who could lend, may be others now
     if not change.first_start(turn, name, degraded=False):
         turn.set_timer(DegradedStart(name), turn.at + turn.config.degraded_start_s)
 

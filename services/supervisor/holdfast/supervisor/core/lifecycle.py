@@ -60,6 +60,7 @@ class AwaitedNodes:
     since: float
     candidates: tuple[str, ...]  # nodes that the job could have had when it was decided
     uses: int = -1  # `State.uses` when the candidates were last compared; -1 = not yet
+    for_time: bool = False  # it is tried again after a time, whatever the nodes do
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import math
 from holdfast.domain.incidents import Action, Incident, IncidentState, RungEnd
 from holdfast.domain.orders import CheckpointNow
 from holdfast.policy import ACTIONS
-from holdfast.supervisor.core import change, nodes, quarantine, recipes, resets, saved, standing_warnings
+from holdfast.supervisor.core import change, loans, nodes, quarantine, recipes, resets, saved, standing_warnings
 from holdfast.supervisor.core.job import Job, OnDemandSave
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Planned, Running
 from holdfast.supervisor.core.planner import Plan, Unplannable
@@ -114,6 +114,10 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
     if nodes.job_of(turn, incident.node) is None and incident.node:
         drop(turn, job.name, f"{incident.node} has left already")
         return
+    if incident.loan is not None and (why_not := loans.not_wanted(turn, incident)):
+        loans.take_back(turn, job.name)
+        drop(turn, job.name, why_not)
+        return
     outcome = plan_for(turn, job, plan.action, incident)
     if isinstance(outcome, Unplannable):  # a spare has gone meanwhile: the run is healthy, and stays as it is
         _fail(turn, incident, f"not possible any more: {outcome.reason}")
@@ -136,10 +140,13 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
         quarantine.count(turn, incident)
     if incident.wants_reset_later and (spec.removes or spec.resets):  # this is the boundary that the reset waited for
         resets.demand(turn, turn.nodes[incident.node], incident.gpu, incident.cause)
+    before = job.generation.nodes if job.generation else ()
     if spec.resets:
         change.begin(turn, job.name, plan.action, incident)
     else:
         change.carry_out(turn, turn.jobs[job.name], outcome, plan.action.reason)
+    if incident.loan is not None:
+        loans.given(turn, incident, before)
 
 
 def _costs_too_much(turn: Turn, job: Job, plan: Plan) -> bool:
@@ -155,12 +162,14 @@ def _put(turn: Turn, name: str, planned: Planned | AwaitedNodes | None) -> Job:
 
 def wait(turn: Turn, name: str) -> None:
     """Nothing can be done about it now; asked again when nodes come or go."""
+    loans.release(turn, name)
     _put(turn, name, AwaitedNodes(turn.at, options(turn, turn.jobs[name])))
 
 
 def postpone(turn: Turn, name: str) -> None:
     until = turn.at + turn.config.planned_pause_s
     turn.put_job(name, planned_not_before=until)
+    loans.release(turn, name)
     turn.set_timer(PlannedChangeDue(name), until)
 
 

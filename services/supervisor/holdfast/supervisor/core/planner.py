@@ -25,7 +25,8 @@ from holdfast.domain.mesh import Grouping, Mesh
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A free node. One that is not on probation is taken first, then the one that is to be expected to fail least often.
+    """A free node. One that is not on probation is taken first, then one that is reserved for nobody, then the one that is to
+    be expected to fail least often.
 
     Rates are estimates: only factors of two count (`repute`), or two nodes that never failed would differ by how long each
     is known.
@@ -35,11 +36,13 @@ class Spare:
     zone: str = ""
     faults_per_day: float = 0.0
     on_probation: bool = False
-    repute: tuple[bool, float] = field(init=False)
+    reserved: bool = False  # for a job of lower priority
+    repute: tuple[bool, bool, float] = field(init=False)
 
     def __post_init__(self) -> None:
         rate = self.faults_per_day
-        object.__setattr__(self, "repute", (self.on_probation, round(math.log2(rate)) if rate > 0 else -math.inf))
+        expected = round(math.log2(rate)) if rate > 0 else -math.inf
+        object.__setattr__(self, "repute", (self.on_probation, self.reserved, expected))
 
 
 @dataclass(frozen=True, slots=True)

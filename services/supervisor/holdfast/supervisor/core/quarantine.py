@@ -21,9 +21,10 @@ from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Deferred, Pending, Waiting
 from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.core.planner import Plan
+from holdfast.supervisor.core.spares import faults_per_day
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import faults_per_day, reachable
+from holdfast.supervisor.core.views import reachable
 
 
 def count(turn: Turn, incident: Incident) -> None:

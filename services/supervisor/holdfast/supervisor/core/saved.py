@@ -26,9 +26,9 @@ from holdfast.supervisor.core.election import (
 )
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job, SkippedCheckpoint
+from holdfast.supervisor.core.spares import spares_for
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import spares_for
 
 _NONE = Numbers()
 

@@ -20,8 +20,8 @@ from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.policy.actions import RUN_ENDING
 from holdfast.supervisor.core import nodes, resets
 from holdfast.supervisor.core.job import Job, StandingWarning
+from holdfast.supervisor.core.spares import spares_for
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import spares_for
 from holdfast.supervisor.protocol import JobPhase
 from holdfast.supervisor.timers import WarningDue
 

@@ -63,6 +63,11 @@ class Config:
     )
     warning_settles_s: float = 590.0  # for so long a condition is reported before its cost is weighed
     warning_gap_s: float = 600.0  # between a planned change of a job and one for a warning
+    loan_settles_s: float = 10.0  # a job lacks nodes for so long before it asks for replicas of others
+    loan_look_s: float = 15.0  # … and so often it is looked whether it does
+    loan_gap_s: float = 600.0  # a job is asked for replicas at most this often, and not sooner after a planned change
+    loan_unused_s: float = 3600.0  # a job that did not take the nodes that it was given asks nobody for so long
+    kept_s: float = 120.0  # nodes that a job is about to take are kept for it for so long
     change_unmeasured_s: float = 60.0  # assumed cost of a planned change before the job's first one
     notice_hold_s: float = 3600.0  # a notice holds this long after its start, unless it is withdrawn
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job

@@ -181,10 +181,12 @@ class Turn:
         return sorted(mine, key=lambda incident: (incident.t_detected, len(incident.id), incident.id))
 
     def in_order(self, names: Iterable[str]) -> list[Job]:
-        """These jobs as submitted: the older one gets the spare."""
+        """These jobs, the one first that gets a free node before the others: by priority, then as submitted."""
         jobs = self.jobs
         found = [jobs[name] for name in names]
-        return sorted(found, key=lambda job: (job.submitted_at, job.name)) if len(found) > 1 else found
+        if len(found) < 2:
+            return found
+        return sorted(found, key=lambda job: (-job.spec.priority, job.submitted_at, job.name))
 
     def orders(self, *, node: str = "", job: str = "", to_one: bool = False) -> list[Send]:
         """Unanswered orders for a node, or about a job, or both; oldest first. `to_one`: without those of broadcasts."""
@@ -383,6 +385,8 @@ class Turn:
         """Store and publish; a closed one moves to the history."""
         self.publish(IncidentChanged(self.at, incident))
         self._touched.add(incident.job)
+        if incident.loan is not None:
+            self._touched.add(incident.loan.job)
         old = self.incidents.get(incident.id)
         self._index.incident(old, None if incident.closed else incident)
         if not incident.closed:

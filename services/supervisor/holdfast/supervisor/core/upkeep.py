@@ -8,12 +8,22 @@ than it wants grows, a change that was given up is begun again.
 from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
-from holdfast.domain.incidents import CORDONED, MAINTENANCE, PLANNED_KINDS, REPAIR, RESIZE, Incident, IncidentState
+from holdfast.domain.incidents import (
+    CORDONED,
+    LOAN,
+    MAINTENANCE,
+    PLANNED_KINDS,
+    REPAIR,
+    RESIZE,
+    Incident,
+    IncidentState,
+)
 from holdfast.supervisor.core import (
     breaker,
     change,
     incidents,
     jobs,
+    loans,
     nodes,
     notices,
     planned,
@@ -108,6 +118,8 @@ def reconcile(turn: Turn) -> None:
         for name in names:
             if name in turn.jobs:
                 _look_at(turn, turn.jobs[name], closed)
+                if closed:
+                    loans.review(turn, turn.jobs[name])
         incidents.walk_on(turn)
         _review_removed(turn)
 
@@ -139,7 +151,10 @@ def _look_at(turn: Turn, job: Job, closed: bool) -> None:
 
 
 def _may_start_degraded(turn: Turn, job: Job) -> bool:
-    return turn.at >= job.submitted_at + turn.config.degraded_start_s
+    """After a while; with nodes that others gave up for it once all of them have answered."""
+    if loans.are_asked(turn, job):
+        return False
+    return bool(job.kept) or turn.at >= job.submitted_at + turn.config.degraded_start_s
 
 
 def start_degraded(turn: Turn, name: str) -> None:
@@ -238,14 +253,16 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
             return CORDONED, name, f"{name} must leave: {why}"
     if (leaving := notices.wanted(turn, job)) is not None:
         return MAINTENANCE, *leaving
+    if asked := loans.wanted(turn, job):
+        return LOAN, "", asked
     dp = generation.mesh.dp
     if job.target_dp == dp or (job.progress.reports_no_steps and job.target_dp > dp):
         return None  # a script that reports no steps cannot be interrupted cheaply: it grows with the next restart
     if job.target_dp < dp:
         return RESIZE, "", f"{job.target_dp} replicas are wanted, {dp} run"
     outcome = reachable(turn, job, job.target_dp, job.spec.min_dp)
-    if not isinstance(outcome, Plan) or outcome.mesh.dp <= dp:
-        return None
+    if not isinstance(outcome, Plan) or outcome.mesh.dp <= dp or loans.are_asked(turn, job):
+        return None  # with what others are giving up for it, it grows once
     kind = REPAIR if job.target_dp == job.spec.mesh.dp else RESIZE
     return kind, "", f"{dp} of {job.target_dp} replicas run, and there are nodes for {outcome.mesh.dp}"
 
@@ -269,12 +286,14 @@ def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
     )
     if kind == MAINTENANCE:
         notices.save(turn, job.name, node)
+    if kind in (REPAIR, RESIZE):
+        loans.keep_for_growth(turn, job)
     _ask(turn, turn.put_incident(incident))
 
 
 def _ask(turn: Turn, incident: Incident) -> None:
     """A repair, a maintenance, a warning: the policy's to decide. What an operator asked for is decided already."""
-    if incident.kind in (REPAIR, MAINTENANCE) or incident.warning:
+    if incident.kind in (LOAN, REPAIR, MAINTENANCE) or incident.warning:
         incidents.ask_policy_again(turn, incident) if incident.action else turn.ask(incident)
     else:
         incidents.decide_by_default(turn, incident, _OPERATOR)

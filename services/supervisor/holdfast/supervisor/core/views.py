@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import Action, Incident
@@ -14,14 +11,13 @@ from holdfast.policy import ACTIONS, JobView, PendingReset, after_steps
 from holdfast.supervisor.core import resets
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.offenders import rate_per_day
 from holdfast.supervisor.core.planner import Plan, Request, Spare, Unplannable, plan
+from holdfast.supervisor.core.spares import faults_per_day, reserved_for, spares_for
 from holdfast.supervisor.core.state import Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
 
 RECENT_MAX = 20
-_HOUR_S = 3600.0  # how often a spare is to be expected to fail is told by the hour: it changes over weeks
 
 
 def check_submission(state: State, spec: JobSpec) -> None:
@@ -47,71 +43,16 @@ def view(state: State, job_name: str, at: float) -> JobView:
     return job_view(Turn(state, at), state.jobs[job_name])
 
 
-def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
-    """Free nodes that could take ranks of `job` now: connected, in service, without another job's workers."""
-    pool = turn.pooled(("pool", job.spec.nproc_per_node), lambda: _pool(turn, job.spec.nproc_per_node))
-    members = job.generation.nodes if job.generation else ()
-    excluded = job.change.excluded if job.change else ()
-    out = pool.names.intersection((*members, *excluded))
-    out |= {name for name in pool.held if any(holder != job.name for holder in turn.nodes[name].live_generations)}
-    return tuple(spare for spare in pool.spares if spare.node not in out) if out else pool.spares
-
-
-def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
-    """Whether this one is among `spares_for`, at the cost of one node."""
-    is_member = job.generation is not None and job.generation.slot_of(node.name) is not None
-    excluded = job.change.excluded if job.change else ()
-    return (
-        node.name in turn.group(By.FREE)
-        and _is_able(node, job.spec.nproc_per_node)
-        and not is_member
-        and node.name not in excluded
-        and all(holder == job.name for holder in node.live_generations)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """Free nodes with room for so many workers: what is the same for all jobs is looked at once."""
-
-    spares: tuple[Spare, ...]  # by name
-    names: frozenset[str]
-    held: tuple[str, ...]  # of them, those that may have workers of some job
-
-
-def _pool(turn: Turn, nproc: int) -> _Pool:
-    nodes, hour = turn.nodes, turn.at // _HOUR_S
-    able = [node for name in turn.found(By.FREE) if _is_able(node := nodes[name], nproc)]
-    spares = tuple(turn.remembered(node, partial(_spare, turn, node, hour * _HOUR_S), hour) for node in able)
-    return _Pool(
-        spares, frozenset(node.name for node in able), tuple(node.name for node in able if node.live_generations)
-    )
-
-
-def _spare(turn: Turn, node: Node, at: float) -> Spare:
-    rate = rate_per_day(node.faults, node.known_since, at, turn.config.offenders)
-    return Spare(node.name, node.facts.zone, rate, node.probation is not None)
-
-
-def faults_per_day(turn: Turn, node: Node) -> float:
-    """How often the node is to be expected to fail, by its own past."""
-    return rate_per_day(node.faults, node.known_since, turn.at, turn.config.offenders)
-
-
-def _is_able(node: Node, nproc: int) -> bool:
-    """Asked of every spare for every plan: what most of them do not have is looked at where it is there."""
-    if node.facts.capacity < nproc:
-        return False
-    if node.preflight is not None and (node.unfit or node.untested):
-        return False
-    return not node.notices or node.notice is None
-
-
 def options(turn: Turn, job: Job) -> tuple[str, ...]:
     """The nodes that `job` could have ranks on now: when they change, a decision to wait is made again."""
     members = job.generation.nodes if job.generation else ()
     able = {n for n in members if n in turn.nodes and turn.nodes[n].connected and _may_stay(turn.nodes[n], job)}
     return tuple(sorted(able | {spare.node for spare in spares_for(turn, job)}))
+
+
+def reserved_nodes(state: State, job: Job) -> tuple[str, ...]:
+    """Free nodes that are reserved as spares of `job` now."""
+    return reserved_for(Turn(state, state.folded_at), job) if job.spec.spares else ()
 
 
 def _may_stay(node: Node, job: Job, *, after_resets: bool = False) -> bool:
@@ -136,15 +77,23 @@ def unusable_members(turn: Turn, job: Job, *, after_resets: bool = False) -> tup
 
 
 def reachable(
-    turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str] = frozenset(), *, after_resets: bool = False
+    turn: Turn,
+    job: Job,
+    dp: int,
+    dp_min: int,
+    out: frozenset[str] = frozenset(),
+    *,
+    after_resets: bool = False,
+    more: tuple[Spare, ...] = (),
 ) -> Plan | Unplannable:
-    """The plan for `dp` replicas (fewer, down to `dp_min`, when that is what today's nodes can run)."""
-    key = ("reachable", job.name, dp, dp_min, out, after_resets)
-    return turn.pooled(key, lambda: _reachable(turn, job, dp, dp_min, out, after_resets), job)
+    """The plan for `dp` replicas (fewer, down to `dp_min`, when that is what today's nodes can run). `more`: nodes that are not
+    free and might be."""
+    key = ("reachable", job.name, dp, dp_min, out, after_resets, more)
+    return turn.pooled(key, lambda: _reachable(turn, job, dp, dp_min, out, after_resets, more), job)
 
 
 def _reachable(
-    turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str], after_resets: bool
+    turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str], after_resets: bool, more: tuple[Spare, ...]
 ) -> Plan | Unplannable:
     generation = job.generation
     claimed, zones, rates, on_probation = turn.pooled(("members", job.name), lambda: _members(turn, job), job)
@@ -154,7 +103,7 @@ def _reachable(
         dp_min=dp_min,
         placements=generation.placements if generation else (),
         out=out | frozenset(unusable_members(turn, job, after_resets=after_resets)) | claimed,
-        spares=spares_for(turn, job),
+        spares=(*spares_for(turn, job), *more),
         zones=zones,
         rates=rates,
         on_probation=on_probation,

@@ -13,8 +13,8 @@ from __future__ import annotations
 from holdfast.domain.nodes import TemplateState
 from holdfast.domain.orders import Warm
 from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.spares import is_spare_for, spares_for
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import is_spare_for, spares_for
 from holdfast.supervisor.protocol import JobPhase
 
 

@@ -19,7 +19,7 @@ from typing import Self
 
 from holdfast.domain.errors import MalformedMessage, PolicyError
 from holdfast.domain.findings import FindingKind, Severity
-from holdfast.domain.incidents import MAINTENANCE, REPAIR, Action, Incident, IncidentState
+from holdfast.domain.incidents import LOAN, MAINTENANCE, REPAIR, Action, Incident, IncidentState, LoanRequest
 from holdfast.domain.job import Param, PolicySpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Notice
@@ -202,16 +202,17 @@ def sample_incidents() -> tuple[Incident, ...]:
             state=IncidentState.OPEN,
             generation=1,
             findings=("sample",),
-            node="" if kind == REPAIR else "n1",
-            rank=None if kind in (REPAIR, FindingKind.NODE_LOST, FindingKind.GPU_ERROR) else 1,
+            node="" if kind in (REPAIR, LOAN) else "n1",
+            rank=None if kind in (REPAIR, LOAN, FindingKind.NODE_LOST, FindingKind.GPU_ERROR) else 1,
             gpu=0 if kind == FindingKind.GPU_ERROR else None,
             t_fault=1000.0,
             t_detected=1000.1,
             last_step=42,
             severity=_severity(kind),
             cost_share=0.1 if kind == FindingKind.STRAGGLER else None,
+            loan=LoanRequest("urgent", 10, 2, ("n2",)) if kind == LOAN else None,
         )
-        for kind in (*kinds, REPAIR)
+        for kind in (*kinds, REPAIR, LOAN)
     )
 
 

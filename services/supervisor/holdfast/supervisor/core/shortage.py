@@ -1,0 +1,56 @@
+"""What a job waits for, as operators read it: for those who ask, and in no record, because it follows from all other jobs."""
+
+from __future__ import annotations
+
+from holdfast.supervisor.core.indexing import nodes_in_use
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Pending, Waiting
+from holdfast.supervisor.core.spares import withheld
+from holdfast.supervisor.core.state import State
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.wording import listed
+
+HOLDERS_MAX = 3
+
+
+def waits_for(state: State, job: Job) -> str:
+    """Who has the nodes that a job lacks, and who is asked for some; empty if it lacks none."""
+    lacking = isinstance(job.doing, Pending | Waiting)
+    asked = sorted(each.job for each in state.incidents.values() if each.loan is not None and each.loan.job == job.name)
+    texts = [holders(Turn(state, state.folded_at), job)] if lacking else []
+    if asked:
+        texts.append(f"{listed(asked)} {'is' if len(asked) == 1 else 'are'} asked for replicas")
+    return "; ".join(filter(None, texts))
+
+
+def holders(turn: Turn, job: Job) -> str:
+    """The jobs that have most nodes, and the free nodes that are reserved for others; empty if this job is the only one."""
+    having = turn.pooled("holders", lambda: _holders(turn))
+    others = [(name, count) for name, count in having if name != job.name]
+    texts = [f"{_called(turn, name)} has {_nodes(count)}" for name, count in others[:HOLDERS_MAX]]
+    if len(others) > HOLDERS_MAX:
+        count = len(others) - HOLDERS_MAX
+        texts.append(
+            f"{count} more {'job has' if count == 1 else 'jobs have'} {_nodes(sum(n for _, n in others[HOLDERS_MAX:]))}"
+        )
+    kept: dict[str, list[str]] = {}
+    for node, owner in sorted(withheld(turn, job).items()):
+        kept.setdefault(owner, []).append(node)
+    for owner, nodes in sorted(kept.items())[:HOLDERS_MAX]:
+        texts.append(f"{listed(nodes)} {'is' if len(nodes) == 1 else 'are'} reserved for {_called(turn, owner)}")
+    return "; ".join(texts)
+
+
+def _holders(turn: Turn) -> list[tuple[str, int]]:
+    """(job, nodes), most first."""
+    counts = ((name, len(nodes_in_use(job))) for name, job in turn.jobs.items())
+    return sorted(((name, count) for name, count in counts if count), key=lambda item: (-item[1], item[0]))
+
+
+def _called(turn: Turn, name: str) -> str:
+    priority = turn.jobs[name].spec.priority
+    return f"{name} (priority {priority})" if priority else name
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

@@ -1,0 +1,167 @@
+"""Free nodes, and which of them a job may take.
+
+Theory of operation. A free node has a session, is in service and is claimed by no job. Two things keep free nodes from a job:
+
+* *Reserved spares.* `spares: 2` in a job file reserves two free nodes while the job runs. Which ones follows from what is free
+  now, the job of the highest priority first; it is written down nowhere.
+* *Kept nodes.* A job of higher priority that is about to take certain nodes, because replicas were given up for it or because
+  it is going to grow at its next checkpoint, has them kept for some minutes (`Job.kept`).
+
+Both hold against jobs of the same priority and of lower ones. A job of higher priority takes what it needs, nodes that are
+reserved for nobody first. Where no job reserves anything, every free node is everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from holdfast.domain.evolve import evolve
+from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.indexing import reserves
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.offenders import rate_per_day
+from holdfast.supervisor.core.planner import Spare
+from holdfast.supervisor.core.state import Node
+from holdfast.supervisor.core.turn import Turn
+
+_HOUR_S = 3600.0  # how often a spare is to be expected to fail is told by the hour: it changes over weeks
+
+
+def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
+    """Free nodes that could take ranks of `job` now: connected, in service, without another job's workers, and not reserved for
+    a job of the same priority or a higher one."""
+    free = _free_for(turn, job)
+    if not turn.count(By.RESERVES):
+        return free
+    return turn.pooled(("spares", job.name), lambda: _allowed(turn, job, free), job)
+
+
+def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
+    """Whether this one is among `spares_for`, at the cost of one node."""
+    is_member = job.generation is not None and job.generation.slot_of(node.name) is not None
+    excluded = job.change.excluded if job.change else ()
+    return (
+        node.name in turn.group(By.FREE)
+        and _is_able(node, job.spec.nproc_per_node)
+        and not is_member
+        and node.name not in excluded
+        and all(holder == job.name for holder in node.live_generations)
+        and node.name not in withheld(turn, job)
+    )
+
+
+def as_spare(turn: Turn, job: Job, node: Node) -> Spare | None:
+    """A node that another job might give up, as `job` could use it then; None if it could not."""
+    excluded = job.change.excluded if job.change else ()
+    able = node.name in turn.group(By.AVAILABLE) and _is_able(node, job.spec.nproc_per_node)
+    return _spare(turn, node, turn.at) if able and node.name not in excluded else None
+
+
+def withheld(turn: Turn, job: Job) -> Mapping[str, str]:
+    """Free nodes that `job` may not take → the job that has them, of the same priority or a higher one."""
+    if not turn.count(By.RESERVES):
+        return {}
+    owners = _allotted(turn).owners
+    return {
+        node: owner
+        for node, owner in owners.items()
+        if owner != job.name and turn.jobs[owner].spec.priority >= job.spec.priority
+    }
+
+
+def reserved_for(turn: Turn, job: Job) -> tuple[str, ...]:
+    """The free nodes that are reserved as spares of `job` now."""
+    return tuple(sorted(_allotted(turn).spares.get(job.name, ()))) if turn.count(By.RESERVES) else ()
+
+
+def faults_per_day(turn: Turn, node: Node) -> float:
+    """How often the node is to be expected to fail, by its own past."""
+    return rate_per_day(node.faults, node.known_since, turn.at, turn.config.offenders)
+
+
+# ---------------------------------------------------------------- free nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Free nodes with room for so many workers: what is the same for all jobs is looked at once."""
+
+    spares: tuple[Spare, ...]  # by name
+    names: frozenset[str]
+    held: tuple[str, ...]  # of them, those that may have workers of some job
+
+
+def _free_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
+    pool = turn.pooled(("pool", job.spec.nproc_per_node), lambda: _pool(turn, job.spec.nproc_per_node))
+    members = job.generation.nodes if job.generation else ()
+    excluded = job.change.excluded if job.change else ()
+    out = pool.names.intersection((*members, *excluded))
+    out |= {name for name in pool.held if any(holder != job.name for holder in turn.nodes[name].live_generations)}
+    return tuple(spare for spare in pool.spares if spare.node not in out) if out else pool.spares
+
+
+def _pool(turn: Turn, nproc: int) -> _Pool:
+    nodes, hour = turn.nodes, turn.at // _HOUR_S
+    able = [node for name in turn.found(By.FREE) if _is_able(node := nodes[name], nproc)]
+    spares = tuple(turn.remembered(node, partial(_spare, turn, node, hour * _HOUR_S), hour) for node in able)
+    return _Pool(
+        spares, frozenset(node.name for node in able), tuple(node.name for node in able if node.live_generations)
+    )
+
+
+def _spare(turn: Turn, node: Node, at: float) -> Spare:
+    rate = rate_per_day(node.faults, node.known_since, at, turn.config.offenders)
+    return Spare(node.name, node.facts.zone, rate, node.probation is not None)
+
+
+def _is_able(node: Node, nproc: int) -> bool:
+    """Asked of every spare for every plan: what most of them do not have is looked at where it is there."""
+    if node.facts.capacity < nproc:
+        return False
+    if node.preflight is not None and (node.unfit or node.untested):
+        return False
+    return not node.notices or node.notice is None
+
+
+# ---------------------------------------------------------------- who has which
+
+
+@dataclass(slots=True)
+class _Allotted:
+    owners: dict[str, str] = field(default_factory=dict)  # node → job
+    spares: dict[str, list[str]] = field(default_factory=dict)  # job → its reserved ones
+
+
+def _allotted(turn: Turn) -> _Allotted:
+    return turn.pooled("allotted", lambda: _allot(turn))
+
+
+def _allot(turn: Turn) -> _Allotted:
+    """Kept nodes first: somebody gave them up for this very job."""
+    allotted, jobs = _Allotted(), turn.in_order(turn.group(By.RESERVES))
+    free = turn.group(By.FREE)
+    for job in jobs:
+        for node, until in job.kept.items():
+            if node in free and turn.at < until:
+                allotted.owners.setdefault(node, job.name)
+    for job in jobs:
+        if not reserves(job):
+            continue
+        left = [spare for spare in _free_for(turn, job) if spare.node not in allotted.owners]
+        best = sorted(left, key=lambda spare: (spare.repute, spare.node))[: job.spec.spares]
+        allotted.spares[job.name] = [spare.node for spare in best]
+        allotted.owners.update((spare.node, job.name) for spare in best)
+    return allotted
+
+
+def _allowed(turn: Turn, job: Job, free: tuple[Spare, ...]) -> tuple[Spare, ...]:
+    owners, out = _allotted(turn).owners, withheld(turn, job)
+    if not owners:
+        return free
+    return tuple(
+        evolve(spare, reserved=True) if owners.get(spare.node, job.name) != job.name else spare
+        for spare in free
+        if spare.node not in out
+    )

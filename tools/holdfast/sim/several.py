@@ -1,0 +1,262 @@
+"""Several jobs on one simulated fleet that is too small for all of them: priorities, reserved spares, loans; faults, and peace.
+
+The core, the agents and the promises about each single job are those of `scenario`; `SharingPromises` are checked besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from holdfast.domain.evolve import evolve
+from holdfast.domain.findings import FindingKind
+from holdfast.domain.incidents import LOAN, Action, Incident
+from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Inject, Prepare, RebootNode, Report, ResetGpu, SetInterval, Start, Stop, Warm
+from holdfast.policy import JobView, default, ignore, wait
+from holdfast.sim.agent import Agent
+from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.invariants import Invariants
+from holdfast.sim.sharing import FAULTS_END_S, SharingPromises
+from holdfast.sim.store import Store
+from holdfast.sim.supervisor import Step, Supervisor
+from holdfast.sim.training import Training
+from holdfast.sim.world import Violation, World
+from holdfast.supervisor.core import Config, State, step
+from holdfast.supervisor.protocol import (
+    BreakerResetRequested,
+    Command,
+    Event,
+    FindingArrived,
+    GenerationChanged,
+    IncidentChanged,
+    JobSubmitted,
+    Publish,
+    Send,
+)
+
+STEP_S = 1.0
+INTERVAL = 5
+PREPARE_S = 5.0
+RECONNECT_S = (0.05, 0.5)
+SUBMITTED_S = (1.0, 40.0)
+STEPS = (25, 110)
+LONG_STEPS = (300, 340)  # of the first job: what others lack in peace, it has
+LOOK_S = 1.0
+LIMIT_S = 3000.0
+_OF_JOB = (Prepare, Start, Stop, SetInterval, Inject, Warm, ResetGpu, RebootNode)
+
+# Short, so that much of it happens within one run.
+CONFIG = Config(
+    loan_settles_s=3.0, loan_look_s=4.0, loan_gap_s=40.0, loan_unused_s=60.0, kept_s=20.0, degraded_start_s=15.0
+)
+
+
+@dataclass(slots=True)
+class _Each:
+    """The promises about each single job: of every fold they see what is about it."""
+
+    of: dict[str, Invariants]
+    sharing: SharingPromises
+
+    def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
+        self.sharing.folded(before, event, after, commands)
+        if isinstance(event, FindingArrived):
+            next(iter(self.of.values())).recorded(event, after, commands)
+        for name, promises in self.of.items():
+            if not commands and before.nodes is after.nodes:
+                continue
+            elsewhere = isinstance(event, FindingArrived)  # the core says whose it is, if anybody's
+            seen = BreakerResetRequested(event.at, "an event that does not concern this job") if elsewhere else event
+            mine = tuple(command for command in commands if _is_about(command, name))
+            promises.folded(_only(before, name), seen, _only(after, name), mine)
+
+
+def _only(state: State, name: str) -> State:
+    jobs = {name: state.jobs[name]} if name in state.jobs else {}
+    incidents = {each: incident for each, incident in state.incidents.items() if incident.job == name}
+    return evolve(state, jobs=jobs, incidents=incidents, closed=tuple(i for i in state.closed if i.job == name))
+
+
+def _is_about(command: Command, name: str) -> bool:
+    match command:
+        case Publish(record=GenerationChanged(job=job)):
+            return job == name
+        case Publish(record=IncidentChanged(incident=incident)):
+            return incident.job == name
+        case Send(order=order) if isinstance(order, _OF_JOB):
+            return order.job == name
+        case _:
+            return True
+
+
+class SeveralJobs:
+    """Agents, network, diagnostics and users' jobs around a supervisor."""
+
+    def __init__(self, seed: int, *, tracing: bool = False, fold: Step = step) -> None:
+        self.world = World(seed, tracing)
+        self.store: Store | None = None
+        self.sharded = False
+        chance = self.world.chance
+        self.specs = _jobs(chance)
+        largest = max(spec.nodes for spec in self.specs)
+        wanted = sum(spec.nodes + spec.spares for spec in self.specs)
+        nodes = chance.randint(largest + 1, max(largest + 1, wanted))
+        self.agents = {
+            f"n{index}": Agent(self.world, self, f"n{index}", chance.choice(("a", "b", "")), 1)
+            for index in range(nodes)
+        }
+        self.refuses = chance.choice((0.0, 0.0, 0.3, 1.0))  # share of loans that policies refuse
+        self.sharing = SharingPromises({spec.name: spec for spec in self.specs}, self.refuses > 0, CONFIG)
+        each = {
+            spec.name: Invariants(self.agents, spec.min_dp, spec.max_dp, INTERVAL, job=spec.name) for spec in self.specs
+        }
+        self.supervisor = Supervisor(self.world, self.agents, _Each(each, self.sharing), self._decide, fold, CONFIG)
+        self.diagnostics = Diagnostics(self.world, self.supervisor.append, 60.0)
+        self.training = {}
+        for spec in self.specs:
+            steps = chance.randint(*(LONG_STEPS if spec is self.specs[0] else STEPS))
+            self.training[spec.name] = Training(
+                self.world, self.agents, each[spec.name], self.diagnostics, STEP_S, steps, job=spec.name
+            )
+
+    # ------------------------------------------------------------ the run
+
+    def run(self) -> tuple[float, int, int]:
+        """(virtual seconds, generations, incidents) of a run in which every job was completed."""
+        self.supervisor.lead()
+        for agent in self.agents.values():
+            agent.patience_s = PREPARE_S
+            agent.boot()
+            self._keep_connected(agent)
+        for spec in self.specs:
+            self.world.soon(*SUBMITTED_S, self._submission(spec))
+        self._plan_faults()
+        self.world.after(LOOK_S, self._look)
+        done = self.world.run(self.world.now + LIMIT_S, self._complete)
+        jobs = self.supervisor.committed.jobs
+        if not done:
+            states = "; ".join(f"{name} is {job.phase}: {job.reason}" for name, job in sorted(jobs.items()))
+            raise Violation(f"every job should be complete by now: {states}")
+        for name, training in self.training.items():
+            if not training.finished:
+                raise Violation(f"{name} is {jobs[name].phase} ({jobs[name].reason}), at step {training.step}")
+        generations = sum(job.number for job in jobs.values())
+        return self.world.now - 1000.0, generations, self.supervisor.committed.incidents_opened
+
+    def _submission(self, spec: JobSpec) -> Callable[[], None]:
+        return lambda: self.supervisor.append(JobSubmitted(self.world.now, spec, f"token of {spec.name}"))
+
+    def _complete(self) -> bool:
+        jobs = self.supervisor.committed.jobs
+        return len(jobs) == len(self.specs) and all(job.phase.finished for job in jobs.values())
+
+    def _look(self) -> None:
+        self.sharing.look(self.supervisor.committed, self.world.now)
+        self.world.after(LOOK_S, self._look)
+
+    def _keep_connected(self, agent: Agent) -> None:
+        self.supervisor.dial(agent)
+        self.world.soon(*RECONNECT_S, lambda: self._keep_connected(agent))
+
+    def _decide(self, incident: Incident, job: JobView) -> Action:
+        if incident.kind == LOAN and self.world.chance.random() < self.refuses:
+            return self.world.chance.choice((ignore("no"), wait("not now"), wait("later", retry_s=50.0)))
+        return default(incident, job)
+
+    # ------------------------------------------------------------ surroundings of the agents
+
+    def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
+        self.supervisor.deliver(agent, session, seq, report)
+
+    def neighbour(self, node: str) -> Agent | None:
+        return self.agents.get(node)
+
+    def workers_changed(self) -> None:
+        for training in self.training.values():
+            training.changed()
+
+    def gpus_reset(self, agent: Agent, failure: str) -> None:
+        raise Violation(f"a GPU of {agent.name} is reset, and none had a fault")
+
+    def failed_tests(self, agent: Agent) -> None:
+        """No machine of these worlds fails its tests."""
+
+    def booting(self, agent: Agent) -> None:
+        raise Violation(f"{agent.name} is booted, and nothing was wrong with it")
+
+    # ------------------------------------------------------------ faults
+
+    def _plan_faults(self) -> None:
+        chance = self.world.chance
+        kinds = [self._crash_supervisor, self._cut_control, self._crash_worker, self._lose_node, self._restart_agent]
+        for _ in range(chance.randint(0, 6)):
+            self.world.after(chance.uniform(1.0, FAULTS_END_S), chance.choice(kinds))
+
+    def _victim(self) -> Agent | None:
+        running = [agent for agent in self.agents.values() if agent.alive and agent.workers is not None]
+        alive = running or [agent for agent in self.agents.values() if agent.alive]
+        return self.world.chance.choice(alive) if alive else None
+
+    def _crash_supervisor(self) -> None:
+        if self.supervisor.leading:
+            self.supervisor.crash_in = self.world.chance.randint(1, 8)
+
+    def _cut_control(self) -> None:
+        if (agent := self._victim()) is not None:
+            self.world.say(f"FAULT control partition of {agent.name}")
+            agent.control_cut = True
+            self.supervisor.hang_up(agent)
+            self.world.soon(0.1, 8.0, lambda: setattr(agent, "control_cut", False))
+
+    def _crash_worker(self) -> None:
+        agent = self._victim()
+        if agent is not None and agent.workers is not None:
+            rank = self.world.chance.choice(agent.ranks)
+            self.world.say(f"FAULT worker crash: rank {rank} on {agent.name}")
+            agent.crashed(rank)
+            self.diagnostics.find(FindingKind.WORKER_CRASH, agent, agent.workers.order.generation, 0.01, rank=rank)
+
+    def _lose_node(self) -> None:
+        if (agent := self._victim()) is not None:
+            self.world.say(f"FAULT node loss: {agent.name}")
+            self._lost(agent)
+            agent.die(machine=True)
+            self.world.soon(5.0, 20.0, agent.boot)
+
+    def _restart_agent(self) -> None:
+        if (agent := self._victim()) is not None:
+            self.world.say(f"FAULT agent restart: {agent.name}")
+            self.supervisor.hang_up(agent)
+            agent.die(machine=False)
+            self.world.soon(0.2, 3.0, agent.boot)
+
+    def _lost(self, agent: Agent) -> None:
+        self.supervisor.hang_up(agent)
+        number = agent.workers.order.generation if agent.workers else 0
+        self.diagnostics.find(FindingKind.NODE_LOST, agent, number, 0.4)
+
+
+def _jobs(chance: Random) -> list[JobSpec]:
+    """Two to four, of different priorities, some of which reserve spares."""
+    return [_job(chance, f"job{index}") for index in range(chance.randint(2, 4))]
+
+
+def _job(chance: Random, name: str) -> JobSpec:
+    mesh = Mesh.of(chance.choice(({"dp": 1}, {"dp": 2}, {"dp": 3}, {"dp": 2, "pp": 2}, {"dp": 3})))
+    return JobSpec(
+        name,
+        LaunchSpec("/train.py"),
+        mesh.world_size,
+        1,
+        mesh,
+        min_dp=chance.randint(1, mesh.dp),
+        max_dp=mesh.dp,
+        checkpoint=CheckpointSpec(INTERVAL, 2),
+        hang=HangSpec(floor_s=30.0, init_s=60.0),
+        limits=LimitSpec(prepare_timeout_s=PREPARE_S, first_step_timeout_s=20.0, restarts_without_progress_max=1000),
+        spares=chance.choice((0, 0, 1, 2)),
+        priority=chance.choice((-1, 0, 0, 0, 1, 5)),
+    )
