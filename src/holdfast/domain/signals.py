@@ -76,6 +76,23 @@ class StepColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedSteps:
+    """Optimizer steps of a script that reports none, as they were observed in its processes: one entry per (rank, block), all
+    columns of equal length. They say how ranks compare, and nothing about the job's progress."""
+
+    node: str
+    at: float
+    job: str
+    generation: int
+    rank: tuple[int, ...]
+    step: tuple[int, ...]  # optimizer steps begun by this process up to the end of the block
+    steps: tuple[int, ...]  # of the block, at least 1
+    started_at: tuple[float, ...]  # of the block
+    ended_at: tuple[float, ...]
+    comm_wait_s: tuple[float, ...]  # time in the whole block in which this rank waited for others
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaChecks:
     """Checksums of the parameters that replicas hold alike: one entry per (rank, step), all columns of equal length."""
 
@@ -379,6 +396,7 @@ NodeSignal = (
     GenerationStarted
     | GenerationStopped
     | StepColumns
+    | ObservedSteps
     | RankProgress
     | WorkerExited
     | KernelLine

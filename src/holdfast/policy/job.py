@@ -65,6 +65,7 @@ class JobView:
         default_factory=dict
     )  # those of `nodes` with GPUs that must be reset first
     resettable: tuple[str, ...] = ()  # of the nodes of `resets` and `standing` those whose agents can reset GPUs now
+    reports_steps: bool = True  # False: an unmodified script, which saves nothing when it is asked to
 
     @property
     def dp(self) -> int:

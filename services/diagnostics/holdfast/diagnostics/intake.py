@@ -31,6 +31,7 @@ from holdfast.domain.signals import (
     NodeBeat,
     NodeConnected,
     NodeDisconnected,
+    ObservedSteps,
     RankProgress,
     Signal,
     StepColumns,
@@ -46,7 +47,7 @@ from holdfast.runtime import metrics, telemetry
 CLOCK_TICK_S = 0.02
 CALM_CLOCK_TICK_S = 0.25
 ATTENTION_S = 2.0
-_ROUTINE = (ClockTick, NodeBeat, StepColumns, RankProgress, HostSample, GpuSample, GpuHealth, NicSample)
+_ROUTINE = (ClockTick, NodeBeat, StepColumns, ObservedSteps, RankProgress, HostSample, GpuSample, GpuHealth, NicSample)
 # A detector may delay its conclusion about an exit. The tick is acknowledged only afterwards, so that a crash of this process
 # in the meantime does not lose the exit.
 SETTLE_S = 0.5

@@ -136,7 +136,7 @@ class LocalGeneration:
         """Return the steps and checks that were finished since the last call."""
         if self.progress is None:
             return []
-        unsent = (self.progress.take_steps(at), self.progress.take_checks(at))
+        unsent = (self.progress.take_steps(at), self.progress.take_observed(at), self.progress.take_checks(at))
         return [signal for signal in unsent if signal is not None]
 
     def exited(self, worker: Worker, how: Exit) -> WorkerExited:

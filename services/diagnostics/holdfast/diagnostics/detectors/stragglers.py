@@ -3,7 +3,8 @@
 Theory of operation, per (job, generation). A rank's *own work* in a step is the duration of the step without the time for
 which it waited for other ranks (`comm_wait_s`). In synchronous training all ranks' steps take equally long. Where that wait
 is not measured, only the time for which a rank waited for its data can be distinguished: own work is then that time, on top of
-the shortest remainder.
+the shortest remainder. Of a script that reports no steps, blocks of optimizer steps are compared that were observed in its
+processes (`ObservedSteps`), as if the mean of a block were a step.
 
 When every rank has finished a step, the step is laid out by pipeline stage and compared (`comparison`). A window of steps
 shows
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from holdfast.diagnostics import steps
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors import comparison
 from holdfast.diagnostics.detectors.comparison import Floats, Grid
@@ -38,7 +40,7 @@ from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.diagnostics.thresholds import StragglerThresholds
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GenerationStarted, StepColumns
+from holdfast.domain.signals import GenerationStarted, ObservedSteps, StepColumns
 
 _RANKS_MAX = 1_000_000  # of all jobs; the job whose generation began first is no longer compared
 _WARM_UP = 3  # first steps of a generation: they compile and allocate
@@ -61,13 +63,14 @@ class _Run:
     past: list[Floats] = field(default_factory=list)  # work of the first steps, until `usual` is known
     usual: Floats | None = None
     reported: Recurring = field(default_factory=Recurring)
+    observed: steps.StepState | None = None  # of a script that reports no steps
 
 
 @dataclass(slots=True)
 class StragglerState:
     runs: Bounded[str, _Run] = field(default_factory=lambda: Bounded(_RANKS_MAX, weigh=lambda run: run.mesh_ranks))
 
-    def of(self, item: StepColumns | StepRecord) -> _Run | None:
+    def of(self, item: StepColumns | ObservedSteps | StepRecord) -> _Run | None:
         """The run of the job, if `item` is about the generation that is compared."""
         run = self.runs.get(item.job)
         return run if run is not None and run.generation.number == item.generation else None
@@ -81,7 +84,7 @@ class Stragglers:
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (StepColumns, StepRecord, GenerationStarted, RunStarted)
+        return (StepColumns, ObservedSteps, StepRecord, GenerationStarted, RunStarted)
 
     def initial(self) -> StragglerState:
         return StragglerState()
@@ -94,6 +97,10 @@ class Stragglers:
                 run = state.of(item)
                 if run is not None:
                     run.reports.collect(item)
+            case ObservedSteps():
+                run = state.of(item)
+                if run is not None:
+                    return state, self._observed(run, item, now)
             case StepRecord():
                 run = state.of(item)
                 if run is not None:
@@ -105,6 +112,18 @@ class Stragglers:
             case _:
                 pass
         return state, ()
+
+    def _observed(self, run: _Run, item: ObservedSteps, now: float) -> tuple[Finding, ...]:
+        """Blocks of steps of one node; those that every rank has finished are judged."""
+        if run.observed is None:
+            run.observed = steps.StepState()
+            steps.follow(run.observed, (item.job, item.generation), run.mesh_ranks)
+        columns = _mean_steps(item)
+        run.reports.collect(columns)
+        found: list[Finding] = []
+        for record in steps.fold(run.observed, columns):
+            found += self._finished(run, record, now)
+        return tuple(found)
 
     def _finished(self, run: _Run, record: StepRecord, now: float) -> tuple[Finding, ...]:
         run.finished += 1
@@ -201,6 +220,28 @@ def _new_run(generation: Generation, mesh: Mesh, window: int) -> _Run:
         cause=np.zeros((window, *shape), np.float32),
         total=np.zeros(shape, np.float32),
         alone=grid.group_size == 1,
+    )
+
+
+def _mean_steps(item: ObservedSteps) -> StepColumns:
+    """Each block as its mean step, which ends with the block."""
+    nothing, unknown = (0.0,) * len(item.rank), (math.nan,) * len(item.rank)
+    spans = zip(item.started_at, item.ended_at, item.steps, strict=True)
+    return StepColumns(
+        node=item.node,
+        at=item.at,
+        job=item.job,
+        generation=item.generation,
+        rank=item.rank,
+        step=item.step,
+        started_at=tuple(ended_at - (ended_at - started_at) / count for started_at, ended_at, count in spans),
+        ended_at=item.ended_at,
+        data_s=nothing,
+        stall_s=nothing,
+        tokens=(0,) * len(item.rank),
+        loss=unknown,
+        grad_norm=unknown,
+        comm_wait_s=tuple(wait_s / count for wait_s, count in zip(item.comm_wait_s, item.steps, strict=True)),
     )
 
 
