@@ -53,6 +53,7 @@ class Prepare:
     self_test: bool = False  # the state went wrong without an error: a node whose devices compute wrongly answers so
     first_attempt: int = 0  # of this submission: what older attempts saved belongs to earlier ones; 0 = not told
     chaos: bool = False  # the job allows injected faults; an agent refuses them otherwise
+    warning_settles_s: float = 0.0  # how long a warning must last to lead to anything; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class GenerationStarted:
     ranks: tuple[int, ...]  # on this node
     hang: HangSpec
     submission: str = ""  # tells submissions of one name apart; "" = not known
+    warning_settles_s: float = 0.0  # how long a warning must last to lead to anything; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)

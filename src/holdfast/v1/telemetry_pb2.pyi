@@ -130,7 +130,7 @@ class TickAck(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
-    __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang", "submission")
+    __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang", "submission", "warning_settles_s")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class GenerationStarted(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     HANG_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    WARNING_SETTLES_S_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -145,7 +146,8 @@ class GenerationStarted(_message.Message):
     ranks: _containers.RepeatedScalarFieldContainer[int]
     hang: _types_pb2.HangSpec
     submission: str
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., submission: _Optional[str] = ...) -> None: ...
+    warning_settles_s: float
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., submission: _Optional[str] = ..., warning_settles_s: _Optional[float] = ...) -> None: ...
 
 class GenerationStopped(_message.Message):
     __slots__ = ("at", "job", "generation", "finished")

@@ -35,6 +35,7 @@ class Job:
     measured: bool = True
     seed: int = 1
     noise: float = 0.01
+    settles_s: float = 0.0
     step: int = 0
     now: float = T0
     found: list[Finding] = field(default_factory=list)
@@ -46,7 +47,7 @@ class Job:
         n = self.mesh.world_size
         self.nodes = [tuple(range(i, min(n, i + NODE))) for i in range(0, n, NODE)]
         for i, ranks in enumerate(self.nodes):
-            self.tell(GenerationStarted(f"n{i}", self.now, "gpt", 1, self.mesh, ranks, HangSpec()))
+            self.tell(GenerationStarted(f"n{i}", self.now, "gpt", 1, self.mesh, ranks, HangSpec(), "", self.settles_s))
 
     def tell(self, item: GenerationStarted | StepColumns | ObservedSteps | StepRecord | RunStarted) -> None:
         self.found += self.detector.observe(item, self.now)
@@ -290,6 +291,19 @@ def test_ranks_are_laid_out_by_stage_and_replica_in_any_order_of_the_mesh() -> N
         assert grid.ranks.shape == (2, 3, 4)
         for (stage, replica, _), rank in np.ndenumerate(grid.ranks):
             assert (mesh.coords(int(rank))["pp"], mesh.coords(int(rank))["dp"]) == (stage, replica)
+
+
+@pytest.mark.parametrize(
+    ("settles_s", "repeat_s"), [(0.0, 600.0), (590.0, 600.0), (20.0, 20.4), (0.001, 1.0), (9e9, 600.0)]
+)
+def test_a_rank_that_stays_slow_is_reported_again_when_the_job_wants_to_act(settles_s: float, repeat_s: float) -> None:
+    job = Job({"dp": 8}, settles_s=settles_s)
+    job.run(int(40 + 2.5 * repeat_s), slower(3, 0.5))
+    first, second, *_ = job.found
+    assert second.id == first.id
+    step_s = 1.6
+    assert repeat_s <= second.at - first.at <= repeat_s + 2 * step_s
+    assert second.ttl_s < second.at - first.at, "the engine lets it through"
 
 
 # ---------------------------------------------------------------- a script that reports no steps

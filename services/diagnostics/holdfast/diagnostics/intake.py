@@ -6,6 +6,7 @@ of a stream become signals of their own, from which liveness is concluded. `Rece
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -253,3 +254,5 @@ def _check_generation(signal: GenerationStarted) -> None:
         raise MalformedMessage("generation_started.ranks", f"rank {max(signal.ranks)} of a mesh of {size}")
     if not (hang.floor_s > 0 and hang.factor >= 1 and hang.init_s > 0):
         raise MalformedMessage("generation_started.hang", f"{hang}: needs floor_s > 0, factor ≥ 1, init_s > 0")
+    if not 0.0 <= signal.warning_settles_s < math.inf:
+        raise MalformedMessage("generation_started.warning_settles_s", f"{signal.warning_settles_s} is no duration")

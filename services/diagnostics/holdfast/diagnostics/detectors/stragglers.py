@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, ObservedSteps, StepColumns
 
 _RANKS_MAX = 1_000_000  # of all jobs; the job whose generation began first is no longer compared
+REPEAT_S_MIN = 1.0
+TTL_S = 300.0
+SETTLED = 1.02  # of the time that a condition must last: a repeat shows that it has lasted longer
 _WARM_UP = 3  # first steps of a generation: they compile and allocate
 
 
@@ -58,6 +61,7 @@ class _Run:
     cause: Floats
     total: Floats  # sum of `raw` over the window, updated with each step
     alone: bool  # stages of one rank: compared with their past
+    repeat_s: float  # until a condition that lasts is reported again
     finished: int = 0  # steps
     judged: int = 0
     past: list[Floats] = field(default_factory=list)  # work of the first steps, until `usual` is known
@@ -106,12 +110,19 @@ class Stragglers:
                 if run is not None:
                     return state, self._finished(run, item, now)
             case GenerationStarted():
-                _open(state, roster.current(item.job, item.generation), self.limits.window)
+                _open(state, roster.current(item.job, item.generation), self._limits_of(item))
             case RunStarted():
                 state.runs.pop(item.job, None)
             case _:
                 pass
         return state, ()
+
+    def _limits_of(self, item: GenerationStarted) -> StragglerThresholds:
+        """A condition that lasts is reported again when the job wants to act on it, if that is sooner."""
+        if not item.warning_settles_s:
+            return self.limits
+        repeat_s = max(REPEAT_S_MIN, SETTLED * item.warning_settles_s)
+        return replace(self.limits, repeat_s=min(self.limits.repeat_s, repeat_s))
 
     def _observed(self, run: _Run, item: ObservedSteps, now: float) -> tuple[Finding, ...]:
         """Blocks of steps of one node; those that every rank has finished are judged."""
@@ -137,10 +148,8 @@ class Stragglers:
             return ()
         found = list(self._conclude(run))
         return tuple(
-            _finding(record, condition, times, now)
-            for condition, times in run.reported.due(
-                found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s
-            )
+            _finding(record, condition, times, now, run.repeat_s)
+            for condition, times in run.reported.due(found, record.step, now, self.limits.quiet_steps, run.repeat_s)
         )
 
     def _judge(self, run: _Run, step: int, reports: Reports) -> Judged | None:
@@ -199,17 +208,17 @@ class Stragglers:
 # ---------------------------------------------------------------- memory
 
 
-def _open(state: StragglerState, generation: Generation | None, window: int) -> None:
+def _open(state: StragglerState, generation: Generation | None, limits: StragglerThresholds) -> None:
     """Begin to compare the ranks of a new generation. Each node reports its start; the first report is enough."""
     if generation is None or generation.mesh is None:
         return
     run = state.runs.get(generation.job)
     if run is None or run.generation is not generation:
-        state.runs[generation.job] = _new_run(generation, generation.mesh, window)
+        state.runs[generation.job] = _new_run(generation, generation.mesh, limits)
 
 
-def _new_run(generation: Generation, mesh: Mesh, window: int) -> _Run:
-    grid, size = Grid.of(mesh), mesh.world_size
+def _new_run(generation: Generation, mesh: Mesh, limits: StragglerThresholds) -> _Run:
+    grid, size, window = Grid.of(mesh), mesh.world_size, limits.window
     shape = (grid.stages, grid.group_size)
     return _Run(
         generation=generation,
@@ -220,6 +229,7 @@ def _new_run(generation: Generation, mesh: Mesh, window: int) -> _Run:
         cause=np.zeros((window, *shape), np.float32),
         total=np.zeros(shape, np.float32),
         alone=grid.group_size == 1,
+        repeat_s=limits.repeat_s,
     )
 
 
@@ -265,7 +275,7 @@ def _against_past(run: _Run, work: Floats, steps: int) -> Floats | None:
     return over.reshape(work.shape)
 
 
-def _finding(record: StepRecord, condition: Condition, times: int, now: float) -> Finding:
+def _finding(record: StepRecord, condition: Condition, times: int, now: float, repeat_s: float) -> Finding:
     flapping = f" It comes and goes: {times} times so far." if times > 1 else ""
     return Finding(
         id=f"steps:{record.job}:{record.generation}:{condition.key}" + (f":{times}" if times > 1 else ""),
@@ -280,6 +290,7 @@ def _finding(record: StepRecord, condition: Condition, times: int, now: float) -
         rank=condition.rank,
         confidence=condition.confidence,
         cost_share=condition.cost_share,
+        ttl_s=min(TTL_S, repeat_s / 2),  # within it, the same finding is not reported again
         evidence={**condition.evidence, "since_step": str(condition.since), "times": str(times)},
         ladder=(Remedy.WATCH, Remedy.REPLACE_NODE) if condition.kind is FindingKind.STRAGGLER else (Remedy.WATCH,),
     )

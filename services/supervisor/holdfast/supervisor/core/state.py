@@ -61,8 +61,6 @@ class Config:
     warning_holds_s: float = (
         7200.0  # a warning that is not repeated for so long is forgotten; detectors repeat by 600 s
     )
-    warning_settles_s: float = 590.0  # for so long a condition is reported before its cost is weighed
-    warning_gap_s: float = 600.0  # between a planned change of a job and one for a warning
     change_unmeasured_s: float = 60.0  # assumed cost of a planned change before the job's first one
     notice_hold_s: float = 3600.0  # a notice holds this long after its start, unless it is withdrawn
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
