@@ -180,7 +180,7 @@ class Fleet:
         ids = [rank for rank in self.ranks_of(node) if self.ranks[rank].alive]
         ranks = [self.ranks[rank] for rank in ids]
         for rank in ranks:
-            rank.cpu_s += rank.cpu * 0.1
+            rank.cpu_s += 0.0 if rank.state == "T" else rank.cpu * 0.1
         return RankProgress(
             node=node,
             at=T0 + self.now,

@@ -22,6 +22,7 @@ from holdfast.domain.signals import (
     HealthChecks,
     Measurements,
     NicSample,
+    ObservedSteps,
     RankProgress,
     ReplicaChecks,
     StepColumns,
@@ -32,7 +33,7 @@ ROWS_MAX = 4
 SINGLE_PRECISION = {"data_s", "stall_s", "comm_wait_s", "temperature_c", "power_w"}  # travel as 32-bit floats
 COLUMNAR = (
     StepColumns, RankProgress, ReplicaChecks, GpuSample, GpuHealth, NicSample, HealthChecks, Measurements, StallSnapshot,
-    CollectiveRows,
+    CollectiveRows, ObservedSteps,
 )  # fmt: skip
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

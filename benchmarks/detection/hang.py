@@ -84,7 +84,8 @@ def _stuck(row: Score, way: str, rng: np.random.Generator) -> None:
     if stuck is None:
         return  # the mesh has no place for this fault
     ranks = [
-        _Rank("T" if rank in stuck.silent else "S", 0.02, 20, count=count) for rank, count in enumerate(stuck.counts)
+        _Rank("T" if rank in stuck.silent else "S", 0.0 if rank in stuck.silent else 0.02, 20, count=count)
+        for rank, count in enumerate(stuck.counts)
     ]
     finding, after_s = _watch(mesh, ranks, next(iter(stuck.culprits), -1), rng, stuck)
     _judge(row, f"{way} on {mesh}", finding, after_s, next(iter(stuck.culprits), None))

@@ -1,4 +1,4 @@
-"""`holdfast demo`, as a user types it, with fewer steps: eight faults, eight remediations, and a report that adds up."""
+"""`holdfast demo`, as a user types it, with fewer steps: nine faults, nine remediations, and a report that adds up."""
 
 from __future__ import annotations
 
@@ -54,6 +54,9 @@ def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str,
     assert xid["restored_from"]["peer"] >= 6, "each of six ranks needs what three replicas saved"
     assert "re-sharded from dp 3 to dp 2: read " in xid["outcome"]
     assert "re-sharded from dp 2 to dp 3: read " in repair["outcome"]
+    slow = report["slow_rank"]["incidents"][-1]
+    assert (slow["kind"], slow["action"], slow["rank"]) == ("straggler", "hot_swap", 1)
+    assert "it costs" in slow["reason"], "what it costs is weighed against what a swap costs"
     bereft = report["both_copies_lost"]["incidents"]
     assert {(incident["kind"], incident["action"]) for incident in bereft} == {("node_lost", "hot_swap")}
     assert all(incident["restored_from"]["object store"] >= 1 for incident in bereft)

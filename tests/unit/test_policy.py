@@ -209,6 +209,15 @@ def test_the_examples_of_the_docs_do_what_the_docs_say() -> None:
     }
 
 
+def test_a_script_that_saves_nothing_is_not_interrupted_for_a_warning() -> None:
+    slow = replace(incident("straggler"), cost_share=0.4)
+    view = replace(sample_job(slow), remaining_s=1e6)
+    assert default(slow, view).kind is ActionKind.HOT_SWAP
+    answer = default(slow, replace(view, reports_steps=False))
+    assert answer.kind is ActionKind.NOTIFY
+    assert "interrupts this script without a save" in answer.reason
+
+
 def test_a_warning_is_no_earlier_fault_of_a_node() -> None:
     before = replace(incident("straggler"), t_fault=900.0)
     view = replace(sample_job(before), recent=(before, replace(incident("worker_crash"), t_fault=950.0)))

@@ -67,6 +67,14 @@ class ChecksSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class WarningSpec:
+    """When a warning whose cost is measured leads to a question to the policy."""
+
+    settles_s: float = 590.0  # for so long a condition must last; detectors repeat a lasting one by 600 s at the latest
+    gap_s: float = 600.0  # between a planned change of the job and one for a warning
+
+
+@dataclass(frozen=True, slots=True)
 class LimitSpec:
     prepare_timeout_s: float = 60.0  # a node that cannot prepare in time is replanned around
     first_step_timeout_s: float = 600.0  # START to the first step of every rank
@@ -117,6 +125,7 @@ class JobSpec:
     policy_params: Mapping[str, Param] = field(default_factory=dict)
     chaos: bool = False  # faults may be injected into it (`holdfast inject --every`)
     priority: int = 0  # -1000 … 1000; of several jobs that want nodes the one with the higher priority gets them
+    warnings: WarningSpec = field(default_factory=WarningSpec)
 
     @property
     def policy_spec(self) -> PolicySpec:

@@ -21,6 +21,7 @@ NAME_CHARS_MAX = 256
 PATH_CHARS_MAX = 4096
 GROUPS_MAX = 256  # process groups of one rank
 MEMBERS_MAX = 2_000_000  # of all of them together
+OBSERVED_STEPS_MAX = 1 << 20  # of one block
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,18 @@ class StepNote:
     comm_wait_s: float = math.nan  # NaN = not measured
     local_grad_norm: float = math.nan  # as grad_norm
     ended_uptime_s: float = 0.0  # `ended_at` by the monotonic clock; 0.0 = not known
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedStepsNote:
+    """A block of optimizer steps of a script that reports none."""
+
+    sender: Sender
+    step: int  # optimizer steps begun by this process up to the end of the block
+    steps: int  # of the block
+    started_at: float
+    ended_at: float
+    comm_wait_s: float  # in all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,7 @@ class GroupsNote:
     members: tuple[tuple[str, str], ...]
 
 
-Note = StepNote | PhaseNote | StartedNote | SavedNote | MissedNote | GroupsNote | ReplicaCheckNote
+Note = StepNote | PhaseNote | StartedNote | SavedNote | MissedNote | GroupsNote | ReplicaCheckNote | ObservedStepsNote
 
 _KINDS: Mapping[type, str] = {
     StepNote: "step",
@@ -117,6 +130,7 @@ _KINDS: Mapping[type, str] = {
     MissedNote: "missed",
     GroupsNote: "groups",
     ReplicaCheckNote: "replica_check",
+    ObservedStepsNote: "observed_steps",
 }
 _FIELDS = {kind: [each.name for each in fields(kind) if each.name != "sender"] for kind in _KINDS}
 _MAPPINGS = {kind: {"phases_s", "members"} & {*names} for kind, names in _FIELDS.items()}
@@ -171,6 +185,13 @@ def parse(raw: bytes) -> Note | None:
                     took_s=_finite(message, "took_s"),
                     restored=message["restored"] is True,
                 )
+            case "observed_steps":
+                started_at, ended_at = _finite(message, "started_at"), _finite(message, "ended_at")
+                steps = _integer(message, "steps")
+                if not (0 < steps <= OBSERVED_STEPS_MAX and started_at <= ended_at):
+                    return None
+                waited_s = _finite(message, "comm_wait_s")
+                return ObservedStepsNote(sender, _integer(message, "step"), steps, started_at, ended_at, waited_s)
             case "phase":
                 return PhaseNote(sender, Phase(message["phase"]), _finite(message, "at"), _integer(message, "step"))
             case "started":

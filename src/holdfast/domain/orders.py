@@ -55,6 +55,7 @@ class Prepare:
     chaos: bool = False  # the job allows injected faults; an agent refuses them otherwise
     # This node is suspected: its quick tests have so many seconds, beside the preparation. 0 = it is not tested
     suspect_test_s: float = 0.0
+    warning_settles_s: float = 0.0  # how long a warning must last to lead to anything; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)

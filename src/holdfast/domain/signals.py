@@ -36,6 +36,7 @@ class GenerationStarted:
     ranks: tuple[int, ...]  # on this node
     hang: HangSpec
     submission: str = ""  # tells submissions of one name apart; "" = not known
+    warning_settles_s: float = 0.0  # how long a warning must last to lead to anything; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,23 @@ class StepColumns:
     comm_wait_s: tuple[float, ...] = ()
     # This rank's gradient norm before the reduce: NaN, or no column at all, = not reported; a reported NaN travels as +inf.
     local_grad_norm: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedSteps:
+    """Optimizer steps of a script that reports none, as they were observed in its processes: one entry per (rank, block), all
+    columns of equal length. They say how ranks compare, and nothing about the job's progress."""
+
+    node: str
+    at: float
+    job: str
+    generation: int
+    rank: tuple[int, ...]
+    step: tuple[int, ...]  # optimizer steps begun by this process up to the end of the block
+    steps: tuple[int, ...]  # of the block, at least 1
+    started_at: tuple[float, ...]  # of the block
+    ended_at: tuple[float, ...]
+    comm_wait_s: tuple[float, ...]  # time in the whole block in which this rank waited for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +397,7 @@ NodeSignal = (
     GenerationStarted
     | GenerationStopped
     | StepColumns
+    | ObservedSteps
     | RankProgress
     | WorkerExited
     | KernelLine

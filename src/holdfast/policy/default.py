@@ -102,6 +102,10 @@ def _warning(incident: Incident, job: JobView) -> Action:
     what = f"{incident.cause} Over the {_duration(job.remaining_s)} that the job may still run it costs {_duration(lost_s)}"
     if lost_s <= SWAP_MARGIN * job.change_s:
         return notify(f"{what}, too little for a swap, which costs {_duration(job.change_s)}")
+    if not job.reports_steps:
+        return notify(
+            f"{what}, more than a swap, but a swap interrupts this script without a save: it reports no steps"
+        )
     if not set(job.spares) - _swapped_for_warnings(job):
         why = "the free spares were swapped out for being slow themselves" if job.spares else "no spare is free"
         return notify(f"{what}, more than a swap, but {why}")

@@ -66,6 +66,7 @@ class JobView:
     )  # those of `nodes` with GPUs that must be reset first
     # Of the nodes of `resets`, of `standing`, and of a warning that recommends a reset those whose agents can reset GPUs now.
     resettable: tuple[str, ...] = ()
+    reports_steps: bool = True  # False: an unmodified script, which saves nothing when it is asked to
 
     @property
     def dp(self) -> int:

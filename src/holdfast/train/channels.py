@@ -19,6 +19,7 @@ from holdfast.domain.notes import (
     GroupsNote,
     MissedNote,
     Note,
+    ObservedStepsNote,
     PhaseNote,
     ReplicaCheckNote,
     SavedNote,
@@ -134,6 +135,9 @@ class Notes:
             local_grad_norm=reported(local_grad_norm),
         )
         self._send(note, self._agent)
+
+    def observed_steps(self, *, step: int, steps: int, started_at: float, ended_at: float, comm_wait_s: float) -> None:
+        self._send(ObservedStepsNote(self._sender, step, steps, started_at, ended_at, comm_wait_s), self._agent)
 
     def phase(self, phase: Phase, at: float, step: int) -> None:
         self._send(PhaseNote(self._sender, phase, at, step), self._agent)

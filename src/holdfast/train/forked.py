@@ -25,7 +25,7 @@ from types import ModuleType, TracebackType
 from typing import Final, NoReturn
 
 from holdfast.domain import worker
-from holdfast.train import error_file
+from holdfast.train import error_file, observed_steps
 from holdfast.train.rendezvous import wait_until_served
 
 STORE_HEAD_START_S: Final = 0.25
@@ -54,6 +54,7 @@ def run_script(launch: Launch) -> NoReturn:
         os.environ.update(_wait_for_start(control))
         control.detach()  # the trainer library opens the descriptor again by its number
         _let_rank_0_open_its_store()
+        observed_steps.observe(os.environ)
         code = _run(launch)
     except BaseException:  # a failure of this module; no interpreter above would print it
         traceback.print_exc()

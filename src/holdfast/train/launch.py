@@ -18,10 +18,11 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] 
 from torch.distributed.distributed_c10d import Store
 
 from holdfast.domain.signals import Phase
-from holdfast.train import error_file
+from holdfast.train import error_file, observed_steps
 from holdfast.train.channels import Control, Notes
 from holdfast.train.compile_cache import CompileCache, Key
 from holdfast.train.ddp_buckets import DDPBuckets
+from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment
 from holdfast.train.recorder import Recorder
 from holdfast.train.rendezvous import wait_until_served
@@ -60,6 +61,8 @@ def launch(
     control = Control(environment.control_fd)
     recorder = Recorder(environment.recorder, notes)
     buckets = DDPBuckets()
+    waits = DDPWaits()
+    observed_steps.stand_down()
     try:
         notes.phase(Phase.INIT, time.time(), 0)
         device = _device(environment.local_rank)
@@ -77,6 +80,7 @@ def launch(
             standalone=session,
             compile_cache=_compile_cache(session.place.directory.root if session else None, environment, device),
             buckets=buckets,
+            waits=waits,
         )
         with _ended_well(session):
             main(run)
@@ -87,6 +91,7 @@ def launch(
         raise
     finally:
         buckets.close()
+        waits.close()
         recorder.close()
         notes.close()
         control.close()

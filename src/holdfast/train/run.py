@@ -28,6 +28,7 @@ from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.compile_cache import CompileCache
 from holdfast.train.ddp_buckets import DDPBuckets
+from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment, World
 from holdfast.train.recorder import Recorder
 from holdfast.train.replica_check import ReplicaCheck
@@ -127,6 +128,7 @@ class Run:
         standalone: Session | None = None,
         compile_cache: CompileCache | None = None,
         buckets: DDPBuckets | None = None,
+        waits: DDPWaits | None = None,
     ) -> None:
         self.world = environment.world
         self.device = device
@@ -138,6 +140,7 @@ class Run:
         self._standalone = standalone
         self._compile_cache = compile_cache
         self._buckets = buckets
+        self._waits = waits
         self._checkpoints = Checkpointer(environment, device, notes, buckets)
         self._replicas = ReplicaCheck(environment.replica_check_steps, notes, environment.world.rank)
         self._mesh: DeviceMesh | None = None
@@ -342,6 +345,9 @@ class Run:
         self._done += 1
         self._step = None
         stall_s = self._checkpoints.stall_s
+        if self._waits is not None and (waited_s := self._waits.take(on_cpu_only=True)) is not None:
+            # DDP's own measurement, unless the script has measured its waits itself
+            finished.comm_wait_s = waited_s if finished.comm_wait_s is None else finished.comm_wait_s
         self._notes.step(
             step=self._done,
             started_at=finished.started_at,

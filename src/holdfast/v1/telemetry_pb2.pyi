@@ -20,7 +20,7 @@ VERDICT_FAILED: Verdict
 VERDICT_SKIPPED: Verdict
 
 class Tick(_message.Message):
-    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "wants_ack", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent", "gpu_health", "nics", "maintenance", "replica_checks", "node_tested", "standstills", "health_checks", "checkpoint_troubles", "measurements")
+    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "wants_ack", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent", "gpu_health", "nics", "maintenance", "replica_checks", "node_tested", "standstills", "health_checks", "checkpoint_troubles", "measurements", "observed_steps")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class Tick(_message.Message):
     HEALTH_CHECKS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_TROUBLES_FIELD_NUMBER: _ClassVar[int]
     MEASUREMENTS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_STEPS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     seq: int
@@ -75,7 +76,8 @@ class Tick(_message.Message):
     health_checks: _containers.RepeatedCompositeFieldContainer[HealthChecks]
     checkpoint_troubles: _containers.RepeatedCompositeFieldContainer[CheckpointTrouble]
     measurements: _containers.RepeatedCompositeFieldContainer[Measurements]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., wants_ack: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ..., gpu_health: _Optional[_Iterable[_Union[GpuHealth, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[NicSample, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceNotice, _Mapping]]] = ..., replica_checks: _Optional[_Iterable[_Union[ReplicaChecks, _Mapping]]] = ..., node_tested: _Optional[_Iterable[_Union[NodeTested, _Mapping]]] = ..., standstills: _Optional[_Iterable[_Union[Standstill, _Mapping]]] = ..., health_checks: _Optional[_Iterable[_Union[HealthChecks, _Mapping]]] = ..., checkpoint_troubles: _Optional[_Iterable[_Union[CheckpointTrouble, _Mapping]]] = ..., measurements: _Optional[_Iterable[_Union[Measurements, _Mapping]]] = ...) -> None: ...
+    observed_steps: _containers.RepeatedCompositeFieldContainer[ObservedSteps]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., wants_ack: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ..., gpu_health: _Optional[_Iterable[_Union[GpuHealth, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[NicSample, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceNotice, _Mapping]]] = ..., replica_checks: _Optional[_Iterable[_Union[ReplicaChecks, _Mapping]]] = ..., node_tested: _Optional[_Iterable[_Union[NodeTested, _Mapping]]] = ..., standstills: _Optional[_Iterable[_Union[Standstill, _Mapping]]] = ..., health_checks: _Optional[_Iterable[_Union[HealthChecks, _Mapping]]] = ..., checkpoint_troubles: _Optional[_Iterable[_Union[CheckpointTrouble, _Mapping]]] = ..., measurements: _Optional[_Iterable[_Union[Measurements, _Mapping]]] = ..., observed_steps: _Optional[_Iterable[_Union[ObservedSteps, _Mapping]]] = ...) -> None: ...
 
 class Standstill(_message.Message):
     __slots__ = ("at", "job", "generation", "rank", "answered", "interpreter", "kernel", "stack", "rows", "messages")
@@ -128,7 +130,7 @@ class TickAck(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
-    __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang", "submission")
+    __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang", "submission", "warning_settles_s")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +138,7 @@ class GenerationStarted(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     HANG_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    WARNING_SETTLES_S_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -143,7 +146,8 @@ class GenerationStarted(_message.Message):
     ranks: _containers.RepeatedScalarFieldContainer[int]
     hang: _types_pb2.HangSpec
     submission: str
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., submission: _Optional[str] = ...) -> None: ...
+    warning_settles_s: float
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., submission: _Optional[str] = ..., warning_settles_s: _Optional[float] = ...) -> None: ...
 
 class GenerationStopped(_message.Message):
     __slots__ = ("at", "job", "generation", "finished")
@@ -208,6 +212,28 @@ class ReplicaChecks(_message.Message):
     took_s: _containers.RepeatedScalarFieldContainer[float]
     restored: _containers.RepeatedScalarFieldContainer[bool]
     def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., digest: _Optional[_Iterable[str]] = ..., took_s: _Optional[_Iterable[float]] = ..., restored: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class ObservedSteps(_message.Message):
+    __slots__ = ("at", "job", "generation", "rank", "step", "steps", "started_at", "ended_at", "comm_wait_s")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    COMM_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    job: str
+    generation: int
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    started_at: _containers.RepeatedScalarFieldContainer[float]
+    ended_at: _containers.RepeatedScalarFieldContainer[float]
+    comm_wait_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., comm_wait_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class NodeTested(_message.Message):
     __slots__ = ("at", "preflight")

@@ -40,6 +40,7 @@ from holdfast.domain.job import (
     LimitSpec,
     Param,
     PolicySpec,
+    WarningSpec,
 )
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.plugins import POLICY_PREFIX
@@ -270,6 +271,20 @@ class Limits(_Part):
     ] = LimitSpec().suspect_test_s
 
 
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Warnings(_Part):
+    """When a warning whose cost is measured, such as a slow rank, is a question to the policy."""
+
+    settles_s: Annotated[NotNegative, Field(description="for so long the condition must last; 0 = ask at once")] = (
+        WarningSpec().settles_s
+    )
+    gap_s: Annotated[NotNegative, Field(description="between a planned change and one for a warning")] = (
+        WarningSpec().gap_s
+    )
+
+
 class JobFile(_Part):
     """One training job. Relative paths are relative to the file."""
 
@@ -328,6 +343,7 @@ class JobFile(_Part):
     chaos: Annotated[
         bool, Field(description="allow injected faults (holdfast inject --every); for tests of the recovery")
     ] = False
+    warnings: Warnings = Warnings()
 
 
 def schema() -> dict[str, Any]:
@@ -378,6 +394,7 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
         "priority": spec.priority,
         "steps": spec.steps,
         "chaos": spec.chaos,
+        "warnings": {"settles_s": spec.warnings.settles_s, "gap_s": spec.warnings.gap_s},
     }
 
 
@@ -493,6 +510,7 @@ def _spec(job: JobFile, launch: LaunchSpec) -> JobSpec:
         priority=job.priority,
         steps=job.steps,
         chaos=job.chaos,
+        warnings=WarningSpec(**job.warnings.model_dump()),
         resume=parse_resume(job.checkpoint.resume) if job.checkpoint.resume else None,
     )
 

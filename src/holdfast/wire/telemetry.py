@@ -32,6 +32,7 @@ from holdfast.domain.signals import (
     NicSample,
     NodeSignal,
     NodeTested,
+    ObservedSteps,
     RankProgress,
     ReplicaChecks,
     StepColumns,
@@ -113,6 +114,7 @@ _CODECS = (
     _codec(MaintenanceNotice, pb.MaintenanceNotice, "maintenance", times=["starts_at"]),
     _codec(CheckpointTrouble, pb.CheckpointTrouble, "checkpoint_troubles"),
     _codec(ReplicaChecks, pb.ReplicaChecks, "replica_checks", columns=True),
+    _codec(ObservedSteps, pb.ObservedSteps, "observed_steps", columns=True),
     _codec(StallSnapshot, pb.Standstill, "standstills", columns=True),
     _codec(NodeTested, pb.NodeTested, "node_tested"),
 )

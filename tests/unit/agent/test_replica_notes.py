@@ -1,4 +1,4 @@
-"""Checksums and local gradient norms on their way from a worker's note to the signal."""
+"""Checksums, observed steps and local gradient norms on their way from a worker's note to the signal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.agent.workers.progress import Progress
 from holdfast.domain import worker
-from holdfast.domain.notes import DIGEST_CHARS_MAX, ReplicaCheckNote, StepNote, parse
-from holdfast.domain.signals import ReplicaChecks
+from holdfast.domain.notes import DIGEST_CHARS_MAX, ObservedStepsNote, ReplicaCheckNote, StepNote, parse
+from holdfast.domain.signals import ObservedSteps, ReplicaChecks
 
 WHO = {"job": "gpt", "generation": 2, "rank": 4}
 CHECK: dict[str, Any] = {"step": 7, "digest": "ab12", "took_s": 0.004, "restored": False}
@@ -59,3 +59,31 @@ def test_local_norms_travel_only_when_somebody_reports_one() -> None:
         columns = folded.take_steps(12.0)
         assert columns is not None
         assert columns.local_grad_norm == pytest.approx(column, nan_ok=True)
+
+
+OBSERVED: dict[str, Any] = {"step": 16, "steps": 8, "started_at": 10.0, "ended_at": 11.0, "comm_wait_s": 0.25}
+
+
+def test_observed_steps_become_columns_and_are_no_sign_of_progress() -> None:
+    folded = progress()
+    assert folded.take_observed(11.0) is None
+    for more in ({}, {"step": 24, "started_at": 11.0, "ended_at": 11.5}):
+        parsed = parse(worker.encode("observed_steps", **{**WHO, **OBSERVED, **more}))
+        assert isinstance(parsed, ObservedStepsNote)
+        folded.fold(parsed)
+    assert folded.silent
+    assert (folded.step_of(4), folded.silent_s(1000.0), folded.stepping_since) == (0, 0.0, None)
+    assert folded.take_observed(12.0) == ObservedSteps(
+        "n0", 12.0, "gpt", 2, (4, 4), (16, 24), (8, 8), (10.0, 11.0), (11.0, 11.5), (0.25, 0.25)
+    )
+    assert folded.take_observed(13.0) is None
+    assert folded.take_steps(13.0) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"steps": 0}, {"steps": 1 << 40}, {"ended_at": 9.0}, {"comm_wait_s": None}, {"comm_wait_s": -1}, {"step": 1.5}],
+    ids=str,
+)
+def test_observed_steps_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    assert parse(worker.encode("observed_steps", **{**WHO, **OBSERVED, **wrong})) is None

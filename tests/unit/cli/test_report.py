@@ -82,6 +82,8 @@ def outcome() -> Outcome:
             incident(id="i2", kind="gpu_error", rank=None, action=None, t_prepared=None, t_first_step=None),
         ],
         losses={0: 5.5, 1: 4.5},
+        uneven_job={"name": "uneven", "phase": "running", "step": 70},
+        uneven_incidents=[incident(id="i4", kind="straggler", action={"kind": "hot_swap", "reason": "slow"})],
         bereft_job={"name": "bereft", "phase": "running", "step": 60},
         bereft_incidents=[incident(id="i2", kind="node_lost", restored_from={"memory": 1, "object store": 2})],
         faulty_job=ended,
@@ -108,6 +110,7 @@ def test_the_file_has_what_was_promised(outcome: Outcome, tmp_path: Path) -> Non
     ]
     assert (second["t_first_step_s"], second["action"], second["rank"]) == (None, None, None)
     assert report["user_bug"]["tries"] == 2
+    assert report["slow_rank"]["incidents"][0]["action"] == "hot_swap"
 
 
 def test_losses_that_are_missing_are_a_failure(outcome: Outcome) -> None:
@@ -145,7 +148,7 @@ def test_the_summary(outcome: Outcome, width: int, failures: list[str]) -> None:
     unfinished = next(line for line in text.splitlines() if line.startswith("gpu_error"))
     assert unfinished.split()[-4:] == ["–", "–", "3", "memory"]
     assert "Goodput 80.0% of 50.0 s" in text
-    assert ("all eight faults" in text) is (not failures)
+    assert ("all nine faults" in text) is (not failures)
     for failure in failures:
         assert failure in " ".join(text.split())
 

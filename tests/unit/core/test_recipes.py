@@ -357,7 +357,7 @@ def _slow(fleet: Fleet) -> None:
                 0.0,
             )
         )
-        fleet.now += fleet.state.config.warning_settles_s + 1
+        fleet.now += fleet.job.spec.warnings.settles_s + 1
 
 
 def test_a_planned_change_that_cannot_begin_takes_the_next_rung_and_the_run_goes_on() -> None:

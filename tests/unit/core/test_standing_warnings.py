@@ -7,6 +7,7 @@ from fleet import JOB, Fleet, job, running
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
+from holdfast.domain.job import WarningSpec
 from holdfast.domain.orders import CheckpointNow, Prepare
 from holdfast.policy import hot_swap, ignore, restart, wait
 from holdfast.supervisor.core.standing_warnings import WARNINGS_MAX
@@ -295,3 +296,35 @@ def test_a_condition_that_passes_or_comes_and_goes_is_no_reason_for_a_change() -
         later(fleet, 900.0)
     assert decided(fleet) == []
     assert fleet.job.number == 1
+
+
+def test_a_job_says_how_long_a_condition_must_last_and_how_far_apart_changes_are() -> None:
+    spec = evolve(job(dp=3), steps=STEPS, warnings=WarningSpec(settles_s=5.0, gap_s=20.0))
+    fleet = running(spec, spares=2, saved=10, decide=True)
+    fleet.train(20)
+    warn(fleet, "n1")
+    for pause_s, answers in ((4.0, []), (1.5, [ActionKind.HOT_SWAP])):
+        fleet.wait(pause_s)
+        warn(fleet, "n1")
+        assert actions(fleet) == answers
+    assert fleet.job.planned is not None
+    fleet.train(fleet.job.planned.at_step, save=True)
+    fleet.run()
+    fleet.train(fleet.job.progress.step + 1)
+    changed_at = fleet.job.changed_at
+    warn(fleet, "n0")
+    fleet.wait(6.0)
+    warn(fleet, "n0")
+    assert fleet.now < changed_at + 20.0
+    assert actions(fleet) == [ActionKind.HOT_SWAP], "it has lasted, and the job was changed just before"
+    fleet.wait(changed_at + 20.1 - fleet.now)
+    assert actions(fleet) == [ActionKind.HOT_SWAP] * 2
+
+
+def test_a_job_that_wants_no_delay_is_asked_at_the_first_report() -> None:
+    fleet = running(
+        evolve(job(dp=3), steps=STEPS, warnings=WarningSpec(settles_s=0.0)), spares=1, saved=10, decide=True
+    )
+    fleet.train(20)
+    warn(fleet)
+    assert actions(fleet) == [ActionKind.HOT_SWAP]

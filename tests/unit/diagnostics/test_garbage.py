@@ -21,7 +21,7 @@ from holdfast.diagnostics.plausible import Plausibility
 from holdfast.diagnostics.publisher import Publisher
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.nodes import PROTOCOL_VERSION
-from holdfast.domain.signals import ClockTick, NodeSignal, Signal, StepColumns, Tick
+from holdfast.domain.signals import ClockTick, NodeSignal, ObservedSteps, Signal, StepColumns, Tick
 from holdfast.log.memory import MemoryLog
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.wire.events import finding_entry, step_entries
@@ -64,9 +64,33 @@ def columns(**fields: Any) -> StepColumns:
     return dataclasses.replace(fleet.columns("n0", (0, 1)), **fields)
 
 
+def observed(**fields: Any) -> ObservedSteps:
+    steps = columns()
+    blocks = ObservedSteps(
+        steps.node,
+        steps.at,
+        steps.job,
+        steps.generation,
+        (0, 1),
+        (8, 8),
+        (8, 8),
+        (T0 - 1.0,) * 2,
+        (T0,) * 2,
+        (0.1, 0.2),
+    )
+    return dataclasses.replace(blocks, **fields)
+
+
 @pytest.mark.parametrize(
     ("signal", "reason"),
     [
+        (observed(rank=(0, 7)), "ObservedSteps: a rank that its generation does not have"),
+        (observed(started_at=(T0, math.nan)), "ObservedSteps: a time that is none"),
+        (observed(ended_at=(T0, 1e300)), "ObservedSteps: a time that is none"),
+        (observed(ended_at=(T0 - 9.0, T0)), "ObservedSteps: a step that ends before it starts"),
+        (observed(comm_wait_s=(math.inf, 0.0)), "ObservedSteps: a time that is none"),
+        (observed(comm_wait_s=(-1.0, 0.0)), "ObservedSteps: a negative duration"),
+        (observed(steps=(0, 8)), "ObservedSteps: a block without steps"),
         (columns(rank=(0, 7)), "StepColumns: a rank that its generation does not have"),
         (columns(started_at=(T0, math.nan)), "StepColumns: a time that is none"),
         (columns(data_s=(math.inf, 0.0)), "StepColumns: a time that is none"),

@@ -196,6 +196,18 @@ def test_a_script_that_never_speaks_may_be_stopped_for_a_moment() -> None:
     assert fleet.found == []
 
 
+def test_a_rank_that_is_stopped_and_continued_in_turn_is_slow_and_no_hang() -> None:
+    """Agents may happen to see it stopped every time: its CPU time shows that it runs."""
+    fleet = silent_fleet()
+    for half in range(200):
+        fleet.ranks[1].state = "S" if half % 2 else "T"
+        fleet.run(until=(half + 1) * 0.5)
+    assert fleet.found == []
+    fleet.ranks[1].state = "T"
+    fleet.run(until=104.0)
+    assert fleet.only().rank == 1
+
+
 def test_a_script_that_spoke_once_can_hang_in_init() -> None:
     fleet = silent_fleet()
     fleet.run(until=1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import numpy as np
@@ -20,7 +20,7 @@ from holdfast.diagnostics.roster import RunStarted
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GenerationStarted, StepColumns
+from holdfast.domain.signals import GenerationStarted, ObservedSteps, StepColumns
 
 Work = NDArray[np.float64]
 T0 = 1_700_000_000.0
@@ -35,6 +35,7 @@ class Job:
     measured: bool = True
     seed: int = 1
     noise: float = 0.01
+    settles_s: float = 0.0
     step: int = 0
     now: float = T0
     found: list[Finding] = field(default_factory=list)
@@ -46,9 +47,9 @@ class Job:
         n = self.mesh.world_size
         self.nodes = [tuple(range(i, min(n, i + NODE))) for i in range(0, n, NODE)]
         for i, ranks in enumerate(self.nodes):
-            self.tell(GenerationStarted(f"n{i}", self.now, "gpt", 1, self.mesh, ranks, HangSpec()))
+            self.tell(GenerationStarted(f"n{i}", self.now, "gpt", 1, self.mesh, ranks, HangSpec(), "", self.settles_s))
 
-    def tell(self, item: GenerationStarted | StepColumns | StepRecord | RunStarted) -> None:
+    def tell(self, item: GenerationStarted | StepColumns | ObservedSteps | StepRecord | RunStarted) -> None:
         self.found += self.detector.observe(item, self.now)
 
     def run(
@@ -290,3 +291,82 @@ def test_ranks_are_laid_out_by_stage_and_replica_in_any_order_of_the_mesh() -> N
         assert grid.ranks.shape == (2, 3, 4)
         for (stage, replica, _), rank in np.ndenumerate(grid.ranks):
             assert (mesh.coords(int(rank))["pp"], mesh.coords(int(rank))["dp"]) == (stage, replica)
+
+
+@pytest.mark.parametrize(
+    ("settles_s", "repeat_s"), [(0.0, 600.0), (590.0, 600.0), (20.0, 20.4), (0.001, 1.0), (9e9, 600.0)]
+)
+def test_a_rank_that_stays_slow_is_reported_again_when_the_job_wants_to_act(settles_s: float, repeat_s: float) -> None:
+    job = Job({"dp": 8}, settles_s=settles_s)
+    job.run(int(40 + 2.5 * repeat_s), slower(3, 0.5))
+    first, second, *_ = job.found
+    assert second.id == first.id
+    step_s = 1.6
+    assert repeat_s <= second.at - first.at <= repeat_s + 2 * step_s
+    assert second.ttl_s < second.at - first.at, "the engine lets it through"
+
+
+# ---------------------------------------------------------------- a script that reports no steps
+
+
+def observe(
+    job: Job,
+    blocks: int,
+    change: Callable[[Work, int], object] = lambda work, step: None,
+    *,
+    steps: int = 8,
+    shorter: tuple[int, ...] = (),
+    lost: float = 0.0,
+) -> None:
+    """Blocks of `steps` steps on every rank; those in `shorter` report each of them in two halves."""
+    n = job.mesh.world_size
+    for _ in range(blocks):
+        job.step += steps
+        own = (0.1 + job.rng.normal(0, 0.001, n)) * steps
+        change(own, job.step)
+        began, took = job.now, float(own.max()) + 0.02
+        job.now += took
+        for i, ranks in enumerate(job.nodes):
+            if job.rng.random() < lost:
+                continue
+            rows: list[tuple[int, int, int, float, float, float]] = []
+            for rank in ranks:
+                parts = 2 if rank in shorter else 1
+                for part in range(parts):
+                    start, end = began + took * part / parts, began + took * (part + 1) / parts
+                    last = job.step - steps + (part + 1) * steps // parts
+                    rows.append((rank, last, steps // parts, start, end, (took - float(own[rank])) / parts))
+            job.tell(ObservedSteps(f"n{i}", job.now, "gpt", 1, *zip(*rows, strict=True)))
+
+
+@pytest.mark.parametrize("steps", [1, 8, 512])
+def test_a_slow_rank_of_a_script_that_reports_no_steps_is_named(steps: int) -> None:
+    job = Job({"dp": 8})
+    observe(job, 30, steps=steps)
+    assert job.found == []
+    observe(job, 15, slower(6, 0.5), steps=steps)
+    (finding,) = job.found
+    assert (finding.kind, finding.rank, finding.node) == (FindingKind.STRAGGLER, 6, "n1")
+    assert float(finding.evidence["slowdown"]) == pytest.approx(0.5, rel=0.3)
+    assert finding.cost_share == pytest.approx(0.33, rel=0.3)
+    assert finding.evidence["measured"] == "work"
+    assert finding.generation == 1
+
+
+def test_ranks_that_report_in_shorter_blocks_are_not_faster_or_slower() -> None:
+    job = Job({"dp": 8})
+    observe(job, 60, shorter=(0, 3, 5), lost=0.05)
+    assert job.found == []
+    observe(job, 20, slower(3, 0.5), shorter=(0, 3, 5))
+    assert [(finding.kind, finding.rank) for finding in job.found] == [(FindingKind.STRAGGLER, 3)]
+
+
+def test_what_is_observed_of_an_earlier_generation_or_another_rank_is_ignored() -> None:
+    job = Job({"dp": 4})
+    observe(job, 20)
+    old = ObservedSteps("n0", job.now, "gpt", 0, (1,), (500,), (1,), (job.now - 90,), (job.now,), (0.0,))
+    job.tell(old)
+    job.tell(replace(old, generation=1, rank=(99,)))
+    job.tell(replace(old, job="other"))
+    observe(job, 20)
+    assert job.found == []

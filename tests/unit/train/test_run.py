@@ -104,6 +104,28 @@ def loop(
     return saved
 
 
+class Waits:
+    """In place of `DDPWaits`: what it says, step by step."""
+
+    def __init__(self, *waited_s: float | None) -> None:
+        self._waited_s = iter(waited_s)
+
+    def take(self, every: int = 1, *, on_cpu_only: bool = False) -> float | None:
+        assert (every, on_cpu_only) == (1, True)
+        return next(self._waited_s)
+
+
+def test_what_ddp_waited_is_reported_unless_the_script_measures_it_itself(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    run._waits = Waits(0.25, None, 0.25)  # type: ignore[assignment]
+    loop(run, 2)
+    with run.step(2), run.comm_wait():
+        pass
+    first, second, third = [note["comm_wait_s"] for note in agent.notes("step")]
+    assert (first, second) == (0.25, None)
+    assert 0 <= third < 0.25
+
+
 def test_a_step_is_reported_with_what_was_logged(agent: Agent, start_run: StartRun) -> None:
     run = start_run()
     with run.step(0) as s:

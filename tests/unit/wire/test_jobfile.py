@@ -191,6 +191,7 @@ def test_a_body_is_the_spec_again(spec: JobSpec, name: str) -> None:
         "checkpoint": {"interval_steps": 5, "keep": 2},
         "hang": {"floor_s": 1.0, "factor": 2.0, "init_s": 3.0},
         "limits": {},
+        "warnings": {"settles_s": 30.0, "gap_s": 0},
         "spares": 0,
     }
     assert parse_job(to_body(parse_job(json.loads(json.dumps(body))))) == parse_job(body)

@@ -6,10 +6,13 @@ schedule (`--every`, `holdfast.cli.chaos`) go through the agents and work from a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +50,9 @@ A fault by its name acts on this machine.
     "It ends with its time, with the job or with Ctrl-C, and prints how every fault was found and when the job stepped again. "
     "A hang, a slow rank or a full disk ends by itself, also if this command is gone."
 )
+# Where ranks share cores, more than half of the time would be enough for what a rank gets of them.
+THROTTLED_SHARE = 0.75
+THROTTLE_PERIOD_S = 0.1
 COLUMNS = ("kind", "rank", "node", "step", "found_as", "action", "found_after_s", "steps_after_s", "outcome")
 
 Api = Annotated[str, typer.Option(help="URL of the Holdfast API.", envvar="HOLDFAST_API", show_default=False)]
@@ -76,6 +82,12 @@ class Injector:
         node, pid = self._worker(job, rank)
         _send(pid, signal.SIGSTOP)
         return f"SIGSTOP to rank {rank} of {job} (pid {pid} on {node})"
+
+    def slow(self, job: str, rank: int) -> str:
+        """Stop and continue one worker in turn until its process ends, as if its node were throttled."""
+        node, pid = self._worker(job, rank)
+        threading.Thread(target=_throttle, args=(pid,), name=f"throttle {pid}", daemon=True).start()
+        return f"rank {rank} of {job} (pid {pid} on {node}) runs {1 - THROTTLED_SHARE:.0%} of the time"
 
     def node_loss(self, node: str) -> str:
         """Send SIGKILL to the agent and all its descendants. A local stack also deletes the node's memory tier."""
@@ -167,6 +179,20 @@ def _send(pid: int, number: signal.Signals) -> None:
         raise HoldfastError(
             f"permission denied to signal process {pid}; run this command as the user who owns it"
         ) from error
+
+
+def _throttle(pid: int) -> None:
+    """Until the process has ended. A pidfd can never mean another process."""
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        try:
+            while True:
+                signal.pidfd_send_signal(process, signal.SIGSTOP)
+                time.sleep(THROTTLE_PERIOD_S * THROTTLED_SHARE)
+                signal.pidfd_send_signal(process, signal.SIGCONT)
+                time.sleep(THROTTLE_PERIOD_S * (1 - THROTTLED_SHARE))
+        finally:
+            os.close(process)
 
 
 def _is_device(path: Path) -> bool:

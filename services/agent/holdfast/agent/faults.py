@@ -31,7 +31,9 @@ from holdfast.runtime.kernel_records import kernel_record
 
 log = structlog.get_logger("holdfast.agent.faults")
 
-PERIOD_S: Final = 0.2  # of a slow rank: half of it stopped. Much less than what counts as stopped (2 s)
+# Of a slow rank: half of it stopped. No longer than a short step, so that every step is slow and not one in three; and much
+# less than what counts as stopped (2 s).
+PERIOD_S: Final = 0.05
 DIE_AFTER_S: Final = 0.5  # for the answer, which is on its way
 TOP_UP_S: Final = 1.0  # between two looks at what became free on a disk that is to be full
 LASTING_MAX: Final = 64  # faults at a time

@@ -6,6 +6,7 @@ of a stream become signals of their own, from which liveness is concluded. `Rece
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ from holdfast.domain.signals import (
     NodeBeat,
     NodeConnected,
     NodeDisconnected,
+    ObservedSteps,
     RankProgress,
     Signal,
     StepColumns,
@@ -46,7 +48,7 @@ from holdfast.runtime import metrics, telemetry
 CLOCK_TICK_S = 0.02
 CALM_CLOCK_TICK_S = 0.25
 ATTENTION_S = 2.0
-_ROUTINE = (ClockTick, NodeBeat, StepColumns, RankProgress, HostSample, GpuSample, GpuHealth, NicSample)
+_ROUTINE = (ClockTick, NodeBeat, StepColumns, ObservedSteps, RankProgress, HostSample, GpuSample, GpuHealth, NicSample)
 # A detector may delay its conclusion about an exit. The tick is acknowledged only afterwards, so that a crash of this process
 # in the meantime does not lose the exit.
 SETTLE_S = 0.5
@@ -252,3 +254,5 @@ def _check_generation(signal: GenerationStarted) -> None:
         raise MalformedMessage("generation_started.ranks", f"rank {max(signal.ranks)} of a mesh of {size}")
     if not (hang.floor_s > 0 and hang.factor >= 1 and hang.init_s > 0):
         raise MalformedMessage("generation_started.hang", f"{hang}: needs floor_s > 0, factor ≥ 1, init_s > 0")
+    if not 0.0 <= signal.warning_settles_s < math.inf:
+        raise MalformedMessage("generation_started.warning_settles_s", f"{signal.warning_settles_s} is no duration")

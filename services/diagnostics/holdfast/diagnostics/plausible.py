@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from operator import gt
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.domain.signals import GenerationStarted, NodeSignal, RankProgress, StepColumns
+from holdfast.domain.signals import GenerationStarted, NodeSignal, ObservedSteps, RankProgress, StepColumns
 
 COUNT_MAX = 1 << 53  # steps, tokens: what a float holds exactly
 TIME_MAX_S = 1e11  # Unix seconds: about the year 5100
@@ -44,6 +44,8 @@ class Plausibility:
         match signal:
             case StepColumns():
                 return self._of_ranks(signal) or _of_steps(signal)
+            case ObservedSteps():
+                return self._of_ranks(signal) or _of_observed(signal)
             case RankProgress():
                 return self._of_ranks(signal)
             case GenerationStarted():
@@ -52,7 +54,7 @@ class Plausibility:
                 pass
         return None
 
-    def _of_ranks(self, item: StepColumns | RankProgress) -> str | None:
+    def _of_ranks(self, item: StepColumns | ObservedSteps | RankProgress) -> str | None:
         if not item.rank:
             return None
         if max(item.rank) >= self._world_sizes.get((item.job, item.generation), math.inf):
@@ -75,3 +77,17 @@ def _of_steps(item: StepColumns) -> str | None:
     if min(item.data_s) < 0.0 or min(item.stall_s) < 0.0:
         return "a negative duration"
     return "tokens beyond all counting" if max(item.tokens) > COUNT_MAX else None
+
+
+def _of_observed(item: ObservedSteps) -> str | None:
+    if not item.rank:
+        return None
+    if not math.isfinite(sum(item.started_at) + sum(item.ended_at) + sum(item.comm_wait_s)):
+        return "a time that is none"
+    if not 0.0 <= min(item.started_at) <= max(item.ended_at) <= TIME_MAX_S:
+        return "a time that is none"
+    if any(map(gt, item.started_at, item.ended_at)):
+        return "a step that ends before it starts"
+    if min(item.comm_wait_s) < 0.0:
+        return "a negative duration"
+    return "a block without steps" if min(item.steps) < 1 else None

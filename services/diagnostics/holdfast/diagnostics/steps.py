@@ -81,7 +81,12 @@ def started(state: StepState, item: GenerationStarted) -> None:
     state.generations.pop(
         (item.job, item.generation - 2), None
     )  # late ticks of the generation before are still counted
-    state.generations[key] = _Generation(item.mesh.world_size, [-1] * item.mesh.world_size, {-1: item.mesh.world_size})
+    follow(state, key, item.mesh.world_size)
+
+
+def follow(state: StepState, key: Key, world_size: int) -> None:
+    """Combine the steps of this generation from now on."""
+    state.generations[key] = _Generation(world_size, [-1] * world_size, {-1: world_size})
 
 
 def forget(state: StepState, job: str) -> None:

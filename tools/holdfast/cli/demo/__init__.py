@@ -1,4 +1,4 @@
-"""`holdfast demo`: train a small GPT on this machine, break it eight times, and watch it survive."""
+"""`holdfast demo`: train a small GPT on this machine, break it nine times, and watch it survive."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def demo(
         bool, typer.Option("--keep", help="Keep the stack running at the end until Enter or Ctrl-C.")
     ] = False,
 ) -> None:
-    """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes, and inject eight faults.
+    """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes, and inject nine faults.
 
     Nine nodes are active, one is a spare. The faults: a worker crash, a lost node, a hang, a GPU that must be reset (a stand-in
-    takes nvidia-smi's place, since no GPU is needed), a lost GPU without a spare, the repair, the loss of both nodes that hold
-    a shard, and a bug in a script.
+    takes nvidia-smi's place, since no GPU is needed), a lost GPU without a spare, the repair, a slow rank, the loss of both
+    nodes that hold a shard, and a bug in a script.
 
     The demo checks the finding and the action of each fault. It takes a few minutes. Ctrl-C stops and removes everything.
     """

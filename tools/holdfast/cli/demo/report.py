@@ -36,6 +36,7 @@ class Report:
     world_sizes: list[list[float]]
     tokens_per_s: list[list[float]]
     incidents: list[dict[str, Any]]
+    slow_rank: dict[str, Any]
     both_copies_lost: dict[str, Any]
     user_bug: dict[str, Any]
     losses: dict[str, float]
@@ -70,6 +71,10 @@ class Report:
             world_sizes=[list(point) for point in goodput["world_sizes"]],
             tokens_per_s=[list(point) for point in goodput["tokens_per_s"]],
             incidents=[_incident(incident, zero) for incident in outcome.incidents],
+            slow_rank={
+                "step": outcome.uneven_job["step"],
+                "incidents": [_incident(incident, zero) for incident in outcome.uneven_incidents],
+            },
             both_copies_lost={
                 "step": outcome.bereft_job["step"],
                 "incidents": [_incident(incident, zero) for incident in outcome.bereft_incidents],
@@ -138,7 +143,7 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
     for failure in report.failures:
         console.print(f"[bold red]FAILED:[/] {escape(failure)}")
     if not report.failures:
-        console.print("[bold green]all eight faults were detected, attributed and recovered as expected[/]")
+        console.print("[bold green]all nine faults were detected, attributed and recovered as expected[/]")
 
 
 def _incidents_table(report: Report) -> Table:
@@ -149,7 +154,12 @@ def _incidents_table(report: Report) -> Table:
     for column in ("detect", "decide", "prepare", "first step", "total", "repeated"):
         table.add_column(column, justify="right", min_width=5)
     table.add_column("from", no_wrap=True)
-    jobs = (report.incidents, report.both_copies_lost["incidents"][:1], report.user_bug["incidents"][-1:])
+    jobs = (
+        report.incidents,
+        report.slow_rank["incidents"][-1:],
+        report.both_copies_lost["incidents"][:1],
+        report.user_bug["incidents"][-1:],
+    )
     for incident in chain.from_iterable(jobs):
         who = f"rank {incident['rank']}" if incident["rank"] is not None else incident["node"] or "–"
         times = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]

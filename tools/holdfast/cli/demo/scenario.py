@@ -1,5 +1,5 @@
-"""The faults of the demo, their expected results, and two short jobs: one that loses all nodes that hold a
-shard, and one with a bug in its script.
+"""The faults of the demo, their expected results, and three short jobs: one with a slow rank, one that loses all nodes that
+hold a shard, and one with a bug in its script.
 
 Faults are injected on a condition ("the job runs, has a checkpoint, and the last incident is closed"), never at a time.
 """
@@ -25,6 +25,7 @@ from holdfast.cli.live import JobDisplay
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable
 
 JOB = "gpt"
+UNEVEN_JOB = "uneven"
 BEREFT_JOB = "bereft"
 FAULTY_JOB = "faulty"
 CHECKPOINT_STEPS = 10
@@ -41,9 +42,14 @@ LOST_RANK = 7
 HUNG_RANK = 2
 RESET_RANK = 3
 XID_RANK = 5
+SLOW_RANK = 1
+SWAP_REWORK_MAX = CHECKPOINT_STEPS
+SLOW_STEPS = 1_000_000  # a long job, so that a swap pays; the demo stops it
 BEREFT_RANK = 0
 BEREFT_STEPS_AFTER = 20
 STORE_INTERVAL_S = 1.0
+# By default a slow rank is acted on after ten minutes, and ten minutes after another planned change. The demo is shorter.
+WARNINGS = {"settles_s": 2.0, "gap_s": 0.0}
 
 View = dict[str, Any]
 
@@ -91,6 +97,8 @@ class Outcome:
     goodput: View
     incidents: list[View]
     losses: dict[int, float]
+    uneven_job: View
+    uneven_incidents: list[View]
     bereft_job: View
     bereft_incidents: list[View]
     faulty_job: View
@@ -131,6 +139,7 @@ class Scenario:
             job = self._last_steps_counted()
         goodput = self._client.goodput(JOB)
         incidents = sorted(self._client.incidents(JOB), key=lambda incident: incident["t_fault"])
+        uneven, uneven_incidents = self._slow_rank()
         bereft, bereft_incidents = self._both_copies_lost()
         faulty, faulty_incidents = self._user_bug()
         return Outcome(
@@ -139,6 +148,8 @@ class Scenario:
             goodput=goodput,
             incidents=incidents,
             losses=read_losses(self._out / "train"),
+            uneven_job=uneven,
+            uneven_incidents=uneven_incidents,
             bereft_job=bereft,
             bereft_incidents=bereft_incidents,
             faulty_job=faulty,
@@ -261,8 +272,8 @@ class Scenario:
                 self._seen.add(key)
                 self._display.say(describe(incident))
 
-    def _node_of(self, rank: int) -> str:
-        return next(str(worker["node"]) for worker in self._client.job(JOB)["ranks"] if worker["rank"] == rank)
+    def _node_of(self, rank: int, job: str = JOB) -> str:
+        return next(str(worker["node"]) for worker in self._client.job(job)["ranks"] if worker["rank"] == rank)
 
     # ------------------------------------------------------------------ the jobs
 
@@ -281,9 +292,48 @@ class Scenario:
             "checkpoint": {"interval_steps": CHECKPOINT_STEPS, "keep": 2},
         }
 
+    def _slow_rank(self) -> tuple[View, list[View]]:
+        """Throttle one rank. It is named, and its node is swapped at a checkpoint: no failure, and no lost step."""
+        self._console.print("[dim]starting a second job, in which one rank becomes slow …[/]")
+        out = self._out / "uneven"
+        out.mkdir(parents=True, exist_ok=True)
+        self._client.submit(
+            {
+                "name": UNEVEN_JOB,
+                "script": str(examples() / "gpt" / "train.py"),
+                "args": training_arguments(out, SLOW_STEPS),
+                "nodes": 3,
+                "nproc_per_node": 1,
+                "mesh": {"dp": 3},
+                "checkpoint": {"interval_steps": CHECKPOINT_STEPS, "keep": 2},
+                "steps": SLOW_STEPS,
+                "warnings": WARNINGS,
+            }
+        )
+        self._wait_for(UNEVEN_JOB, f"step {FIRST_FAULT_STEP}", lambda job: (job["step"] or 0) >= FIRST_FAULT_STEP)
+        node = self._node_of(SLOW_RANK, UNEVEN_JOB)
+        self._console.print(f"[bold]slow rank[/]: {escape(self._injector.slow(UNEVEN_JOB, SLOW_RANK))}")
+
+        def swapped(job: View) -> bool:
+            return job["incident"] is None and job["generation"] > 1 and job["phase"] == "running"
+
+        job = self._wait_for(UNEVEN_JOB, "the swap of the slow node", swapped)
+        self._client.stop(UNEVEN_JOB, "the demo has seen the swap")
+        incidents = sorted(self._client.incidents(UNEVEN_JOB), key=lambda incident: incident["t_fault"])
+        expected = Expectation("slow rank", "straggler", "hot_swap", node=node, rank=SLOW_RANK)
+        if failure := expected.check(incidents[-1] if incidents else None):
+            self._failures.append(failure)
+        else:
+            self._console.print(f"[bold]{UNEVEN_JOB}[/]: {escape(incidents[-1]['action']['reason'])}")
+        if incidents and incidents[-1].get("rework_steps", 0) > SWAP_REWORK_MAX:
+            self._failures.append(
+                f"slow rank: {incidents[-1]['rework_steps']} steps were done again for a planned swap"
+            )
+        return job, incidents
+
     def _both_copies_lost(self) -> tuple[View, list[View]]:
         """Power off both nodes that hold copies of a rank's shards, so that only the object store has them."""
-        self._console.print("[dim]starting a second job, which loses two nodes at once …[/]")
+        self._console.print("[dim]starting a third job, which loses two nodes at once …[/]")
         out = self._out / "bereft"
         out.mkdir(parents=True, exist_ok=True)
         self._client.submit(
@@ -351,7 +401,7 @@ class Scenario:
     def _user_bug(self) -> tuple[View, list[View]]:
         """Run a script that raises the same exception at the same step. It must be stopped at the second attempt, or at the
         third if only one node has reported the exception by then: a spare tries it first."""
-        self._console.print("[dim]starting a third job, with a bug in its script …[/]")
+        self._console.print("[dim]starting a fourth job, with a bug in its script …[/]")
         self._client.submit(
             {
                 "name": FAULTY_JOB,

@@ -64,7 +64,15 @@ class LocalGeneration:
         # The token is the job's secret: its hash tells submissions apart as well.
         submission = hashlib.sha256(order.token.encode()).hexdigest()[:16]
         self.announcement = GenerationStarted(
-            self.node, at, order.job, order.generation, order.mesh, ranks, order.hang, submission
+            self.node,
+            at,
+            order.job,
+            order.generation,
+            order.mesh,
+            ranks,
+            order.hang,
+            submission,
+            order.warning_settles_s,
         )
         self.progress = Progress(
             node=self.node, job=order.job, generation=order.generation, ranks=ranks, step=order.restore_step, at=at
@@ -136,7 +144,7 @@ class LocalGeneration:
         """Return the steps and checks that were finished since the last call."""
         if self.progress is None:
             return []
-        unsent = (self.progress.take_steps(at), self.progress.take_checks(at))
+        unsent = (self.progress.take_steps(at), self.progress.take_observed(at), self.progress.take_checks(at))
         return [signal for signal in unsent if signal is not None]
 
     def exited(self, worker: Worker, how: Exit) -> WorkerExited:

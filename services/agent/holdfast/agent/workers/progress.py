@@ -11,13 +11,14 @@ from holdfast.domain.notes import (
     GroupsNote,
     MissedNote,
     Note,
+    ObservedStepsNote,
     PhaseNote,
     ReplicaCheckNote,
     SavedNote,
     StartedNote,
     StepNote,
 )
-from holdfast.domain.signals import Phase, RankProgress, ReplicaChecks, StepColumns
+from holdfast.domain.signals import ObservedSteps, Phase, RankProgress, ReplicaChecks, StepColumns
 
 # Rows kept between two ticks: 100 steps/s of 8 ranks for five seconds. More are dropped oldest-first and counted.
 ROWS_MAX = 4096
@@ -70,6 +71,7 @@ class Progress:
         self._node, self._job, self._generation = node, job, generation
         self._ranks = {rank: _Rank(step=step, phase_at=at) for rank in ranks}
         self._rows: deque[tuple[int, StepNote]] = deque()
+        self._observed: deque[ObservedStepsNote] = deque(maxlen=ROWS_MAX)
         self._checks: deque[ReplicaCheckNote] = deque(maxlen=ROWS_MAX)  # one that is lost is not judged
         self._intervals_s: deque[float] = deque(maxlen=_RECENT)
         self._unheard_until = 0.0
@@ -77,6 +79,9 @@ class Progress:
 
     def fold(self, note: Note) -> None:
         """Take in a note. The caller has checked that its rank is one of ours."""
+        if isinstance(note, ObservedStepsNote):
+            self._observed.append(note)  # the script itself has said nothing: it stays as silent as it was
+            return
         rank = self._ranks[note.sender.rank]
         rank.heard = True
         rank.collectives = -1  # it speaks for itself again
@@ -200,6 +205,24 @@ class Progress:
             grad_norm=tuple(note.grad_norm for note in notes),
             comm_wait_s=tuple(note.comm_wait_s for note in notes),
             local_grad_norm=_reported(tuple(note.local_grad_norm for note in notes)),
+        )
+
+    def take_observed(self, at: float) -> ObservedSteps | None:
+        """The blocks of observed optimizer steps since the last call, as columns."""
+        if not self._observed:
+            return None
+        notes, self._observed = tuple(self._observed), deque(maxlen=ROWS_MAX)
+        return ObservedSteps(
+            node=self._node,
+            at=at,
+            job=self._job,
+            generation=self._generation,
+            rank=tuple(note.sender.rank for note in notes),
+            step=tuple(note.step for note in notes),
+            steps=tuple(note.steps for note in notes),
+            started_at=tuple(note.started_at for note in notes),
+            ended_at=tuple(note.ended_at for note in notes),
+            comm_wait_s=tuple(note.comm_wait_s for note in notes),
         )
 
     def take_checks(self, at: float) -> ReplicaChecks | None:

@@ -3,7 +3,8 @@
 Theory of operation, per (job, generation). A rank's *own work* in a step is the duration of the step without the time for
 which it waited for other ranks (`comm_wait_s`). In synchronous training all ranks' steps take equally long. Where that wait
 is not measured, only the time for which a rank waited for its data can be distinguished: own work is then that time, on top of
-the shortest remainder.
+the shortest remainder. Of a script that reports no steps, blocks of optimizer steps are compared that were observed in its
+processes (`ObservedSteps`), as if the mean of a block were a step.
 
 When every rank has finished a step, the step is laid out by pipeline stage and compared (`comparison`). A window of steps
 shows
@@ -23,10 +24,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from holdfast.diagnostics import steps
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors import comparison
 from holdfast.diagnostics.detectors.comparison import Floats, Grid
@@ -38,9 +40,12 @@ from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.diagnostics.thresholds import StragglerThresholds
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GenerationStarted, StepColumns
+from holdfast.domain.signals import GenerationStarted, ObservedSteps, StepColumns
 
 _RANKS_MAX = 1_000_000  # of all jobs; the job whose generation began first is no longer compared
+REPEAT_S_MIN = 1.0
+TTL_S = 300.0
+SETTLED = 1.02  # of the time that a condition must last: a repeat shows that it has lasted longer
 _WARM_UP = 3  # first steps of a generation: they compile and allocate
 
 
@@ -56,18 +61,20 @@ class _Run:
     cause: Floats
     total: Floats  # sum of `raw` over the window, updated with each step
     alone: bool  # stages of one rank: compared with their past
+    repeat_s: float  # until a condition that lasts is reported again
     finished: int = 0  # steps
     judged: int = 0
     past: list[Floats] = field(default_factory=list)  # work of the first steps, until `usual` is known
     usual: Floats | None = None
     reported: Recurring = field(default_factory=Recurring)
+    observed: steps.StepState | None = None  # of a script that reports no steps
 
 
 @dataclass(slots=True)
 class StragglerState:
     runs: Bounded[str, _Run] = field(default_factory=lambda: Bounded(_RANKS_MAX, weigh=lambda run: run.mesh_ranks))
 
-    def of(self, item: StepColumns | StepRecord) -> _Run | None:
+    def of(self, item: StepColumns | ObservedSteps | StepRecord) -> _Run | None:
         """The run of the job, if `item` is about the generation that is compared."""
         run = self.runs.get(item.job)
         return run if run is not None and run.generation.number == item.generation else None
@@ -81,7 +88,7 @@ class Stragglers:
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (StepColumns, StepRecord, GenerationStarted, RunStarted)
+        return (StepColumns, ObservedSteps, StepRecord, GenerationStarted, RunStarted)
 
     def initial(self) -> StragglerState:
         return StragglerState()
@@ -94,17 +101,40 @@ class Stragglers:
                 run = state.of(item)
                 if run is not None:
                     run.reports.collect(item)
+            case ObservedSteps():
+                run = state.of(item)
+                if run is not None:
+                    return state, self._observed(run, item, now)
             case StepRecord():
                 run = state.of(item)
                 if run is not None:
                     return state, self._finished(run, item, now)
             case GenerationStarted():
-                _open(state, roster.current(item.job, item.generation), self.limits.window)
+                _open(state, roster.current(item.job, item.generation), self._limits_of(item))
             case RunStarted():
                 state.runs.pop(item.job, None)
             case _:
                 pass
         return state, ()
+
+    def _limits_of(self, item: GenerationStarted) -> StragglerThresholds:
+        """A condition that lasts is reported again when the job wants to act on it, if that is sooner."""
+        if not item.warning_settles_s:
+            return self.limits
+        repeat_s = max(REPEAT_S_MIN, SETTLED * item.warning_settles_s)
+        return replace(self.limits, repeat_s=min(self.limits.repeat_s, repeat_s))
+
+    def _observed(self, run: _Run, item: ObservedSteps, now: float) -> tuple[Finding, ...]:
+        """Blocks of steps of one node; those that every rank has finished are judged."""
+        if run.observed is None:
+            run.observed = steps.StepState()
+            steps.follow(run.observed, (item.job, item.generation), run.mesh_ranks)
+        columns = _mean_steps(item)
+        run.reports.collect(columns)
+        found: list[Finding] = []
+        for record in steps.fold(run.observed, columns):
+            found += self._finished(run, record, now)
+        return tuple(found)
 
     def _finished(self, run: _Run, record: StepRecord, now: float) -> tuple[Finding, ...]:
         run.finished += 1
@@ -118,10 +148,8 @@ class Stragglers:
             return ()
         found = list(self._conclude(run))
         return tuple(
-            _finding(record, condition, times, now)
-            for condition, times in run.reported.due(
-                found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s
-            )
+            _finding(record, condition, times, now, run.repeat_s)
+            for condition, times in run.reported.due(found, record.step, now, self.limits.quiet_steps, run.repeat_s)
         )
 
     def _judge(self, run: _Run, step: int, reports: Reports) -> Judged | None:
@@ -180,17 +208,17 @@ class Stragglers:
 # ---------------------------------------------------------------- memory
 
 
-def _open(state: StragglerState, generation: Generation | None, window: int) -> None:
+def _open(state: StragglerState, generation: Generation | None, limits: StragglerThresholds) -> None:
     """Begin to compare the ranks of a new generation. Each node reports its start; the first report is enough."""
     if generation is None or generation.mesh is None:
         return
     run = state.runs.get(generation.job)
     if run is None or run.generation is not generation:
-        state.runs[generation.job] = _new_run(generation, generation.mesh, window)
+        state.runs[generation.job] = _new_run(generation, generation.mesh, limits)
 
 
-def _new_run(generation: Generation, mesh: Mesh, window: int) -> _Run:
-    grid, size = Grid.of(mesh), mesh.world_size
+def _new_run(generation: Generation, mesh: Mesh, limits: StragglerThresholds) -> _Run:
+    grid, size, window = Grid.of(mesh), mesh.world_size, limits.window
     shape = (grid.stages, grid.group_size)
     return _Run(
         generation=generation,
@@ -201,6 +229,29 @@ def _new_run(generation: Generation, mesh: Mesh, window: int) -> _Run:
         cause=np.zeros((window, *shape), np.float32),
         total=np.zeros(shape, np.float32),
         alone=grid.group_size == 1,
+        repeat_s=limits.repeat_s,
+    )
+
+
+def _mean_steps(item: ObservedSteps) -> StepColumns:
+    """Each block as its mean step, which ends with the block."""
+    nothing, unknown = (0.0,) * len(item.rank), (math.nan,) * len(item.rank)
+    spans = zip(item.started_at, item.ended_at, item.steps, strict=True)
+    return StepColumns(
+        node=item.node,
+        at=item.at,
+        job=item.job,
+        generation=item.generation,
+        rank=item.rank,
+        step=item.step,
+        started_at=tuple(ended_at - (ended_at - started_at) / count for started_at, ended_at, count in spans),
+        ended_at=item.ended_at,
+        data_s=nothing,
+        stall_s=nothing,
+        tokens=(0,) * len(item.rank),
+        loss=unknown,
+        grad_norm=unknown,
+        comm_wait_s=tuple(wait_s / count for wait_s, count in zip(item.comm_wait_s, item.steps, strict=True)),
     )
 
 
@@ -224,7 +275,7 @@ def _against_past(run: _Run, work: Floats, steps: int) -> Floats | None:
     return over.reshape(work.shape)
 
 
-def _finding(record: StepRecord, condition: Condition, times: int, now: float) -> Finding:
+def _finding(record: StepRecord, condition: Condition, times: int, now: float, repeat_s: float) -> Finding:
     flapping = f" It comes and goes: {times} times so far." if times > 1 else ""
     return Finding(
         id=f"steps:{record.job}:{record.generation}:{condition.key}" + (f":{times}" if times > 1 else ""),
@@ -239,6 +290,7 @@ def _finding(record: StepRecord, condition: Condition, times: int, now: float) -
         rank=condition.rank,
         confidence=condition.confidence,
         cost_share=condition.cost_share,
+        ttl_s=min(TTL_S, repeat_s / 2),  # within it, the same finding is not reported again
         evidence={**condition.evidence, "since_step": str(condition.since), "times": str(times)},
         ladder=(Remedy.WATCH, Remedy.REPLACE_NODE) if condition.kind is FindingKind.STRAGGLER else (Remedy.WATCH,),
     )

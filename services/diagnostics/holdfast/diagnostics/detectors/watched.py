@@ -97,7 +97,10 @@ def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -
     generation.latest[item.node] = item
     generation.heard_at[item.node] = now
     if not _SIGNALLED.isdisjoint(item.process_state) and _is_signalled(generation, item):
-        generation.signalled_at.setdefault(item.node, now)
+        if _has_run(before, item):
+            generation.signalled_at[item.node] = now  # stopped again, not still
+        else:
+            generation.signalled_at.setdefault(item.node, now)
     elif generation.signalled_at:
         generation.signalled_at.pop(item.node, None)
     if "t" in item.process_state:
@@ -123,6 +126,14 @@ def _is_signalled(generation: Watched, item: RankProgress) -> bool:
     """Whether some process is stopped, or dead without an exit code 0."""
     states = zip(item.rank, item.process_state, strict=True)
     return any(state in _SIGNALLED and (state == "T" or rank not in generation.ended) for rank, state in states)
+
+
+def _has_run(before: RankProgress | None, item: RankProgress) -> bool:
+    """Whether every stopped process has used CPU time since the last report, as one that is stopped and continued in turn."""
+    if before is None or before.rank != item.rank:
+        return False
+    stopped = [i for i, state in enumerate(item.process_state) if state == "T"]
+    return bool(stopped) and all(item.cpu_s[i] > before.cpu_s[i] for i in stopped)
 
 
 def _entered_more(before: RankProgress, item: RankProgress) -> bool:

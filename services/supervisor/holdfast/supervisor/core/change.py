@@ -279,6 +279,7 @@ def _prepare(job: Job, generation: Generation, election: Election) -> Prepare:
         checks=job.spec.checks,
         first_attempt=job.numbering.first_attempt,
         chaos=job.spec.chaos,
+        warning_settles_s=job.spec.warnings.settles_s,
     )
 
 

@@ -5,11 +5,11 @@ communication, whose cost is measured, and a GPU that should be reset at the job
                   │ withdrawn, not repeated for `warning_holds_s`, or its node has left: forgotten        │
                   └◄── asked again: after `retry_s`, when a spare becomes free, or when it costs much more ◄┘
 
-The run is healthy, so nothing is urgent. A condition that costs time must last for `warning_settles_s`; a GPU that waits for a
-reset does so until it is reset, whether that is said again or not. A warning is asked about once while it lasts, however often
-it is reported, and a job is changed for warnings at most once per `warning_gap_s`. Kinds of findings that end a run are never
-asked about as warnings: a policy might answer by the kind alone, and stop what is healthy. `upkeep` asks; here is what is
-known.
+The run is healthy, so nothing is urgent. A condition that costs time must last for the job's `warnings.settles_s`; a GPU that
+waits for a reset does so until it is reset, whether that is said again or not. A warning is asked about once while it lasts,
+however often it is reported, and a job is changed for warnings at most once per `warnings.gap_s`. Kinds of findings that end a
+run are never asked about as warnings: a policy might answer by the kind alone, and stop what is healthy. `upkeep` asks; here is
+what is known.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     turn.put_job(job.name, warnings=dict(sorted(newest[:WARNINGS_MAX])))
     if standing.answered and not _asks_again(turn, job, standing):
         turn.judge(finding, "recorded: the policy has been asked about it, and it still holds")
-    elif _settles(turn, standing):
+    elif _settles(job, standing):
         turn.judge(finding, "recorded: the policy is asked about it if it lasts")
     else:
         turn.judge(finding, "recorded: the policy is asked about it")
@@ -84,7 +84,7 @@ def on_withdrawn(turn: Turn, finding: Finding) -> list[str]:
 
 def put_off(turn: Turn, incident: Incident) -> None:
     """The change that was decided for it could not be made: not to be tried again at once."""
-    _remember(turn, incident, ask_at=turn.at + turn.config.warning_gap_s, had_spare=True)
+    _remember(turn, incident, ask_at=turn.at + turn.jobs[incident.job].spec.warnings.gap_s, had_spare=True)
 
 
 def wanted(turn: Turn, job: Job) -> Finding | None:
@@ -92,13 +92,13 @@ def wanted(turn: Turn, job: Job) -> Finding | None:
     if not job.warnings:
         return None
     assert job.generation is not None
-    free_at = job.changed_at + turn.config.warning_gap_s if job.changed_at else 0.0
+    free_at = job.changed_at + job.spec.warnings.gap_s if job.changed_at else 0.0
     due: list[Finding] = []
     later: list[float] = []
     for each in _still(turn, job).values():
         if each.answered and not _asks_again(turn, job, each):
             later += [each.ask_at] if each.ask_at > turn.at else []
-        elif _settles(turn, each):
+        elif _settles(job, each):
             continue  # until it is reported again
         elif free_at > turn.at:
             later.append(free_at)
@@ -155,11 +155,11 @@ def _has_ranks(job: Job, node: str) -> bool:
     return not node or (job.generation is not None and job.generation.slot_of(node) is not None)
 
 
-def _settles(turn: Turn, standing: StandingWarning) -> bool:
+def _settles(job: Job, standing: StandingWarning) -> bool:
     """Whether it may still pass by itself: it is reported again while it lasts."""
     if resets.is_wanted_by(standing.finding):
         return False
-    return standing.heard_at - standing.first_at < turn.config.warning_settles_s
+    return standing.heard_at - standing.first_at < job.spec.warnings.settles_s
 
 
 def _asks_again(turn: Turn, job: Job, standing: StandingWarning) -> bool:

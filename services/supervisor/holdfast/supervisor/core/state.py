@@ -61,8 +61,6 @@ class Config:
     warning_holds_s: float = (
         7200.0  # a warning that is not repeated for so long is forgotten; detectors repeat by 600 s
     )
-    warning_settles_s: float = 590.0  # for so long a condition is reported before its cost is weighed
-    warning_gap_s: float = 600.0  # between a planned change of a job and one for a warning
     loan_settles_s: float = 10.0  # a job lacks nodes for so long before it asks for replicas of others
     loan_look_s: float = 15.0  # … and so often it is looked whether it does
     loan_gap_s: float = 600.0  # a job is asked for replicas at most this often, and not sooner after a planned change
