@@ -316,7 +316,7 @@ def _with_itself(incident: Incident) -> Incident:
         (_believe_every_reset, "whose GPU was to be reset"),
         (_forgive_faults, "has not been booted since its fault"),
         (_hold_nobody_down, "is held down|which failed its tests"),
-        (_send_nobody_away, "was sent away for|was not a spare again"),
+        (_send_nobody_away, "was sent away for|was not a spare again|was not looked at"),
         (_hold_down_for_ever, "was not a spare again|but the job is"),
         (_free_the_cordoned, "an operator has cordoned"),
         (_believe_suspects, "start on n., which failed its tests"),
