@@ -22,6 +22,8 @@ from holdfast.supervisor.leader.upgrades import timer
 from holdfast.supervisor.protocol import JobPhase, LeaderStarted, TimerFired
 from holdfast.supervisor.timers import (
     BreakerWindowOver,
+    KeptOver,
+    LoanDue,
     RebootDue,
     ReplacementDue,
     ResetTimeout,
@@ -183,6 +185,8 @@ def test_the_recording_has_every_timer_that_it_knew_but_the_breakers() -> None:
         ResetTimeout.word,
         RebootDue.word,
         ReplacementDue.word,
+        LoanDue.word,
+        KeptOver.word,
         ReturnDue.word,
         RungTimeout.word,
     }

@@ -23,6 +23,7 @@ from holdfast.domain.notes import (
     GroupsNote,
     MissedNote,
     Note,
+    ObservedStepsNote,
     PhaseNote,
     ReplicaCheckNote,
     SavedNote,
@@ -70,6 +71,7 @@ NOTES: dict[type, Note] = {
     for each in (
         StepNote(SENDER, 7, 10.0, 11.5, 0.1, 0.0, 64, math.nan, math.inf, 0.25, math.nan, 3.5),
         PhaseNote(SENDER, Phase.RESTORE, 3.0, 0),
+        ObservedStepsNote(SENDER, 96, 16, 10.0, 11.5, 0.25),
         StartedNote(SENDER, (("process_group", 0.5), ("first_step", 0.25))),
         SavedNote(SENDER, 50, 1, "/dev/shm/x/a.image", 0.01),
         MissedNote(SENDER, 50, "both images are being read"),
