@@ -17,7 +17,7 @@ from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import NodeFacts, RunningWorker, WorkerEnded
+from holdfast.domain.nodes import Check, NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckpointNow,
     Hello,
@@ -30,6 +30,7 @@ from holdfast.domain.orders import (
     Report,
     Start,
     StepReached,
+    Tested,
     WorkersChanged,
 )
 from holdfast.policy import JobView, default
@@ -206,6 +207,14 @@ class Fleet:
         self.life[node] = self.life.get(node, 0) + 1
         self.seq[node] = 0
         self.hello(node, zone=zone, capacity=capacity, running=running)
+
+    def boot(self, node: str) -> None:
+        """Its machine has booted, and passes its tests a moment later."""
+        self.life[node] = self.life.get(node, 0) + 1
+        self.boots[node] = f"boot {self.life[node]}"
+        self.seq[node] = 0
+        self.report(node, Hello(self.facts(node), (), Preflight()))
+        self.report(node, Tested(Preflight(self.now, 0.5, (Check("disk", True, ""),))))
 
     def hello(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
         workers = (RunningWorker(self.about, running, 0, 1),) if running else ()

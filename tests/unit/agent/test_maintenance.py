@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -72,13 +72,12 @@ def test_a_source_that_cannot_be_read_takes_nothing_back(tmp_path: Path) -> None
 
 
 @contextmanager
-def metadata(*answers: tuple[int, bytes]) -> Iterator[str]:
-    """A metadata server that gives these answers in turn, to those who ask as Google wants to be asked."""
-    left = list(answers)
+def served(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """A metadata server, for those who ask as Google wants to be asked; its address. `answer`: by path."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = left.pop(0) if self.headers["Metadata-Flavor"] == "Google" else (403, b"")
+            status, body = answer(self.path) if self.headers["Metadata-Flavor"] == "Google" else (403, b"")
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
@@ -90,10 +89,30 @@ def metadata(*answers: tuple[int, bytes]) -> Iterator[str]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/maintenance-event"
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def metadata(*answers: tuple[int, bytes]) -> Iterator[str]:
+    """One that gives these answers in turn."""
+    left = list(answers)
+    with served(lambda _: left.pop(0)) as address:
+        yield f"{address}/maintenance-event"
+
+
+@contextmanager
+def instance(**keys: tuple[int, str]) -> Iterator[str]:
+    """The directory of an instance, with these keys."""
+
+    def answer(path: str) -> tuple[int, bytes]:
+        status, body = keys.get(path.rpartition("/")[2].partition("?")[0].replace("-", "_"), (404, "not found"))
+        return status, body.encode()
+
+    with served(answer) as address:
+        yield f"{address}/instance/"
 
 
 def test_google_clouds_metadata() -> None:
@@ -108,33 +127,6 @@ def test_google_clouds_metadata() -> None:
         read_url(url)
     with pytest.raises(OSError, match="nonsense"):
         read_url("nonsense")
-
-
-@contextmanager
-def instance(**keys: tuple[int, str]) -> Iterator[str]:
-    """The metadata server's directory of an instance, with these keys."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            key = self.path.rpartition("/")[2].partition("?")[0].replace("-", "_")
-            status, body = (
-                keys.get(key, (404, "not found")) if self.headers["Metadata-Flavor"] == "Google" else (403, "")
-            )
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/instance/"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 NOW = 1_733_079_600.0  # 2024-12-01T19:00:00Z

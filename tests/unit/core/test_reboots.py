@@ -9,8 +9,8 @@ from fleet import JOB, Fleet, job
 
 from holdfast.domain import orders
 from holdfast.domain.findings import FindingKind, Remedy, Severity
-from holdfast.domain.nodes import Check, NodeState, Preflight
-from holdfast.domain.orders import Hello, Prepare, RebootNode, Stop
+from holdfast.domain.nodes import NodeState
+from holdfast.domain.orders import Prepare, RebootNode, Stop
 from holdfast.supervisor.core import reboots, returns
 from holdfast.supervisor.core.holddown import REBOOTS_MAX
 from holdfast.supervisor.core.reboots import BOOT_S, LOOK_S
@@ -21,19 +21,10 @@ from holdfast.supervisor.return_rules import ReturnRules
 RULES = ReturnRules()
 
 
-def boot(fleet: Fleet, node: str) -> None:
-    """Its machine has booted, and passes its tests a moment later."""
-    fleet.life[node] = fleet.life.get(node, 0) + 1
-    fleet.boots[node] = f"boot {fleet.life[node]}"
-    fleet.seq[node] = 0
-    fleet.report(node, Hello(fleet.facts(node), (), Preflight()))
-    fleet.report(node, orders.Tested(Preflight(fleet.now, 0.5, (Check("disk", True, ""),))))
-
-
 def training(dp: int = 2, spares: int = 1, *, able: bool = True) -> Fleet:
     fleet = Fleet(0, reboots=able)
     for index in range(dp + spares):
-        boot(fleet, f"n{index}")
+        fleet.boot(f"n{index}")
         fleet.report(f"n{index}", orders.Inventory(JOB, ()))
     fleet.submit(job(dp=dp))
     fleet.run()
@@ -81,7 +72,7 @@ def test_a_node_out_of_service_is_booted_when_its_job_has_saved_elsewhere_and_co
     assert order.cause == fleet.state.nodes["n0"].unschedulable_reason
     fleet.done("n0", RebootNode)
     assert "was told to boot 2 s ago" in standing(fleet, "n0")
-    boot(fleet, "n0")
+    fleet.boot("n0")
     assert "on hold until" in standing(fleet, "n0")
     fleet.wait(RULES.hold_s + 1)
     assert fleet.state.nodes["n0"].state is NodeState.SPARE
@@ -142,7 +133,7 @@ def test_a_failed_try_is_repeated_a_few_times_and_then_left_to_an_operator() -> 
     fleet.wait(BOOT_S)
     assert ordered(fleet) == []
     assert "it comes back after a boot by hand" in standing(fleet, "n2")
-    boot(fleet, "n2")  # somebody does
+    fleet.boot("n2")  # somebody does
     assert "on hold until" in standing(fleet, "n2")
 
 

@@ -9,8 +9,8 @@ from fleet import JOB, Fleet, job
 
 from holdfast.domain import orders
 from holdfast.domain.findings import FindingKind, Remedy, Severity
-from holdfast.domain.nodes import Check, NodeState, Preflight
-from holdfast.domain.orders import Hello, Prepare, RebootNode, Stop
+from holdfast.domain.nodes import NodeState
+from holdfast.domain.orders import Prepare, RebootNode, Stop
 from holdfast.supervisor.core import replacements, returns
 from holdfast.supervisor.core.holddown import REQUESTS_MAX
 from holdfast.supervisor.core.replacements import LOOK_S, RETRY_S
@@ -30,18 +30,9 @@ RULES = ReturnRules()
 AFTER_S = 1800.0
 
 
-def start(fleet: Fleet, node: str) -> None:
-    """The agent's first life on a machine, which passes its tests a moment later."""
-    fleet.life[node] = fleet.life.get(node, 0) + 1
-    fleet.boots[node] = f"boot {fleet.life[node]}"
-    fleet.seq[node] = 0
-    fleet.report(node, Hello(fleet.facts(node), (), Preflight()))
-    fleet.report(node, orders.Tested(Preflight(fleet.now, 0.5, (Check("disk", True, ""),))))
-
-
 def other_machine(fleet: Fleet, node: str) -> None:
     fleet.machines[node] = f"{node} machine {fleet.life[node] + 1}"
-    start(fleet, node)
+    fleet.boot(node)
 
 
 def training(dp: int = 2, spares: int = 2, *, per_day: int = 10, provider: str = "command") -> Fleet:
@@ -109,7 +100,7 @@ def test_the_same_machine_is_not_taken_for_another_one() -> None:
     fleet = training()
     corrupt(fleet, "n3")
     answer(fleet)
-    start(fleet, "n3")  # somebody has only booted it
+    fleet.boot("n3")  # somebody has only booted it
     assert fleet.state.nodes["n3"].state is NodeState.CORDONED
     fleet.wait(2 * AFTER_S)
     assert requested(fleet) == [], "who agreed is not asked again"
@@ -127,7 +118,7 @@ def test_a_machine_that_may_come_back_by_itself_has_time_to() -> None:
 def test_a_fault_that_calls_for_another_machine_is_answered_by_one_and_by_a_boot_if_there_is_none() -> None:
     fleet = training()
     fleet.reboots = True
-    start(fleet, "n3")  # an agent that can boot its machine
+    fleet.boot("n3")  # an agent that can boot its machine
     fleet.report("n3", orders.Inventory(JOB, ()))
     fleet.now += 1.0
     fleet.find(FindingKind.GPU_ERROR, "n3", severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
@@ -143,7 +134,7 @@ def test_a_fault_that_calls_for_another_machine_is_answered_by_one_and_by_a_boot
 def test_without_a_provider_it_is_booted_at_once() -> None:
     fleet = training(provider="")
     fleet.reboots = True
-    start(fleet, "n3")
+    fleet.boot("n3")
     fleet.report("n3", orders.Inventory(JOB, ()))
     fleet.now += 1.0
     fleet.find(FindingKind.GPU_ERROR, "n3", severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
@@ -154,7 +145,7 @@ def test_a_machine_that_booted_meanwhile_is_not_replaced() -> None:
     fleet = training()
     xid(fleet, "n3")
     fleet.wait(AFTER_S / 2)
-    start(fleet, "n3")
+    fleet.boot("n3")
     fleet.wait(2 * AFTER_S)
     assert requested(fleet) == []
     assert fleet.state.nodes["n3"].state is NodeState.SPARE
