@@ -1,6 +1,6 @@
 """A spare costs as much as any other node: take one for what is certain, and restart in place as long as that helps."""
 
-from holdfast.policy import Action, FindingKind, Incident, JobView, check, default, ignore, notify, restart
+from holdfast.policy import Action, FindingKind, Incident, JobView, check, default, gpu_reset, ignore, notify, restart
 
 DAY_S = 86_400.0
 WORTH_IT = 20.0  # swap a slow node only if that saves twenty times what the swap costs
@@ -9,6 +9,8 @@ CRASHES = (FindingKind.WORKER_CRASH, FindingKind.HANG)
 
 
 def decide(incident: Incident, job: JobView) -> Action:
+    if incident.wants_reset_later and incident.node in job.resettable:
+        return gpu_reset(f"after a save and in place, which takes no spare: {incident.cause}", incident.node)
     if incident.warning:
         if incident.cost_share is None:
             return ignore(f"no measured cost: {incident.cause}")

@@ -146,3 +146,18 @@ def test_a_lost_node_is_its_agents_own_end(tmp_path: Path) -> None:
     (fault,) = json.loads(report.read_text())["faults"]
     assert (fault["kind"], fault["rank"], fault["refused"]) == ("node_loss", 0, ""), text
     assert (fault["found_as"], fault["action"], fault["outcome"]) == ("node_lost", "scale_down", "survived")
+
+
+@pytest.mark.timeout(300)
+def test_a_flipped_bit_is_in_a_stored_shard_and_the_run_goes_on(tmp_path: Path) -> None:
+    with cluster(tmp_path / "stack", nodes=2) as run:
+        run.client.submit(job(tmp_path / "out", chaos=True))
+        wait_until(
+            lambda: list((tmp_path / "stack").rglob("rank-*.json")), description="a stored shard", timeout_s=TIMEOUT_S
+        )
+        done = run.client.inject_fault("gpt", "bit_flip", 1, 10.0, 0)
+        assert done["state"] == "succeeded", done
+        logs = [path.read_text() for path in (tmp_path / "stack" / "nodes").glob("*/agent.log")]
+        assert any('"fault": "bit_flip"' in log and "rank-1.shard flipped" in log for log in logs)
+        run.wait_step("gpt", run.client.job("gpt")["step"] + 10)
+        assert run.client.job("gpt")["generation"] == 1

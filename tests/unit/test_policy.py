@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.domain import old_evidence
 from holdfast.domain.errors import PolicyError
-from holdfast.domain.findings import FindingKind
+from holdfast.domain.findings import FindingKind, Remedy
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import PolicySpec
 from holdfast.domain.mesh import Mesh
@@ -201,11 +201,13 @@ def test_the_examples_of_the_docs_do_what_the_docs_say() -> None:
                 script.decide(crash, replace(sample_job(crash), recent=(replace(crash, t_fault=900.0),))).kind,
                 script.decide(lost, replace(sample_job(lost), spares=(), reachable_dp=2)).kind,
             ]
+            due = replace(incident("gpu_error"), severity="warning", ladder=(Remedy.WATCH, Remedy.RESET_GPU), node="n1")
+            answers[name].append(script.decide(due, replace(sample_job(due), resettable=("n1",), remaining_s=1e5)).kind)
     swap, down = ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN
     assert answers == {
-        "spares_are_cheap": [swap, swap, down],
-        "spares_are_dear": [ActionKind.NOTIFY, ActionKind.RESTART, down],
-        "spot_fleet": [ActionKind.NOTIFY, swap, down],
+        "spares_are_cheap": [swap, swap, down, swap],
+        "spares_are_dear": [ActionKind.NOTIFY, ActionKind.RESTART, down, ActionKind.GPU_RESET],
+        "spot_fleet": [ActionKind.NOTIFY, swap, down, swap],
     }
 
 
