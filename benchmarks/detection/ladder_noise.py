@@ -348,9 +348,14 @@ class Noise:
             return  # it is a spare
         place = next(place for place in job.running.placements if place.node == node)
         share = excess / (1 + excess)
+        found = f"steps:{job.name}:{job.number}:straggler:{place.first_rank}"
+        if times <= 1:
+            ends = self.now if condition is None else condition.ended + window_s - seen_s
+            if ends < float("inf"):
+                self.at(max(self.now, ends) + limits.over_steps * STEP_S, lambda: self._over(node, found))
         self.find(
             Finding(
-                id=f"steps:{job.name}:{job.number}:straggler:{place.first_rank}",
+                id=found,
                 kind=FindingKind.STRAGGLER,
                 severity=Severity.WARNING,
                 at=self.now,
@@ -369,6 +374,21 @@ class Noise:
         if condition is not None:
             again = lambda: self._slow_rank(node, condition, excess, times + 1)  # noqa: E731
             self.at(self.now + limits.repeat_s, again)
+
+    def _over(self, node: str, found: str) -> None:
+        """The detector sees that a condition has ended."""
+        self.find(
+            Finding(
+                id=f"{found}:over:{self.now:.0f}",
+                kind=FindingKind.STRAGGLER,
+                severity=Severity.INFO,
+                at=self.now,
+                since=self.now,
+                summary=f"{found} is over.",
+                node=node,
+                contradicts=found,
+            )
+        )
 
 
 def judge(score: Score, rng: np.random.Generator, hours: float = HOURS, nodes: int = NODES) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.detection.score import Score
 from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.stragglers import Stragglers
-from holdfast.domain.findings import FindingKind, StepRecord
+from holdfast.domain.findings import FindingKind, Severity, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, StepColumns
@@ -95,6 +95,8 @@ def watch(mesh: Mesh, work: Work) -> Named:
         record = StepRecord("job", 1, step + 6, mesh.world_size, now - duration, now, 0, None, 0.0)
         findings = detector.observe(record, now)
         for finding in findings:
+            if finding.severity is Severity.INFO:
+                continue  # something is over
             kinds.add(finding.kind)
             if finding.kind is FindingKind.STRAGGLER:
                 for rank in finding.evidence["ranks"].split(", "):

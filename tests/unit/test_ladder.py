@@ -122,9 +122,17 @@ def test_noise_changes_runs_only_with_a_reason() -> None:
 def test_a_change_without_a_reason_is_counted() -> None:
     noise = ladder_noise.Noise(np.random.default_rng(1), nodes=20)
     noise.now += 36_000.0
-    for _ in range(2):  # a rank that is called slow twice, ten minutes apart, and never was
-        noise._slow_rank("n3", None, 0.4, 0)
-        noise.now += 600.0
+    # A rank that is called slow for two hours, and never was: of its node nothing is noted.
+    noise._slow_rank("n3", ladder_noise.Condition("slow", noise.now, noise.now + 7200.0), 0.4, 0)
     noise.run(12.0)
     assert dict(noise.evicted) == {"false": 1}
     assert noise.mistakes
+
+
+def test_a_rank_that_is_called_slow_twice_for_a_moment_costs_no_change() -> None:
+    noise = ladder_noise.Noise(np.random.default_rng(1), nodes=20)
+    noise.now += 36_000.0
+    noise._slow_rank("n3", None, 0.4, 0)
+    noise.at(noise.now + 600.0, lambda: noise._slow_rank("n3", None, 0.4, 0))
+    noise.run(12.0)
+    assert not noise.evicted

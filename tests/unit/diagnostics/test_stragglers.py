@@ -99,6 +99,9 @@ class Job:
     def kinds(self) -> list[FindingKind]:
         return [finding.kind for finding in self.found]
 
+    def warnings(self) -> list[Finding]:
+        return [finding for finding in self.found if finding.severity is Severity.WARNING]
+
 
 def slower(rank: int, share: float, start: int = 0) -> Callable[[Work, int], None]:
     def change(work: Work, step: int) -> None:
@@ -219,8 +222,39 @@ def test_what_flaps_is_said_to_flap_once() -> None:
     for _ in range(6):
         job.run(20, slower(3, 0.5))
         job.run(20)
-    assert len(job.found) == 2
-    assert "comes and goes" in job.found[1].summary
+    first, second = job.warnings()
+    assert "comes and goes" in second.summary
+    assert [finding.contradicts for finding in job.found if finding.severity is Severity.INFO] == [first.id]
+
+
+def test_what_is_over_is_withdrawn_once() -> None:
+    job = Job({"dp": 8})
+    job.run(40, slower(3, 0.5))
+    (slow,) = job.found
+    job.run(60)
+    _, over = job.found
+    assert (over.kind, over.severity, over.contradicts) == (FindingKind.STRAGGLER, Severity.INFO, slow.id)
+    assert (over.node, over.rank, over.generation) == (slow.node, slow.rank, slow.generation)
+    job.run(300)
+    job.run(40, slower(3, 0.5))
+    assert job.found[-1].id == slow.id, "it begins anew"
+    assert len(job.found) == 3
+
+
+def test_what_lasts_is_not_withdrawn_for_a_few_good_steps() -> None:
+    job = Job({"dp": 8})
+    job.run(40, slower(3, 0.5))
+    for _ in range(10):
+        job.run(2)
+        job.run(20, slower(3, 0.5))
+    assert not [finding for finding in job.found if finding.severity is Severity.INFO]
+
+
+def test_lost_telemetry_withdraws_nothing() -> None:
+    job = Job({"dp": 8})
+    job.run(40, slower(3, 0.5))
+    job.run(60, slower(3, 0.5), lost=0.7)
+    assert not [finding for finding in job.found if finding.severity is Severity.INFO]
 
 
 def test_a_second_slow_rank_of_the_same_node_is_news() -> None:

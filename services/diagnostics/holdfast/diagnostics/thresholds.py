@@ -25,6 +25,9 @@ class StragglerThresholds:
     imbalance: float = 0.15  # the slowest rank over the median, or a stage over the median stage: worth a warning
     collective: float = 0.15  # growth of the time that even the last rank waits, as a share of the step
     quiet_steps: int = 200  # a rank that recovers and relapses within as many steps flaps
+    over_steps: int = (
+        3  # without a condition, which is withdrawn then; that one step shows none takes a part of the window
+    )
     repeat_s: float = 600.0  # a straggler that stays slow is reported again
 
 

@@ -40,7 +40,7 @@ class _Source:
 
     subjects: Hashable  # of the columns; other subjects start new series
     trends: Trends
-    reported: Recurring = field(default_factory=Recurring)
+    reported: Recurring[_Condition] = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ class _Job:
     scatter: deque[float]  # robust sigma of the logarithms, by step
     open: Bounded[int, _Open] = field(default_factory=lambda: Bounded(_OPEN_MAX))
     seen: dict[int, int] = field(default_factory=dict)  # rank → steps at which it stood out
-    reported: Recurring = field(default_factory=Recurring)
+    reported: Recurring[_Outlier] = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ class _Job:
     bad_since: int = 0
     bad_since_at: float = 0.0  # end of that step, Unix seconds
     first_bad: tuple[int, ...] = ()  # ranks that reported it in its first step
-    reported: Recurring = field(default_factory=Recurring)
+    reported: Recurring[_Condition] = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from holdfast.diagnostics.bounded import Bounded
 
@@ -23,19 +23,22 @@ K = TypeVar("K", bound=Keyed)
 
 
 @dataclass(slots=True)
-class _Known:
+class _Known(Generic[K]):
+    condition: K  # as it was reported last
     reported_at: float  # diagnostics' clock, Unix seconds
     members: frozenset[int]
     active: bool = True
     gone_at: int = 0  # position (step, or second) at which it was first missing
     times: int = 1
+    reported_as: int = 1  # the number of occurrences that the newest report had
+    withdrawn: bool = False
 
 
 @dataclass(slots=True)
-class Recurring:
+class Recurring(Generic[K]):
     """The conditions of one subject that have been reported. Positions grow: step numbers, or seconds."""
 
-    known: Bounded[str, _Known] = field(default_factory=lambda: Bounded(_KEYS_MAX))
+    known: Bounded[str, _Known[K]] = field(default_factory=lambda: Bounded(_KEYS_MAX))
 
     def due(
         self, conditions: Sequence[K], position: int, now: float, quiet: int, repeat_s: float
@@ -53,7 +56,7 @@ class Recurring:
         for condition in conditions:
             known = self.known.get(condition.key)
             if known is None or (not known.active and position - known.gone_at > quiet):
-                self.known[condition.key] = _Known(now, condition.members)
+                self.known[condition.key] = _Known(condition, now, condition.members)
                 yield condition, 1
                 continue
             came_back, known.active = not known.active, True
@@ -61,4 +64,14 @@ class Recurring:
             more = not condition.members <= known.members
             if more or (came_back and known.times == _FLAPS) or not 0.0 <= now - known.reported_at < repeat_s:
                 known.reported_at, known.members = now, known.members | condition.members
+                known.condition, known.reported_as, known.withdrawn = condition, known.times, False
                 yield condition, known.times
+
+    def over(self, position: int, gone: int) -> Iterator[tuple[K, int]]:
+        """The conditions that have been missing for `gone` positions, each as it was reported last. A report is withdrawn once;
+        a condition that flaps is not over while it is only away."""
+        for known in self.known.values():
+            missing = not known.active and position - known.gone_at >= gone
+            if missing and not known.withdrawn and known.times < _FLAPS:
+                known.withdrawn = True
+                yield known.condition, known.reported_as

@@ -17,6 +17,7 @@ shows
 If a stage has one rank only, ranks are compared with their own past, and with how the others' work has changed.
 
 All are warnings: the job runs on. A condition that ends and returns within `quiet_steps` is flapping, which is reported once.
+One that ends otherwise is withdrawn: a planned change that it was a reason for has none any more.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _Run:
     judged: int = 0
     past: list[Floats] = field(default_factory=list)  # work of the first steps, until `usual` is known
     usual: Floats | None = None
-    reported: Recurring = field(default_factory=Recurring)
+    reported: Recurring[Condition] = field(default_factory=Recurring)
     observed: steps.StepState | None = None  # of a script that reports no steps
 
 
@@ -147,10 +148,11 @@ class Stragglers:
         if len(run.window.steps) < self.limits.window_min:
             return ()
         found = list(self._conclude(run))
-        return tuple(
-            _finding(record, condition, times, now, run.repeat_s)
-            for condition, times in run.reported.due(found, record.step, now, self.limits.quiet_steps, run.repeat_s)
-        )
+        due = run.reported.due(found, record.step, now, self.limits.quiet_steps, run.repeat_s)
+        findings = [_finding(record, condition, times, now, run.repeat_s) for condition, times in due]
+        over = run.reported.over(record.step, self.limits.over_steps)
+        findings += [_over(record, condition, times, now) for condition, times in over]
+        return tuple(findings)
 
     def _judge(self, run: _Run, step: int, reports: Reports) -> Judged | None:
         """The step as work of each rank and excess over its peers; None when it cannot be compared."""
@@ -275,10 +277,34 @@ def _against_past(run: _Run, work: Floats, steps: int) -> Floats | None:
     return over.reshape(work.shape)
 
 
+def _id(record: StepRecord, key: str, times: int) -> str:
+    return f"steps:{record.job}:{record.generation}:{key}" + (f":{times}" if times > 1 else "")
+
+
+def _over(record: StepRecord, condition: Condition, times: int, now: float) -> Finding:
+    """What was reported is over: nobody needs to act on it any more."""
+    reported = _id(record, condition.key, times)
+    return Finding(
+        id=f"{reported}:over:{record.step}",
+        kind=condition.kind,
+        severity=Severity.INFO,
+        at=now,
+        since=now,
+        summary=f"Over by step {record.step}: {record.job} {condition.what}, since step {condition.since}.",
+        node=condition.node,
+        rank=condition.rank,
+        job=record.job,
+        generation=record.generation,
+        contradicts=reported,
+        evidence={"contradicts": reported},
+        ladder=(Remedy.WATCH,),
+    )
+
+
 def _finding(record: StepRecord, condition: Condition, times: int, now: float, repeat_s: float) -> Finding:
     flapping = f" It comes and goes: {times} times so far." if times > 1 else ""
     return Finding(
-        id=f"steps:{record.job}:{record.generation}:{condition.key}" + (f":{times}" if times > 1 else ""),
+        id=_id(record, condition.key, times),
         kind=condition.kind,
         severity=Severity.WARNING,
         at=now,
