@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.evolve import evolve
@@ -123,13 +124,50 @@ def test_a_condition_that_was_forgotten_begins_anew() -> None:
     assert actions(fleet) == [ActionKind.HOT_SWAP]
 
 
-def test_a_warning_without_a_measured_cost_is_recorded() -> None:
+UNMEASURED = (
+    FindingKind.NETWORK_FAULT,
+    FindingKind.DEGRADATION,
+    FindingKind.STORAGE_FAULT,
+    FindingKind.GPU_ERROR,
+    FindingKind.NUMERICAL,
+    FindingKind.HOST_PRESSURE,
+)
+
+
+def test_a_warning_that_comes_once_is_recorded() -> None:
     fleet = training()
-    for kind in (FindingKind.NETWORK_FAULT, FindingKind.DEGRADATION, FindingKind.STORAGE_FAULT, FindingKind.GPU_ERROR):
+    for kind in UNMEASURED:
         warn(fleet, cost_share=None, kind=kind, name=kind)
     later(fleet, 3600.0)
     assert decided(fleet) == []
     assert fleet.job.number == 1
+
+
+@pytest.mark.parametrize("kind", UNMEASURED)
+def test_a_warning_that_lasts_is_a_question_whatever_it_costs_and_the_default_tells_the_operators_once(
+    kind: FindingKind,
+) -> None:
+    fleet = training()
+    for _ in range(20):
+        warn(fleet, cost_share=None, kind=kind)
+        later(fleet, 600.0)
+    assert actions(fleet) == [ActionKind.NOTIFY]
+    fleet.connect("n8")  # another spare changes nothing
+    warn(fleet, cost_share=None, kind=kind)
+    assert actions(fleet) == [ActionKind.NOTIFY]
+    assert fleet.job.number == 1
+
+
+def test_a_policy_may_swap_for_a_warning_whose_cost_nobody_knows() -> None:
+    fleet = training(decide=False)
+    warn(fleet, cost_share=None, kind=FindingKind.NETWORK_FAULT)
+    later(fleet, 600.0)
+    warn(fleet, cost_share=None, kind=FindingKind.NETWORK_FAULT)
+    fleet.answer(hot_swap("a port that flaps will fail", "n1"), "policy.py")
+    assert fleet.job.planned is not None
+    fleet.train(fleet.job.planned.at_step, save=True)
+    fleet.run()
+    assert "n1" not in fleet.nodes()
 
 
 def test_kinds_that_end_a_run_are_never_questions_while_it_runs() -> None:

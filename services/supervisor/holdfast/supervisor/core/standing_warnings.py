@@ -1,15 +1,15 @@
-"""Warnings that somebody can do something about are questions to the policy of a running job: a slow rank or slow
-communication, whose cost is measured, and a GPU that should be reset at the job's next boundary.
+"""Warnings are questions to the policy of a running job: a slow rank or slow communication, whose cost is measured, a GPU
+that should be reset at the job's next boundary, and whatever else lasts or comes back (a port, a disk, a gradient).
 
     warning ──► stands ──► the policy, one warning of a job at a time ──► planned change │ continue ──► stands, answered
                   │ withdrawn, not repeated for `warning_holds_s`, or its node has left: forgotten        │
                   └◄── asked again: after `retry_s`, when a spare becomes free, or when it costs much more ◄┘
 
-The run is healthy, so nothing is urgent. A condition that costs time must last for the job's `warnings.settles_s`; a GPU that
-waits for a reset does so until it is reset, whether that is said again or not. A warning is asked about once while it lasts,
-however often it is reported, and a job is changed for warnings at most once per `warnings.gap_s`. Kinds of findings that end a
-run are never asked about as warnings: a policy might answer by the kind alone, and stop what is healthy. `upkeep` asks; here is
-what is known.
+The run is healthy, so nothing is urgent. A condition must last for the job's `warnings.settles_s`, as a second report so much
+later shows: what comes once is recorded, and a port that fails now and then is a question. A GPU that waits for a reset does
+so until it is reset, whether that is said again or not. A warning is asked about once while it lasts, however often it is
+reported, and a job is changed for warnings at most once per `warnings.gap_s`. Kinds of findings that end a run are never
+asked about as warnings: a policy might answer by the kind alone, and stop what is healthy. `upkeep` asks.
 """
 
 from __future__ import annotations
@@ -44,9 +44,6 @@ def on_finding(turn: Turn, finding: Finding) -> None:
         if resets.is_history(turn.nodes[finding.node], finding):
             turn.judge(finding, "ignored: the GPUs of the node were reset or repaired since")
             return
-    elif finding.cost_share is None:
-        turn.judge(finding, "recorded: what it costs the job is not measured")
-        return
     elif finding.generation not in (0, job.number):
         turn.judge(finding, f"recorded: generation {finding.generation} of {job.name} is history")
         return
@@ -167,4 +164,5 @@ def _asks_again(turn: Turn, job: Job, standing: StandingWarning) -> bool:
         return True
     cost, before = standing.finding.cost_share, standing.cost_share or 0.0
     grown = cost is not None and cost >= MUCH_MORE * before
-    return grown or (not standing.had_spare and bool(spares_for(turn, job)))
+    may_be_worth_a_swap = cost is not None or resets.is_wanted_by(standing.finding)
+    return grown or (may_be_worth_a_swap and not standing.had_spare and bool(spares_for(turn, job)))
