@@ -40,6 +40,7 @@ class NodeFacts:
     boot_id: str = ""  # of its machine, another one after each boot; empty = unknown
     reboots: bool = False  # whether its agent takes `RebootNode`, and has a command for it
     machine_id: str = ""  # of the machine itself, the same after each boot; empty = unknown
+    restarts: bool = False  # whether its agent takes `RestartAgent`
 
 
 @dataclass(frozen=True, slots=True)

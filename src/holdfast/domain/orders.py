@@ -142,6 +142,17 @@ class RebootNode:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartAgent:
+    """Replace the agent of a node without workers by a new one, with the same settings, in the same process.
+
+    The answer says that it will; that it has is another incarnation. Only for agents whose `NodeFacts.restarts` is set.
+    """
+
+    cause: str
+    job: str = ""  # always empty: it is the node's own matter
+
+
+@dataclass(frozen=True, slots=True)
 class Inject:
     """Cause a fault (`domain.faults`) on this node, in a generation that was prepared with `chaos`, to test the recovery.
 
@@ -157,7 +168,9 @@ class Inject:
     operation: str  # that is answered
 
 
-Order = Warm | Prepare | Start | Stop | CheckpointNow | SetInterval | Prune | ResetGpu | RebootNode | Inject
+Order = (
+    Warm | Prepare | Start | Stop | CheckpointNow | SetInterval | Prune | ResetGpu | RebootNode | RestartAgent | Inject
+)
 
 
 # ---------------------------------------------------------------- agent → supervisor

@@ -130,7 +130,7 @@ class Heard(_message.Message):
     def __init__(self) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval", "prune", "reset_gpu", "inject", "reboot_node")
+    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval", "prune", "reset_gpu", "inject", "reboot_node", "restart_agent")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class Command(_message.Message):
     RESET_GPU_FIELD_NUMBER: _ClassVar[int]
     INJECT_FIELD_NUMBER: _ClassVar[int]
     REBOOT_NODE_FIELD_NUMBER: _ClassVar[int]
+    RESTART_AGENT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     command_id: str
     traceparent: str
@@ -157,7 +158,8 @@ class Command(_message.Message):
     reset_gpu: ResetGpu
     inject: Inject
     reboot_node: RebootNode
-    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ..., prune: _Optional[_Union[Prune, _Mapping]] = ..., reset_gpu: _Optional[_Union[ResetGpu, _Mapping]] = ..., inject: _Optional[_Union[Inject, _Mapping]] = ..., reboot_node: _Optional[_Union[RebootNode, _Mapping]] = ...) -> None: ...
+    restart_agent: RestartAgent
+    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ..., prune: _Optional[_Union[Prune, _Mapping]] = ..., reset_gpu: _Optional[_Union[ResetGpu, _Mapping]] = ..., inject: _Optional[_Union[Inject, _Mapping]] = ..., reboot_node: _Optional[_Union[RebootNode, _Mapping]] = ..., restart_agent: _Optional[_Union[RestartAgent, _Mapping]] = ...) -> None: ...
 
 class LaunchSpec(_message.Message):
     __slots__ = ("script", "args", "cwd", "env", "preload")
@@ -307,6 +309,14 @@ class ResetGpu(_message.Message):
     timeout_s: float
     def __init__(self, job: _Optional[str] = ..., gpus: _Optional[_Iterable[int]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
+class RestartAgent(_message.Message):
+    __slots__ = ("cause", "job")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    job: str
+    def __init__(self, cause: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
+
 class RebootNode(_message.Message):
     __slots__ = ("job", "cause", "timeout_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -432,7 +442,7 @@ class WorkersChanged(_message.Message):
     def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs", "resets_gpus", "boot_id", "reboots", "machine_id")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs", "resets_gpus", "boot_id", "reboots", "machine_id", "restarts")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -456,6 +466,7 @@ class Hello(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     REBOOTS_FIELD_NUMBER: _ClassVar[int]
     MACHINE_ID_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -479,7 +490,8 @@ class Hello(_message.Message):
     boot_id: str
     reboots: bool
     machine_id: str
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ..., resets_gpus: bool = ..., boot_id: _Optional[str] = ..., reboots: bool = ..., machine_id: _Optional[str] = ...) -> None: ...
+    restarts: bool
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ..., resets_gpus: bool = ..., boot_id: _Optional[str] = ..., reboots: bool = ..., machine_id: _Optional[str] = ..., restarts: bool = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("name", "seconds")

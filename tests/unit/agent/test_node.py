@@ -21,7 +21,17 @@ from holdfast.domain.generations import Placement, RankRestore, ShardKey
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Check, Preflight, RunningWorker
-from holdfast.domain.orders import CheckpointNow, Inject, Prepare, Prune, RebootNode, ResetGpu, Start, Stop
+from holdfast.domain.orders import (
+    CheckpointNow,
+    Inject,
+    Prepare,
+    Prune,
+    RebootNode,
+    ResetGpu,
+    RestartAgent,
+    Start,
+    Stop,
+)
 from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
@@ -83,6 +93,9 @@ class FakePool:
 
     async def reset_gpus(self, order: ResetGpu) -> Outcome:
         raise AssertionError("no order is about it")
+
+    def restart(self, order: RestartAgent) -> Outcome:
+        raise AssertionError(order)
 
     async def reboot(self, order: RebootNode) -> Outcome:
         raise AssertionError("no order is about it")
@@ -166,6 +179,7 @@ async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
         test_suspect=pool.test_suspect,
         reset_gpus=pool.reset_gpus,
         reboot=pool.reboot,
+        restart=pool.restart,
         inject=pool.injected.append,
     )
     yield made, pool, replicator

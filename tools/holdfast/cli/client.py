@@ -166,6 +166,9 @@ class Client:
     def repaired(self, name: str) -> Json:
         return self._command(_path("nodes", name, "repair"), {})
 
+    def restart_agent(self, name: str, reason: str) -> Json:
+        return self._command(_path("nodes", name, "restart-agent"), {"reason": reason})
+
     def announce(self, name: str, source: str, event: str, in_s: float | None) -> Json:
         body = {"event": event} if in_s is None else {"event": event, "in_s": in_s}
         return self._command(_path("nodes", name, "notices", source), body, method="PUT")

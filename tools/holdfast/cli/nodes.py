@@ -11,7 +11,9 @@ from holdfast.cli.client import Client, default_url
 from holdfast.cli.durations import period
 from holdfast.cli.tables import Api, Name, Row, console, look_at, show_one, table, text
 
-app = typer.Typer(help="Nodes: list, show, watch, cordon, uncordon, announce, withdraw, repair.", no_args_is_help=True)
+app = typer.Typer(
+    help="Nodes: list, show, watch, cordon, announce maintenance, repair, restart an agent.", no_args_is_help=True
+)
 
 COLUMNS = ("node", "state", "job", "zone", "capacity", "hostname", "reason")
 FAULT_COLUMNS = ("at", "incident", "job", "weight", "shared")
@@ -66,6 +68,14 @@ def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator
     with Client(api or default_url()) as client:
         client.uncordon(name, reason)
     console.print(f"{name}: uncordoned")
+
+
+@app.command("restart-agent")
+def restart_agent(name: Name, api: Api = "", reason: Reason = "restarted by operator") -> None:
+    """Replace the agent of a node without ranks by a new one, for example after an update of its package."""
+    with Client(api or default_url()) as client:
+        client.restart_agent(name, reason)
+    console.print(f"{name}: its agent begins again")
 
 
 @app.command()

@@ -27,6 +27,7 @@ from holdfast.domain.orders import (
     RebootNode,
     Report,
     ResetGpu,
+    RestartAgent,
     SetInterval,
     Start,
     StepReached,
@@ -343,6 +344,8 @@ class Agent:
                 self._reset(command_id)
             case RebootNode():
                 self._reboot(command_id)
+            case RestartAgent():
+                raise Violation(f"{self.name} is told to restart its agent, and no operator has asked for it")
 
     @staticmethod
     def _is_of(workers: Workers, order: CheckpointNow | SetInterval | Start) -> bool:
@@ -616,6 +619,8 @@ def describe(order: Order) -> str:
             return f"Prune {', '.join(str(step) for _, step in order.steps)}"
         case Warm():
             return "Warm"
+        case RestartAgent():
+            return "RestartAgent"
         case RebootNode():
             return "RebootNode"
         case ResetGpu():

@@ -2,10 +2,16 @@
 
 from functools import partial
 
+from holdfast.agent.restart import Restart
 from holdfast.agent.service import serve
 from holdfast.agent.settings import AgentSettings
-from holdfast.runtime.service import Farewell, main
+from holdfast.runtime.service import EXIT_OK, Farewell, main
 
 if __name__ == "__main__":
-    farewell = Farewell()
-    main("agent", AgentSettings, partial(serve, farewell=farewell), farewell=farewell)
+    farewell, restart = Farewell(), Restart()
+    try:
+        main("agent", AgentSettings, partial(serve, farewell=farewell, restart=restart), farewell=farewell)
+    except SystemExit as end:
+        if restart.wanted and end.code == EXIT_OK:
+            restart.begin_again()
+        raise

@@ -31,6 +31,7 @@ from holdfast.domain.orders import (
     Prune,
     RebootNode,
     ResetGpu,
+    RestartAgent,
     SetInterval,
     Start,
     Stop,
@@ -93,6 +94,7 @@ class Node:
         test_suspect: Callable[[float], Awaitable[Preflight]],
         reset_gpus: Callable[[ResetGpu], Awaitable[Outcome]],
         reboot: Callable[[RebootNode], Awaitable[Outcome]],
+        restart: Callable[[RestartAgent], Outcome],
         inject: Callable[[Inject], object],
     ) -> None:
         """`self_test` raises `HoldfastError` if this node's devices compute wrong results. `test_suspect` makes the quick tests
@@ -102,7 +104,7 @@ class Node:
         self._site = site
         self._self_test, self._test_suspect = self_test, test_suspect
         self._reset_gpus = reset_gpus
-        self._reboot = reboot
+        self._reboot, self._restart = reboot, restart
         self._inject = inject
         self._jobs: dict[str, _Job] = {}
 
@@ -136,6 +138,8 @@ class Node:
                 return await self._reset_gpus(order)
             case RebootNode():
                 return await self._reboot(order)
+            case RestartAgent():
+                return self._restart(order)
             case Inject():
                 self._inject(order)
                 return Outcome()

@@ -50,6 +50,7 @@ from holdfast.agent.outbox import Outbox
 from holdfast.agent.reboot import Reboots
 from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator, ReplicatorPlaces
 from holdfast.agent.reports import Reports
+from holdfast.agent.restart import Restart, Restarts
 from holdfast.agent.session import Session
 from holdfast.agent.settings import AgentSettings
 from holdfast.agent.suspect_tests import SuspectTests
@@ -67,8 +68,10 @@ from holdfast.wire.control import encode_beat
 _READS_GPUS = (nvml.NvmlCollector, nvrx.NvrxCollector)  # they have the devices open
 
 
-async def serve(settings: AgentSettings, farewell: Farewell | None = None) -> None:
-    """Run one node until cancelled. Raises `HoldfastError` for what the operator can put right."""
+async def serve(settings: AgentSettings, farewell: Farewell | None = None, restart: Restart | None = None) -> None:
+    """Run one node until cancelled. Raises `HoldfastError` for what the operator can put right.
+
+    `restart`: is told that the process is to begin again after its end; None = it cannot, and orders to do so are refused."""
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
     descriptors = Descriptors()
     with (
@@ -76,7 +79,7 @@ async def serve(settings: AgentSettings, farewell: Farewell | None = None) -> No
         Ledger(settings.agent_dir / "agent.db") as ledger,
     ):
         async with anyio.create_task_group() as tasks:
-            agent = Agent(settings, ledger, descriptors, tasks)
+            agent = Agent(settings, ledger, descriptors, tasks, restart)
             if farewell is not None:
                 farewell.say = agent.leave
             await agent.run()
@@ -85,7 +88,14 @@ async def serve(settings: AgentSettings, farewell: Farewell | None = None) -> No
 class Agent:
     """The parts of one node, made in the order in which signals pass them, then orders. `tasks` has their loops."""
 
-    def __init__(self, settings: AgentSettings, ledger: Ledger, descriptors: Descriptors, tasks: TaskGroup) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        ledger: Ledger,
+        descriptors: Descriptors,
+        tasks: TaskGroup,
+        restart: Restart | None = None,
+    ) -> None:
         self._settings, self._descriptors, self._tasks = settings, descriptors, tasks
         self._incarnation = uuid.uuid4().hex
         marked = {MARK: str(settings.agent_dir)}
@@ -148,6 +158,7 @@ class Agent:
             failed=self._preflights.failed,
         )
         self._reboots = Reboots(settings.reboot_command, settings.node, self._pool.running)
+        self._restarts = Restarts(settings.node, tasks, self._pool.running, restart)
         self._faults = Faults(
             self._pool,
             settings.kernel_log,
@@ -163,6 +174,7 @@ class Agent:
             test_suspect=self._suspect_tests.make,
             reset_gpus=self._resets.carry_out,
             reboot=self._reboots.carry_out,
+            restart=self._restarts.carry_out,
             inject=self._faults.inject,
         )
         executor = Executor(
@@ -210,6 +222,7 @@ class Agent:
             self._replicator.endpoint,
             resets_gpus=self._resets.possible,
             reboots=self._reboots.possible,
+            restarts=self._restarts.possible,
         )
         return Hello(facts, self._pool.running(), tested, workers.version, workers.ended, workers.template)
 
@@ -222,6 +235,7 @@ class Agent:
         if isinstance(order, Prepare | Warm):
             self._descriptors.require()
             self._reboots.require_up()
+            self._restarts.require_staying()
         if isinstance(order, Prepare):
             await self._resets.finished()
             self._preflights.make_way()
@@ -293,7 +307,13 @@ def _reading_ports(settings: AgentSettings) -> Callable[[], Awaitable[NicSample]
 
 
 def _facts(
-    settings: AgentSettings, incarnation: str, replicator_endpoint: str, *, resets_gpus: bool, reboots: bool
+    settings: AgentSettings,
+    incarnation: str,
+    replicator_endpoint: str,
+    *,
+    resets_gpus: bool,
+    reboots: bool,
+    restarts: bool,
 ) -> NodeFacts:
     return NodeFacts(
         restore_runs=True,
@@ -313,6 +333,7 @@ def _facts(
         boot_id=boot_id(settings.boot_id_file),
         machine_id=machine_id(settings.machine_id_file),
         reboots=reboots,
+        restarts=restarts,
     )
 
 

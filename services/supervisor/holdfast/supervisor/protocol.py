@@ -155,6 +155,15 @@ class NodeCordonRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentRestartRequested:
+    """The agent of a node without ranks is to be replaced by a new one."""
+
+    at: float
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NoticeRequested:
     """Somebody who knows says that a node's machine will be taken, until when it may be used, or that it will not be taken."""
 
@@ -280,6 +289,7 @@ Event = (
     | ResizeRequested
     | PolicyChangeRequested
     | NodeCordonRequested
+    | AgentRestartRequested
     | NoticeRequested
     | NodeRepaired
     | NodeReported

@@ -11,9 +11,18 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
-from holdfast.supervisor.core import State, check_earlier, check_fault, check_notice, check_pruning, check_submission
+from holdfast.supervisor.core import (
+    State,
+    check_agent_restart,
+    check_earlier,
+    check_fault,
+    check_notice,
+    check_pruning,
+    check_submission,
+)
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.protocol import (
+    AgentRestartRequested,
     BreakerResetRequested,
     CheckpointRequested,
     FaultRequested,
@@ -39,6 +48,7 @@ OperatorEvent = (
     | PolicyChangeRequested
     | NodeCordonRequested
     | NodeRepaired
+    | AgentRestartRequested
     | NoticeRequested
     | BreakerResetRequested
 )
@@ -95,6 +105,8 @@ def check(state: State, event: OperatorEvent) -> None:
         case NodeCordonRequested() | NodeRepaired():
             if event.node not in state.nodes:
                 raise NotFound(f"there is no node {event.node}")
+        case AgentRestartRequested():
+            check_agent_restart(state, event)
         case NoticeRequested():
             check_notice(state, event)
         case BreakerResetRequested():
@@ -124,6 +136,8 @@ def accepted(event: OperatorEvent) -> str:
             return f"{event.node} is {'cordoned' if event.cordoned else 'uncordoned'}: {event.reason}"
         case NodeRepaired():
             return f"{event.node} is repaired"
+        case AgentRestartRequested():
+            return f"the agent of {event.node} is told to begin again: {event.reason}"
         case NoticeRequested():
             return f"{event.node}: {event.event or 'the notice is withdrawn'}"
         case BreakerResetRequested():

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from holdfast.domain.errors import NotFound
 from holdfast.supervisor.api import models, views
 from holdfast.supervisor.api.backend import Commands, Cursor, Limit, Serving
-from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired, NoticeRequested
+from holdfast.supervisor.protocol import AgentRestartRequested, NodeCordonRequested, NodeRepaired, NoticeRequested
 
 router = APIRouter(prefix="/nodes", tags=["nodes"])
 
@@ -49,6 +49,13 @@ async def uncordon(name: str, commands: Commands, body: models.ReasonBody | None
     """Let a cordoned node be used again."""
     reason = (body or models.ReasonBody()).reason
     return await commands.command(NodeCordonRequested(time.time(), name, cordoned=False, reason=reason))
+
+
+@router.post("/{name}/restart-agent", status_code=202)
+async def restart_agent(name: str, commands: Commands, body: models.ReasonBody | None = None) -> models.Operation:
+    """Replace the agent of a node without ranks by a new one, for example after an update of its package."""
+    reason = (body or models.ReasonBody()).reason
+    return await commands.command(AgentRestartRequested(time.time(), name, reason))
 
 
 @router.put("/{name}/notices/{source}", status_code=202)

@@ -74,8 +74,10 @@ from holdfast.supervisor.core.pruning import check as check_pruning
 from holdfast.supervisor.core.shortage import waits_for
 from holdfast.supervisor.core.state import Breaker, Config, Node, State
 from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.upkeep import check_agent_restart
 from holdfast.supervisor.core.views import check_submission, reserved_nodes, view
 from holdfast.supervisor.protocol import (
+    AgentRestartRequested,
     BreakerResetRequested,
     CheckpointRequested,
     Command,
@@ -146,6 +148,7 @@ __all__ = [
     "SavedStep",
     "State",
     "as_sends",
+    "check_agent_restart",
     "check_earlier",
     "check_fault",
     "check_notice",
@@ -260,6 +263,8 @@ def _take(turn: Turn, event: Event) -> None:
             upkeep.cordon(turn, event)
         case NodeRepaired():
             upkeep.repaired(turn, event)
+        case AgentRestartRequested():
+            upkeep.restart_agent(turn, event)
         case NoticeRequested():
             notices.on_request(turn, event)
         case NodeReported():

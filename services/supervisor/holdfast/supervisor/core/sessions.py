@@ -22,6 +22,7 @@ from holdfast.domain.orders import (
     RebootNode,
     Report,
     ResetGpu,
+    RestartAgent,
     Stop,
     Tested,
     Warm,
@@ -370,6 +371,8 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
         case RebootNode():
             reboots.on_answer(turn, node, done)
+        case RestartAgent():
+            turn.note(node, f"its agent {'begins again' if done.ok else f'is not restarted: {done.reason}'}")
         case ResetGpu():
             resets.on_answer(turn, node, done)
             resetting.on_answer(turn, node, done)

@@ -7,6 +7,7 @@ than it wants grows, a change that was given up is begun again.
 
 from __future__ import annotations
 
+from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import (
     CORDONED,
@@ -18,6 +19,7 @@ from holdfast.domain.incidents import (
     Incident,
     IncidentState,
 )
+from holdfast.domain.orders import RestartAgent
 from holdfast.supervisor.core import (
     breaker,
     change,
@@ -41,9 +43,16 @@ from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Deferred, Pending, Replanning, Resetting, Running, Waiting
 from holdfast.supervisor.core.opening import open_incident
 from holdfast.supervisor.core.planner import Plan
+from holdfast.supervisor.core.state import State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, reachable
-from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired, PolicyChanged, PolicyChangeRequested
+from holdfast.supervisor.protocol import (
+    AgentRestartRequested,
+    NodeCordonRequested,
+    NodeRepaired,
+    PolicyChanged,
+    PolicyChangeRequested,
+)
 from holdfast.supervisor.timers import RetryDue
 
 _OPERATOR = "operator"
@@ -81,6 +90,28 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
         replacements.withdraw(turn, node.name)
         notices.forget(turn, node, reason)
         nodes.refresh(turn, node.name, reason)
+
+
+def check_agent_restart(state: State, event: AgentRestartRequested) -> None:
+    """Raises `NotFound` or `Conflict`."""
+    node = state.nodes.get(event.node)
+    if node is None:
+        raise NotFound(f"there is no node {event.node}")
+    if not node.connected or node.unheard:
+        raise Conflict(f"{event.node} has no session: its agent cannot be told")
+    if not node.facts.restarts:
+        raise Conflict(f"the agent of {event.node} does not know this order, or does not run as a service of its own")
+    jobs = sorted({run.job for run in node.workers} | set(node.live_generations))
+    if jobs:
+        raise Conflict(f"{event.node} has workers of {', '.join(jobs)}, which end with its agent; cordon it first")
+
+
+def restart_agent(turn: Turn, event: AgentRestartRequested) -> None:
+    node = turn.nodes.get(event.node)
+    if node is None or not node.connected or node.live_generations or node.workers:
+        turn.note(event.node, "its agent is not restarted: the node has workers, or no session")
+    elif not any(isinstance(send.order, RestartAgent) for send in turn.orders(node=event.node, to_one=True)):
+        turn.send(event.node, RestartAgent(event.reason))
 
 
 def repaired(turn: Turn, event: NodeRepaired) -> None:
