@@ -27,8 +27,8 @@ def test_a_plug_in_of_every_group_works_in_a_real_stack(tmp_path: Path) -> None:
     spec["policy"] = "plugin:keep_size"
     tickets = tmp_path / "tickets"
     examples = {"EXAMPLE_INLET_FILE": str(inlet), "EXAMPLE_TICKETS": str(tickets)}
-    asking = {"HOLDFAST_PROVIDER": "ticket", "HOLDFAST_REPLACE_AFTER_S": "1"}
-    with cluster(tmp_path / "stack", nodes=2, environment=environment | examples | asking) as run:
+    asking = {"HOLDFAST_PROVIDER": "ticket"}
+    with cluster(tmp_path / "stack", nodes=3, environment=environment | examples | asking) as run:
         run.client.submit(spec)
         run.wait_step("gpt", 10)
         store = ("checkpoints", "list", "gpt", "--store", f"sqlite://{database}", "--json")
@@ -37,16 +37,16 @@ def test_a_plug_in_of_every_group_works_in_a_real_stack(tmp_path: Path) -> None:
         )
 
         inlet.write_text("60\n")
-        wait_until(lambda: len(_hot(run.client.findings())) == 2, description="inlet_hot about both nodes")
+        wait_until(lambda: len(_hot(run.client.findings())) == 3, description="inlet_hot about all nodes")
         assert {finding["evidence"]["plugin"] for finding in _hot(run.client.findings())} == {"inlet_hot"}
 
-        lost = run.node_of("gpt", 1)
-        run.inject.node_loss(lost)
+        spare = ({node["node"] for node in run.client.nodes()} - {run.node_of("gpt", rank) for rank in (0, 1)}).pop()
+        run.inject.xid(spare, 79)
+        wait_until(lambda: list(tickets.glob(f"{spare}-*.json")), description="a ticket", timeout_s=60)
+
+        run.inject.node_loss(run.node_of("gpt", 1))
         decided = run.wait_decided("gpt")
         assert (decided["decided_by"], decided["action"]["kind"]) == ("plugin:keep_size", "wait"), decided
-        wait_until(
-            lambda: list(tickets.glob(f"{lost}-*.json")), description="a ticket for another machine", timeout_s=60
-        )
 
     doctor = _holdfast(environment, "doctor", check=False)
     for name in ("collector inlet", "detector inlet_hot", "object store sqlite", "provider ticket", "policy keep_size"):

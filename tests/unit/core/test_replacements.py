@@ -195,6 +195,22 @@ def test_after_a_power_failure_machines_that_are_away_together_keep_what_only_th
     assert all(fleet.state.nodes[name].inventory[JOB] for name in kept)
 
 
+def test_a_spare_that_never_held_a_shard_is_replaced_and_booted_all_the_same() -> None:
+    fleet = training()
+    fleet.reboots = True
+    for node in ("n4", "n5"):
+        fleet.life[node] = 0
+        other_machine(fleet, node)
+        fleet.now += 1.0
+    corrupt(fleet, "n4")
+    fleet.find(FindingKind.GPU_ERROR, "n5", severity=Severity.FATAL, ladder=(Remedy.REBOOT_NODE,))
+    assert requested(fleet) == []
+    assert "it has not said which shards it holds" in standing(fleet, "n4")
+    fleet.wait(LOOK_S + 1)
+    assert requested(fleet) == ["n4"]
+    assert set(fleet.orders(RebootNode)) == {"n5"}
+
+
 def test_no_machine_is_replaced_under_workers_or_during_a_change() -> None:
     fleet = training()
     fleet.train(10, save=True)

@@ -71,11 +71,12 @@ class Invariants:
     faulted: dict[int, str] = field(default_factory=dict)
     # Runs, as (generation, attempt), replaced while none of their nodes could be asked.
     blind_takeover: set[tuple[int, int]] = field(default_factory=set)
-    # Runs that were replaced while the state knew none of their nodes with a session → s that those had one since.
+    # Runs that were replaced while the state showed none of their nodes with a session → s that those had one since.
     unknown_runs: dict[tuple[int, int], float] = field(default_factory=dict)
     folded_at: float = 0.0
     # (node, generation) → when the node was first told to stop it
     stops: dict[tuple[str, int], float] = field(default_factory=dict)
+    repaired: dict[str, float] = field(default_factory=dict)  # nodes that were out of service → when an operator spoke
 
     # Nodes with a GPU whose reset was demanded and has not been made → when it was demanded
     unreset: dict[str, float] = field(default_factory=dict)
@@ -102,6 +103,8 @@ class Invariants:
             self._here_again(before, event.report, after)
         if isinstance(event, NodeRepaired):
             self.unreset.pop(event.node, None)
+            if event.node in before.nodes and before.nodes[event.node].unschedulable_reason:
+                self.repaired[event.node] = self.agents[event.node].world.now
         for command in commands:
             match command:
                 case Send(order=Start() as order, node=node, command_id=command_id):
@@ -328,9 +331,10 @@ class Invariants:
             ours = (workers.order.generation, workers.order.attempt) == (generation.number, generation.attempt)
             if ours or not workers.started or not workers.living:
                 continue
-            asked_for_s = agent.world.now - self.stops.get((agent.name, workers.order.generation), agent.world.now)
+            told_at = self.stops.get((agent.name, workers.order.generation), agent.world.now)
+            asked_for_s = agent.world.now - told_at
             if (
-                node.unschedulable_reason
+                (node.unschedulable_reason or self.repaired.get(agent.name, -1.0) >= told_at)
                 and agent.stops_missed >= workers.order.generation
                 and asked_for_s >= 0.9 * patience_s
             ):
@@ -347,8 +351,10 @@ class Invariants:
         asked: dict[tuple[int, int], bool] = {}
         for agent in self.agents.values():
             if (run := _run(agent, self.job)) is not None and run != (generation.number, generation.attempt):
-                asked[run] = asked.get(run, False) or (bool(agent.session) and agent.name in after.nodes)
-                if agent.session and agent.name not in after.nodes:
+                known = after.nodes.get(agent.name)
+                shown = known is not None and known.connected  # its Hello may be on its way, or lost
+                asked[run] = asked.get(run, False) or (bool(agent.session) and shown)
+                if agent.session and not shown:
                     self.unknown_runs.setdefault(run, 0.0)
         self.blind_takeover |= {run for run, anybody in asked.items() if not anybody}
 

@@ -24,6 +24,7 @@ from holdfast.supervisor.protocol import Send
 from holdfast.supervisor.timers import RebootDue
 
 COMMAND_S = 60.0
+INVENTORY_S = 15.0  # a replicator looks through its directories when it starts, which takes a second or two
 LOOK_S = 30.0  # between two looks at what keeps a node from being booted, and before another try
 BOOT_S = 1800.0  # large machines test their memory for minutes
 
@@ -77,7 +78,7 @@ def obstacle(turn: Turn, node: Node) -> str:
     """What keeps the node from being booted now, one clause; empty when nothing does."""
     if node.live_generations or node.workers:
         return "workers still run on it"
-    if node.facts.replicator_endpoint and not node.inventoried:
+    if may_hold_shards(turn, node):
         return "it has not said which shards it holds"
     for name in sorted(node.inventory):
         if is_in_change(turn, name):
@@ -85,6 +86,12 @@ def obstacle(turn: Turn, node: Node) -> str:
         if saved.only_in_memory_of(turn, name, node):
             return f"its memory has the only copy of a checkpoint of {name}"
     return ""
+
+
+def may_hold_shards(turn: Turn, node: Node) -> bool:
+    """Whether the node has just connected, and may be about to say what it holds. One that never held any says nothing."""
+    silent = bool(node.facts.replicator_endpoint) and not node.inventoried
+    return silent and turn.at < node.connected_at + INVENTORY_S
 
 
 def is_in_change(turn: Turn, name: str) -> bool:

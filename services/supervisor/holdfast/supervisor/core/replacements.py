@@ -101,7 +101,7 @@ def obstacle(turn: Turn, node: Node) -> str:
     """What keeps the machine from being replaced now, one clause; empty when nothing does."""
     if node.connected and (node.live_generations or node.workers):
         return "workers still run on it"
-    if node.connected and node.facts.replicator_endpoint and not node.inventoried:
+    if node.connected and reboots.may_hold_shards(turn, node):
         return "it has not said which shards it holds"
     for name in sorted(node.inventory):
         if reboots.is_in_change(turn, name):
