@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from fleet import JOB, Fleet, job
 
@@ -11,7 +13,9 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import OrderDone, Prepare, ResetGpu, Start, Stop
 from holdfast.policy import check, gpu_reset, hot_swap, notify, restart
+from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.lifecycle import Replanning, Resetting
+from holdfast.supervisor.core.state import ResetDue
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     JobPhase,
@@ -284,6 +288,25 @@ def test_a_reset_that_is_late_leads_to_the_next_rung() -> None:
     assert fleet.incident.action.kind is ActionKind.HOT_SWAP
     assert "it was not done within 240 s" in fleet.state.nodes["n1"].unschedulable_reason
     assert not resets(fleet)
+
+
+def test_a_second_node_whose_reset_is_demanded_meanwhile_is_waited_for_whatever_incident_it_belongs_to() -> None:
+    """Simulated seed 513091: the finding was a part of the incident that the reset resolves, and ranks started there."""
+    fleet = running(job(dp=2))
+    xid(fleet, "n0")
+    stop_answered(fleet, "n0", "n1")
+    n1 = fleet.state.nodes["n1"]
+    due = ResetDue((0,), "Xid 95 on GPU 0 of n1")
+    fleet.state = dataclasses.replace(
+        fleet.state, nodes={**fleet.state.nodes, "n1": dataclasses.replace(n1, reset_due=due)}
+    )
+    fleet.state = fleet.state.indexed(index_of(fleet.state))
+    answer_reset(fleet, "n0")
+    assert not fleet.orders(Prepare)
+    assert set(resets(fleet)) == {"n1"}
+    answer_reset(fleet, "n1")
+    fleet.run()
+    fleet.expect(JobPhase.RUNNING)
 
 
 def breaker_opens(fleet: Fleet, *nodes: str) -> None:

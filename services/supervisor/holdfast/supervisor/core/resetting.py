@@ -13,6 +13,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import ActionKind, Incident, IncidentState, RungEnd
 from holdfast.domain.orders import OrderDone
 from holdfast.supervisor.core import breaker, change, incidents, nodes, recipes, resets
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Cause, Replanning, Resetting
 from holdfast.supervisor.core.planner import Unplannable
@@ -37,6 +38,10 @@ def go_on(turn: Turn, job: Job) -> None:
     """The job waits for resets: plan its next generation when they are done, ask the policy again when one cannot be."""
     doing = job.doing
     assert isinstance(doing, Resetting)
+    assert job.generation is not None
+    if late := set(turn.members(job.generation, By.RESET_DUE)) - set(doing.nodes):  # demanded since it was decided
+        doing = evolve(doing, nodes=tuple(sorted({*doing.nodes, *late})))
+        turn.put_job(job.name, doing=doing)
     if obstacles := [f"{node}: {why}" for node in doing.nodes if (why := _obstacle(turn, node))]:
         _give_up(turn, job, doing, "; ".join(obstacles))
         return
