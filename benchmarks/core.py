@@ -417,15 +417,15 @@ def beat(state: State) -> float:
     """CPU seconds that one second of beats takes."""
     running = state.jobs[JOB].running
     assert running is not None
-    reached = (StepReached(JOB, running.number, 99),)
-    raw = [encode_beat(_T0, 2, reached).SerializeToString() for _ in running.placements for _ in range(2)]
+    beat = encode_beat(_T0, 2, (StepReached(JOB, running.number, 99),)).SerializeToString()
+    raw = [(node, beat) for node in running.nodes for _ in range(2)]
     began = time.process_time()
-    seen = []
-    for each in raw:
+    seen: list[beats.Told] = []
+    for node, each in raw:
         message = pb.AgentMessage.FromString(each)
         if message.WhichOneof("report") == "beat":
-            seen.append(decode_steps_reached(message.beat))
-    beats.steps_to_fold(itertools.chain.from_iterable(seen), state, _T0)
+            seen += [(node, reached) for reached in decode_steps_reached(message.beat)]
+    beats.steps_to_fold(seen, state, _T0)
     return time.process_time() - began
 
 

@@ -28,6 +28,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import NodeSignal, Tick
+from holdfast.runtime.fleet import FLEET
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
@@ -40,6 +41,8 @@ ANSWER_TIMEOUT_S = 30.0
 
 R = TypeVar("R", bound=Report)
 S = TypeVar("S", bound=NodeSignal)
+
+FLEET_METADATA = ((FLEET, "main"),)  # before the first message: an agent waits for it, for a moment
 
 
 class ControlPlane:
@@ -84,6 +87,7 @@ class ControlPlane:
     # ------------------------------------------------------------------ what the agent calls
 
     def Session(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        context.send_initial_metadata(FLEET_METADATA)
         if self.refuse:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse)
         downstream: queue.Queue[control_pb2.SupervisorMessage | None] = queue.Queue()
@@ -120,6 +124,7 @@ class ControlPlane:
             downstream.put(None)
 
     def Stream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        context.send_initial_metadata(FLEET_METADATA)
         try:
             for message in requests:
                 self.ticks.append(decode_tick(message))

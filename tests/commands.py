@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -87,3 +88,15 @@ def refused(result: Result, *parts: str) -> None:
     assert "Traceback" not in result.err + result.out, result.err
     for part in parts:
         assert part in said, f"{part!r} is not in: {said}"
+
+
+def read_until(process: subprocess.Popen[str], pattern: str, *, errors: bool = False) -> re.Match[str]:
+    """Read the command's output, or its `errors`, up to a line; its end, or the test's time limit, ends the wait."""
+    stream = process.stderr if errors else process.stdout
+    assert stream is not None
+    read = ""
+    for line in stream:
+        read += line
+        if match := re.search(pattern, line):
+            return match
+    raise AssertionError(f"{pattern!r} never came; output:\n{read}")

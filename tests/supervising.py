@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import grpc
 import httpx
 from anyio.abc import TaskGroup
@@ -19,7 +20,7 @@ from holdfast.agent.streams import write
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, Preflight, RunningWorker
-from holdfast.domain.orders import Hello, Order, OrderDone, Prepare, RanksStepping, Report, Start, Stop
+from holdfast.domain.orders import CheckLink, Hello, Order, OrderDone, Prepare, RanksStepping, Report, Start, Stop
 from holdfast.log.names import FINDINGS
 from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease, Usage
 from holdfast.runtime.grpc_channel import open_channel
@@ -92,6 +93,12 @@ class MortalLog:
 
     async def usage(self) -> Usage:
         return await self._alive().usage()
+
+    async def lifetime(self) -> str:
+        return await self._alive().lifetime()
+
+    async def candidate(self, name: str) -> str:
+        return await self._alive().candidate(name)
 
     async def ping(self) -> None:
         await self._alive().ping()
@@ -255,9 +262,11 @@ class PlayedAgent:
         finally:
             call.cancel()
 
+    def facts(self) -> NodeFacts:
+        return facts(self.node, self.incarnation, boot_id=self.boot_id, machine_id=self.machine_id)
+
     def _hello(self) -> Hello:
-        machine = {"boot_id": self.boot_id, "machine_id": self.machine_id}
-        return Hello(facts(self.node, self.incarnation, **machine), preflight=self.preflight)
+        return Hello(self.facts(), preflight=self.preflight)
 
     async def _beat(self, call: Any) -> None:
         while True:
@@ -287,6 +296,11 @@ class PlayedAgent:
                 self.epochs.append(message.welcome.epoch)
             case "ack":
                 self._waiting = {seq: report for seq, report in self._waiting.items() if seq > message.ack.seq}
+            case "command" if message.command.WhichOneof("order") == "check_link":
+                order = decode_order(message.command)
+                assert isinstance(order, CheckLink)
+                done = await anyio.to_thread.run_sync(self.check_link, message.command.command_id, order)
+                await self._write(call, self._numbered(done))
             case "command":
                 for said in [self._numbered(report) for report in self._execute(message.command)]:
                     await self._write(call, said)
@@ -312,6 +326,10 @@ class PlayedAgent:
                 pass
         self.answers[command.command_id] = done
         return reports
+
+    def check_link(self, command_id: str, order: CheckLink) -> OrderDone:
+        """In a thread."""
+        return OrderDone(command_id, ok=False, reason="it has no replicator", at=time.time())
 
     @property
     def ranks(self) -> tuple[int, ...]:

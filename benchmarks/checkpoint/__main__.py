@@ -27,6 +27,7 @@ from benchmarks.checkpoint import network, saves, store
 from benchmarks.checkpoint.protocol import LIMIT, Request
 from benchmarks.checkpoint.results import OURS, Measured, Results, TrialFailed
 from benchmarks.checkpoint.scratch import Scratch, scratch
+from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError
 
 SAVES = 2  # counted, per trial and contender
@@ -97,7 +98,7 @@ def _trials(only: list[str] | None) -> dict[str, Trial]:
         del trials["nvrx_local"]
         print("PEERS_DIR is not set: measuring without nvrx_local (make bench-checkpoint sets it)")
     if "store" in (only or trials) and not store.installed():
-        print("google-cloud-storage is not installed (pip install 'holdfast[gcs]'): measuring file:// only")
+        print(f"google-cloud-storage is not installed ({install_command('gcs')}): measuring file:// only")
     if "network" in (only or trials) and not network.has_iperf3():
         print("iperf3 is not installed (apt-get install iperf3): the limit is a bare socket's")
     if only is None:

@@ -49,6 +49,12 @@ from holdfast.wire.events import decode_finding, encode_finding
 _LEASE_S = 3600.0  # longer than any storm
 
 
+def answer(state: State, question: Evaluate, at: float) -> PolicyAnswered:
+    """What the default policy decides."""
+    incident = state.incidents[question.incident]
+    return PolicyAnswered(at, incident.id, default(incident, view(state, question.job, at)), "default policy")
+
+
 def running_fleet(nodes: int, per_job: int, spares: int, at: float, per_node: int = 1) -> State:
     """`nodes` nodes `n0`, `n1` … with `per_node` ranks each, in jobs `job0`, `job1` … that run, and spares `s0` …"""
     mesh = Mesh.of({"dp": per_job * per_node})
@@ -169,9 +175,7 @@ async def _decide(
                 questions.add(command)
         behind = bool(waiting) and waiting[0][0] <= clock
         for question in questions.due(folded.state, behind=behind):
-            incident = folded.state.incidents[question.incident]
-            action = default(incident, view(folded.state, question.job, clock))
-            internal.append(Input(PolicyAnswered(clock, incident.id, action, "default policy")))
+            internal.append(Input(answer(folded.state, question, clock)))
         result.spend_since(now, "policy")
         clock += result.total_s - spent_s
         result.asked += len(internal)

@@ -175,7 +175,7 @@ def suite(rng: np.random.Generator, days: float = DAYS) -> Score:
     fleet = Fleet(rng)
     for i in range(NODES):
         fleet.connect(i)
-        fleet.tell(_port(f"n{i}", _T0, "ACTIVE"))
+        fleet.tell(port_sample(f"n{i}", _T0, "ACTIVE"))
     for job in range(NODES // _PER_JOB):
         fleet.start(job)
     # Gamma-mixed hazards: the mean of the mixture is 1, so that the fleet has the rate of the table.
@@ -218,20 +218,20 @@ def _strike(fleet: Fleet, fault: Fault) -> None:
     gpu = int(fleet.rng.integers(GPUS))
     match fault.what.name:
         case "gpu_off_the_bus":
-            fleet.tell(_xid(node, at, gpu, 79))
+            fleet.tell(xid_line(node, at, gpu, 79))
             for other in range(GPUS):  # the driver says it of every GPU of the node
-                fleet.tell(_xid(node, at + 0.01, other, 154))
+                fleet.tell(xid_line(node, at + 0.01, other, 154))
             fleet.after(2.0, lambda: fleet.crash(i, _DEVICE, None))
         case "hbm":
-            fleet.tell(_xid(node, at, gpu, int(fleet.rng.choice([48, 94, 95, 64]))))
+            fleet.tell(xid_line(node, at, gpu, int(fleet.rng.choice([48, 94, 95, 64]))))
             fleet.after(1.0, lambda: fleet.crash(i, _DEVICE, None))
         case "gsp_or_sram":
-            fleet.tell(_xid(node, at, gpu, int(fleet.rng.choice([119, 120, 140]))))
+            fleet.tell(xid_line(node, at, gpu, int(fleet.rng.choice([119, 120, 140]))))
             fleet.after(1.0, lambda: fleet.crash(i, _DEVICE, None))
         case "switch_or_cable":
             for k in range(6):
-                fleet.after(60.0 * k, lambda: fleet.tell(_port(node, fleet.now, "DOWN")))
-            fleet.after(REPAIR_S, lambda: fleet.tell(_port(node, fleet.now, "ACTIVE")))
+                fleet.after(60.0 * k, lambda: fleet.tell(port_sample(node, fleet.now, "DOWN")))
+            fleet.after(REPAIR_S, lambda: fleet.tell(port_sample(node, fleet.now, "ACTIVE")))
         case "host_lost":
             fleet.tell(NodeDisconnected(node, at))
             fleet.ticks()
@@ -256,8 +256,8 @@ def _plan_noise(fleet: Fleet, days: float) -> list[tuple[float, int]]:
     for _ in range(int(FLAPS_PER_DAY * days)):
         at, i = _T0 + 60 + float(rng.random()) * span, int(rng.integers(NODES))
         back_s = min(20.0, float(rng.lognormal(1.0, 0.8)))  # seconds; longer downs are faults
-        fleet.at(at, lambda i=i: fleet.tell(_port(f"n{i}", fleet.now, "DOWN")))  # type: ignore[misc]
-        fleet.at(at + back_s, lambda i=i: fleet.tell(_port(f"n{i}", fleet.now, "ACTIVE")))  # type: ignore[misc]
+        fleet.at(at, lambda i=i: fleet.tell(port_sample(f"n{i}", fleet.now, "DOWN")))  # type: ignore[misc]
+        fleet.at(at + back_s, lambda i=i: fleet.tell(port_sample(f"n{i}", fleet.now, "ACTIVE")))  # type: ignore[misc]
     for _ in range(int(BUGS_PER_DAY * days)):
         at, i = _T0 + 60 + float(rng.random()) * span, int(rng.integers(NODES))
         bugs.append((at, i))
@@ -271,7 +271,7 @@ def _plan_noise(fleet: Fleet, days: float) -> list[tuple[float, int]]:
 def _bug(fleet: Fleet, i: int) -> None:
     """A script fails; every second time it leaves an Xid of its class behind."""
     if fleet.rng.random() < 0.5:
-        fleet.tell(_xid(f"n{i}", fleet.now, 0, int(fleet.rng.choice([13, 31, 43, 45]))))
+        fleet.tell(xid_line(f"n{i}", fleet.now, 0, int(fleet.rng.choice([13, 31, 43, 45]))))
     error = WorkerError("ValueError", "bad batch", (f"train.py:{fleet.rng.integers(1000)} step",))
     fleet.after(0.5, lambda: fleet.crash(i, error, None))
 
@@ -283,12 +283,12 @@ def _redial(fleet: Fleet, i: int) -> None:
     fleet.after(0.25, lambda: fleet.tell(NodeConnected(f"n{i}", fleet.now, life)))
 
 
-def _xid(node: str, at: float, gpu: int, code: int) -> KernelLine:
+def xid_line(node: str, at: float, gpu: int, code: int) -> KernelLine:
     pci = f"0000:{0x1A + gpu:02x}:00"
     return KernelLine(node, at, f"NVRM: Xid (PCI:{pci}): {code}, pid=1, name=python", code, pci, gpu, KernelEvent.XID)
 
 
-def _port(node: str, at: float, state: str) -> NicSample:
+def port_sample(node: str, at: float, state: str) -> NicSample:
     zeros = ((0,),) * 7
     physical = "LinkUp" if state == "ACTIVE" else "Polling"
     return NicSample(node, at, ("mlx5_0",), (1,), ("InfiniBand",), (state,), (physical,), *zeros)

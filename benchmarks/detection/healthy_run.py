@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.detection.deciding import running_fleet
+from benchmarks.detection.deciding import answer, running_fleet
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
 from holdfast.diagnostics.engine import Engine
@@ -41,8 +41,7 @@ from holdfast.domain.signals import (
     Signal,
     StepColumns,
 )
-from holdfast.policy import default
-from holdfast.supervisor.core import State, step, view
+from holdfast.supervisor.core import State, step
 from holdfast.supervisor.protocol import (
     Evaluate,
     Event,
@@ -51,7 +50,6 @@ from holdfast.supervisor.protocol import (
     JobSubmitted,
     NodeGone,
     NodeReported,
-    PolicyAnswered,
     Send,
     StepsCompleted,
     TimerFired,
@@ -176,9 +174,7 @@ class Run:
                 case Send():
                     self.sent.append(command)
                 case Evaluate() if command.incident in self.state.incidents:
-                    incident = self.state.incidents[command.incident]
-                    action = default(incident, view(self.state, JOB, self.now))
-                    self._core(PolicyAnswered(self.now, incident.id, action, "default policy"))
+                    self._core(answer(self.state, command, self.now))
                 case _:
                     pass
 

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 
+from benchmarks.detection.deciding import answer
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
 from holdfast.diagnostics.engine import Engine
@@ -31,8 +32,8 @@ from holdfast.domain.orders import (
     ResetGpu,
 )
 from holdfast.domain.signals import ClockTick, GenerationStarted, NodeConnected, Signal
-from holdfast.policy import ACTIONS, Effect, default
-from holdfast.supervisor.core import Job, State, step, view
+from holdfast.policy import ACTIONS, Effect
+from holdfast.supervisor.core import Job, State, step
 from holdfast.supervisor.protocol import (
     Evaluate,
     Event,
@@ -41,7 +42,6 @@ from holdfast.supervisor.protocol import (
     JobPhase,
     JobSubmitted,
     NodeReported,
-    PolicyAnswered,
     Publish,
     StepsCompleted,
     TimerFired,
@@ -152,9 +152,7 @@ class Fleet:
                     if "together with" not in incident.decided_by:
                         self.decided.append(incident)
                 case Evaluate() if command.incident in self.state.incidents:
-                    incident = self.state.incidents[command.incident]
-                    action = default(incident, view(self.state, JOB, self.now))
-                    self._core(PolicyAnswered(self.now, incident.id, action, "default policy"))
+                    self._core(answer(self.state, command, self.now))
                 case _:
                     pass
 

@@ -33,7 +33,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from benchmarks.detection.deciding import running_fleet
+from benchmarks.detection.deciding import answer, running_fleet
+from benchmarks.detection.fleet import port_sample, xid_line
 from benchmarks.detection.score import Score, progress
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
@@ -44,10 +45,10 @@ from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import Incident
 from holdfast.domain.job import HangSpec
 from holdfast.domain.orders import CheckpointNow, Inventory, OrderDone, Prepare, RanksStepping, Report, ResetGpu
-from holdfast.domain.signals import GenerationStarted, KernelEvent, KernelLine, NicSample, Signal
-from holdfast.policy import ACTIONS, default
+from holdfast.domain.signals import GenerationStarted, KernelEvent, KernelLine, Signal
+from holdfast.policy import ACTIONS
 from holdfast.restore.lineage import Segment
-from holdfast.supervisor.core import State, step, view
+from holdfast.supervisor.core import State, step
 from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.job import Checkpoints
 from holdfast.supervisor.protocol import (
@@ -58,7 +59,6 @@ from holdfast.supervisor.protocol import (
     GenerationChanged,
     GenerationStage,
     NodeReported,
-    PolicyAnswered,
     Publish,
     Send,
     SetTimer,
@@ -169,9 +169,7 @@ class Noise:
                 case SetTimer(timer=timer, due=due):
                     self.at(due, lambda timer=timer, due=due: self._fire(timer, due))  # type: ignore[misc]
                 case Evaluate() if command.incident in self.state.incidents:
-                    incident = self.state.incidents[command.incident]
-                    action = default(incident, view(self.state, command.job, self.now))
-                    self.core(PolicyAnswered(self.now, incident.id, action, "default policy"))
+                    self.core(answer(self.state, command, self.now))
                 case Publish(record=GenerationChanged(stage=GenerationStage.PLANNED, job=job, generation=planned)):
                     self._changed(job, planned.number)
                 case CancelTimer() | _:
@@ -294,11 +292,13 @@ class Noise:
     def flap(self) -> None:
         """A port goes down for seconds; longer downs are faults."""
         node, back_s = self.any_node(), min(20.0, float(self.rng.lognormal(1.0, 0.8)))
-        self.see(_port(node, self.now, "DOWN"))
-        self.at(self.now + back_s, lambda: self.see(_port(node, self.now, "ACTIVE")))
+        self.see(port_sample(node, self.now, "DOWN"))
+        self.at(self.now + back_s, lambda: self.see(port_sample(node, self.now, "ACTIVE")))
 
     def user_xid(self) -> None:
-        self.see(_xid(self.any_node(), self.now, int(self.rng.integers(GPUS)), int(self.rng.choice([13, 31, 43, 45]))))
+        self.see(
+            xid_line(self.any_node(), self.now, int(self.rng.integers(GPUS)), int(self.rng.choice([13, 31, 43, 45])))
+        )
 
     def out_of_memory(self) -> None:
         pid = int(self.rng.integers(1000, 60_000))
@@ -312,7 +312,7 @@ class Noise:
     def remap(self) -> None:
         node = self.any_node()
         self.affect(node, "waits for a reset", float("inf"))
-        self.see(_xid(node, self.now, int(self.rng.integers(GPUS)), 63))
+        self.see(xid_line(node, self.now, int(self.rng.integers(GPUS)), 63))
 
     def overload(self) -> None:
         self._slow(float(self.rng.exponential(OVERLOAD_S)))
@@ -424,14 +424,3 @@ def judge(score: Score, rng: np.random.Generator, hours: float = HOURS, nodes: i
         "evicted_per_day": {name: round(count / days, 4) for name, count in sorted(noise.evicted.items())},
         "findings_per_day": {name: round(count / days, 2) for name, count in sorted(noise.warnings.items())},
     }
-
-
-def _xid(node: str, at: float, gpu: int, code: int) -> KernelLine:
-    pci = f"0000:{0x1A + gpu:02x}:00"
-    return KernelLine(node, at, f"NVRM: Xid (PCI:{pci}): {code}, pid=1, name=python", code, pci, gpu, KernelEvent.XID)
-
-
-def _port(node: str, at: float, state: str) -> NicSample:
-    zeros = ((0,),) * 7
-    physical = "LinkUp" if state == "ACTIVE" else "Polling"
-    return NicSample(node, at, ("mlx5_0",), (1,), ("InfiniBand",), (state,), (physical,), *zeros)

@@ -1,5 +1,6 @@
 /* A wall clock that jumps. Preloaded into a process, adds the offset in the file named by SOAK_CLOCK (a double, seconds) to
- * CLOCK_REALTIME and nothing else, as an operator who sets the clock does. The file is mapped: a jump is one store.
+ * CLOCK_REALTIME and nothing else, as an operator who sets the clock does. The file is mapped: a jump is one store. A process
+ * that sets its wall clock sets this offset, and never the machine's clock.
  *
  * Waits until an absolute wall-clock time would wait for the offset as well, which no set clock does: they are translated
  * back. Deadlines of the monotonic clock are told by their size (uptime against seconds since 1970). */
@@ -25,6 +26,7 @@ static volatile double *offset_s = &none;
 
 static long (*real_syscall)(long, ...);
 static int (*real_gettime)(clockid_t, struct timespec *);
+static int (*real_settime)(clockid_t, const struct timespec *);
 static int (*real_cond)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
 static int (*real_sem)(sem_t *, const struct timespec *);
 static int (*real_mutex)(pthread_mutex_t *, const struct timespec *);
@@ -32,13 +34,14 @@ static int (*real_mutex)(pthread_mutex_t *, const struct timespec *);
 __attribute__((constructor)) static void open_clock(void) {
   real_syscall = dlsym(RTLD_NEXT, "syscall");
   real_gettime = dlsym(RTLD_NEXT, "clock_gettime");
+  real_settime = dlsym(RTLD_NEXT, "clock_settime");
   real_cond = dlsym(RTLD_NEXT, "pthread_cond_timedwait");
   real_sem = dlsym(RTLD_NEXT, "sem_timedwait");
   real_mutex = dlsym(RTLD_NEXT, "pthread_mutex_timedlock");
   const char *path = getenv("SOAK_CLOCK");
-  int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
   if (fd < 0) return;
-  void *map = mmap(NULL, sizeof(double), PROT_READ, MAP_SHARED, fd, 0);
+  void *map = mmap(NULL, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
   if (map != MAP_FAILED) offset_s = map;
 }
@@ -63,6 +66,16 @@ int clock_gettime(clockid_t clock, struct timespec *t) {
   int failed = real_gettime(clock, t);
   if (!failed && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) shift(t, *offset_s);
   return failed;
+}
+
+int clock_settime(clockid_t clock, const struct timespec *t) {
+  if (!real_gettime) open_clock();
+  if (clock != CLOCK_REALTIME) return real_settime(clock, t);
+  struct timespec now;
+  if (real_gettime(CLOCK_REALTIME, &now)) return -1;
+  if (offset_s == &none) { errno = EPERM; return -1; }
+  *offset_s = (double)(t->tv_sec - now.tv_sec) + (double)(t->tv_nsec - now.tv_nsec) / 1e9;
+  return 0;
 }
 
 int gettimeofday(struct timeval *restrict t, void *restrict zone) {

@@ -35,6 +35,11 @@ class Clocks:
             path.write_bytes(_OFFSET.pack(0.0))
         return {"LD_PRELOAD": str(self._library), ENV_CLOCK: str(path)}
 
+    def offset_s(self, name: str) -> float:
+        """What was set, here or by the process."""
+        (offset_s,) = _OFFSET.unpack((self._directory / name).read_bytes())
+        return float(offset_s)
+
     def set(self, name: str, offset_s: float) -> None:
         with (self._directory / name).open("r+b") as file, mmap.mmap(file.fileno(), _OFFSET.size) as map_:
             _OFFSET.pack_into(map_, 0, offset_s)

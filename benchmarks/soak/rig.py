@@ -316,6 +316,7 @@ class Rig:
             "HOLDFAST_DISK_DIR": str(disk / "tier"),
             "HOLDFAST_KERNEL_LOG": str(disk / "kernel.log"),
             "HOLDFAST_ZONE": f"zone-{index % self.zones}",
+            "HOLDFAST_LINK_TESTS": "false",
             "HOLDFAST_PREFLIGHT_EVERY_S": "0",  # the nodes are one machine: each test would only slow the others
             "OMP_NUM_THREADS": "1",
         }

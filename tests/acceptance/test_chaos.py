@@ -161,3 +161,35 @@ def test_a_flipped_bit_is_in_a_stored_shard_and_the_run_goes_on(tmp_path: Path) 
         assert any('"fault": "bit_flip"' in log and "rank-1.shard flipped" in log for log in logs)
         run.wait_step("gpt", run.client.job("gpt")["step"] + 10)
         assert run.client.job("gpt")["generation"] == 1
+
+
+@pytest.mark.timeout(400)
+def test_the_control_plane_is_killed_under_a_job_that_steps_on(tmp_path: Path) -> None:
+    report = tmp_path / "chaos.json"
+    allowed = {"HOLDFAST_FAULT_REDIS_KILL": "restarted", "HOLDFAST_FAULT_LEADER_KILL": "restarted"}
+    with cluster(tmp_path / "stack", nodes=2, environment=allowed) as run:
+        run.client.submit(job(tmp_path / "out", chaos=True))
+        run.wait_step("gpt", 10)
+        pids = run.stack.service_pids()
+        mix = ("--mix", "leader_kill=1,redis_kill=1", "--seed", "8")  # one of each
+        process = begin(run, "--every", "6s", "--for", "20s", *mix, "--out", str(report))
+
+        def over() -> bool:
+            run.stack.tend()  # as `holdfast up` does: whatever has ended is started again
+            return process.poll() is not None
+
+        wait_until(over, description="the end of the schedule", timeout_s=TIMEOUT_S)
+        text, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, text
+        last = run.client.job("gpt")
+        run.wait_step("gpt", last["step"] + 10)
+        assert last["generation"] == 1
+        assert list(run.client.incidents("gpt")) == []
+        assert run.stack.service_pids()["supervisor"] != pids["supervisor"]
+    faults = json.loads(report.read_text())["faults"]
+    assert {fault["kind"] for fault in faults} == {"leader_kill", "redis_kill"}, text
+    for number, fault in enumerate(faults, 1):
+        assert (fault["outcome"], fault["refused"], fault["incident"]) == ("survived", "", ""), fault
+        assert fault["found_as"] == {"leader_kill": "new_leader", "redis_kill": "redis_restarted"}[fault["kind"]]
+        assert 0 < fault["found_after_s"] < fault["steps_after_s"] < 60
+        assert f"{number}. {fault['kind']} of the control plane at step {fault['step']}" in text

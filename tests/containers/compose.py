@@ -1,4 +1,4 @@
-"""The stack of deploy/compose.yaml under a project name of its own, and what the tests do to it."""
+"""The stack of docker-compose.yml under a project name of its own, and what the tests do to it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Compose:
 
     def __init__(self, project: str, environment: dict[str, str], ports: tuple[int, int]) -> None:
         self.project = project
-        self._command = (*command(), "--project-name", project, "--file", str(ROOT / "deploy" / "compose.yaml"))
+        self._command = (*command(), "--project-name", project, "--file", str(ROOT / "docker-compose.yml"))
         self._environment = {
             "COMPOSE_PROFILES": "",
             "OTLP_ENDPOINT": "",
@@ -52,9 +52,8 @@ class Compose:
     # ------------------------------------------------------------------ the stack
 
     def __call__(self, *arguments: str, **environment: str) -> str:
-        # From a directory without a .env of its own: 1.29 reads the one beside the compose file only with --project-directory.
         settings = {**self._environment, **environment}
-        return run(*self._command, "--project-directory", str(ROOT / "deploy"), *arguments, **settings)
+        return run(*self._command, "--project-directory", str(ROOT), *arguments, **settings)
 
     def container(self, service: str) -> str:
         return self("ps", "--all", "-q", service).strip().splitlines()[-1]
@@ -66,7 +65,19 @@ class Compose:
         run("docker", "start", self.container(service))
 
     def pause(self, service: str) -> None:
-        run("docker", "pause", self.container(service))
+        container = self.container(service)
+
+        def frozen() -> bool:
+            """The engine gives up if processes of the container are born while it freezes them."""
+            try:
+                run("docker", "pause", container)
+            except AssertionError as error:
+                if "unable to freeze" in str(error):
+                    return False
+                raise
+            return True
+
+        wait_until(frozen, description=f"{service} to be paused", timeout_s=TIMEOUT_S, poll_s=POLL_S)
 
     def unpause(self, service: str) -> None:
         run("docker", "unpause", self.container(service))

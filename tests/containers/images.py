@@ -31,8 +31,8 @@ def run(*command: str, **options: str) -> str:
 
 
 def settings() -> dict[str, str]:
-    """What deploy/.env sets: image names, ports, sizes."""
-    lines = (ROOT / "deploy" / ".env").read_text().splitlines()
+    """What .env sets: image names, ports, sizes."""
+    lines = (ROOT / ".env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 

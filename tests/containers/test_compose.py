@@ -1,4 +1,4 @@
-"""The stack of deploy/compose.yaml in real containers, and faults that cross a real network. `make compose-test`.
+"""The stack of docker-compose.yml in real containers, and faults that cross a real network. `make compose-test`.
 
 One stack for all tests, in this order: each waits until the job trains on four ranks again before it breaks something.
 """
@@ -75,16 +75,21 @@ def calm(stack: Compose) -> Compose:
 def test_a_setting_that_is_missing_is_named(images: None, tmp_path: Path) -> None:
     elsewhere = tmp_path / "empty.env"
     elsewhere.touch()
-    with pytest.raises(AssertionError, match=r"start compose in deploy/, or with --env-file deploy/\.env"):
+    with pytest.raises(AssertionError, match="start compose in the top directory of the checkout"):
         run(
             *command(),
             "--file",
-            str(ROOT / "deploy" / "compose.yaml"),
+            str(ROOT / "docker-compose.yml"),
             "--env-file",
             str(elsewhere),
             "config",
             "--quiet",
         )
+
+
+def test_the_top_directory_needs_no_flags(images: None) -> None:
+    services = run(*command(), "config", "--services").split()  # runs there
+    assert {"redis", "supervisor-a", "node-0", "job"} <= set(services)
 
 
 def test_the_job_starts_on_the_nodes_that_are_no_spares(stack: Compose) -> None:

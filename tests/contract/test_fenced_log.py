@@ -7,7 +7,7 @@ from eventlogs import GROUP, Bench, Reader, entries, entry, names, read_all
 from waiting import wait_until_async
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
-from holdfast.log.protocol import Backlog, Commit, FencedLog, Lease
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, FencedLog, Lease
 
 pytestmark = pytest.mark.anyio
 
@@ -65,6 +65,25 @@ async def test_a_holder_that_renews_in_time_keeps_the_lease_whoever_asks(bench: 
     for _ in range(20):
         assert await other.acquire("leader", "b", TTL_S) is None
         assert await holder.renew(lease, TTL_S)
+
+
+async def test_who_asks_in_vain_is_known_for_a_while(bench: Bench) -> None:
+    holder, other = bench.open(), bench.open()
+    await lead(holder, "a")
+    assert await holder.candidate("leader") == ""
+    assert await other.acquire("leader", "b", TTL_S) is None
+    assert await holder.candidate("leader") == "b"
+    assert await holder.candidate("another") == ""
+
+    async def nobody() -> bool:
+        return await holder.candidate("leader") == ""
+
+    await wait_until_async(nobody, description="the candidate to be forgotten", timeout_s=3 * CANDIDATE_S)
+
+
+async def test_a_server_has_one_name_in_its_lifetime(bench: Bench) -> None:
+    first, second = bench.open(), bench.open()
+    assert await first.lifetime() == await second.lifetime() != ""
 
 
 async def test_the_epoch_grows_even_when_the_holder_is_the_same(log: FencedLog) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from worlds import check_batch
 
 from holdfast.sim.scenario import SEVERAL_JOBS_FROM, simulate
 from holdfast.sim.world import Violation
@@ -19,15 +20,7 @@ PLANTED_SEEDS = 5
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_every_promise_holds_beside_other_jobs(batch: int) -> None:
-    for seed in range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES):
-        try:
-            simulate(SEVERAL_JOBS_FROM + seed, tracing=True)
-        except Violation as violation:
-            message, *trace = violation.args
-            tail = "\n".join(trace[-60:])
-            pytest.fail(
-                f"{tail}\n{message}\nreplay: holdfast simulate --seed {SEVERAL_JOBS_FROM + seed} --trace", pytrace=False
-            )
+    check_batch(SEVERAL_JOBS_FROM, SEEDS, batch, BATCHES)
 
 
 _wanted = upkeep._wanted

@@ -14,7 +14,7 @@ import yaml
 from containers.images import ROOT, settings
 
 DEPLOY = ROOT / "deploy"
-COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 VARIABLES = settings()
 ENGINE_SOCKET = ("chaos", "/var/run/docker.sock")
@@ -38,22 +38,22 @@ def host_and_port(address: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-# ---------------------------------------------------------------- compose.yaml and .env
+# ---------------------------------------------------------------- docker-compose.yml and .env
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_what_is_mounted_exists(service: str) -> None:
     for source, _ in mounts(service):
         if source.startswith("."):
-            assert (DEPLOY / source).exists(), f"{service} mounts {source}"
+            assert (ROOT / source).exists(), f"{service} mounts {source}"
         else:
             assert source in COMPOSE["volumes"] or (service, source) == ENGINE_SOCKET, f"{service} mounts {source}"
 
 
 def test_every_variable_is_set_and_every_setting_is_used() -> None:
-    used = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)(?::\?[^}]*)?\}", (DEPLOY / "compose.yaml").read_text()))
-    assert used <= VARIABLES.keys(), "compose.yaml asks for what .env does not set"
-    assert VARIABLES.keys() - used == {"COMPOSE_PROFILES"}, ".env sets what nobody reads"
+    used = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)(?::\?[^}]*)?\}", (ROOT / "docker-compose.yml").read_text()))
+    assert used <= VARIABLES.keys(), "docker-compose.yml asks for what .env does not set"
+    assert VARIABLES.keys() - used == {"COMPOSE_PROFILES", "COMPOSE_PROJECT_NAME"}, ".env sets what nobody reads"
 
 
 def test_profiles_that_are_on_exist_and_chaos_is_not_among_them() -> None:
@@ -88,7 +88,7 @@ def test_services_reach_the_collector_and_it_reaches_jaeger() -> None:
 
 def test_the_collector_reads_the_file_that_is_mounted() -> None:
     [(source, target)] = mounts("collector")
-    assert DEPLOY / source == DEPLOY / "observability/collector.yaml"
+    assert ROOT / source == DEPLOY / "observability/collector.yaml"
     assert SERVICES["collector"]["command"] == [f"--config={target}"]
 
 
@@ -100,7 +100,7 @@ def test_prometheus_reads_the_collector_and_the_alert_rules() -> None:
     _, port = host_and_port(COLLECTOR["exporters"]["prometheus"]["endpoint"])
     assert scraped["static_configs"] == [{"targets": [f"collector:{port}"]}]
     assert scraped["honor_labels"], "else `job` and `instance` are the collector's"
-    targets = {target: DEPLOY / source for source, target in mounts("prometheus")}
+    targets = {target: ROOT / source for source, target in mounts("prometheus")}
     [rules] = PROMETHEUS["rule_files"]
     assert targets[rules] == DEPLOY / "grafana/alerts.yml"
     [config] = [flag for flag in SERVICES["prometheus"]["command"] if flag.startswith("--config.file=")]
@@ -118,7 +118,7 @@ def test_a_data_source_is_a_service_at_its_port(source: dict[str, Any]) -> None:
 
 
 def test_the_dashboard_is_provisioned_and_finds_its_data_source() -> None:
-    targets = {target: DEPLOY / source for source, target in mounts("grafana")}
+    targets = {target: ROOT / source for source, target in mounts("grafana")}
     [provider] = yaml.safe_load((GRAFANA / "dashboards/holdfast.yaml").read_text())["providers"]
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert targets[home] == DEPLOY / "grafana/dashboard.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import tomllib
 import zipfile
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 import holdfast
+from holdfast.domain.distribution import DISTRIBUTION, install_command
 
 REPOSITORY = Path(__file__).parents[2]
-PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]
+TOLD: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = TOLD["tool"]
 ROOTS = sorted(path.parent for top in ("src", "tools", "services") for path in (REPOSITORY / top).glob("**/holdfast"))
 
 
@@ -29,6 +32,25 @@ def test_every_package_of_the_namespace_says_that_it_is_typed() -> None:
     ]
     assert len(directories) > 10
     assert [path.name for path in directories if not (path / "py.typed").exists()] == []
+
+
+def test_what_users_are_told_to_install_is_this_distribution() -> None:
+    """The package index gives the name `holdfast` to another project."""
+    assert TOLD["project"]["name"] == DISTRIBUTION
+    extras = TOLD["project"]["optional-dependencies"]
+    files = [
+        *REPOSITORY.glob("*.md"),
+        *(path for top in ("docs", "deploy", "examples") for path in (REPOSITORY / top).rglob("*.md")),
+    ]
+    files += [path for root in ROOTS for path in root.glob("holdfast/**/*.py")]
+    texts = {path: path.read_text() for path in files if path.name != "CHANGELOG.md"}
+    assert len(texts) > 400
+    wrong = re.compile(r"""pip install ['"]?holdfast\b(?!-training)|\bholdfast\[[a-z]""")
+    assert [str(path) for path, text in texts.items() if wrong.search(text)] == []
+    asked = {name for text in texts.values() for name in re.findall(r"install_command\(['\"](\w+)['\"]\)", text)}
+    assert asked <= extras.keys()
+    assert "demo" in asked
+    assert install_command("demo") == "pip install 'holdfast-training[demo]'"
 
 
 def test_every_source_root_is_installed_checked_and_copied_into_the_images() -> None:

@@ -78,7 +78,7 @@ def test_several_replicas_on_a_node_leave_together() -> None:
 def test_too_few_nodes_is_said_with_numbers() -> None:
     job = spec(3, 3)
     outcome = plan(Request(job, 3, 3, first(job).placements, frozenset({"n04"})))
-    assert outcome == Unplannable("job needs 9 nodes with room for 1 workers; 8 are there, 1 missing")
+    assert outcome == Unplannable("job needs 9 nodes with room for 1 worker; 8 are there, 1 missing", 1)
 
 
 def test_scale_up_brings_the_replica_back_behind_the_others() -> None:
@@ -177,7 +177,7 @@ def test_where_every_node_has_ranks_of_all_replicas_a_swap_is_possible_and_nothi
     assert isinstance(fewer, Unplannable)
     assert "leave and return 2 at a time, all of them" in fewer.reason
     short = plan(Request(job, 2, 1, before.placements, frozenset({"n01"})))
-    assert short == Unplannable("job needs at least 2 nodes with room for 4 workers; 1 are there, 1 missing")
+    assert short == Unplannable("job needs at least 2 nodes with room for 4 workers; 1 is there, 1 missing", 1)
 
 
 @st.composite

@@ -33,6 +33,7 @@ from holdfast.policy import (
 from holdfast.supervisor.policies.script import PolicyScript, sample_incidents, sample_job, try_script
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policy.py"
+PATIENCE_S = 30.0  # of tests that are not about being late
 
 
 def incident(kind: str) -> Incident:
@@ -176,7 +177,7 @@ def decide(tmp_path: Path) -> Iterator[Decide]:
 
         def ask(source: str) -> Action:
             path.unlink(missing_ok=True)  # its text has travelled: nobody reads the file
-            script = cleanup.enter_context(PolicyScript(PolicySpec(str(path), source), deadline_s=0.5))
+            script = cleanup.enter_context(PolicyScript(PolicySpec(str(path), source), deadline_s=PATIENCE_S))
             crash = incident("worker_crash")
             return script.decide(crash, sample_job(crash))
 
@@ -185,7 +186,7 @@ def decide(tmp_path: Path) -> Iterator[Decide]:
 
 @pytest.mark.parametrize("path", sorted((EXAMPLE.parent / "policies").glob("*.py")), ids=lambda path: path.stem)
 def test_the_examples_of_the_docs_answer_every_incident_with_what_can_be_done(path: Path) -> None:
-    assert [trial.problem for trial in try_script(PolicySpec(str(path))) if trial.problem] == []
+    assert [trial.problem for trial in try_script(PolicySpec(str(path)), deadline_s=PATIENCE_S) if trial.problem] == []
     assert f"(../examples/policies/{path.name})" in (EXAMPLE.parents[1] / "docs" / "policies.md").read_text()
 
 
@@ -194,7 +195,7 @@ def test_the_examples_of_the_docs_do_what_the_docs_say() -> None:
     short = replace(sample_job(slow), remaining_s=200.0)  # 20 s are lost, a swap costs 10 s
     answers = {}
     for name in ("spares_are_cheap", "spares_are_dear", "spot_fleet"):
-        with PolicyScript(PolicySpec(str(EXAMPLE.parent / "policies" / f"{name}.py")), deadline_s=10.0) as script:
+        with PolicyScript(PolicySpec(str(EXAMPLE.parent / "policies" / f"{name}.py")), deadline_s=PATIENCE_S) as script:
             script.load()
             answers[name] = [
                 script.decide(slow, short).kind,
@@ -228,7 +229,7 @@ def test_a_warning_is_no_earlier_fault_of_a_node() -> None:
 
 
 def test_the_example_answers_every_incident_with_what_can_be_done() -> None:
-    trials = try_script(PolicySpec(str(EXAMPLE)))
+    trials = try_script(PolicySpec(str(EXAMPLE)), deadline_s=PATIENCE_S)
     assert {trial.kind for trial in trials} >= {FindingKind.NODE_LOST, FindingKind.HANG, "repair"}
     assert [trial.problem for trial in trials if trial.problem] == []
     assert len(EXAMPLE.read_text().splitlines()) <= 30
@@ -250,7 +251,6 @@ def test_a_script_decides_and_may_print_and_needs_no_file(decide: Decide) -> Non
         ("decide = 5\n", "decide is int, not a function"),
         ("def decide(i, j):\n    return i.colour\n", r"policy\.py:2: AttributeError"),
         ("def decide(i, j):\n    return 'restart'\n", "returned 'restart', not an Action"),
-        ("def decide(i, j):\n    while True: pass\n", r"took longer than 0\.5 s"),
         ("import os\ndef decide(i, j):\n    os._exit(1)\n", "its process ended"),
         (
             "from holdfast.policy import *\ndef decide(i, j):\n    return Action('explode', 'x')\n",
@@ -267,8 +267,8 @@ def test_a_script_that_overran_is_asked_again_in_a_new_process(tmp_path: Path) -
     late = "import os\nfrom holdfast.policy import *\ndef decide(i, j):\n    if not os.path.exists({0!r}):\n"
     late += "        open({0!r}, 'w').close()\n        while True: pass\n    return restart('fine now')\n"
     crash = incident("worker_crash")
-    with PolicyScript(PolicySpec("p.py", late.format(str(tmp_path / "asked"))), deadline_s=0.5) as script:
-        with pytest.raises(PolicyError, match="took longer"):
+    with PolicyScript(PolicySpec("p.py", late.format(str(tmp_path / "asked"))), deadline_s=2.0) as script:
+        with pytest.raises(PolicyError, match="took longer than 2 s"):
             script.decide(crash, sample_job(crash))
         assert script.decide(crash, sample_job(crash)).reason == "fine now"
 

@@ -6,7 +6,8 @@ HoldfastError
 ├── NotFound             a job, node, incident or shard does not exist
 ├── Conflict             a valid request that is not possible now: a job of that name is running, the port is in use
 ├── Unavailable          Redis, a service or an agent does not answer
-│   └── Unrestorable     no source has an intact copy of a shard; the requesting node is healthy
+│   ├── Unrestorable     no source has an intact copy of a shard; the requesting node is healthy
+│   └── OtherFleet       the other end of a connection belongs to another fleet, or does not prove that it is of this one
 ├── OutOfSpace           a file system is full; the message contains the needed and the free space
 ├── IncompatibleVersion  two components have different protocol versions
 ├── MalformedMessage     a message or record is malformed; it is rejected as a whole
@@ -75,6 +76,10 @@ class Unavailable(HoldfastError):
 
 class Unrestorable(Unavailable):
     """No source has an intact copy of a shard. The message contains the shard and the failure of each source."""
+
+
+class OtherFleet(Unavailable):
+    """The other end of a connection belongs to another fleet, or does not prove that it belongs to this one."""
 
 
 class OutOfSpace(HoldfastError):

@@ -126,6 +126,7 @@ class JobSpec:
     chaos: bool = False  # faults may be injected into it (`holdfast inject --every`)
     priority: int = 0  # -1000 … 1000; of several jobs that want nodes the one with the higher priority gets them
     warnings: WarningSpec = field(default_factory=WarningSpec)
+    pool: str = ""  # it runs on nodes of this pool only; empty = on nodes without one
 
     @property
     def policy_spec(self) -> PolicySpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,6 +42,8 @@ class NodeFacts:
     reboots: bool = False  # whether its agent takes `RebootNode`, and has a command for it
     machine_id: str = ""  # of the machine itself, the same after each boot; empty = unknown
     restarts: bool = False  # whether its agent takes `RestartAgent`
+    tests_links: bool = False  # whether its agent takes `CheckLink`, and has a replicator
+    pool: str = ""  # only jobs of this pool get its node; empty = jobs without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,16 @@ class Preflight:
     def failures(self) -> str:
         """What is wrong, in words; empty when nothing is."""
         return "; ".join(f"{check.name}: {check.detail}" for check in self.checks if check.ok is False)
+
+
+_POOL = re.compile("([a-zA-Z0-9]([-_.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?)?")  # the value of a Kubernetes label
+
+
+def pool_name(text: str) -> str:
+    """Return it; empty = no pool. Raises `ValueError` with what would be right."""
+    if _POOL.fullmatch(text) is None:
+        raise ValueError("1 to 63 letters, digits, '-', '_' and '.', a letter or digit first and last")
+    return text
 
 
 TERMINATION = (

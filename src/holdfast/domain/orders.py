@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import Placement, RankRestore, ShardPlace, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, LaunchSpec
+from holdfast.domain.links import LinkLimits, LinkMeasured
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, TemplateState, WorkerEnded
 
@@ -153,6 +154,21 @@ class RestartAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckLink:
+    """Test the network with another node that has no ranks either. The answer of the one that measures says what it found.
+
+    Refused, and dropped at once, when the node has or prepares workers. Only for agents whose `NodeFacts.tests_links` is set.
+    """
+
+    partner: str
+    token: str  # the secret of this test
+    limits: LinkLimits
+    endpoint: str = ""  # of the partner's replicator, which waits for this node; empty = wait for the partner
+    for_s: float = 0.0  # how long to wait for it
+    job: str = ""  # always empty: it is the node's own matter
+
+
+@dataclass(frozen=True, slots=True)
 class Inject:
     """Cause a fault (`domain.faults`) on this node, in a generation that was prepared with `chaos`, to test the recovery.
 
@@ -162,14 +178,27 @@ class Inject:
     generation: int
     kind: str  # a `FaultKind`
     rank: int  # of this node; of a fault of the node: any of its ranks
-    for_s: float  # hang and slow end after it
+    for_s: float  # what lasts ends after it
     xid: int  # of kind xid
     not_after: float
     operation: str  # that is answered
+    loss_percent: float = 0.0  # of kind lossy_link
+    offset_s: float = 0.0  # of kind clock_jump
 
 
 Order = (
-    Warm | Prepare | Start | Stop | CheckpointNow | SetInterval | Prune | ResetGpu | RebootNode | RestartAgent | Inject
+    Warm
+    | Prepare
+    | Start
+    | Stop
+    | CheckpointNow
+    | SetInterval
+    | Prune
+    | ResetGpu
+    | RebootNode
+    | RestartAgent
+    | CheckLink
+    | Inject
 )
 
 
@@ -224,6 +253,7 @@ class OrderDone:
     tested: Preflight | None = (
         None  # for Prepare: what the quick tests of a suspected node found; None = none were made
     )
+    link: LinkMeasured | None = None  # for CheckLink, of the node that measures; None = the test came to no end
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "stream": "name of the stream of the event log",
     "summary": "one English sentence: what the detector found",
     "tier": ", ".join(TIERS),
+    "verdict": "of a node's network: good, slow, failed, unjudged, or out: out of service for it",
     "what": "kind of the dropped items: signals or steps",
 }
 

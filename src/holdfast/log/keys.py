@@ -3,6 +3,7 @@
     holdfast:{<fleet>}:stream:<name>         bounded: about `stream_length_max` entries
     holdfast:{<fleet>}:stream:<name>.dead    bounded likewise: the dead-letter stream
     holdfast:{<fleet>}:lease:<name>          TTL: the leader, as "<epoch> <holder>"
+    holdfast:{<fleet>}:candidate:<name>      TTL: who asked for the lease in vain last
     holdfast:{<fleet>}:commit:<name>         permanent: token of the last commit, which the next one names
     holdfast:{<fleet>}:epoch:<name>          permanent: one integer per lease; fences must outlive every holder
     holdfast:{<fleet>}:parts:<name>          permanent: one hash per lease, whose fields each commit replaces or removes
@@ -16,11 +17,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.fleet import fleet_name
 
 DEAD_SUFFIX = ".dead"
 
-_FLEET = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _WITHOUT_TTL = re.compile(r"holdfast:\{[A-Za-z0-9._-]{1,64}\}:(stream|commit|epoch|parts|snapshot):.+")
 
 
@@ -36,8 +36,7 @@ class Keys:
     fleet: str
 
     def __post_init__(self) -> None:
-        if _FLEET.fullmatch(self.fleet) is None:
-            raise InvalidSpec("fleet", self.fleet, "1 to 64 letters, digits, '.', '_' or '-'")
+        fleet_name(self.fleet)
 
     def stream(self, name: str) -> str:
         return self._key("stream", name)
@@ -50,6 +49,9 @@ class Keys:
 
     def commit(self, name: str) -> str:
         return self._key("commit", name)
+
+    def candidate(self, name: str) -> str:
+        return self._key("candidate", name)
 
     def epoch(self, name: str) -> str:
         return self._key("epoch", name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import uuid
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,7 @@ from anyio.lowlevel import checkpoint
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import names
 from holdfast.log.keys import DEAD_SUFFIX
-from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Usage
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, Usage
 
 RECLAIM_CHECKS = 5  # looks for abandoned entries per `reclaim_after_s`
 
@@ -102,6 +103,8 @@ class MemoryLog:
         self._streams: dict[str, _Stream] = {}
         self._numbers = itertools.count(1)
         self._held: dict[str, _Held] = {}
+        self._candidates: dict[str, tuple[str, float]] = {}  # by lease: who asked in vain, and how long that counts
+        self._lifetime = uuid.uuid4().hex
         self._epochs: dict[str, int] = {}  # outlives `flush`, as the server's clock does on Redis
         self._snapshots: dict[str, dict[str, bytes]] = {}
         self._appended = anyio.Event()
@@ -175,6 +178,7 @@ class MemoryLog:
         held = self._current(name)
         if held is not None and held.lease.holder != holder:
             held.until_s = min(held.until_s, anyio.current_time() + ttl_s)
+            self._candidates[name] = (holder, anyio.current_time() + CANDIDATE_S)
             return None
         if held is None:
             self._epochs[name] = self._epochs.get(name, 0) + 1
@@ -182,6 +186,11 @@ class MemoryLog:
             self._held[name] = held
         held.until_s = anyio.current_time() + ttl_s
         return held.lease
+
+    async def candidate(self, name: str) -> str:
+        await checkpoint()
+        holder, until_s = self._candidates.get(name, ("", 0.0))
+        return holder if anyio.current_time() < until_s else ""
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         await checkpoint()
@@ -228,6 +237,10 @@ class MemoryLog:
     async def usage(self) -> Usage:
         await checkpoint()
         return Usage(sum(held.size_bytes for held in self._streams.values()))
+
+    async def lifetime(self) -> str:
+        await checkpoint()
+        return self._lifetime
 
     async def ping(self) -> None:
         await checkpoint()

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
+
+CANDIDATE_S: Final = 3.0  # a standby asks several times a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,9 @@ class EventLog(Protocol):
     async def usage(self) -> Usage:
         """Return the memory use of the log, for all clients."""
 
+    async def lifetime(self) -> str:
+        """Return what names this lifetime of the log's server: another one after each start."""
+
     async def ping(self) -> None:
         """Raise `Unavailable` with the address if the log cannot be reached."""
 
@@ -124,6 +129,10 @@ class FencedLog(EventLog, Protocol):
         `holder` identifies one lifetime of one process; two processes with the same name would share the lease. Epochs only
         grow, with gaps. Who asks in vain shortens what is left of the lease to `ttl_s`, which all who want it have in common:
         so it ends in time whatever the server's clock did."""
+
+    async def candidate(self, name: str) -> str:
+        """Return a holder that has asked for the lease in vain within the last `CANDIDATE_S`; empty if there is none. It may be
+        the one that holds the lease now."""
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         """Extend the lease. Returns False if it has been lost; the holder must then stop acting immediately."""

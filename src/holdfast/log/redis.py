@@ -20,7 +20,8 @@ from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import durability, names, scripts
 from holdfast.log.connection import Connection, Full, GroupGone
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Usage
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, Usage
+from holdfast.log.redis_server import RedisServer
 from holdfast.log.subscription import Limits, Subscription, decode
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class RedisLog:
             block_s=block_s,
         )
         self._connection = Connection(url, block_s=block_s)
+        self.server = RedisServer(self._connection)
         self._call = self._connection.call
         self._redis = self._connection.redis
         self._acquire = self._redis.register_script(scripts.ACQUIRE)
@@ -159,9 +161,14 @@ class RedisLog:
     # ------------------------------------------------------------------ leadership
 
     async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
-        keys = [self._keys.lease(name), self._keys.epoch(name)]
-        epoch = await self._growing(lambda: self._acquire(keys=keys, args=[holder, _milliseconds(ttl_s)]))
+        keys = [self._keys.lease(name), self._keys.epoch(name), self._keys.candidate(name)]
+        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S)]
+        epoch = await self._growing(lambda: self._acquire(keys=keys, args=args))
         return None if epoch is None else Lease(name=name, holder=holder, epoch=int(epoch))
+
+    async def candidate(self, name: str) -> str:
+        holder: Any = await self._call(lambda: self._redis.get(self._keys.candidate(name)))
+        return "" if holder is None else holder.decode(errors="replace")
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         keys = [self._keys.lease(lease.name)]
@@ -256,12 +263,15 @@ class RedisLog:
 
     # ------------------------------------------------------------------ the connection
 
+    async def lifetime(self) -> str:
+        return await self.server.lifetime()
+
     async def ping(self) -> None:
         await self._call(self._redis.ping, delays_s=())
 
     async def risk(self) -> str:
         """Describe the data that a restart of this Redis would lose; empty if none."""
-        return durability.risk(await self._call(lambda: self._redis.info("persistence")))
+        return durability.risk(await self.server.persistence())
 
     async def aclose(self) -> None:
         await self._connection.aclose()

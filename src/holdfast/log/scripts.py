@@ -5,7 +5,8 @@ memory is such a check too: Redis refuses the first write that grows, and the gr
 "<epoch> <holder>", so that holder and epoch are checked by one comparison.
 """
 
-# KEYS: lease, epoch. ARGV: holder, TTL in ms. Returns the epoch as text, or nil if another holder has the lease.
+# KEYS: lease, epoch, candidate. ARGV: holder, TTL in ms, TTL of the candidate in ms. Returns the epoch as text, or nil if
+# another holder has the lease: then the one that asked is noted as candidate, now and then, and if there is memory for it.
 # The server remembers when a lease ends, not how long it lasts: after its clock was set back, or a restart with another clock,
 # a lease of seconds would last for hours. Nobody asks for more than the TTL, so no lease has more of it left.
 #
@@ -18,6 +19,9 @@ if held then
   if holder ~= ARGV[1] then
     local left = redis.call('PTTL', KEYS[1])
     if left < 0 or left > tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+    if redis.call('PTTL', KEYS[3]) < tonumber(ARGV[3]) / 2 then
+      redis.pcall('SET', KEYS[3], ARGV[1], 'PX', ARGV[3])
+    end
     return nil
   end
   redis.call('PEXPIRE', KEYS[1], ARGV[2])

@@ -6,8 +6,23 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically. Not fsynced, so for data that may be lost in a power failure. Raises OSError."""
+def write_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file atomically. Unless `durable` it is not fsynced: for data that may be lost in a power failure. Raises
+    OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
+    with temporary.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     temporary.replace(path)
+    if durable:
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

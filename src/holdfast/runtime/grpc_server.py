@@ -15,6 +15,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.runtime.fleet import Membership
+from holdfast.runtime.grpc_fleet import Door
 from holdfast.runtime.grpc_options import COMMON, PING_INTERVAL_MS
 from holdfast.runtime.grpc_tracing import TakeContext
 from holdfast.runtime.tls import Tls
@@ -57,15 +59,18 @@ async def listen(
     *,
     services: Sequence[str],
     tls: Tls | None = None,
+    membership: Membership | None = None,
     stop_grace_s: float = STOP_GRACE_S,
 ) -> AsyncIterator[Listening]:
     """Serve on `address` (`host:port`, port 0 = any, or `unix:/path`) for the duration of the block.
 
-    `register` adds the servicers; `services` are their full names (`holdfast.v1.Telemetry`), for health and reflection.
+    `register` adds the servicers; `services` are their full names (`holdfast.v1.Telemetry`), for health and reflection. With
+    `membership`, only agents of that fleet may call them.
     Raises `Conflict` with the reason if the address cannot be bound. At the end, health turns NOT_SERVING and calls get
     `stop_grace_s` to end.
     """
-    server = grpc.aio.server(interceptors=[TakeContext()], options=OPTIONS)
+    door = [Door(membership, services)] if membership is not None else []
+    server = grpc.aio.server(interceptors=[TakeContext(), *door], options=OPTIONS)
     register(server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

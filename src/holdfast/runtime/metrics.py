@@ -60,6 +60,14 @@ WORLD_SIZE = Metric(
     "running ranks; 0 while the job is not running",
 )
 NODES = Metric("holdfast.nodes", "gauge", "{node}", ("state",), "supervisor", "nodes by state")
+NODE_LINKS = Metric(
+    "holdfast.nodes.links",
+    "gauge",
+    "{node}",
+    ("verdict",),
+    "supervisor",
+    "nodes without ranks by their newest test of the network with another one",
+)
 INCIDENTS = Metric(
     "holdfast.incidents", "counter", "{incident}", ("job", "kind", "action"), "supervisor", "incidents that were closed"
 )
@@ -155,6 +163,7 @@ METRICS = (
     TOKEN_RATE,
     WORLD_SIZE,
     NODES,
+    NODE_LINKS,
     INCIDENTS,
     RECOVERY,
     COMMAND_LATENCY,

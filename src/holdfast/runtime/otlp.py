@@ -28,6 +28,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
+from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.tracing import ATTRIBUTE_PREFIX, Span, TraceContext, Value
 from holdfast.runtime.metrics import Metric
 
@@ -51,7 +52,7 @@ class OtlpSink:
         resource = Resource.create(
             {
                 "service.name": service,
-                "service.version": version("holdfast"),
+                "service.version": version(DISTRIBUTION),
                 "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
             }
         )

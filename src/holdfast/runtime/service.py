@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -64,7 +64,14 @@ def main(
         raise SystemExit(EXIT_USAGE) from None
     logs.configure(name, level=config.log_level, form=config.log_format)
     telemetry.configure(f"holdfast-{name}")
-    raise SystemExit(run_service(name, lambda: serve(config), shutdown_timeout_s=shutdown_timeout_s, farewell=farewell))
+    code = run_service(
+        name,
+        lambda: serve(config),
+        shutdown_timeout_s=shutdown_timeout_s,
+        farewell=farewell,
+        ignored=(signal.SIGTERM,) if config.stop_signal == "SIGINT" else (),
+    )
+    raise SystemExit(code)
 
 
 def run_service(
@@ -73,11 +80,17 @@ def run_service(
     *,
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
     farewell: Farewell | None = None,
+    ignored: Sequence[signal.Signals] = (),
 ) -> int:
-    """Run `serve` to its end and return the exit code. Must be called from the main thread, which receives signals."""
+    """Run `serve` to its end and return the exit code. Must be called from the main thread, which receives signals.
+
+    `ignored`: signals that are logged, and do nothing else.
+    """
     watchdog = _Watchdog(name, shutdown_timeout_s)
     try:
-        anyio.run(_until_signal, name, serve, watchdog, farewell, backend_options={"loop_factory": ServiceLoop})
+        anyio.run(
+            _until_signal, name, serve, watchdog, farewell, ignored, backend_options={"loop_factory": ServiceLoop}
+        )
     except BaseException as error:
         return _report(name, error)
     finally:
@@ -107,7 +120,11 @@ def guarded(tasks: TaskGroup, name: str, loop: Callable[[], Awaitable[object]]) 
 
 
 async def _until_signal(
-    name: str, serve: Callable[[], Awaitable[object]], watchdog: _Watchdog, farewell: Farewell | None
+    name: str,
+    serve: Callable[[], Awaitable[object]],
+    watchdog: _Watchdog,
+    farewell: Farewell | None,
+    ignored: Sequence[signal.Signals],
 ) -> None:
     expected = (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if farewell is not None else ()))
     said = False
@@ -125,6 +142,9 @@ async def _until_signal(
         with anyio.open_signal_receiver(*expected) as signals:
             guarded(tasks, name, serve)
             async for received in signals:
+                if received in ignored:
+                    log.info("signal ignored", service=name, signal=received.name)
+                    continue
                 if received != signal.SIGINT and farewell is not None and farewell.say is not None and not said:
                     said = True
                     log.info("leaving", service=name, reason=f"received {received.name}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import ValidationError, model_validator
+from pydantic import SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
+from holdfast.runtime.fleet import Membership, fleet_name, read_tokens
 from holdfast.runtime.tls import Tls, require_whole
 
 ENV_PREFIX = "HOLDFAST_"
@@ -22,6 +23,15 @@ class ServiceSettings(BaseSettings):
     ready_file: Path | None = None  # file that is written when the service is serving, with its endpoints
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, JSON otherwise
+    # SIGINT: SIGTERM is ignored. For schedulers that send it to every process of an allocation which ends: the services are
+    # needed until the agents have left
+    stop_signal: Literal["SIGTERM", "SIGINT"] = "SIGTERM"
+    fleet: str = ""  # name of the fleet; empty = any, for an agent
+    # Secret of the fleet: an agent and a service prove to each other that they have it. A file has one per line; the first is
+    # used, all are accepted. Neither given = no proof is asked for
+    join_token: SecretStr = SecretStr("")
+    join_token_file: Path | None = None
+    join_optional: bool = False  # also accept who has no join token at all, while a fleet is given one
     tls_cert: Path | None = None  # mutual TLS: all three or none
     tls_key: Path | None = None
     tls_ca: Path | None = None
@@ -30,6 +40,20 @@ class ServiceSettings(BaseSettings):
     def tls(self) -> Tls | None:
         """Read the three files; None if TLS is not configured. Raises `InvalidSpec` for a file that cannot be read."""
         return Tls.load(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
+
+    @property
+    def membership(self) -> Membership:
+        """Read the join tokens. Raises `InvalidSpec` for what is none, without showing it."""
+        tokens = read_tokens(self.join_token.get_secret_value(), self.join_token_file)
+        return Membership(self.fleet, tokens, self.join_optional)
+
+    @field_validator("fleet")
+    @classmethod
+    def _fleet_is_a_name(cls, value: str) -> str:
+        try:
+            return fleet_name(value) if value else value
+        except InvalidSpec as error:
+            raise ValueError(error.expected) from None
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

@@ -84,10 +84,10 @@ class Survivor:
         return UNKNOWN_EXIT
 
     def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
         """Close the pidfd."""
@@ -95,7 +95,7 @@ class Survivor:
             self.returncode = UNKNOWN_EXIT
             os.close(self._pidfd)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
             try:
                 signal.pidfd_send_signal(self._pidfd, number)

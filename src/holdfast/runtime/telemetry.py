@@ -17,6 +17,7 @@ from typing import Protocol
 import structlog
 
 from holdfast.domain import tracing
+from holdfast.domain.distribution import install_command
 from holdfast.domain.tracing import Span, TraceContext, Value
 from holdfast.runtime.metrics import Metric
 
@@ -60,7 +61,7 @@ def configure(service: str) -> None:
     except ImportError as error:
         log.warning(
             "telemetry disabled",
-            reason=f"{ENV_ENDPOINT} is set but {error.name} is missing: pip install 'holdfast[otel]'",
+            reason=f"{ENV_ENDPOINT} is set but {error.name} is missing: {install_command('otel')}",
         )
         return
     _sink = OtlpSink(service, os.environ[ENV_ENDPOINT])

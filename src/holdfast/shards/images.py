@@ -28,6 +28,7 @@ from holdfast.shards.slots import Layout, Plan, aligned, lay_out
 log = logging.getLogger("holdfast.shards")
 
 IMAGE_NAMES = ("a.image", "b.image")
+POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Staged:
     key: ShardKey
     nbytes: int
     sequence: int
+    waited_s: float = 0.0  # for an image that was in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Skipped:
     """A save that did not happen, and why; nothing was lost by it."""
 
     reason: str
+    in_use: bool = False  # an image is being copied or restored from: it will be free
 
 
 class ImageSet:
@@ -81,18 +84,24 @@ class ImageSet:
         mesh: Mesh | Mapping[str, int],
         fill: Callable[[Image], None],
         extra: bytes,
+        *,
+        wait_s: float = 0.0,
     ) -> Staged | Skipped:
-        """Save once: `fill` copies every tensor into `image.view(fqn)`.
+        """Save once: `fill` copies every tensor into `image.view(fqn)`. While both images are in use, wait for one for at most
+        `wait_s`.
 
         An exception of `fill` comes out as it is; the image it was writing then holds nothing, the other is untouched.
         """
         mesh = mesh if isinstance(mesh, Mesh) else Mesh.of(mesh)
-        stamp = Stamp(ShardKey(attempt, step, rank), mesh, self._restored, time.time(), self._producer)
         self._attempt = max(self._attempt, attempt)
         layout = self._lay_out(replace(plan, extra_reserve=self._reserve_for(plan, extra)))
-        image = self._take(layout)
-        if isinstance(image, Skipped):
-            return image
+        began, waited_s = time.monotonic(), 0.0
+        while isinstance(image := self._take(layout), Skipped):
+            if not image.in_use or waited_s >= wait_s:
+                return image
+            time.sleep(POLL_S)
+            waited_s = time.monotonic() - began
+        stamp = Stamp(ShardKey(attempt, step, rank), mesh, self._restored, time.time(), self._producer)
         try:
             image.begin(stamp)
             fill(image)
@@ -101,7 +110,7 @@ class ImageSet:
         except BaseException:
             image.abandon()
             raise
-        return Staged(image.path, stamp.key, header.size, header.sequence)
+        return Staged(image.path, stamp.key, header.size, header.sequence, waited_s)
 
     def prepare(self, plan: Plan) -> str:
         """Allocate the images of the first two saves. Returns "" if both are ready, else the reason.
@@ -139,6 +148,7 @@ class ImageSet:
         self._drop_displaced()
         newest = self._newest()
         reasons: list[str] = []
+        in_use = False
         for name in sorted(self._images, key=self._age):
             if name == newest:
                 reasons.append(f"{name} holds the newest complete save")
@@ -146,6 +156,7 @@ class ImageSet:
             image = self._images[name]
             if image is not None and not image.try_lock():
                 reasons.append(f"{name} is still being copied or restored from")
+                in_use = True
                 continue
             if image is not None and image.fits(layout):
                 return image
@@ -153,7 +164,7 @@ class ImageSet:
                 return self._replace(name, layout)
             except OutOfSpace as error:
                 reasons.append(str(error))
-        return Skipped("no image is free: " + "; ".join(reasons))
+        return Skipped("no image is free: " + "; ".join(reasons), in_use)
 
     def _replace(self, name: str, layout: Layout) -> Image:
         """A new, locked image. The old file goes first: memory may not hold three. Raises OutOfSpace."""

@@ -33,11 +33,12 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
-from holdfast.shards.sealed import UNDECODABLE
+from holdfast.shards.sealed import UNDECODABLE, lineage_fields
 
 LAYOUT_VERSION = 2  # 1: bare payloads without slots
 PAGE = 4096
 ALIGN = 64
+INDEX_BYTES_MAX = 256 << 20
 
 MAGIC = b"HFSHARD\0"
 WRITING = b"WRITING\0"
@@ -87,14 +88,15 @@ class Stamp:
         """Raises IntegrityError for anything that `encode` did not write."""
         try:
             fields: Mapping[str, Any] = json.loads(raw)
-            parent = fields["parent"]
+            lineage = lineage_fields(fields)
             stamp = cls(
                 key=ShardKey(int(fields["attempt"]), int(fields["step"]), int(fields["rank"])),
-                mesh=Mesh(tuple((str(name), int(size)) for name, size in fields["mesh"])),
-                parent=None if parent is None else CheckpointId(int(parent[0]), int(parent[1])),
+                mesh=Mesh(lineage["mesh"]),
+                parent=lineage["parent"],
                 created_at=float(fields["created_at"]),
                 producer=str(fields["producer"]),
             )
+            stamp.producer.encode()  # half of a surrogate pair, which JSON has room for, is a UnicodeEncodeError
         except UNDECODABLE as error:
             raise IntegrityError(f"the shard's stamp cannot be read: {error!r}") from error
         require_nameable(stamp.key)
@@ -170,7 +172,7 @@ def parse_body(page: bytes) -> Header:
         raise IntegrityError("the shard's header is damaged: its checksum does not match")
     if layout != LAYOUT_VERSION:
         raise IncompatibleVersion(f"shard of layout {layout}; this release reads layout {LAYOUT_VERSION}")
-    if tensors_end < PAGE + index_size:
+    if tensors_end < PAGE + index_size or index_size > INDEX_BYTES_MAX:
         raise IntegrityError(f"the shard's header is damaged: {index_size} bytes of index in {tensors_end} bytes")
     stamp = Stamp.decode(page[_STAMP_OFFSET:end])
     return Header(stamp, sequence, index_size, index_crc, tensors_end, extra_size)

@@ -135,6 +135,8 @@ class Manifest:
         texts = (self.job, self.node, self.digest, self.producer, self.checksum)
         if not all(type(text) is str for text in texts) or type(self.created_at) not in (int, float):
             raise IntegrityError("the manifest has a field of another type")
+        if not all(text.isprintable() or _is_encodable(text) for text in texts):
+            raise IntegrityError("the manifest has a text that is not Unicode")
         if not math.isfinite(self.created_at):
             raise IntegrityError("the manifest has no date")
         if not PAGE <= self.tensors_end <= self.size <= len(self.span_crc32c) * CHUNK_BYTES:
@@ -189,6 +191,14 @@ class Manifest:
         if len(raw) > MANIFEST_BYTES_MAX:
             raise IntegrityError(f"{path} is larger than any manifest ({MANIFEST_BYTES_MAX} bytes)")
         return cls.decode(raw)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON has room for
+        return False
+    return True
 
 
 def temporary_of(path: Path) -> Path:

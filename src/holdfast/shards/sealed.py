@@ -6,6 +6,7 @@ fields."""
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,10 @@ from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidS
 
 # What reading JSON of an unknown writer into values can raise: a number of 5,000 digits, a list where a name should be.
 UNDECODABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, InvalidSpec)
+
+DIMENSIONS_MAX = 64
+WORLD_SIZE_MAX = 10**9
+NUMBER_MAX = 10**15 - 1  # of an attempt or a step
 
 
 def seal(member: str, fields: Mapping[str, Any]) -> bytes:
@@ -43,12 +48,24 @@ def unseal(member: str, raw: bytes, *, schema: int, what: str) -> dict[str, Any]
 
 
 def lineage_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`mesh` and `parent` as the values that manifests hold. Raises one of `UNDECODABLE`."""
-    parent = fields["parent"]
-    return {
-        "mesh": tuple((str(name), int(size)) for name, size in fields["mesh"]),
-        "parent": None if parent is None else CheckpointId(int(parent[0]), int(parent[1])),
-    }
+    """`mesh` and `parent` as the values that manifests hold. Raises one of `UNDECODABLE`, also for what no message has room
+    for."""
+    given = fields["parent"]
+    mesh = tuple((str(name), int(size)) for name, size in fields["mesh"])
+    parent = None if given is None else CheckpointId(int(given[0]), int(given[1]))
+    _require_mesh(mesh)
+    if parent is not None and not all(0 <= number <= NUMBER_MAX for number in parent):
+        raise ValueError("the parent's attempt or step is out of range")
+    return {"mesh": mesh, "parent": parent}
+
+
+def _require_mesh(dims: tuple[tuple[str, int], ...]) -> None:
+    if len(dims) > DIMENSIONS_MAX:
+        raise ValueError(f"{len(dims)} dimensions in the mesh; at most {DIMENSIONS_MAX}")
+    if not all(1 <= size <= WORLD_SIZE_MAX for _, size in dims) or math.prod(size for _, size in dims) > WORLD_SIZE_MAX:
+        raise ValueError(f"the mesh does not have between 1 and {WORLD_SIZE_MAX} ranks")
+    for name, _ in dims:
+        name.encode()  # half of a surrogate pair, which JSON has room for, is a UnicodeEncodeError
 
 
 def _canonical(fields: Mapping[str, Any]) -> bytes:

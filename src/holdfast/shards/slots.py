@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.domain.errors import IntegrityError, InvalidSpec
-from holdfast.shards.layout import ALIGN, PAGE
+from holdfast.shards.layout import ALIGN, INDEX_BYTES_MAX, PAGE
 from holdfast.shards.sealed import UNDECODABLE
-
-INDEX_BYTES_MAX = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from threading import Event, Lock
 from typing import Any
 from urllib.parse import quote
 
+from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import IntegrityError, InvalidSpec, NotFound, Unavailable
 from holdfast.stores.checksum import crc32c as checksum
 from holdfast.stores.checksum import of_parts
@@ -39,11 +40,14 @@ try:
     from google.cloud import storage
     from google.cloud.storage.retry import DEFAULT_RETRY
 except ImportError as error:
-    raise InvalidSpec("store", "gs://…", "the extra that it needs: pip install 'holdfast[gcs]'") from error
+    raise InvalidSpec("store", "gs://…", f"the extra that it needs: {install_command('gcs')}") from error
 
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 TOKEN = "holdfast-writer"  # key in an object's metadata
 EMULATOR = "STORAGE_EMULATOR_HOST"  # the library's default
+# The library (seen in 3.17) looks up each bucket in a background thread, for the attributes of its traces, also while these
+# are off. That takes a permission that writing objects does not, and goes on for two minutes after the store is closed.
+_NO_BUCKET_LOOKUP = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
 
 _RETRIED_BY_LIBRARY = (
     answers.RetryError,
@@ -300,6 +304,7 @@ class GcsStore:
 
 def _sign_in() -> tuple[Any, Authorize]:
     """Return the library's client, and a function that signs this module's requests with the same credentials."""
+    os.environ.setdefault(_NO_BUCKET_LOOKUP, "true")
     if os.environ.get(EMULATOR):
         client = storage.Client(project="emulated")
         return client, lambda method, url, headers: None

@@ -223,7 +223,8 @@ class CheckpointManifest:
 
     def _check(self) -> None:
         """Validate the values before use, because numbers become memory sizes and keys become paths."""
-        if [entry.rank for entry in self.ranks] != list(range(world := self.domain_mesh().world_size)):
+        world = self.domain_mesh().world_size
+        if len(self.ranks) != world or any(entry.rank != rank for rank, entry in enumerate(self.ranks)):
             raise IntegrityError(f"the checkpoint of step {self.step} does not have each of its {world} ranks once")
         prefix = step_prefix(self.job, self.attempt, self.step)
         for entry in self.ranks:

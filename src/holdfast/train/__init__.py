@@ -22,9 +22,11 @@ The step loop never waits for a service: it sends datagrams without blocking, an
 import importlib.util
 import sys
 
+from holdfast.domain.distribution import install_command
+
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError(
-        f"holdfast.train needs torch, which {sys.executable} does not have: pip install 'holdfast[train]'", name="torch"
+        f"holdfast.train needs torch, which {sys.executable} does not have: {install_command('train')}", name="torch"
     )
 
 from holdfast.train import scaling

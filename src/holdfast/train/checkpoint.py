@@ -3,7 +3,8 @@
 A save is one copy of every tensor into shared memory; the replicator does the rest. A restore reads the files that the
 replicator has verified and named in the environment: this rank's own shard directly from the mapping or, after a change of the
 sharding, the overlap of its pieces with all shards (`dcp_reader`). If a save is not possible (both images are being read, no
-memory left), it is skipped, counted and logged, and training continues."""
+memory left), it is skipped, counted and logged, and training continues. A save that somebody has asked for waits for an image
+first, for a bounded time."""
 
 from __future__ import annotations
 
@@ -68,8 +69,9 @@ class Checkpointer:
     def enabled(self) -> bool:
         return bool(self._environment.images)
 
-    def save(self, live: Mapping[str, Any], step: int) -> bool:
-        """Copy the state of `step` into an image. Returns False if the save was skipped.
+    def save(self, live: Mapping[str, Any], step: int, *, wait_s: float = 0.0) -> bool:
+        """Copy the state of `step` into an image. Returns False if the save was skipped. While both images are in use, wait for
+        one for at most `wait_s`: for a save that somebody has asked for, and that nothing else replaces.
 
         Raises `InvalidSpec` if the state contains a value that can never be saved, because only the user can fix that.
         A temporary failure skips the save.
@@ -77,11 +79,12 @@ class Checkpointer:
         began = time.perf_counter()
         collected = self._collect(live)
         self._finish_preparing()
-        outcome = self._stage(self._open_images(), collected, step)
-        stall_s = time.perf_counter() - began
-        self.stall_s += stall_s
+        outcome = self._stage(self._open_images(), collected, step, wait_s)
+        took_s = time.perf_counter() - began
+        self.stall_s += took_s
         match outcome:
             case Staged():
+                stall_s = took_s - outcome.waited_s  # what a save costs, from which its interval follows
                 self._notes.saved(
                     step=step, attempt=self._environment.attempt, image=str(outcome.path), stall_s=stall_s
                 )
@@ -143,7 +146,7 @@ class Checkpointer:
             )
         return self._images
 
-    def _stage(self, images: ImageSet, collected: state.Collected, step: int) -> Staged | Skipped:
+    def _stage(self, images: ImageSet, collected: state.Collected, step: int, wait_s: float) -> Staged | Skipped:
         plan = _plan(collected)
 
         def fill(image: Image) -> None:
@@ -164,6 +167,7 @@ class Checkpointer:
             self._environment.world.mesh,
             fill,
             collected.extra,
+            wait_s=wait_s,
         )
 
     def restore(self, live: Mapping[str, Any], target: RestoreTarget) -> Restored:

@@ -39,6 +39,13 @@ log = logging.getLogger("holdfast.train")
 
 PENDING_SAVES_MAX = 8  # checkpoint_now orders for future steps; the earliest are kept
 
+# After the save of a planned change; the change usually ends the process within a fifth of this.
+LEAVING_S_MAX, LEAVING_POLL_S = 1.0, 0.005
+
+# For a save that the supervisor, a signal or the script has asked for: so long may memory images be in use. A save that is only
+# due is skipped then, since the next one replaces it.
+DEMANDED_WAIT_S = 5.0
+
 INTERVALS_MAX = 8  # pending changes of the interval
 
 
@@ -154,6 +161,7 @@ class Run:
         self._save_after: set[int] = set()
         self._leave_after: dict[int, str] = {}  # steps after which a planned change ends this process, with its reason
         self._intervals = Intervals(environment.interval_steps)
+        self._passed = -1  # step whose checkpoint has been made already, although it is the last that is done
         self._stop: bool | None = None  # None = continue; otherwise whether to save before stopping
         # None after `started` has been sent.
         self._phases_s: dict[str, float] | None = {"process_group": process_group_s}
@@ -245,7 +253,9 @@ class Run:
         """Save `state` after `step` finished steps if a save is due. Returns whether it was saved.
 
         A save is due at every multiple of the job's interval, at a step that the supervisor or a signal requested, and with
-        `force`, which must be equal on every rank. Training is blocked while the tensors are copied to shared memory. Without
+        `force`, which must be equal on every rank. Training is blocked while the tensors are copied to shared memory. If both
+        images there are still being copied, a save that is due by its interval is skipped; any other waits for one, for at most
+        5 s. Without
         an agent and without a checkpoint directory (`hf.launch(checkpoint=…)`), nothing is saved and a warning is logged once.
         Raises `Interrupted` if the agent or SIGTERM requests the run to stop, and `InvalidSpec` if `step` is not the number of
         finished steps, because a wrong number would repeat or skip a step."""
@@ -253,16 +263,31 @@ class Run:
             raise InvalidSpec("step", step, f"{self._done}, the number of finished steps")
         asked = self._standalone.due(step) if self._standalone is not None else None
         leaving = self._stop is not None or (asked is not None and asked.leave)
-        due = force or leaving or asked is not None or step in self._save_after or self._intervals.due(step)
+        demanded = force or leaving or asked is not None or step in self._save_after
+        due = demanded or self._intervals.due(step)
+        planned = self._leave_after.get(step, "")
         self._before_leaving(step, signalled=asked is not None and asked.leave)
         self._replicas.before_checkpoint(state, step, saving=due)
-        saved = due and self._save(state, step)
+        saved = due and self._save(state, step, DEMANDED_WAIT_S if demanded else 0.0)
         if not saved and self._checkpoints.enabled:
             self._checkpoints.prepare(state)
         self._save_after = {at for at in self._save_after if at > step}
+        if planned and saved and not leaving:
+            leaving = self._wait_for_end(step)
         if leaving:
             raise Interrupted(step, saved)
         return saved
+
+    def _wait_for_end(self, step: int) -> bool:
+        """Wait for the planned change that ends this process: further steps would be done again after it. Returns whether the
+        run is to stop. If the change has been dropped, training goes on after `LEAVING_S_MAX`."""
+        self._passed, until = step, time.monotonic() + LEAVING_S_MAX
+        with self.phase(Phase.CHECKPOINT):
+            while self._stop is None and time.monotonic() < until:
+                time.sleep(LEAVING_POLL_S)
+                for order in self._control.poll():
+                    self._obey(order)
+        return self._stop is not None
 
     def _before_leaving(self, step: int, *, signalled: bool) -> None:
         reason = self._leave_after.get(step, "SIGTERM" if signalled else "")
@@ -272,7 +297,7 @@ class Run:
             with self.phase(Phase.CHECKPOINT):
                 self._leavings.call(Leaving(step, reason), None if left_s is None else left_s / 2)
 
-    def _save(self, state: Mapping[str, Any], step: int) -> bool:
+    def _save(self, state: Mapping[str, Any], step: int, wait_s: float) -> bool:
         if not self._checkpoints.enabled:
             if not self._said_unsaved:
                 log.warning(
@@ -282,7 +307,7 @@ class Run:
                 self._said_unsaved = True
             return False
         with self.phase(Phase.CHECKPOINT):
-            return self._checkpoints.save(state, step)
+            return self._checkpoints.save(state, step, wait_s=wait_s)
 
     # ------------------------------------------------------------------ steps
 
@@ -376,7 +401,7 @@ class Run:
     def _obey(self, order: Mapping[str, Any]) -> None:
         match order:
             case {"type": "checkpoint_now", "at_step": int(at_step), **more}:
-                if at_step < self._done:
+                if at_step < self._done or at_step <= self._passed:
                     self._checkpoints.miss(at_step, f"rank {self.rank} had already finished step {self._done}")
                 else:
                     self._save_after = set(sorted({*self._save_after, at_step})[:PENDING_SAVES_MAX])

@@ -130,7 +130,7 @@ class Heard(_message.Message):
     def __init__(self) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval", "prune", "reset_gpu", "inject", "reboot_node", "restart_agent")
+    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval", "prune", "reset_gpu", "inject", "reboot_node", "restart_agent", "check_link")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class Command(_message.Message):
     INJECT_FIELD_NUMBER: _ClassVar[int]
     REBOOT_NODE_FIELD_NUMBER: _ClassVar[int]
     RESTART_AGENT_FIELD_NUMBER: _ClassVar[int]
+    CHECK_LINK_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     command_id: str
     traceparent: str
@@ -159,7 +160,8 @@ class Command(_message.Message):
     inject: Inject
     reboot_node: RebootNode
     restart_agent: RestartAgent
-    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ..., prune: _Optional[_Union[Prune, _Mapping]] = ..., reset_gpu: _Optional[_Union[ResetGpu, _Mapping]] = ..., inject: _Optional[_Union[Inject, _Mapping]] = ..., reboot_node: _Optional[_Union[RebootNode, _Mapping]] = ..., restart_agent: _Optional[_Union[RestartAgent, _Mapping]] = ...) -> None: ...
+    check_link: CheckLink
+    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ..., prune: _Optional[_Union[Prune, _Mapping]] = ..., reset_gpu: _Optional[_Union[ResetGpu, _Mapping]] = ..., inject: _Optional[_Union[Inject, _Mapping]] = ..., reboot_node: _Optional[_Union[RebootNode, _Mapping]] = ..., restart_agent: _Optional[_Union[RestartAgent, _Mapping]] = ..., check_link: _Optional[_Union[CheckLink, _Mapping]] = ...) -> None: ...
 
 class LaunchSpec(_message.Message):
     __slots__ = ("script", "args", "cwd", "env", "preload")
@@ -317,6 +319,22 @@ class RestartAgent(_message.Message):
     job: str
     def __init__(self, cause: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
 
+class CheckLink(_message.Message):
+    __slots__ = ("partner", "token", "limits", "endpoint", "for_s", "job")
+    PARTNER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    partner: str
+    token: str
+    limits: _types_pb2.LinkLimits
+    endpoint: str
+    for_s: float
+    job: str
+    def __init__(self, partner: _Optional[str] = ..., token: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.LinkLimits, _Mapping]] = ..., endpoint: _Optional[str] = ..., for_s: _Optional[float] = ..., job: _Optional[str] = ...) -> None: ...
+
 class RebootNode(_message.Message):
     __slots__ = ("job", "cause", "timeout_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -328,7 +346,7 @@ class RebootNode(_message.Message):
     def __init__(self, job: _Optional[str] = ..., cause: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class Inject(_message.Message):
-    __slots__ = ("job", "generation", "kind", "rank", "for_s", "xid", "not_after", "operation")
+    __slots__ = ("job", "generation", "kind", "rank", "for_s", "xid", "not_after", "operation", "loss_percent", "offset_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +355,8 @@ class Inject(_message.Message):
     XID_FIELD_NUMBER: _ClassVar[int]
     NOT_AFTER_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
+    LOSS_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     kind: str
@@ -345,7 +365,9 @@ class Inject(_message.Message):
     xid: int
     not_after: float
     operation: str
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., rank: _Optional[int] = ..., for_s: _Optional[float] = ..., xid: _Optional[int] = ..., not_after: _Optional[float] = ..., operation: _Optional[str] = ...) -> None: ...
+    loss_percent: float
+    offset_s: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., rank: _Optional[int] = ..., for_s: _Optional[float] = ..., xid: _Optional[int] = ..., not_after: _Optional[float] = ..., operation: _Optional[str] = ..., loss_percent: _Optional[float] = ..., offset_s: _Optional[float] = ...) -> None: ...
 
 class CheckpointNow(_message.Message):
     __slots__ = ("job", "generation", "at_step", "far", "leaving")
@@ -442,7 +464,7 @@ class WorkersChanged(_message.Message):
     def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs", "resets_gpus", "boot_id", "reboots", "machine_id", "restarts")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs", "resets_gpus", "boot_id", "reboots", "machine_id", "restarts", "tests_links", "pool")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -467,6 +489,8 @@ class Hello(_message.Message):
     REBOOTS_FIELD_NUMBER: _ClassVar[int]
     MACHINE_ID_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    TESTS_LINKS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -491,7 +515,9 @@ class Hello(_message.Message):
     reboots: bool
     machine_id: str
     restarts: bool
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ..., resets_gpus: bool = ..., boot_id: _Optional[str] = ..., reboots: bool = ..., machine_id: _Optional[str] = ..., restarts: bool = ...) -> None: ...
+    tests_links: bool
+    pool: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ..., resets_gpus: bool = ..., boot_id: _Optional[str] = ..., reboots: bool = ..., machine_id: _Optional[str] = ..., restarts: bool = ..., tests_links: bool = ..., pool: _Optional[str] = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("name", "seconds")
@@ -518,7 +544,7 @@ class RestoredBytes(_message.Message):
     def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class OrderDone(_message.Message):
-    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable", "restored", "restored_bytes", "columns", "workers_version", "tested")
+    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable", "restored", "restored_bytes", "columns", "workers_version", "tested", "link")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -532,6 +558,7 @@ class OrderDone(_message.Message):
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     TESTED_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     ok: bool
     reason: str
@@ -545,7 +572,8 @@ class OrderDone(_message.Message):
     columns: WorkerColumns
     workers_version: int
     tested: _types_pb2.Preflight
-    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ..., restored: _Optional[_Iterable[_Union[Restored, _Mapping]]] = ..., restored_bytes: _Optional[_Iterable[_Union[RestoredBytes, _Mapping]]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ..., workers_version: _Optional[int] = ..., tested: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ...) -> None: ...
+    link: _types_pb2.LinkMeasured
+    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ..., restored: _Optional[_Iterable[_Union[Restored, _Mapping]]] = ..., restored_bytes: _Optional[_Iterable[_Union[RestoredBytes, _Mapping]]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ..., workers_version: _Optional[int] = ..., tested: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., link: _Optional[_Union[_types_pb2.LinkMeasured, _Mapping]] = ...) -> None: ...
 
 class RanksStepping(_message.Message):
     __slots__ = ("job", "generation", "ranks", "step", "at", "phases")

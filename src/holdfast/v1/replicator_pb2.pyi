@@ -172,3 +172,43 @@ class ForgetRequest(_message.Message):
 class ForgetResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class OpenLinkRequest(_message.Message):
+    __slots__ = ("token", "limits", "for_s")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    limits: _types_pb2.LinkLimits
+    for_s: float
+    def __init__(self, token: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.LinkLimits, _Mapping]] = ..., for_s: _Optional[float] = ...) -> None: ...
+
+class OpenLinkResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MeasureLinkRequest(_message.Message):
+    __slots__ = ("node", "endpoint", "token", "limits")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    endpoint: str
+    token: str
+    limits: _types_pb2.LinkLimits
+    def __init__(self, node: _Optional[str] = ..., endpoint: _Optional[str] = ..., token: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.LinkLimits, _Mapping]] = ...) -> None: ...
+
+class MeasureLinkResponse(_message.Message):
+    __slots__ = ("measured",)
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    measured: _types_pb2.LinkMeasured
+    def __init__(self, measured: _Optional[_Union[_types_pb2.LinkMeasured, _Mapping]] = ...) -> None: ...
+
+class CloseLinkRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CloseLinkResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

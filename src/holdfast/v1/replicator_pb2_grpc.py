@@ -79,6 +79,21 @@ class ReplicatorStub(object):
                 request_serializer=holdfast_dot_v1_dot_replicator__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_replicator__pb2.ForgetResponse.FromString,
                 _registered_method=True)
+        self.OpenLink = channel.unary_unary(
+                '/holdfast.v1.Replicator/OpenLink',
+                request_serializer=holdfast_dot_v1_dot_replicator__pb2.OpenLinkRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_replicator__pb2.OpenLinkResponse.FromString,
+                _registered_method=True)
+        self.MeasureLink = channel.unary_unary(
+                '/holdfast.v1.Replicator/MeasureLink',
+                request_serializer=holdfast_dot_v1_dot_replicator__pb2.MeasureLinkRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_replicator__pb2.MeasureLinkResponse.FromString,
+                _registered_method=True)
+        self.CloseLink = channel.unary_unary(
+                '/holdfast.v1.Replicator/CloseLink',
+                request_serializer=holdfast_dot_v1_dot_replicator__pb2.CloseLinkRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_replicator__pb2.CloseLinkResponse.FromString,
+                _registered_method=True)
 
 
 class ReplicatorServicer(object):
@@ -147,6 +162,27 @@ class ReplicatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenLink(self, request, context):
+        """Let another node's replicator test the network with this one, once. Replaces what was opened before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MeasureLink(self, request, context):
+        """Test the network with another node's replicator, which was opened for it. Ends at once when the call is cancelled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseLink(self, request, context):
+        """End a test that another node makes with this one, and let none begin. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -194,6 +230,21 @@ def add_ReplicatorServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=holdfast_dot_v1_dot_replicator__pb2.ForgetRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_replicator__pb2.ForgetResponse.SerializeToString,
+            ),
+            'OpenLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenLink,
+                    request_deserializer=holdfast_dot_v1_dot_replicator__pb2.OpenLinkRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_replicator__pb2.OpenLinkResponse.SerializeToString,
+            ),
+            'MeasureLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.MeasureLink,
+                    request_deserializer=holdfast_dot_v1_dot_replicator__pb2.MeasureLinkRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_replicator__pb2.MeasureLinkResponse.SerializeToString,
+            ),
+            'CloseLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseLink,
+                    request_deserializer=holdfast_dot_v1_dot_replicator__pb2.CloseLinkRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_replicator__pb2.CloseLinkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -439,6 +490,87 @@ class Replicator(object):
             '/holdfast.v1.Replicator/Forget',
             holdfast_dot_v1_dot_replicator__pb2.ForgetRequest.SerializeToString,
             holdfast_dot_v1_dot_replicator__pb2.ForgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replicator/OpenLink',
+            holdfast_dot_v1_dot_replicator__pb2.OpenLinkRequest.SerializeToString,
+            holdfast_dot_v1_dot_replicator__pb2.OpenLinkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replicator/MeasureLink',
+            holdfast_dot_v1_dot_replicator__pb2.MeasureLinkRequest.SerializeToString,
+            holdfast_dot_v1_dot_replicator__pb2.MeasureLinkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replicator/CloseLink',
+            holdfast_dot_v1_dot_replicator__pb2.CloseLinkRequest.SerializeToString,
+            holdfast_dot_v1_dot_replicator__pb2.CloseLinkResponse.FromString,
             options,
             channel_credentials,
             insecure,

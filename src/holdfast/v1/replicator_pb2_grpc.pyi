@@ -34,6 +34,12 @@ class ReplicatorStub:
     """Delete these steps of a job."""
     Forget: _aio.UnaryUnaryMultiCallable[_replicator_pb2.ForgetRequest, _replicator_pb2.ForgetResponse]
     """Drop everything of a job."""
+    OpenLink: _aio.UnaryUnaryMultiCallable[_replicator_pb2.OpenLinkRequest, _replicator_pb2.OpenLinkResponse]
+    """Let another node's replicator test the network with this one, once. Replaces what was opened before."""
+    MeasureLink: _aio.UnaryUnaryMultiCallable[_replicator_pb2.MeasureLinkRequest, _replicator_pb2.MeasureLinkResponse]
+    """Test the network with another node's replicator, which was opened for it. Ends at once when the call is cancelled."""
+    CloseLink: _aio.UnaryUnaryMultiCallable[_replicator_pb2.CloseLinkRequest, _replicator_pb2.CloseLinkResponse]
+    """End a test that another node makes with this one, and let none begin. Idempotent."""
 
 class ReplicatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -107,5 +113,29 @@ class ReplicatorServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_replicator_pb2.ForgetRequest, _abc.Awaitable[_replicator_pb2.ForgetResponse]],
     ) -> _abc.Awaitable[_replicator_pb2.ForgetResponse]:
         """Drop everything of a job."""
+
+    @_abc_1.abstractmethod
+    def OpenLink(
+        self,
+        request: _replicator_pb2.OpenLinkRequest,
+        context: _aio.ServicerContext[_replicator_pb2.OpenLinkRequest, _abc.Awaitable[_replicator_pb2.OpenLinkResponse]],
+    ) -> _abc.Awaitable[_replicator_pb2.OpenLinkResponse]:
+        """Let another node's replicator test the network with this one, once. Replaces what was opened before."""
+
+    @_abc_1.abstractmethod
+    def MeasureLink(
+        self,
+        request: _replicator_pb2.MeasureLinkRequest,
+        context: _aio.ServicerContext[_replicator_pb2.MeasureLinkRequest, _abc.Awaitable[_replicator_pb2.MeasureLinkResponse]],
+    ) -> _abc.Awaitable[_replicator_pb2.MeasureLinkResponse]:
+        """Test the network with another node's replicator, which was opened for it. Ends at once when the call is cancelled."""
+
+    @_abc_1.abstractmethod
+    def CloseLink(
+        self,
+        request: _replicator_pb2.CloseLinkRequest,
+        context: _aio.ServicerContext[_replicator_pb2.CloseLinkRequest, _abc.Awaitable[_replicator_pb2.CloseLinkResponse]],
+    ) -> _abc.Awaitable[_replicator_pb2.CloseLinkResponse]:
+        """End a test that another node makes with this one, and let none begin. Idempotent."""
 
 def add_ReplicatorServicer_to_server(servicer: ReplicatorServicer, server: _aio.Server) -> None: ...

@@ -197,6 +197,26 @@ class Preflight(_message.Message):
     checks: _containers.RepeatedCompositeFieldContainer[Check]
     def __init__(self, at: _Optional[float] = ..., took_s: _Optional[float] = ..., checks: _Optional[_Iterable[_Union[Check, _Mapping]]] = ...) -> None: ...
 
+class LinkLimits(_message.Message):
+    __slots__ = ("bytes_max", "seconds_max")
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_MAX_FIELD_NUMBER: _ClassVar[int]
+    bytes_max: int
+    seconds_max: float
+    def __init__(self, bytes_max: _Optional[int] = ..., seconds_max: _Optional[float] = ...) -> None: ...
+
+class LinkMeasured(_message.Message):
+    __slots__ = ("out_bytes_per_s", "in_bytes_per_s", "round_trip_s", "failure")
+    OUT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    IN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+    round_trip_s: float
+    failure: str
+    def __init__(self, out_bytes_per_s: _Optional[float] = ..., in_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
+
 class ChecksSpec(_message.Message):
     __slots__ = ("replica_every_steps",)
     REPLICA_EVERY_STEPS_FIELD_NUMBER: _ClassVar[int]

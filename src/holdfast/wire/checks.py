@@ -1,8 +1,9 @@
-"""Checks that a job asks for and tests that a node makes of itself ↔ `holdfast/v1/types.proto`."""
+"""Checks that a job asks for, tests that a node makes of itself, and of the network ↔ `holdfast/v1/types.proto`."""
 
 from __future__ import annotations
 
 from holdfast.domain.job import ChecksSpec
+from holdfast.domain.links import LinkLimits, LinkMeasured
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.v1 import types_pb2 as pb
 from holdfast.wire.derived import Codec
@@ -10,3 +11,7 @@ from holdfast.wire.derived import Codec
 CHECKS_SPEC = Codec(ChecksSpec, pb.ChecksSpec, "checks")
 _CHECK = Codec(Check, pb.Check, "preflight.checks")
 PREFLIGHT = Codec(Preflight, pb.Preflight, "preflight", times=["at"])
+LINK_LIMITS = Codec(LinkLimits, pb.LinkLimits, "limits", times=["seconds_max"])
+LINK_MEASURED = Codec(
+    LinkMeasured, pb.LinkMeasured, "link", times=["out_bytes_per_s", "in_bytes_per_s", "round_trip_s"]
+)

@@ -43,6 +43,7 @@ from holdfast.domain.job import (
     WarningSpec,
 )
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
+from holdfast.domain.nodes import pool_name
 from holdfast.plugins import POLICY_PREFIX
 from holdfast.stores.opening import parse_url
 from holdfast.wire import yamlfile
@@ -51,9 +52,11 @@ from holdfast.wire.yamlfile import KeyPath, dotted
 
 NODES_MAX = 100_000
 WORKERS_MAX = 1_024  # per node
+RANKS_MAX = 1_000_000  # as many as detectors follow
 PRIORITY_MAX = 1_000
 ITEMS_MAX = 1_000  # arguments, variables, modules
 POLICY_CHARS_MAX = 65_536
+NAME_CHARS_MAX = 63
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
@@ -344,6 +347,13 @@ class JobFile(_Part):
         bool, Field(description="allow injected faults (holdfast inject --every); for tests of the recovery")
     ] = False
     warnings: Warnings = Warnings()
+    pool: Annotated[
+        str,
+        AfterValidator(pool_name),
+        Field(
+            description="the job runs on nodes of this pool only (HOLDFAST_POOL of their agents); empty = on nodes without one",
+        ),
+    ] = ""
 
 
 def schema() -> dict[str, Any]:
@@ -395,6 +405,7 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
         "steps": spec.steps,
         "chaos": spec.chaos,
         "warnings": {"settles_s": spec.warnings.settles_s, "gap_s": spec.warnings.gap_s},
+        "pool": spec.pool,
     }
 
 
@@ -449,6 +460,7 @@ Where = Callable[[KeyPath], str]
 
 
 def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
+    _require_text(body, where)
     try:
         job = JobFile.model_validate(body)
     except ValidationError as error:
@@ -484,6 +496,33 @@ def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
     return spec
 
 
+def _require_text(body: Mapping[str, Any], where: Where) -> None:
+    """Raises InvalidSpec for text that is not Unicode: YAML and JSON have room for halves of surrogate pairs."""
+    seen: set[int] = set()  # an alias of YAML is one value at many places
+    todo: list[tuple[KeyPath, object]] = [((), body)]
+    while todo:
+        key, value = todo.pop()
+        if isinstance(value, Mapping | list):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for part, inner in parts:
+                todo += [((*key, part), inner), (key, part)]
+        elif isinstance(value, str) and not _is_encodable(value):
+            expected = "Unicode text, without halves of surrogate pairs"
+            shown = tuple(part if not isinstance(part, str) or _is_encodable(part) else ascii(part) for part in key)
+            raise InvalidSpec(dotted(shown) or "body", ascii(value), expected, where(key))
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _policy(given: Policy, base: Path | None) -> PolicySpec:
     """With its text, if this is the machine to read it from."""
     if given.source or not given.file or given.file.startswith(POLICY_PREFIX):
@@ -493,6 +532,12 @@ def _policy(given: Policy, base: Path | None) -> PolicySpec:
 
 
 def _spec(job: JobFile, launch: LaunchSpec) -> JobSpec:
+    if job.nodes * job.nproc_per_node > RANKS_MAX:
+        raise InvalidSpec(
+            "nproc_per_node",
+            job.nproc_per_node,
+            f"at most {RANKS_MAX} ranks in all, not {job.nodes * job.nproc_per_node}",
+        )
     mesh = Mesh.of({DATA_PARALLEL: job.nodes * job.nproc_per_node} if job.mesh is None else job.mesh)
     return JobSpec(
         name=job.name,
@@ -511,6 +556,7 @@ def _spec(job: JobFile, launch: LaunchSpec) -> JobSpec:
         steps=job.steps,
         chaos=job.chaos,
         warnings=WarningSpec(**job.warnings.model_dump()),
+        pool=job.pool,
         resume=parse_resume(job.checkpoint.resume) if job.checkpoint.resume else None,
     )
 

@@ -92,10 +92,6 @@ def test_policy_check_of_a_good_one(shell: Shell) -> None:
         (["run", "--no-such-flag", "train.py"], ["No such option", "--no-such-flag"]),
         (["run"], ["Missing argument", "target"]),
         (["run", "--api", "nonsense", "train.py"], ["--api: 'nonsense'", "http://127.0.0.1:8470"]),
-        (
-            ["run", "--api", "http://127.0.0.1:1", "train.py"],
-            ["no Holdfast API answers at http://127.0.0.1:1", "holdfast up"],
-        ),
         (["run", "--detach", "--local", "train.py"], ["--detach cannot be used with --local"]),
         (["jobs", "list", "--api", "http://127.0.0.1:1"], ["no Holdfast API answers at http://127.0.0.1:1", "--api"]),
         (["inject", "crash", "--job", "x", "--rank", "-1"], ["--rank", "0"]),
@@ -109,6 +105,14 @@ def test_policy_check_of_a_good_one(shell: Shell) -> None:
         (
             ["up", "--port", "0", "--host", "203.0.113.7", "--dir", "up"],
             ["--host: '203.0.113.7'", "address of this machine"],
+        ),
+        (
+            ["up", "--port", "0", "--host", "0.0.0.0", "--dir", "up"],
+            [
+                "--host: '0.0.0.0'",
+                "HOLDFAST_API_TOKEN, HOLDFAST_TLS_CERT, HOLDFAST_TLS_KEY, HOLDFAST_TLS_CA",
+                "--insecure",
+            ],
         ),
         (
             ["up", "--port", "0", "--dir", "train.py"],

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from commands import Shell
+from commands import Shell, read_until
 from leftovers import memory_of
 from waiting import wait_until
 
@@ -16,17 +14,6 @@ from holdfast.cli.client import Client, NoApi
 from holdfast.cli.stack import LocalStack, StackOptions
 
 PORTS = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
-
-
-def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    """Read the command's output up to a line; its end, or the test's time limit, ends the wait."""
-    assert process.stdout is not None
-    read = ""
-    for line in process.stdout:
-        read += line
-        if match := re.search(pattern, line):
-            return match
-    raise AssertionError(f"{pattern!r} never came; output:\n{read}")
 
 
 def test_leaving_a_job_that_runs_elsewhere_leaves_it_running(tmp_path: Path) -> None:

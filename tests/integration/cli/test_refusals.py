@@ -11,7 +11,7 @@ from bad_policies import POLICIES
 from commands import Shell, refused
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import JOIN_FILE, LocalStack, StackOptions
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,7 @@ runpy.run_module("holdfast.agent", run_name="__main__")
 def test_an_agent_of_another_protocol_version_says_so_and_ends(stack: LocalStack, tmp_path: Path) -> None:
     environment = {
         "HOLDFAST_SUPERVISOR": stack.control_endpoint,
+        "HOLDFAST_JOIN_TOKEN_FILE": str(stack.directory / JOIN_FILE),
         "HOLDFAST_NODE": "stranger",
         "HOLDFAST_AGENT_DIR": str(tmp_path / "agent"),
         "HOLDFAST_MEMORY_DIR": str(tmp_path / "memory"),

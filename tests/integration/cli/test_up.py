@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
+import stat
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -15,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import redis
-from commands import MEMORY, Shell, refused
+from commands import MEMORY, Shell, read_until, refused
 from waiting import wait_until
 
 from holdfast.cli.client import Client, NoApi
@@ -181,6 +184,31 @@ def test_a_part_that_stands_still_is_named_and_the_run_goes_on(run: Run, part: s
     run.up.wait_said(f"{part} runs again after")
     run.goes_on()
     assert (run.worker(), run.job()["generation"], run.pid_of(part)) == (worker, generation, pid)
+
+
+def test_an_agent_of_another_fleet_is_refused_and_says_so(run: Run, tmp_path: Path) -> None:
+    """Two fleets of the same name on one host, and an agent that was told the other's port."""
+    token = run.root / "up" / "join-token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    (tmp_path / "theirs").write_text("the-token-of-another-fleet")
+    run.up.wait_said(f"--join-token-file {token}")
+    command = re.search("holdfast (agent --supervisor .*) --join-token-file", run.up.said)
+    assert command is not None
+    # no telemetry may be counted for the node, whose name is that of a real one
+    flags = ("--node", "node-0", "--dir", str(tmp_path), "--memory", str(tmp_path), "--no-preflight")
+    worker, generation = run.worker(), run.job()["generation"]
+    arguments = (*command[1].split(), *flags, "--kernel-log", os.devnull, "--capacity", "1")
+    for more in ((), ("--join-token-file", str(tmp_path / "theirs"))):
+        with run.shell.start(*arguments, *more) as agent:
+            line = read_until(agent, "control session (refused|failed)", errors=True)
+            assert "join token" in line.string
+            agent.terminate()
+            agent.wait(60)
+    log = (run.root / "up" / "supervisor" / "supervisor.log").read_text()
+    assert "agent of another fleet refused" in log
+    assert token.read_text() not in log
+    run.goes_on()
+    assert (run.worker(), run.job()["generation"]) == (worker, generation)
 
 
 def test_a_killed_up_leaves_everything_running_and_the_next_takes_it_over(run: Run) -> None:

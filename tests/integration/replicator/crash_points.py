@@ -161,11 +161,11 @@ def peer_copy(
     commit(world)
     key = ShardKey(1, 20, 0)
     server = Server(
-        Limits(2, 2), OpenSockets(), ((Tier.IMAGE, world.images),), Arrivals(0), Intake(world.in_memory(memory), world.disk),
+        Limits(60, 60), OpenSockets(), ((Tier.IMAGE, world.images),), Arrivals(0), Intake(world.in_memory(memory), world.disk),
         ThreadPoolExecutor(1),
         lambda job: "token", lambda *_: None, lambda *_: None,
     )  # fmt: skip
-    client = Client(Limits(2, 2), OpenSockets())
+    client = Client(Limits(60, 60), OpenSockets())
     with socket.create_server(("127.0.0.1", 0)) as door:
         thread = threading.Thread(target=lambda: server.serve(door.accept()[0]), daemon=True)
         thread.start()

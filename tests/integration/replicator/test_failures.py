@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import grpc
+import psutil
 import pytest
 from replicator_node import JOB, TOKEN, Node, nodes, small_tmpfs
 from waiting import wait_until
 
-from holdfast.domain.generations import ShardKey, ShardSource
+from holdfast.domain.errors import OutOfSpace
+from holdfast.domain.generations import OBJECT_STORE, ShardKey, ShardSource
 from holdfast.domain.worker import encode
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers import find
 from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.part import full_is_out_of_space
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.shards import Manifest, Plan, Reader, Staged, TensorSpec
@@ -102,7 +108,7 @@ def test_a_broken_fetch_goes_on_from_the_last_good_span(tmp_path: Path) -> None:
         record = a.wait_for(key, "disk")
         with relay(a.endpoint, 10 << 20) as (way, carried):
             inbox = FileTier("disk", tmp_path / "inbox")
-            client = Client(Limits(2, 2), OpenSockets())
+            client = Client(Limits(60, 60), OpenSockets())
             path = client.fetch(ShardSource("a", way), JOB, TOKEN, key, record.digest, inbox)
         assert len(carried) == 3
         assert sum(carried) < 1.5 * (24 << 20)
@@ -311,3 +317,30 @@ def test_a_copy_that_rots_on_disk_is_found_reported_and_replaced_from_the_peer(t
             )
             holder.wait_for(key, "disk")
             assert list(holder.disk.rglob("*.corrupt"))
+
+
+@pytest.mark.parametrize("left", range(5))
+def test_a_node_without_descriptors_says_so_and_restores_once_it_has_some(tmp_path: Path, left: int) -> None:
+    """An error that was its own cause kept the replicator busy for ever."""
+    url = f"file://{tmp_path / 'store'}"
+    with nodes(tmp_path, "a", "b") as (a, b):
+        a.configure(ranks=(0, 1), store=url)
+        key, _ = (a.save(a.images(rank), 10, rank=rank) for rank in (0, 1))
+        a.wait_stored(10)
+        b.configure(generation=2, attempt=2, store=url)
+        process = psutil.Process(b.pid)
+        limits = process.rlimit(resource.RLIMIT_NOFILE)
+        process.rlimit(resource.RLIMIT_NOFILE, (process.num_fds() + left, limits[1]))
+        try:
+            with suppress(grpc.RpcError):  # with some left it may succeed
+                b.stage(key, store=url, timeout_s=5.0)
+        finally:
+            process.rlimit(resource.RLIMIT_NOFILE, limits)
+        assert b.stage(key, store=url).source == OBJECT_STORE
+
+
+def test_an_error_of_the_file_system_is_not_its_own_cause(tmp_path: Path) -> None:
+    for number, kind in ((errno.EIO, OSError), (errno.ENOSPC, OutOfSpace)):
+        with pytest.raises(kind) as raised, full_is_out_of_space(tmp_path / "shard", 10):
+            raise OSError(number, "broken")
+        assert raised.value.__cause__ is not raised.value

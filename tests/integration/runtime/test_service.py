@@ -75,6 +75,17 @@ def test_a_signal_is_a_clean_end(start: Start, number: signal.Signals) -> None:
     assert f"received {number.name}" in errors
 
 
+def test_a_service_that_is_needed_to_the_last_ignores_sigterm(start: Start) -> None:
+    process = start(SERVE_FOR_EVER, HOLDFAST_STOP_SIGNAL="SIGINT")
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    assert '"signal": "SIGTERM"' in process.stderr.readline()
+    assert process.poll() is None
+    code, errors = end(process, signal.SIGINT)
+    assert code == 0
+    assert "cleaned up" in errors
+
+
 FAREWELL = """
     import sys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -99,6 +100,21 @@ def test_looking_gets_over_it(server: FakeGcs, store: GcsStore, kind: str) -> No
     server.fault(method="DELETE", **PASSING[kind])
     store.delete("job/object")
     assert store.stat("job/object") is None
+
+
+def test_the_client_library_requests_nothing_in_the_background(
+    store: GcsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, start = list[str](), threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    put(store, SMALL)
+    assert store.stat("job/object") is not None
+    assert not [name for name in started if "fetch" in name]
 
 
 def test_a_broken_upload_goes_on_where_it_broke(server: FakeGcs, store: GcsStore) -> None:

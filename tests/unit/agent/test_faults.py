@@ -16,9 +16,10 @@ import pytest
 from waiting import VIRTUAL_TIME
 
 from holdfast.agent.collectors.kernel_lines import parse_record, recognise
-from holdfast.agent.faults import DIE_AFTER_S, LASTING_MAX, Faults
+from holdfast.agent.faults import LASTING_MAX, Faults
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.faults import DIE_AFTER_S, FaultKind
 from holdfast.domain.orders import Inject
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
@@ -75,6 +76,7 @@ async def agent(directory: Path, *, chaos: bool = True) -> AsyncIterator[Played]
         log,
         disk_dir=directory / "disk",
         memory_dir=directory / "memory",
+        agent_dir=directory,
         die=lambda: died_at.append(anyio.current_time()),
         clock=lambda: NOW,
     )
@@ -85,11 +87,11 @@ async def agent(directory: Path, *, chaos: bool = True) -> AsyncIterator[Played]
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("kind", ["crash", "hang", "slow", "node_loss", "xid", "disk_full", "bit_flip"])
+@pytest.mark.parametrize("kind", list(FaultKind))
 async def test_a_job_that_does_not_allow_faults_gets_none(tmp_path: Path, kind: str) -> None:
     async with agent(tmp_path, chaos=False) as played:
         with pytest.raises(Conflict, match=r"gpt does not allow injected faults; .* has `chaos: true` in its file"):
-            played.faults.inject(replace(ORDER, kind=kind, xid=79))
+            await played.faults.inject(replace(ORDER, kind=kind, xid=79, loss_percent=5.0, offset_s=60.0))
         await anyio.sleep(60)
         assert (played.worker.signals, played.died_at, played.kernel_log.exists()) == ([], [], False)
 
@@ -101,15 +103,36 @@ async def test_a_job_that_does_not_allow_faults_gets_none(tmp_path: Path, kind: 
         ({"job": "other"}, Conflict, "generation 3 of other does not run here"),
         ({"rank": 0}, Conflict, "rank 0 of gpt does not run here"),
         ({"not_after": NOW - 1}, Conflict, "the order is too old"),
-        ({"not_after": float("nan")}, InvalidSpec, "for_s"),
+        ({"not_after": float("nan")}, InvalidSpec, "not_after: nan"),
         (
             {"kind": "flood"},
             InvalidSpec,
-            "kind: 'flood' is not valid; expected crash, hang, slow, node_loss, xid, disk_full, bit_flip",
+            "kind: 'flood' is not valid; expected crash, hang, .* bit_flip, lossy_link, clock_jump$",
         ),
         ({"kind": "hang", "for_s": 0.0}, InvalidSpec, "for_s: 0"),
         ({"kind": "hang", "for_s": 1e9}, InvalidSpec, "at most 3600 s"),
         ({"kind": "xid", "xid": 0}, InvalidSpec, "xid: 0 is not valid; expected 1 to 999"),
+        (
+            {"kind": "lossy_link", "loss_percent": 0.0},
+            InvalidSpec,
+            "loss_percent: 0.0 is not valid; expected 0.1 to 95",
+        ),
+        ({"kind": "lossy_link", "loss_percent": float("nan")}, InvalidSpec, "loss_percent: nan"),
+        ({"kind": "clock_jump", "offset_s": 0.0}, InvalidSpec, "offset_s: 0.0 .* -86400 to 86400, not 0"),
+        ({"kind": "clock_jump", "offset_s": float("nan")}, InvalidSpec, "offset_s: nan"),
+        ({"kind": "clock_jump", "offset_s": 1e6}, InvalidSpec, "offset_s: 1000000.0"),
+        ({"kind": "leader_kill"}, Conflict, "leader_kill is a fault of the control plane, and no agent causes it"),
+        ({"kind": "redis_kill"}, Conflict, "redis_kill is a fault of the control plane, and no agent causes it"),
+        (
+            {"kind": "lossy_link", "loss_percent": 5.0},
+            Conflict,
+            "this agent does not allow lossy_link; set HOLDFAST_FAULT_LINK",
+        ),
+        (
+            {"kind": "clock_jump", "offset_s": -60.0},
+            Conflict,
+            r"at most 0 s, and -60 s are asked for \(HOLDFAST_FAULT_CLOCK_S_MAX",
+        ),
     ],
 )
 async def test_what_makes_no_sense_is_refused(
@@ -117,20 +140,20 @@ async def test_what_makes_no_sense_is_refused(
 ) -> None:
     async with agent(tmp_path) as played:
         with pytest.raises(error, match=why):
-            played.faults.inject(replace(ORDER, **changes))
+            await played.faults.inject(replace(ORDER, **changes))
         await anyio.sleep(60)
         assert (played.worker.signals, played.died_at) == ([], [])
 
 
 async def test_a_crash_is_sigkill(tmp_path: Path) -> None:
     async with agent(tmp_path) as played:
-        assert played.faults.inject(ORDER) == "SIGKILL to rank 1 of gpt (pid 77)"
+        assert await played.faults.inject(ORDER) == "SIGKILL to rank 1 of gpt (pid 77)"
         assert [number for _, number in played.worker.signals] == [signal.SIGKILL]
 
 
 async def test_a_hang_ends_after_its_time(tmp_path: Path) -> None:
     async with agent(tmp_path) as played:
-        played.faults.inject(replace(ORDER, kind="hang", for_s=10.0))
+        await played.faults.inject(replace(ORDER, kind="hang", for_s=10.0))
         await anyio.sleep(9.9)
         assert played.worker.stopped
         await anyio.sleep(0.2)
@@ -139,7 +162,7 @@ async def test_a_hang_ends_after_its_time(tmp_path: Path) -> None:
 
 async def test_a_slow_rank_is_stopped_half_of_the_time_and_ends_running(tmp_path: Path) -> None:
     async with agent(tmp_path) as played:
-        played.faults.inject(replace(ORDER, kind="slow", for_s=10.0))
+        await played.faults.inject(replace(ORDER, kind="slow", for_s=10.0))
         await anyio.sleep(30)
         signals = played.worker.signals
         assert not played.worker.stopped
@@ -155,14 +178,14 @@ async def test_a_slow_rank_is_stopped_half_of_the_time_and_ends_running(tmp_path
 @pytest.mark.parametrize("kind", ["hang", "slow"])
 async def test_what_lasts_ends_with_the_rank_and_with_the_agent(tmp_path: Path, kind: str) -> None:
     async with agent(tmp_path) as played:
-        played.faults.inject(replace(ORDER, kind=kind, for_s=1000.0))
+        await played.faults.inject(replace(ORDER, kind=kind, for_s=1000.0))
         await anyio.sleep(1)
         played.worker.gone.set()
         count = len(played.worker.signals)
         await anyio.sleep(5)
         assert len(played.worker.signals) == count
     async with agent(tmp_path) as played:
-        played.faults.inject(replace(ORDER, kind=kind, for_s=1000.0))
+        await played.faults.inject(replace(ORDER, kind=kind, for_s=1000.0))
         await anyio.sleep(1.05)
     assert played.worker.signals[-1][1] == signal.SIGCONT
 
@@ -170,7 +193,7 @@ async def test_what_lasts_ends_with_the_rank_and_with_the_agent(tmp_path: Path, 
 async def test_a_lost_node_answers_before_it_ends(tmp_path: Path) -> None:
     async with agent(tmp_path) as played:
         began = anyio.current_time()
-        assert "SIGKILL to the agent" in played.faults.inject(replace(ORDER, kind="node_loss"))
+        assert "SIGKILL to the agent" in await played.faults.inject(replace(ORDER, kind="node_loss"))
         assert played.died_at == []
         await anyio.sleep(5)
         assert played.died_at == [pytest.approx(began + DIE_AFTER_S)]
@@ -178,7 +201,7 @@ async def test_a_lost_node_answers_before_it_ends(tmp_path: Path) -> None:
 
 async def test_an_xid_is_a_record_that_the_collector_reads(tmp_path: Path) -> None:
     async with agent(tmp_path) as played:
-        played.faults.inject(replace(ORDER, kind="xid", xid=94))
+        await played.faults.inject(replace(ORDER, kind="xid", xid=94))
         record = parse_record(played.kernel_log.read_text().rstrip("\n"))
         found = recognise(record.text)
         assert found is not None
@@ -189,14 +212,14 @@ async def test_a_kernel_log_that_cannot_be_written_is_said(tmp_path: Path) -> No
     async with agent(tmp_path) as played:
         played.kernel_log.mkdir()
         with pytest.raises(Conflict, match=r"kernel\.log cannot be written: Is a directory"):
-            played.faults.inject(replace(ORDER, kind="xid", xid=94))
+            await played.faults.inject(replace(ORDER, kind="xid", xid=94))
 
 
 async def test_too_many_at_once_are_refused(tmp_path: Path) -> None:
     async with agent(tmp_path) as played:
         for _ in range(LASTING_MAX):
-            played.faults.inject(replace(ORDER, kind="slow"))
+            await played.faults.inject(replace(ORDER, kind="slow"))
         with pytest.raises(Conflict, match="64 injected faults last already"):
-            played.faults.inject(replace(ORDER, kind="slow"))
+            await played.faults.inject(replace(ORDER, kind="slow"))
         await anyio.sleep(11)
-        played.faults.inject(replace(ORDER, kind="slow"))
+        await played.faults.inject(replace(ORDER, kind="slow"))

@@ -256,10 +256,27 @@ def settings(**values: str) -> AgentSettings:
 
 async def test_the_settings_say_whether_resets_are_possible(gpus: StandInGpus) -> None:
     assert settings(gpu_reset_command=gpus.command).resets.possible
-    assert not settings(gpu_reset_command="").resets.possible
+    assert not settings(gpu_reset_command="none").resets.possible
     assert not settings(gpu_reset_command="/no/such/program {gpu}").resets.possible
     rules = settings(gpu_reset_stops="dcgm, nvidia-persiste").resets
     assert rules.words((0, 3)) == ["nvidia-smi", "--gpu-reset", "-i", "0,3"]
     assert rules.stops == ("dcgm", "nvidia-persiste")
     with pytest.raises(ValidationError, match=r"contains \{gpu\}"):
         settings(gpu_reset_command="nvidia-smi --gpu-reset")
+
+
+async def test_what_an_agent_must_not_do_can_be_said_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty variable counts as one that is not set."""
+    for name, value in {
+        "SUPERVISOR": "host:1",
+        "AGENT_DIR": "/run/hf",
+        "MEMORY_DIR": "/dev/shm/hf",
+        "DISK_DIR": "/hf",
+        "GPU_RESET_COMMAND": "none",
+        "MAINTENANCE_URL": "none",
+    }.items():
+        monkeypatch.setenv(f"HOLDFAST_{name}", value)
+    made = AgentSettings.model_validate({})
+    assert (made.gpu_reset_command, made.maintenance_url) == ("", "")
+    monkeypatch.setenv("HOLDFAST_GPU_RESET_COMMAND", "")
+    assert "{gpu}" in AgentSettings.model_validate({}).gpu_reset_command

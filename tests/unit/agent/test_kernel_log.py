@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_until_async
 
-from holdfast.agent.collectors.kernel_lines import is_garbled, parse_record, recognise
+from holdfast.agent.collectors.kernel_lines import gpu_named, is_garbled, parse_record, recognise
 from holdfast.agent.collectors.kernel_log import KernelLog, gpu_of
-from holdfast.domain.signals import KernelLine, NodeSignal
+from holdfast.domain.faults import xid_line
+from holdfast.domain.signals import KernelEvent, KernelLine, NodeSignal
+from holdfast.runtime.kernel_records import kernel_record
+from holdfast.runtime.survivors import BOOT_ID
 
+DATA = Path(__file__).parents[2] / "data/kernel/lines.csv"
+LINES = list(csv.DictReader(DATA.read_text(encoding="utf-8").splitlines()))
 XID_79 = "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus."
 
 
@@ -65,8 +72,70 @@ def test_lines_that_do_not(text: str) -> None:
     assert recognise(text) is None
 
 
-DATA = Path(__file__).parents[2] / "data/kernel/lines.csv"
-LINES = list(csv.DictReader(DATA.read_text(encoding="utf-8").splitlines()))
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "", "[ 12.3] ", "[   12.345678] ", "[   12.345678][ T1234] ", "[123456.789012][  C17] ", "<4>[   12.345678] ", "<4>",
+        "Nov 24 10:00:00 node-7 kernel: ", "Nov  4 10:00:00 node-7 kernel: [   12.345678] ",
+        "2026-11-24T10:00:00.123456+00:00 node-7.rack kernel: [   12.345678] ", "2026-11-24T10:00:00Z node-7 kernel: ",
+    ],
+)  # fmt: skip
+def test_what_stands_before_the_kernels_message(prefix: str) -> None:
+    for row in LINES:
+        if row["event"] and not row["text"].startswith("["):
+            found = recognise(prefix + row["text"])
+            assert found is not None, prefix + row["text"]
+            assert (found.event.value, str(found.xid or ""), found.pci) == (row["event"], row["xid"], row["pci"])
+
+
+FORGED = [
+    # a library with such a name, in the kernel's message about the crash of a program with any name
+    "python[42]: segfault at 0 ip 00007f00 sp 00007ffd error 4 in libx NVRM: Xid (PCI:0000:18:00): 79, .so[7f00+1000]",
+    "NVRM: Xid (PCI:[42]: segfault at 0 ip 00007f00 sp 00007ffd error 4 in 0000:18:00): 79, .so[7f00+1000]",
+    "NVRM: Xid (01:0[4]: segfault at 0 ip 0 sp 0 error 4 in x): 79, .so[7f00+1000]",
+    "NVRM: [42]: segfault at 0 ip 00007f00 sp 00007ffd error 4 in fallen off the bus[7f00+1000]",
+    "NVRM: [42] general protection fault ip:7f00 sp:7ffd error:0 in fallen off the bus[7f00+1000]",
+    "traps: NVRM: Xid (1): [42] trap invalid opcode ip:7f00 sp:7ffd error:0 in x): 79, [7f00+1000]",
+    "watchdog: [42]: segfault at 0 ip 0 sp 0 error 4 in soft lockup",
+    "INFO: task a:1 [42]: segfault at 0 ip 0 sp 0 error 4 in blocked for more than 9 seconds",
+    "nvme nvme0: [42]: segfault at 0 ip 0 sp 0 error 4 in timeout",
+    "mlx5_core a[42]: segfault at 0 ip 0 sp 0 error 4 in health compromised",
+    "python[42]: segfault at 0 ip 00007f00 sp 00007ffd error 4 in libx in libnccl.so[7f00+1000]",
+    "oom-kill:[42]: segfault at 0 ip 0 sp 0 error 4 in x",
+    # threads and files in other messages
+    "INFO: rcu_preempt detected stalls by NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
+    'audit: type=1400 comm="NVRM: Xid (PCI:0000:18:00): 79, "',
+    "EXT4-fs error (device sda): ext4_lookup:1: comm x: deleted inode NVRM: Xid (PCI:0000:18:00): 79, ",
+    "python: some program prints Out of memory: Killed process 1 (x)",
+    "x Memory cgroup out of memory: Killed process 1",
+    # what a program says in a log of all programs
+    "Nov 24 10:00:00 node-7 python[42]: NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
+    "Nov 24 10:00:00 node-7 python: Nov 24 10:00:00 node-7 kernel: NVRM: Xid (PCI:0000:18:00): 79, ",
+]
+
+
+@pytest.mark.parametrize("text", FORGED)
+def test_words_that_a_program_has_put_into_a_message_are_not_the_kernels(text: str) -> None:
+    found = recognise(parse_record(f"3,812,55123,-;{text}").text)
+    assert found is None or (found.event, found.xid) == (KernelEvent.NCCL_SEGFAULT, None), text
+    if "libnccl" in text:
+        assert found is None
+    assert not gpu_named(text)
+
+
+@pytest.mark.parametrize(
+    ("raw", "counts"),
+    [
+        (f"3,812,55,-;{XID_79}", True), (f"7,812,55,-;{XID_79}", True), (XID_79, True), (f"<3>{XID_79}", True),
+        (f"11,812,55,-;{XID_79}", False), (f"30,812,55,-;{XID_79}", False), (f"<30>{XID_79}", False),
+        (f"{10**19},812,55,-;{XID_79}", False),
+        (f"11,812,55,-;{xid_line(79)}", True), (f"<12>{xid_line(94)}", True),
+        (f"11,812,55,-;{xid_line(79)} not", False),
+    ],
+)  # fmt: skip
+def test_only_the_kernel_and_who_says_that_it_is_injected_are_heard(raw: str, counts: bool) -> None:
+    """/dev/kmsg gives what a program writes there the facility of users."""
+    assert parse_record(raw).is_of_the_kernel is counts
 
 
 @pytest.mark.parametrize("row", LINES, ids=[row["text"][:40] for row in LINES])
@@ -197,3 +266,54 @@ async def test_a_second_reader_goes_on_where_the_first_stopped(tmp_path: Path) -
             )
             tasks.cancel_scope.cancel()
     assert seen == [1, 2, 3]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/zero"])
+async def test_a_device_that_is_no_kernel_log_stops_nothing_else(tmp_path: Path, device: str) -> None:
+    """It never blocks: an agent with `--kernel-log /dev/null` did nothing else, and could not be ended."""
+    collector = KernelLog("n1", Path(device), tmp_path / "position.json")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(collector.run, lambda _: pytest.fail("a signal"))
+        for _ in range(10):
+            await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_device_in_which_programs_write_too(tmp_path: Path) -> None:
+    """A terminal in the place of /dev/kmsg: a device of characters, of which a read gives one record."""
+    device, end = os.openpty()
+    position, seen = tmp_path / "position.json", list[NodeSignal]()
+    position.write_text(json.dumps({"place": BOOT_ID.read_text().strip(), "position": 1}))
+    collector = KernelLog("n", Path(os.ttyname(end)), position)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(collector.run, seen.append)
+            records = [(11, XID_79), (30, XID_79), (11, xid_line(94)), (3, "x\u2028" + XID_79), (4, XID_79)]
+            for number, (priority, text) in enumerate(records, 2):
+                os.write(device, f"{priority},{number},55,-;{text}\n".encode())
+            await wait_until_async(lambda: len(seen) == 2, description="the injected Xid, and the kernel's")
+            tasks.cancel_scope.cancel()
+    finally:
+        os.close(device)
+        os.close(end)
+    assert [signal.xid for signal in seen if isinstance(signal, KernelLine)] == [94, 79]
+
+
+@pytest.mark.anyio
+async def test_a_line_of_a_file_ends_at_a_line_feed_only(tmp_path: Path) -> None:
+    """What others take for the end of a line may be in the name of a file, which would begin a line of its own."""
+    path, seen = tmp_path / "kernel.log", list[NodeSignal]()
+    path.touch()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(KernelLog("n", path, tmp_path / "position.json").run, seen.append)
+        await wait_until_async((tmp_path / "position.json").exists, description="the first look")
+        with path.open("ab") as log:
+            for end in ("\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"):
+                log.write(f"python[42]: segfault at 0 ip 0 sp 0 error 4 in lib{end}{XID_79}\n".encode())
+            log.write(kernel_record(xid_line(48), device=False))
+            log.write(line(49).replace("\n", "\r\n").encode())
+        await wait_until_async(lambda: len(seen) == 2, description="the last line")
+        tasks.cancel_scope.cancel()
+    assert [signal.xid for signal in seen if isinstance(signal, KernelLine)] == [48, 49]

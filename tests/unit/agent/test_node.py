@@ -19,9 +19,11 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
 from holdfast.domain.generations import Placement, RankRestore, ShardKey
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
+from holdfast.domain.links import LinkMeasured, MeasureLink, OpenLink
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Check, Preflight, RunningWorker
 from holdfast.domain.orders import (
+    CheckLink,
     CheckpointNow,
     Inject,
     Prepare,
@@ -61,6 +63,7 @@ class FakePool:
         self.alive: set[int] = set()
         self.dying_s, self.forking_s = 0.02, 0.01
         self.fork_error: Exception | None = None
+        self.stop_error: Exception | None = None
         self.computes_wrongly = False
         self.testing_s = 0.03
         self.started: dict[int, tuple[StagedShard, ...]] = {}
@@ -75,6 +78,8 @@ class FakePool:
         return (RunningWorker("gpt", order.generation, 0, 99),)
 
     async def stop(self, job: str, through: int, grace_s: float = 0.0) -> None:
+        if self.stop_error is not None:
+            raise self.stop_error
         await self._end({generation for generation in self.alive if generation <= through})
 
     async def stop_all_but(self, job: str, number: int) -> None:
@@ -95,6 +100,12 @@ class FakePool:
         raise AssertionError("no order is about it")
 
     def restart(self, order: RestartAgent) -> Outcome:
+        raise AssertionError(order)
+
+    async def inject(self, order: Inject) -> None:
+        self.injected.append(order)
+
+    async def check_link(self, order: CheckLink) -> Outcome:
         raise AssertionError(order)
 
     async def reboot(self, order: RebootNode) -> Outcome:
@@ -121,6 +132,7 @@ class FakePool:
 
 
 class FakeReplicator:
+    copying = False
     endpoint = "host:7"
     inventories = ()
 
@@ -165,6 +177,15 @@ class FakeReplicator:
     async def forget(self, job: str) -> None:
         self.forgotten.append(job)
 
+    async def open_link(self, request: OpenLink) -> None:
+        raise AssertionError("no order is about it")
+
+    async def measure_link(self, request: MeasureLink) -> LinkMeasured:
+        raise AssertionError("no order is about it")
+
+    async def close_link(self) -> None:
+        raise AssertionError("no order is about it")
+
 
 @asynccontextmanager
 async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
@@ -180,7 +201,8 @@ async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
         reset_gpus=pool.reset_gpus,
         reboot=pool.reboot,
         restart=pool.restart,
-        inject=pool.injected.append,
+        check_link=pool.check_link,
+        inject=pool.inject,
     )
     yield made, pool, replicator
 
@@ -320,6 +342,15 @@ async def test_a_failed_preparation_leaves_no_worker_and_says_why(part: str) -> 
         pool.fork_error = replicator.error = None
         await subject.carry_out(replace(ORDER, generation=3))
         assert pool.alive == {3}
+
+
+async def test_a_preparation_that_cannot_stop_an_earlier_run_is_over() -> None:
+    async with node() as (subject, pool, _):
+        pool.alive = {ORDER.generation}
+        pool.stop_error = Unavailable("its process cannot be signalled")
+        with pytest.raises(Unavailable, match="cannot be signalled"):
+            await subject.carry_out(ORDER)
+        assert not subject.is_preparing
 
 
 async def test_the_same_name_submitted_anew_starts_again_at_one() -> None:

@@ -173,7 +173,8 @@ def test_two_failures_in_a_row_are_one_warning_and_blindness_proves_nothing() ->
     said = [Verdict.FAILED, Verdict.SKIPPED, Verdict.FAILED, Verdict.FAILED, Verdict.OK, Verdict.FAILED]
     for second, verdict in enumerate(said):
         found += detector.observe(checks(T0 + second, verdict), T0 + second)
-    (warning,) = found
+    warning, over = found
+    assert (over.severity, over.contradicts) == (Severity.INFO, warning.id)
     assert (warning.kind, warning.severity, warning.gpu) == (FindingKind.GPU_ERROR, Severity.WARNING, 1)
     assert warning.summary == "nvrx 0.6.0 fails its check gpu on GPU 1 of n0: Requires a reset"
     detector = Alone(SecondOpinion())

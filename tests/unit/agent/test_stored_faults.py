@@ -58,7 +58,9 @@ def free(disk: Path) -> int:
 async def agent(disk: Path, *, fill_bytes_max: int = 16 * MIB) -> AsyncIterator[Faults]:
     generation = SimpleNamespace(order=SimpleNamespace(chaos=True), workers={1: SimpleNamespace(pid=77, alive=True)})
     pool = cast(WorkerPool, SimpleNamespace(running_generation=lambda job, number: generation))
-    faults = Faults(pool, disk / "kmsg", disk_dir=disk, memory_dir=disk / "memory", fill_bytes_max=fill_bytes_max)
+    faults = Faults(
+        pool, disk / "kmsg", disk_dir=disk, memory_dir=disk / "memory", agent_dir=disk, fill_bytes_max=fill_bytes_max
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(faults.run)
         await anyio.lowlevel.checkpoint()
@@ -76,12 +78,12 @@ def order(kind: str, for_s: float = 60.0) -> Inject:
 @pytest.mark.anyio
 async def test_the_disk_is_full_until_the_time_is_over(disk: Path) -> None:
     async with agent(disk) as faults:
-        assert faults.inject(order("disk_full", 3.0)) == f"{disk} is full for 3 s"
+        assert await faults.inject(order("disk_full", 3.0)) == f"{disk} is full for 3 s"
         await wait_until_async(lambda: free(disk) < 4096, description="the disk is full")
         with pytest.raises(OSError, match="No space left"):
             (disk / "shard").write_bytes(b"x" * 4096)
         with pytest.raises(Conflict, match="is being filled by another injected fault"):
-            faults.inject(order("disk_full"))
+            await faults.inject(order("disk_full"))
         await wait_until_async(lambda: not (disk / FILLER).exists(), description="room is made again")
     assert free(disk) > 7 * MIB
 
@@ -90,7 +92,7 @@ async def test_the_disk_is_full_until_the_time_is_over(disk: Path) -> None:
 async def test_it_stays_full_when_others_delete_files(disk: Path) -> None:
     (disk / "old").write_bytes(b"x" * MIB)
     async with agent(disk) as faults:
-        faults.inject(order("disk_full"))
+        await faults.inject(order("disk_full"))
         await wait_until_async(lambda: free(disk) < 4096, description="the disk is full")
         (disk / "old").unlink()
         assert free(disk) >= MIB
@@ -100,7 +102,7 @@ async def test_it_stays_full_when_others_delete_files(disk: Path) -> None:
 @pytest.mark.anyio
 async def test_it_ends_with_the_agent_and_at_the_start_of_the_next_one(disk: Path) -> None:
     async with agent(disk) as faults:
-        faults.inject(order("disk_full"))
+        await faults.inject(order("disk_full"))
         await wait_until_async(lambda: free(disk) < 4096, description="the disk is full")
     assert not (disk / FILLER).exists()
     fill(disk, 16 * MIB)  # by an agent that was killed
@@ -113,7 +115,7 @@ async def test_it_ends_with_the_agent_and_at_the_start_of_the_next_one(disk: Pat
 async def test_more_than_the_bound_is_not_filled(disk: Path) -> None:
     async with agent(disk, fill_bytes_max=4 * MIB) as faults:
         with pytest.raises(Conflict, match=r"GiB are free .*HOLDFAST_FAULT_FILL_GIB_MAX"):
-            faults.inject(order("disk_full"))
+            await faults.inject(order("disk_full"))
         assert not (disk / FILLER).exists()
     assert fill(disk, 4 * MIB) <= 4 * MIB
     assert remove_filler(disk)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.chaos import Campaign, parse_mix, schedule
-from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, Unavailable
 from holdfast.domain.faults import FaultKind
 
 MIX = {FaultKind.CRASH: 3, FaultKind.HANG: 1, FaultKind.XID: 0}
@@ -47,7 +47,7 @@ def test_a_mix_is_kinds_with_weights() -> None:
     "text", ["", "crash", "crash=", "crash=-1", "crash=0", "flood=1", "crash=1,crash=2", "crash=1001"]
 )
 def test_another_mix_is_refused_with_the_kinds(text: str) -> None:
-    with pytest.raises(InvalidSpec, match="the kinds are crash, hang, slow, node_loss, xid, disk_full, bit_flip"):
+    with pytest.raises(InvalidSpec, match=r"the kinds are crash, .* lossy_link, clock_jump, redis_kill, leader_kill"):
         parse_mix(text)
 
 
@@ -69,6 +69,11 @@ class World:
     asked: list[tuple[float, str, int]] = field(default_factory=list)
     interrupt_at: float = float("inf")
     told: list[dict[str, Any]] = field(default_factory=list)
+    details: list[tuple[str, float | None, float | None]] = field(default_factory=list)
+    epoch: int = 17
+    redis: str = "r-1"
+    generation: int = 1
+    stuck_at: float = float("inf")  # no rank steps from then on
 
     def clock(self) -> float:
         return self.now
@@ -94,7 +99,8 @@ class World:
         return {
             "phase": phase,
             "incident": current[0] if current else None,
-            "step": 10,
+            "step": 10 + int(min(self.now, self.stuck_at) - 1000.0),
+            "generation": self.generation,
             "spec": {"chaos": self.chaos},
             "ranks": [{"rank": rank, "node": f"n{rank}"} for rank in range(3)],
         }
@@ -116,7 +122,22 @@ class World:
     def findings(self, job: str | None = None, node: str | None = None) -> Iterator[dict[str, Any]]:
         return iter([each for each in reversed(self.told) if each["node"] == node and each["at"] <= self.now])
 
-    def inject_fault(self, name: str, kind: str, rank: int, for_s: float, xid: int) -> dict[str, Any]:
+    def version(self) -> dict[str, Any]:
+        self._reachable()
+        return {"epoch": self.epoch, "event_log": self.redis}
+
+    def inject_fault(
+        self,
+        name: str,
+        kind: str,
+        rank: int,
+        for_s: float,
+        xid: int,
+        *,
+        loss_percent: float | None = None,
+        offset_s: float | None = None,
+    ) -> dict[str, Any]:
+        self.details.append((kind, loss_percent, offset_s))
         self.asked.append((self.now, kind, rank))
         if self.refuses is not None:
             raise self.refuses
@@ -138,13 +159,20 @@ def found(after_s: float = 1.0, kind: str = "worker_crash", ends: str = "resolve
     return respond
 
 
-def campaign(world: World, *, for_s: float = 600.0, every_s: float = 60.0, seed: int = 7) -> Campaign:
+def campaign(
+    world: World,
+    *,
+    for_s: float = 600.0,
+    every_s: float = 60.0,
+    seed: int = 7,
+    kind: FaultKind = FaultKind.CRASH,
+) -> Campaign:
     return Campaign(
         api=world,
         job="gpt",
         seed=seed,
         every_s=every_s,
-        mix={FaultKind.CRASH: 1},
+        mix={kind: 1},
         for_s=for_s,
         last_s=30.0,
         xid=94,
@@ -283,3 +311,121 @@ def test_a_job_that_does_not_allow_faults_is_left_alone() -> None:
     with pytest.raises(Conflict, match="`chaos: true`"):
         campaign(world).run()
     assert world.asked == []
+
+
+# ---------------------------------------------------------------- faults of the control plane
+
+
+def ends(leader: bool = True, redis: bool = False, away_s: float = 5.0, stuck: bool = False, **job: Any) -> Respond:
+    """The API is away; then there is another leader, another Redis."""
+
+    def respond(world: World, fault: str, rank: int) -> dict[str, Any] | None:
+        world.away = (world.now, world.now + away_s)
+        world.epoch += leader
+        world.redis = f"r-{len(world.asked) + 1}" if redis else world.redis
+        for name, value in job.items():
+            setattr(world, name, value)
+        world.stuck_at = world.now if stuck else world.stuck_at
+        return None
+
+    return respond
+
+
+@pytest.mark.parametrize(
+    ("kind", "respond", "found_as"),
+    [
+        (FaultKind.LEADER_KILL, ends(), "new_leader"),
+        (FaultKind.REDIS_KILL, ends(redis=True), "redis_restarted"),
+        (FaultKind.REDIS_KILL, ends(leader=False, redis=True, away_s=0.3), "redis_restarted"),
+    ],
+)
+def test_a_control_plane_that_comes_back_under_a_job_that_steps_is_survived(
+    kind: FaultKind, respond: Respond, found_as: str
+) -> None:
+    world = World(respond)
+    mine = campaign(world, kind=kind)
+    mine.run()
+    assert len(mine.faults) >= 3
+    assert {(each.outcome, each.found_as, each.rank, each.node) for each in mine.faults} == {
+        ("survived", found_as, None, "")
+    }
+    for each in mine.faults:
+        assert each.found_after_s is not None
+        assert each.steps_after_s is not None
+        assert each.found_after_s < each.steps_after_s <= each.found_after_s + 2.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "respond", "outcome"),
+    [
+        (FaultKind.LEADER_KILL, ends(leader=False), "not found"),
+        (FaultKind.REDIS_KILL, ends(redis=False), "not found"),
+        (FaultKind.LEADER_KILL, ends(generation=2), "not survived"),
+        (FaultKind.LEADER_KILL, found(), "not survived"),
+        (FaultKind.LEADER_KILL, ends(away_s=1e6), "not survived"),
+    ],
+    ids=["no other leader", "no other Redis", "the job was restarted", "an incident", "no API"],
+)
+def test_what_did_not_happen_or_disturbed_the_job_is_not_survived(
+    kind: FaultKind, respond: Respond, outcome: str
+) -> None:
+    world = World(respond)
+    mine = campaign(world, kind=kind, for_s=90.0, every_s=40.0)
+    mine.run()
+    assert mine.faults[0].outcome == outcome
+
+
+def test_ranks_that_do_not_step_after_it_are_not_survived_yet() -> None:
+    world = World(ends(stuck=True))
+    mine = campaign(world, kind=FaultKind.LEADER_KILL, for_s=200.0)
+    mine.run()
+    assert [each.found_as for each in mine.faults] == ["new_leader"]
+    assert [each.outcome for each in mine.faults] == ["open"], "it has not failed, and it has not stepped"
+
+
+def test_a_leader_that_refuses_is_in_the_table_at_once() -> None:
+    world = World(ends(), refuses=HoldfastError("this supervisor does not allow leader_kill"))
+    mine = campaign(world, kind=FaultKind.LEADER_KILL, every_s=20.0, for_s=200.0)
+    mine.run()
+    assert len(mine.faults) >= 4, "none of them waited for what cannot come"
+    assert {(each.outcome, each.refused) for each in mine.faults} == {
+        ("refused", "this supervisor does not allow leader_kill")
+    }
+
+
+def test_an_answer_that_was_lost_with_the_leader_is_no_refusal() -> None:
+    def respond(world: World, fault: str, rank: int) -> None:
+        world.epoch += 1
+        raise Unavailable("no Holdfast API answers")
+
+    world = World(respond)
+    mine = campaign(world, kind=FaultKind.LEADER_KILL, for_s=100.0)
+    mine.run()
+    assert mine.faults
+    assert {(each.outcome, each.refused) for each in mine.faults} == {("survived", "")}
+
+
+# ---------------------------------------------------------------- faults that nothing has to show
+
+
+def test_lost_packets_and_a_clock_that_jumps_are_survived_when_the_job_steps_on() -> None:
+    for kind, details in ((FaultKind.LOSSY_LINK, (12.5, None)), (FaultKind.CLOCK_JUMP, (None, -90.0))):
+        world = World(lambda *_: None)
+        mine = campaign(world, kind=kind)
+        mine.loss_percent, mine.offset_s = 12.5, -90.0
+        mine.run()
+        assert {each.outcome for each in mine.faults} == {"survived"}
+        assert set(world.details) == {(kind.value, *details)}
+
+
+def test_a_job_that_stands_still_has_not_survived_what_nothing_shows() -> None:
+    world = World(lambda *_: None, stuck_at=1000.0)
+    mine = campaign(world, kind=FaultKind.LOSSY_LINK, for_s=200.0)
+    mine.run()
+    assert [each.outcome for each in mine.faults] == ["open"]
+
+
+def test_what_the_fault_has_no_use_for_is_not_sent() -> None:
+    world = World(found())
+    campaign(world).run()
+    assert set(world.details) == {("crash", None, None)}

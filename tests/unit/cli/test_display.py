@@ -184,9 +184,15 @@ class Played:
         return code, out.getvalue()
 
 
-@pytest.mark.parametrize(("phase", "code"), [("completed", 0), ("stopped", 1), ("failed", 1)])
-def test_the_exit_code_is_the_jobs(phase: str, code: int) -> None:
-    ended = job(phase=phase, reason=f"because {NASTY}", ranks=[])
+@pytest.mark.parametrize(
+    ("phase", "permanent", "code"),
+    [("completed", False, 0), ("stopped", False, 93), ("failed", False, 1), ("failed", True, 93), ("failed", None, 1)],
+)
+def test_the_exit_code_is_the_jobs(phase: str, permanent: bool | None, code: int) -> None:
+    told = (
+        {} if permanent is None else {"permanent_failure": permanent}
+    )  # a supervisor of an earlier version does not say
+    ended = job(phase=phase, reason=f"because {NASTY}", ranks=[], **told)
     given, text = Played(job(), ended).follow()
     assert given == code
     assert f"gpt {phase}: because {NASTY}" in text
@@ -236,3 +242,60 @@ def test_a_local_stack_that_died_ends_the_waiting_at_once() -> None:
 
     with pytest.raises(Unavailable, match="supervisor ended"):
         Played(job()).follow(check=check)
+
+
+AT = {
+    "step": 120,
+    "durable": True,
+    "nodes_left": [],
+    "directories": {"n0": "/disk/gpt"},
+    "tiers": {"disk": 2, "memory": 0},
+}
+
+
+def test_a_suspended_job_ends_the_following_and_says_where_it_goes_on() -> None:
+    suspended = job(phase="suspended", reason="all of its nodes were told to end", suspended=AT, ranks=[])
+    code, text = Played(job(), suspended).follow()
+    assert code == 75
+    assert "checkpoint at step 120 is in: disk of 2 ranks, under /disk/gpt" in text
+
+
+def test_it_waits_for_the_copies_of_the_last_save_while_nodes_make_them() -> None:
+    copying = job(phase="suspended", suspended={**AT, "durable": False, "nodes_left": ["n0"]}, ranks=[])
+    played = Played(copying, copying, copying, job(phase="suspended", suspended=AT, ranks=[]))
+    code, text = played.follow()
+    assert (code, "not all copies were made" in text) == (75, False)
+    played = Played(copying)
+    code, text = played.follow()
+    assert (code, "not all copies were made" in text) == (75, True)
+    assert played.now < 60.0
+
+
+def test_who_attaches_to_a_suspended_job_gives_it_time_to_go_on() -> None:
+    suspended = job(phase="suspended", suspended=AT, ranks=[])
+    code, _ = Played(suspended, suspended, job(), job(phase="completed")).follow(suspended_wait_s=10.0)
+    assert code == 0
+    played = Played(suspended)
+    code, _ = played.follow(suspended_wait_s=10.0)
+    assert code == 75
+    assert 10.0 <= played.now < 11.0
+    played = Played(suspended, job(), suspended)
+    code, _ = played.follow(suspended_wait_s=10.0)
+    assert (code, played.now < 1.0) == (75, True)
+
+
+def test_a_pipe_is_told_why_a_job_does_not_train_as_soon_as_it_is_known() -> None:
+    screen, out = console(200, terminal=False)
+    display, now = JobDisplay(screen, clock=lambda: 0.0), nodes(1)
+    for reason in ("nobody has looked", "it needs [8] workers", "it needs [8] workers"):
+        display.update(job(phase="pending", reason=reason), now)
+    display.update(job(phase="running", reason="first start"), now)
+    told = [line.split("dp 3 × pp 3   ")[-1] for line in out.getvalue().splitlines()]
+    assert told == ["nobody has looked", "it needs [8] workers"]
+
+
+def test_a_terminal_is_told_why_a_job_does_not_train() -> None:
+    assert "it needs [8] workers" in rendered(
+        80, job(phase="waiting", reason="it needs [8] workers", ranks=[]), nodes(1)
+    )
+    assert "first start" not in rendered(80, job(phase="running", reason="first start"), nodes(1))

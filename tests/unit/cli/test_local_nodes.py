@@ -1,4 +1,4 @@
-"""How many nodes one machine is asked to carry: refused before anything is started."""
+"""How many nodes one machine is asked to carry: refused before anything is started. What its processes are told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import application
-from holdfast.cli.stack import NODES_MAX
+from holdfast.cli.stack import NODES_MAX, inherited
 from holdfast.domain.errors import InvalidSpec
 
 
@@ -37,3 +37,8 @@ def test_up_says_how_many_it_can_be_asked_for() -> None:
     result = CliRunner().invoke(application("up"), ["up", "--nodes", str(NODES_MAX + 1)])
     assert result.exit_code == 2
     assert f"less than or equal to {NODES_MAX}" in result.stderr
+
+
+def test_the_parts_get_what_may_be_broken_on_purpose_and_no_other_setting_of_the_shell() -> None:
+    shell = {"PATH": "/bin", "HOLDFAST_REDIS_URL": "redis://other", "HOLDFAST_FAULT_REDIS_KILL": "restarted"}
+    assert inherited(shell) == {"PATH": "/bin", "HOLDFAST_FAULT_REDIS_KILL": "restarted"}

@@ -123,3 +123,21 @@ def test_a_log_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
 def test_a_node_on_another_machine_is_not_looked_for_here(tmp_path: Path) -> None:
     append(log(tmp_path, 0), b"of another stack\n")
     assert list(tail_of(tmp_path, hostname="elsewhere").lines(view(1, 0))) == []
+
+
+def test_of_a_line_that_was_overwritten_its_end_is_shown(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path)
+    append(log(tmp_path, 0), b" 10 %\r 50 %\r100 %\r\ndone\r\n")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] 100 %", "[rank0] done"]
+
+
+def test_what_was_dropped_of_a_bounded_log_is_passed_over(tmp_path: Path) -> None:
+    """A log of a terabyte, of which its agent has kept the end."""
+    path = log(tmp_path, 0)
+    with path.open("wb") as file:
+        file.seek(1 << 40)
+        file.write(b"the newest line\n")
+    tail = log_tail.Tail(path, "")
+    assert [line for line in tail.whole_lines() if line] == ["the newest line"]
+    append(path, b"and another\n")
+    assert list(tail.whole_lines()) == ["and another"]

@@ -22,4 +22,4 @@ def test_without_a_known_name_all_are_there() -> None:
 
 def test_version() -> None:
     result = CliRunner().invoke(application("--version"), ["--version"])
-    assert (result.exit_code, result.output.strip()) == (0, metadata.version("holdfast"))
+    assert (result.exit_code, result.output.strip()) == (0, metadata.version("holdfast-training"))

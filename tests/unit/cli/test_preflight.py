@@ -196,6 +196,27 @@ def test_doctor_says_when_the_configured_redis_fills_up(monkeypatch: pytest.Monk
     assert "When it is full, no decisions are made; training continues" in check.found
 
 
+def test_doctor_names_what_replicators_have_set_aside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_DISK_DIR", str(tmp_path / "disk"))
+    monkeypatch.setenv("HOLDFAST_MEMORY_DIR", str(tmp_path / "memory"))
+    assert list(doctor._set_aside()) == []
+    for place in (
+        "disk/llm/job.json",
+        "disk/llm/a1/s10/rank-0.shard",
+        "memory/llm/w0/a.image",
+        "memory/llm/w0/a.image.json",
+    ):
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        if "json" not in path.suffix or path.name == "job.json":
+            path.rename(f"{path}.corrupt")
+    (check,) = doctor._set_aside()
+    assert check.level == "note"
+    assert "3 damaged files set aside" in check.found
+    assert str(tmp_path / "disk/llm/a1/s10/rank-0.shard.corrupt") in check.found
+
+
 # ---------------------------------------------------------------- processes
 
 

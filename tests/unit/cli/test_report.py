@@ -165,7 +165,7 @@ def test_the_picture_is_drawn(outcome: Outcome, tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_demo_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(Unavailable, match=r"pip install 'holdfast\[demo\]'"):
+    with pytest.raises(Unavailable, match=r"pip install 'holdfast-training\[demo\]'"):
         picture.require_matplotlib()
 
 

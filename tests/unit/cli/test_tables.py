@@ -64,6 +64,7 @@ def test_moments_are_local_time(monkeypatch: pytest.MonkeyPatch, name: str) -> N
 @pytest.mark.parametrize("columns", [jobs.COLUMNS, nodes.COLUMNS, incidents.COLUMNS, incidents.ACTION_COLUMNS])
 def test_a_list(screen: io.StringIO, columns: tuple[str, ...]) -> None:
     tables.console.width = 1000
+    columns = tuple(column.removesuffix("?") for column in columns)
     row = dict.fromkeys(columns, NASTY) | {"at": 1_700_000_000.0, "mesh": {"dp": 2}, "action": None}
     tables.show_list([row], columns, as_json=False, empty="none")
     header, line = screen.getvalue().splitlines()[:2]
@@ -117,3 +118,12 @@ def test_watching_on_a_pipe_prints_what_changes(screen: io.StringIO, monkeypatch
     monkeypatch.setattr(tables, "WATCH_S", 0.0)
     tables.watch(rows, ("name",))
     assert screen.getvalue().split() == ["name", "a", "name", "b"]
+
+
+def test_a_column_that_no_row_uses_is_left_out(screen: io.StringIO) -> None:
+    rows = [{"node": "n1", "pool": "", "zone": "a"}, {"node": "n2", "pool": "", "zone": "b"}]
+    tables.show_list(rows, ("node", "pool?", "zone"), False, "")
+    assert "pool" not in screen.getvalue()
+    tables.show_list([*rows, {"node": "n3", "pool": "h100", "zone": "b"}], ("node", "pool?", "zone"), False, "")
+    header, *_, last = screen.getvalue().strip().splitlines()[-4:]
+    assert (header.split(), last.split()) == (["node", "pool", "zone"], ["n3", "h100", "b"])

@@ -13,7 +13,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.faults import INJECT_TIMEOUT_S, FaultKind
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.orders import Inject, OrderDone, Prepare
-from holdfast.supervisor.protocol import FaultRequested
+from holdfast.supervisor.protocol import Answer, CauseFault, FaultRequested
 from holdfast.supervisor.requests import check, fingerprint
 
 
@@ -62,6 +62,13 @@ def test_the_agents_are_told_whether_the_job_allows_faults() -> None:
         ({"for_s": 0.0}, InvalidSpec, "for_s: 0"),
         ({"for_s": 1e6}, InvalidSpec, "at most 3600 s"),
         ({"kind": FaultKind.XID}, InvalidSpec, "xid: 0 is not valid; expected 1 to 999"),
+        ({"kind": FaultKind.LOSSY_LINK}, InvalidSpec, r"loss_percent: 0.0 is not valid; expected 0.1 to 95"),
+        (
+            {"kind": FaultKind.CLOCK_JUMP},
+            InvalidSpec,
+            r"offset_s: 0.0 is not valid; expected seconds from -86400 to 86400",
+        ),
+        ({"kind": FaultKind.LEADER_KILL, "refusal": "no standby"}, Conflict, "no standby"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], error: type[HoldfastError], why: str) -> None:
@@ -112,3 +119,54 @@ def test_equal_requests_are_equal_whenever_they_were_made() -> None:
     one = fault(fleet)
     assert fingerprint(one) == fingerprint(evolve(one, at=one.at + 5, operation="op-2"))
     assert fingerprint(one) != fingerprint(evolve(one, rank=2))
+    assert fingerprint(one) == fingerprint(evolve(one, refusal=""))
+
+
+def test_the_agent_is_told_how_much_and_its_answer_is_that_of_the_request() -> None:
+    for changes in (
+        {"kind": FaultKind.LOSSY_LINK, "loss_percent": 5.0},
+        {"kind": FaultKind.CLOCK_JUMP, "offset_s": -9.0},
+    ):
+        fleet = allowing()
+        asked = fault(fleet, **changes)
+        fleet.fold(asked)
+        (order,) = fleet.orders(Inject).values()
+        assert isinstance(order, Inject)
+        assert (order.loss_percent, order.offset_s) == (asked.loss_percent, asked.offset_s)
+        fleet.done("n1", Inject)
+        assert [fingerprint(each.request) for each in fleet.answers] == [fingerprint(asked)]
+
+
+# ---------------------------------------------------------------- faults of the control plane
+
+KILLS = (FaultKind.LEADER_KILL, FaultKind.REDIS_KILL)
+
+
+@pytest.mark.parametrize("kind", KILLS)
+def test_a_fault_of_the_control_plane_is_answered_in_the_commit_before_it_is_caused(kind: FaultKind) -> None:
+    fleet = allowing()
+    asked = fault(fleet, kind=kind, rank=0, refusal="")
+    check(fleet.state, asked)
+    commands = fleet.fold(asked)
+    assert CauseFault(JOB, kind) in commands
+    assert [(each.operation, each.ok) for each in commands if isinstance(each, Answer)] == [("op-1", True)]
+    assert [fingerprint(each.request) for each in fleet.answers] == [fingerprint(asked)]
+    assert not fleet.orders(Inject)
+    assert not [each for each in fleet.fold(replace(asked, kind=FaultKind.CRASH)) if isinstance(each, CauseFault)]
+
+
+@pytest.mark.parametrize("kind", KILLS)
+def test_what_no_leader_has_examined_or_one_has_refused_is_not_caused(kind: FaultKind) -> None:
+    fleet = allowing()
+    check(fleet.state, fault(fleet, kind=kind, refusal=None))  # by an API, which cannot know
+    for refusal, why in ((None, "nothing has examined whether it may"), ("no standby", "no standby")):
+        with pytest.raises(Conflict, match=why):
+            fleet.fold(fault(fleet, kind=kind, refusal=refusal))
+
+
+@pytest.mark.parametrize("kind", KILLS)
+def test_a_job_that_does_not_allow_it_does_not_end_the_control_plane(kind: FaultKind) -> None:
+    fleet = running(job(dp=3))
+    for act in (lambda event: check(fleet.state, event), fleet.fold):
+        with pytest.raises(Conflict, match="does not allow injected faults"):
+            act(fault(fleet, kind=kind, refusal=""))

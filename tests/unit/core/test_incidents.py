@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fleet import JOB, Fleet, job, running
 
@@ -10,6 +12,7 @@ from holdfast.domain.incidents import Action, ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Prepare
 from holdfast.policy import notify, restart, scale_up, stop
+from holdfast.supervisor.core.lifecycle import Failed
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     FindingArrived,
@@ -292,6 +295,26 @@ def test_stop_ends_the_job_and_its_incident_as_failed() -> None:
     assert fleet.job.phase is JobPhase.FAILED
     assert fleet.incident.state is IncidentState.FAILED
     assert fleet.job.reason == "repeated_exception on n1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "evidence", "permanent"),
+    [
+        (FindingKind.REPEATED_EXCEPTION, {}, True),
+        (FindingKind.WORKER_EXCEPTION, {"blame": "user", "error_class": "script"}, True),
+        (FindingKind.WORKER_EXCEPTION, {"blame": "user", "error_class": "storage"}, False),
+        (FindingKind.REPEATED_EXCEPTION, {"error_class": "service"}, False),
+        (FindingKind.WORKER_CRASH, {"blame": "hardware"}, False),
+        (FindingKind.HANG, {}, False),
+    ],
+)
+def test_a_job_that_failed_says_whether_another_attempt_would_too(
+    kind: FindingKind, evidence: dict[str, Any], permanent: bool
+) -> None:
+    fleet = running(job(dp=2), decide=False)
+    fleet.find(kind, "n1", rank=1, **evidence)
+    fleet.answer(stop("enough"))
+    assert fleet.job.doing == Failed(permanent)
 
 
 def test_a_repeated_exception_stops_even_what_was_decided_for_the_plain_one() -> None:

@@ -32,6 +32,7 @@ from holdfast.supervisor.core.lifecycle import (
     Starting,
     Stopped,
     Stopping,
+    Suspended,
     Waiting,
     check,
 )
@@ -48,6 +49,7 @@ ONE_OF_EACH: tuple[Doing, ...] = (
     Resetting("i-1", ("n1",)),
     Running(),
     Waiting(AwaitedNodes(0.0, ())),
+    Suspended(AwaitedNodes(0.0, ()), 0.0),
     Deferred(0.0, 1.0),
     Saving("enough", 10),
     Stopping("enough"),

@@ -336,7 +336,7 @@ def test_a_job_that_waits_for_nodes_says_so_when_one_more_is_lost() -> None:
     fleet.gone("n0")
     fleet.now += 0.1
     fleet.find(FindingKind.NODE_LOST, "n0")
-    assert "1 are there, 2 missing" in fleet.job.reason
+    assert "1 is there, 2 missing" in fleet.job.reason
 
 
 def test_a_node_that_speaks_in_a_session_whose_hello_was_lost_is_not_called_lost() -> None:

@@ -7,17 +7,17 @@ import re
 from typing import Any
 
 import pytest
-from fleet import JOB, Fleet, job, running
+from fleet import JOB, Fleet, job, running, told_to_end
 
 from holdfast.domain.errors import Conflict, HoldfastError
-from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, IncidentState
-from holdfast.domain.nodes import TERMINATION, NodeState, Notice
+from holdfast.domain.nodes import TERMINATION, NodeState
 from holdfast.domain.orders import CheckpointNow, Prepare, Stop
 from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core import check_notice
 from holdfast.supervisor.core.notices import SOURCES_MAX, TOGETHER_S
-from holdfast.supervisor.protocol import FindingArrived, IncidentChanged, JobPhase, NodeCordonRequested, NoticeRequested
+from holdfast.supervisor.protocol import IncidentChanged, JobPhase, NodeCordonRequested, NoticeRequested
 
 HOUR_S = 3600.0
 
@@ -26,23 +26,6 @@ def notice(fleet: Fleet, node: str, starts_s: float | None = HOUR_S, source: str
     fleet.now += 0.01
     starts: dict[str, Any] = {} if starts_s is None else {"starts_at": f"{fleet.now + starts_s:.0f}"}
     fleet.find(FindingKind.MAINTENANCE, node, severity=Severity.WARNING, source=source, event="reboot", **starts)
-
-
-def told_to_end(fleet: Fleet, node: str, incarnation: str = "") -> None:
-    fleet.now += 0.01
-    at, life = fleet.now, incarnation or fleet.state.nodes[node].facts.incarnation
-    notice = Notice(TERMINATION, "its agent was told to end", at, at + 25.0, life)
-    finding = Finding(
-        id=f"told:{node}:{at}",
-        kind=FindingKind.MAINTENANCE,
-        severity=Severity.WARNING,
-        at=at,
-        since=at,
-        summary=f"{node} leaves",
-        node=node,
-        notice=notice,
-    )
-    fleet.fold(FindingArrived(at, finding, 0.0))
 
 
 def withdraw(fleet: Fleet, node: str, source: str = "file") -> None:
@@ -260,14 +243,13 @@ def test_an_allocation_that_ends_as_a_whole_is_saved_and_not_swapped_node_by_nod
     assert not fleet.orders(CheckpointNow), "more may follow"
     fleet.wait(TOGETHER_S)
     save_asked_for(fleet)
-    fleet.answer_orders()
-    assert not fleet.orders(CheckpointNow)
     answers = [each.incident for each in fleet.records if isinstance(each, IncidentChanged) and each.incident.closed]
     (incident,) = (each for each in answers if each.kind == MAINTENANCE)
     assert incident.action is not None
     assert incident.action.kind is ActionKind.WAIT
+    fleet.answer_orders()
     fleet.wait(20.0)
-    assert (fleet.job.phase, fleet.job.number) == (JobPhase.RUNNING, number)
+    assert (fleet.job.phase, fleet.job.number) == (JobPhase.SUSPENDED, number)
     assert fleet.state.breaker.open_until is None
 
 

@@ -11,6 +11,7 @@ from holdfast.domain import old_evidence
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
+from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.offenders import DAY_S, Fault, Rules, added, offence, rate_per_day, score, weight_of
 from holdfast.supervisor.protocol import FindingArrived, JobPhase, JobStopRequested, NodeCordonRequested, NodeRepaired
 
@@ -243,3 +244,23 @@ def test_what_was_no_loss_counts_nothing() -> None:
     assert fleet.state.nodes["n1"].faults
     fleet.hello("n1")
     assert not fleet.state.nodes["n1"].faults
+
+
+def test_no_more_nodes_are_given_back_than_the_job_needs() -> None:
+    """The one with the fewest faults is tried first, but a larger one is needed."""
+    fleet = Fleet(2, capacity=2)
+    fleet.connect("small", capacity=1)
+    fleet.connect("large", capacity=2)
+    fleet.submit(job(dp=4, min_dp=4, nproc=2))
+    fleet.run()
+    nodes = dict(fleet.state.nodes)
+    for name, faults in (("small", 0), ("large", 2)):
+        past = tuple(Fault(fleet.now - 10 * i, f"i-{i}", "other", 1.0) for i in range(faults))
+        nodes[name] = replace(nodes[name], unschedulable_reason="quarantined: faults", quarantined=True, faults=past)
+    state = replace(fleet.state, nodes=nodes)
+    fleet.state = state.indexed(index_of(state))
+    fleet.lose(fleet.nodes()[1])
+    fleet.run()
+    fleet.expect(JobPhase.RUNNING)
+    assert "large" in fleet.nodes()
+    assert fleet.state.nodes["small"].quarantined

@@ -121,6 +121,17 @@ def test_no_machine_boots_that_has_the_only_copy_of_the_newest_checkpoint() -> N
     assert ordered(fleet) == ["n0"]
 
 
+def test_a_copy_that_no_replicator_serves_is_none() -> None:
+    fleet = swapped(save=False)
+    nodes = dict(fleet.state.nodes)
+    assert reboots.obstacle(Turn(fleet.state, fleet.now), nodes["n0"]) == ""
+    for name in ("n1", "n2"):
+        nodes[name] = replace(nodes[name], facts=replace(nodes[name].facts, replicator_endpoint=""))
+    state = replace(fleet.state, nodes=nodes)
+    obstacle = reboots.obstacle(Turn(state, fleet.now), nodes["n0"])
+    assert obstacle == "its memory has the only copy of a checkpoint of job"
+
+
 def test_a_failed_try_is_repeated_a_few_times_and_then_left_to_an_operator() -> None:
     fleet = training()
     xid(fleet, "n2")

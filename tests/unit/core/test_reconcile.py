@@ -291,7 +291,7 @@ def test_ranks_that_a_node_does_not_run_are_not_finished_by_its_word() -> None:
     fleet.report("n3", RanksFinished(JOB, 1, (0, 1, 2), fleet.now))
     fleet.report("n0", RanksFinished(JOB, 1, (0, 1, 2), fleet.now))
     assert fleet.job.phase is JobPhase.RUNNING
-    assert "n3: its report about ranks of job" in "\n".join(_notes(fleet))
+    assert "n3: ignored: it speaks of ranks of job that it does not have" in "\n".join(_notes(fleet))
 
 
 def test_ranks_that_a_node_does_not_run_are_not_stepping_by_its_word() -> None:

@@ -13,7 +13,8 @@ from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Prepare, RebootNode, Stop
 from holdfast.supervisor.core import replacements, returns
 from holdfast.supervisor.core.holddown import REQUESTS_MAX
-from holdfast.supervisor.core.replacements import LOOK_S, RETRY_S
+from holdfast.supervisor.core.reboots import LOOK_S
+from holdfast.supervisor.core.replacements import RETRY_S
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import (
     Command,

@@ -444,6 +444,25 @@ def test_the_time_for_a_reset_begins_anew_with_a_leader() -> None:
     assert isinstance(fleet.job.doing, Resetting)
 
 
+def test_a_node_that_is_given_back_for_want_of_nodes_is_reset_at_once() -> None:
+    """Its job waits for it, and nothing else may ever happen."""
+    fleet = running(job(dp=2, min_dp=2), spares=1)
+    due = ResetDue((0,), "Xid 48")
+    offender = dataclasses.replace(
+        fleet.state.nodes["n2"], unschedulable_reason="quarantined: 3 faults", quarantined=True, reset_due=due
+    )
+    state = dataclasses.replace(fleet.state, nodes={**fleet.state.nodes, "n2": offender})
+    fleet.state = state.indexed(index_of(state))
+    fleet.lose("n1")
+    assert not fleet.state.nodes["n2"].quarantined
+    assert resets(fleet) == {"n2": (0,)}
+    answer_reset(fleet, "n2")
+    fleet.wait(fleet.state.config.returns.hold_s)
+    fleet.run()
+    fleet.expect(JobPhase.RUNNING)
+    assert "n2" in fleet.nodes()
+
+
 def test_no_order_goes_to_an_agent_that_does_not_know_it() -> None:
     fleet = running(job(dp=2), resets_gpus=False)
     commands = []

@@ -73,7 +73,9 @@ QUIET: list[Callable[[float], GpuHealth | NicSample | HostSample]] = [
 def test_a_trend_is_one_warning_with_its_numbers(
     reading: Callable[[float], GpuHealth | NicSample | HostSample],
 ) -> None:
-    (finding,) = watch(reading)
+    finding, *repeats = watch(reading)
+    assert {each.id for each in repeats} <= {finding.id}
+    assert [each.repeat for each in repeats] == [1][: len(repeats)]
     assert (finding.kind, finding.severity, finding.node) == (FindingKind.DEGRADATION, Severity.WARNING, "n0")
     assert float(finding.evidence["per_hour"]) > 0
     assert 480 <= float(finding.evidence["over_s"]) <= 700
@@ -94,6 +96,6 @@ def test_readings_hours_apart_are_no_rate() -> None:
 
 
 def test_a_slow_disk_says_when_it_is_full() -> None:
-    (finding,) = watch(lambda t: disk(t, 800 + t / 60))
+    finding, *_ = watch(lambda t: disk(t, 800 + t / 60))
     assert float(finding.evidence["full_in_s"]) == pytest.approx(190 * 60, rel=0.1)
     assert "GiB an hour" in finding.summary

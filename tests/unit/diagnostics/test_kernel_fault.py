@@ -44,11 +44,11 @@ def test_one_kill_in_two_lines_is_one_finding_and_another_process_another() -> N
     assert [finding.evidence["subject"] for finding in found] == ["4242", "4343"]
 
 
-def test_a_stall_that_lasts_is_said_once_and_again_after_quiet() -> None:
+def test_a_stall_that_lasts_is_repeated_every_ten_minutes_and_is_another_one_after_quiet() -> None:
     engine = Engine([KernelFault(quiet_s=600.0)])
     text = "INFO: task python:4242 blocked for more than 120 seconds."
-    found = [len(fold(engine, text, at)) for at in (0, 120, 240, 700, 1400)]
-    assert found == [1, 0, 0, 0, 1]
+    found = [[finding.repeat for finding in fold(engine, text, at)] for at in (0, 120, 240, 700, 1200, 1400, 2100)]
+    assert found == [[0], [], [], [1], [], [2], [0]]
 
 
 def test_no_line_of_the_kernel_alone_stops_a_run() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.diagnostics.engine import Engine
-from holdfast.domain.findings import FindingKind
+from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import CollectorSilent, HostSample
 
@@ -117,7 +117,8 @@ def test_pressure_is_said_once_until_it_has_cleared() -> None:
     for at, memory in enumerate((50, 96, 94, 97, 91, 96, 80, 97)):
         fleet.now = float(at)
         fleet.fold(host(at, memory))
-    assert fleet.kinds() == [FindingKind.HOST_PRESSURE] * 2
+    assert [finding.severity for finding in fleet.found] == [Severity.WARNING, Severity.INFO, Severity.WARNING]
+    assert fleet.found[1].contradicts == fleet.found[0].id
     assert "memory" in fleet.found[0].summary
 
 

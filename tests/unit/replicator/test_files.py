@@ -263,7 +263,7 @@ def test_what_a_peer_may_answer(
     tmp_path: Path, reply: Callable[[socket.socket, str], None], expected: type[HoldfastError], text: str
 ) -> None:
     endpoint, thread = answering(reply)
-    client = Client(Limits(1, 1), OpenSockets())
+    client = Client(Limits(60, 60), OpenSockets())
     with pytest.raises(expected, match=text):
         client._fetch_once(ShardSource("b", endpoint), JOB, "t", KEY, "", FileTier("disk", tmp_path), of_one_transfer())
     thread.join()

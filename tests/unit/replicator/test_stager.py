@@ -75,7 +75,7 @@ class Node:
         self.slow = SlowImages(root, checksummer)
         staged = FileTier("memory", root / "memory", "staged", warm=WarmFiles(root / "memory"))
         self.engine = Engine(Tiers(self.slow, staged, FileTier("disk", root / "disk")), root / "disk", threads)
-        client = Client(Limits(1.0, 1.0, 1), OpenSockets())
+        client = Client(Limits(60, 60, 1), OpenSockets())
         store_sync = StoreSync(self.engine, OpenStores(), Pace(0), client, "a", Arrivals(1.0))
         self.stager = Stager(self.engine, client, store_sync, checksummer, "a")
         self.images = ImageSet(root / "memory" / JOB / "w0")

@@ -14,18 +14,22 @@ from pathlib import Path
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from holdfast.domain.checkpoints import CheckpointId
-from holdfast.domain.errors import HoldfastError, IncompatibleVersion, IntegrityError
+from holdfast.domain.errors import HoldfastError, IncompatibleVersion, IntegrityError, Unavailable
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.replication import Configure, TroubleKind
+from holdfast.domain.replication import Configure, EndJob, TroubleKind
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
+from holdfast.replicator.keeping import Keeper
 from holdfast.replicator.threads import Pace, Threads
+from holdfast.replicator.tiers import find, survey
 from holdfast.replicator.tiers.files import ASIDE_MAX, FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.warm import WarmFiles
+from holdfast.replicator.troubles import TROUBLES_MAX, Troubles
 from holdfast.replicator.view import Held, Tier
 from holdfast.shards import ImageSet, Manifest, Plan, Staged, TensorSpec, peek
 from holdfast.shards.layout import BODY_OFFSET, COMPLETE, MAGIC, PAGE, Stamp
@@ -112,12 +116,19 @@ STAMPS = {
     "no parent": stamped(parent=[1]),
     "parent infinite": stamped(parent=[1e400, 1]).replace(b"Infinity", b"1e999"),
     "no date": stamped(created_at=float("nan")),
+    "half a character in the mesh": stamped(mesh=[["\ud800", 2]]),
+    "half a character in the producer": stamped(producer="\udfff"),
+    "a mesh of 3,800 digits": stamped(mesh=[["dp", 7]]).replace(b"7", HUGE[:3800].encode()),
+    "a mesh of more ranks than there are": stamped(mesh=[["dp", 10**5], ["pp", 10**5]]),
+    "a mesh of 100 dimensions": stamped(mesh=[[str(number), 1] for number in range(100)]),
+    "a parent of 3,800 digits": stamped(parent=[7, 1]).replace(b"7", HUGE[:3800].encode()),
 }
 HEADERS = {
     "index beyond the end": {"index": 2**63},
     "tensors in the header": {"tensors_end": 0},
     "larger than any file": {"tensors_end": 2**62},
     "extra beyond the end": {"extra": 2**63},
+    "index larger than any": {"index": 2**40, "tensors_end": 2**41},
 }
 
 
@@ -206,9 +217,12 @@ def altered(**fields: object) -> Callable[[Path], None]:
 MANIFESTS |= {
     f"manifest: {name} is {value!r:.20}": altered(**{name: value})
     for name, values in {
-        "step": (-1, 10**30, "ten", None, 1e300), "rank": (2**40,), "mesh": ([], [["dp", 0]], [["dp", 1e400]], 7),
+        "step": (-1, 10**30, "ten", None, 1e300), "rank": (2**40,),
+        "mesh": ([], [["dp", 0]], [["dp", 1e400]], 7, [["\ud800", 1]], [["dp", 10**300]]),
+
         "size": (2**80, 0), "tensors_end": (0, 2**70), "span_crc32c": ([], ["x"], None), "created_at": ("now", float("nan")),
-        "job": (3, "another"), "digest": (None,), "parent": ([1], "ab", [1e400, 0]),
+        "job": (3, "another"), "digest": (None,), "parent": ([1], "ab", [1e400, 0], [10**300, 1]), "node": ("\ud800",),
+        "producer": ("\udfff",),
     }.items()
     for value in values
 }  # fmt: skip
@@ -400,3 +414,75 @@ def test_the_manifest_says_integrity_error_and_nothing_else(whole: Path, tmp_pat
             Manifest.read(path).domain_mesh()
         except HoldfastError:
             continue
+
+
+def test_every_trouble_of_a_file_is_begun_once_however_many_there_are() -> None:
+    """More than are kept: those that made way for others are still known."""
+    with capture_logs() as logs:
+        troubles = Troubles(JOB)
+        troubles.begin(TroubleKind.TIER_FAILS, "disk", "full")
+        for look in range(3):
+            new = [troubles.begin(TroubleKind.LEFT_ALONE, f"/dev/shm/{number}.image", "x") for number in range(40)]
+            assert new == [look == 0] * 40
+    assert len(logs) == 41
+    assert TroubleKind.TIER_FAILS in {each.kind for each in troubles.all()}, "what is going on makes way last"
+    assert len(troubles.all()) == TROUBLES_MAX
+    assert len(troubles.places(TroubleKind.LEFT_ALONE)) == 40
+    assert troubles.end(TroubleKind.LEFT_ALONE, "/dev/shm/0.image") is False
+    assert troubles.begin(TroubleKind.LEFT_ALONE, "/dev/shm/0.image", "x"), "it is back"
+
+
+def test_a_trouble_is_of_text_that_a_message_has_room_for() -> None:
+    troubles = Troubles(JOB)
+    troubles.begin(TroubleKind.LEFT_ALONE, Path(os.fsdecode(b"/dev/shm/\xff.image")), "\ud800")
+    (trouble,) = troubles.all()
+    assert (trouble.place, trouble.reason) == ("/dev/shm/\\udcff.image", "\\ud800")
+
+
+def test_a_start_deletes_its_own_unfinished_files_and_nobody_elses(tmp_path: Path) -> None:
+    tier = tiers_of(tmp_path).disk
+    directory = tmp_path / "disk" / JOB / "a1" / "s10"
+    directory.mkdir(parents=True)
+    ours = ["rank-1.shard", "rank-2.json", ".rank-3.shard.fresh.part", ".rank-3.json.tmp"]
+    theirs = ["notes.json", "weights.shard", "rank-1.shard.bak", ".swp.tmp", "rank-one.shard"]
+    for name in (*ours, *theirs):
+        (directory / name).write_text("x")
+    assert tier.sweep(JOB) == len(ours)
+    assert sorted(names_in(directory)) == sorted(theirs)
+
+
+def test_a_search_follows_no_links_and_names_what_it_passes_over(tmp_path: Path) -> None:
+    (tmp_path / "a1" / "s1").mkdir(parents=True)
+    (tmp_path / "a1" / "s1" / "rank-0.shard").touch()
+    (tmp_path / "a2").symlink_to("a1")
+    (tmp_path / "a3").symlink_to("nowhere")
+    (tmp_path / "a4").touch()
+    (tmp_path / "a1" / "s2").symlink_to("s1")
+    found, passed = survey(tmp_path, "a*/s*/rank-*.shard")
+    assert found == find(tmp_path, "a*/s*/rank-*.shard") == [tmp_path / "a1" / "s1" / "rank-0.shard"]
+    assert [each.path for each in passed] == [tmp_path / "a2", tmp_path / "a1" / "s2"]
+    assert survey(tmp_path, "nowhere/*") == ([], [])
+
+
+@pytest.mark.anyio
+async def test_data_that_cannot_be_deleted_is_said_and_the_other_tiers_are_deleted(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of somebody else in it. The end of the retention must not end the replicator."""
+    root = tmp_path / "node"
+    shutil.copytree(whole, root)
+
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    async def idle(name: str) -> None:
+        pass
+
+    async with started(root) as engine:
+        monkeypatch.setattr("holdfast.replicator.tiers.images.remove", refused)
+        with pytest.raises(Unavailable, match="data of job llm is left"):
+            await engine.forget(JOB, idle)
+        assert not (root / "disk" / JOB).exists()
+        await engine.end(EndJob(OTHER, 1))
+        await Keeper(engine, idle, 60.0).look(61.0)
+        assert OTHER not in engine.jobs

@@ -7,7 +7,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ class Here:
         self.disk = FileTier("disk", root / "disk")
         self.arrived: list[tuple[ShardKey, Tier]] = []
         self.suspected: list[Held] = []
-        self.limits = Limits(1, 1, lanes_max)
+        self.limits = Limits(60, 60, lanes_max)
         self.client = Client(self.limits, OpenSockets())
         self.takers = ThreadPoolExecutor(8)
         self.connections = 0
@@ -62,6 +63,15 @@ class Here:
             lambda job, manifest, store: self.arrived.append((manifest.key, store)),
             lambda job, held: self.suspected.append(held),
         )  # fmt: skip
+
+    @contextmanager
+    def impatient(self) -> Iterator[None]:
+        """Meanwhile this node waits for a fifth of a second, where it waits for a minute else."""
+        patient, self.server = self.server, replace(self.server, limits=Limits(60, 0.2))
+        try:
+            yield
+        finally:
+            self.server = patient
 
     @contextmanager
     def listening(self) -> Iterator[ShardSource]:
@@ -252,6 +262,13 @@ def ask(sock: socket.socket, shard: OpenShard, lane: int, count: int) -> list[in
     return [int(number) for number in frames.receive(sock).fields["spans"]]
 
 
+def bring(sock: socket.socket, shard: OpenShard, spans: list[int]) -> None:
+    for number in spans:
+        span = shard.manifest.spans[number]
+        sock.sendall(shard.data[span.offset : span.offset + span.size])
+    receipt(sock)
+
+
 def receipt(sock: socket.socket) -> None:
     if not (told := frames.receive(sock).fields)["ok"]:
         raise Unavailable(str(told["reason"]))
@@ -281,18 +298,17 @@ def test_a_copy_of_which_one_connection_fails_is_none_and_the_next_try_brings_th
     here: Here, tmp_path: Path, how: str
 ) -> None:
     with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
-        with connect(peer) as one, connect(peer) as two:
-            for number in ask(one, shard, 0, 2):
-                span = shard.manifest.spans[number]
-                one.sendall(shard.data[span.offset : span.offset + span.size])
-            first = shard.manifest.spans[ask(two, shard, 1, 2)[0]]
-            match how:
-                case "hangs up":
-                    two.close()
-                case "sends damaged bytes":
-                    two.sendall(bytes(first.size))
-            with pytest.raises((Unavailable, OSError)):
-                receipt(one)
+        with connect(peer) as one:
+            mine = ask(one, shard, 0, 2)
+            with here.impatient() if how == "says nothing" else nullcontext(), connect(peer) as two:
+                first = shard.manifest.spans[ask(two, shard, 1, 2)[0]]
+                match how:
+                    case "hangs up":
+                        two.close()
+                    case "sends damaged bytes":
+                        two.sendall(bytes(first.size))
+                with pytest.raises((Unavailable, OSError)):
+                    bring(one, shard, mine)
         assert here.memory.shards(JOB) == []
         assert here.arrived == []
         here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT)

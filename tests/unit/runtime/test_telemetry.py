@@ -65,7 +65,7 @@ def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with structlog.testing.capture_logs() as lines:
         telemetry.configure("holdfast-test")
-    assert "holdfast[otel]" in lines[0]["reason"]
+    assert "holdfast-training[otel]" in lines[0]["reason"]
     assert not telemetry.on()
 
 

@@ -66,7 +66,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delitem(sys.modules, "holdfast.stores.gcs", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InvalidSpec, match=r"holdfast\[gcs\]"):
+    with pytest.raises(InvalidSpec, match=r"holdfast-training\[gcs\]"):
         open_store("gs://bucket/dir")
 
 

@@ -480,3 +480,51 @@ async def test_the_breaker_says_whether_and_why_it_holds_back(api: Any) -> None:
         "failed_nodes": ["n1", "n2"],
         "changes": 1,
     }
+
+
+BROKEN = "\ud800"  # half of a surrogate pair
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/jobs", job_body(name=BROKEN), "name: not valid; expected Unicode text"),
+        ("/v1/jobs", job_body(args=["x", f"a{BROKEN}"]), "args.1: not valid"),
+        ("/v1/jobs", job_body(env={"A": BROKEN}), "env.A: not valid"),
+        ("/v1/jobs", job_body(mesh={BROKEN: 2}), "body.mesh: a key is not valid"),
+        ("/v1/jobs", {BROKEN: 1}, "body: a key is not valid"),
+        ("/v1/nodes/n1/cordon", {"reason": BROKEN}, "reason: not valid"),
+        ("/v1/jobs/gpt/attach", {"token": BROKEN}, "token: not valid"),
+        ("/v1/jobs", job_body(nodes=100_000, nproc_per_node=1024, mesh=None), "at most 1000000 ranks in all, not 102400000"),
+    ],
+)  # fmt: skip
+async def test_values_that_nothing_behind_the_api_can_take(
+    api: Any, path: str, body: dict[str, Any], said: str
+) -> None:
+    answer = await api.http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert said in problem(answer, 422)["detail"]
+    assert await requests(api) == []
+
+
+@pytest.mark.parametrize("levels", [33, 900, 5_000, 100_000])
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_body_that_is_nested_too_deeply(api: Any, levels: int, closed: bool) -> None:
+    raw = b'{"name": ' + b"[" * levels + b"1" + (b"]" * levels + b"}" if closed else b"")
+    answer = await api.http.post("/v1/jobs", content=raw, headers={"Content-Type": "application/json"})
+    said = problem(answer, 422)["detail"]
+    assert "nested too deeply; expected at most 32 levels" in said or (not closed and "JSON" in said)
+
+
+async def test_a_number_of_5000_digits_in_a_body(api: Any) -> None:
+    raw = b'{"nodes": ' + b"9" * 5000 + b"}"
+    answer = await api.http.post("/v1/jobs", content=raw, headers={"Content-Type": "application/json"})
+    assert "a number is too long" in problem(answer, 422)["detail"]
+
+
+async def test_a_body_in_pieces_is_looked_at_as_a_whole(api: Any) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b'{"reason": "\\ud8', b'00"}'):
+            yield piece
+
+    answer = await api.http.post("/v1/nodes/n1/cordon", content=pieces(), headers={"Content-Type": "application/json"})
+    assert "reason: not valid" in problem(answer, 422)["detail"]

@@ -11,8 +11,8 @@ from holdfast.supervisor.protocol import JobPhase
 
 def told(fleet: Fleet, step: int) -> bool:
     """Whether the core is told of this step; then it is."""
-    due = steps_to_fold([StepReached(JOB, fleet.job.number, step)], fleet.state, fleet.now)
-    for each in due:
+    due = steps_to_fold([("n1", StepReached(JOB, fleet.job.number, step))], fleet.state, fleet.now)
+    for _, each in due:
         fleet.beat(each.step)
     return bool(due)
 

@@ -228,6 +228,22 @@ def test_a_save_that_finds_no_image_free_is_skipped_and_counted(tmp_path: Path) 
     assert newest(tmp_path).step == 3
 
 
+def test_a_save_that_was_asked_for_waits_for_an_image(tmp_path: Path) -> None:
+    saver, state = checkpointer(tmp_path), job(1)
+    assert saver.save(state, 1)
+    assert saver.save(state, 2)
+    (older,) = (path for path in tmp_path.glob("*.image") if str(path) != newest(tmp_path).path)
+    with Reader(older):  # the replicator is still copying it, for longer than it may
+        assert not saver.save(state, 3, wait_s=0.05)
+    assert saver.missed == 1
+    copying = Reader(older)
+    done = threading.Timer(0.05, copying.close)
+    done.start()
+    assert saver.save(state, 3, wait_s=60.0)
+    assert newest(tmp_path).step == 3
+    assert saver.missed == 1
+
+
 def test_a_state_that_changes_shape_gets_new_images(tmp_path: Path) -> None:
     saver = checkpointer(tmp_path)
     for step, width in ((1, 2), (2, 3), (3, 5), (4, 5)):

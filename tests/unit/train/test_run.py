@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from holdfast.domain import worker
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import peek
+from holdfast.train import run as run_module
 from holdfast.train.channels import Control, Notes
 from holdfast.train.environment import Environment, RestoreTarget, World
 
@@ -56,6 +58,11 @@ class Agent:
         for end in (self._notes, self._control):
             if end is not None:
                 end.close()
+
+
+@pytest.fixture(autouse=True)
+def changes_are_dropped_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "LEAVING_S_MAX", 0.02)
 
 
 @pytest.fixture
@@ -412,3 +419,31 @@ def test_leaving_is_not_called_for_a_step_that_is_over_nor_for_a_stop_that_saves
     agent.order("stop", save=False)
     with pytest.raises(hf.Interrupted):
         loop(run, 1, start=5)
+
+
+def test_after_the_save_of_a_planned_change_no_step_is_begun_that_would_be_done_again(
+    agent: Agent, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "LEAVING_S_MAX", 60.0)
+    run = start_run()
+    agent.order("checkpoint_now", at_step=3, leaving="hot_swap: maintenance of n1")
+    stopping = threading.Timer(0.05, lambda: agent.order("stop", save=False))
+    stopping.start()
+    with pytest.raises(hf.Interrupted) as caught:
+        loop(run, 6)
+    stopping.join()
+    assert (caught.value.step, caught.value.saved) == (3, True)
+    assert [note["step"] for note in agent.notes("step")] == [1, 2, 3]
+
+
+def test_a_save_that_is_ordered_meanwhile_for_the_same_step_is_missed(
+    agent: Agent, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "LEAVING_S_MAX", 0.2)
+    run = start_run()
+    agent.order("checkpoint_now", at_step=1, leaving="hot_swap: maintenance of n1")
+    again = threading.Timer(0.05, lambda: agent.order("checkpoint_now", at_step=1))
+    again.start()
+    assert loop(run, 3) == [1], "the change was dropped: training goes on"
+    again.join()
+    assert [note["step"] for note in agent.notes("missed")] == [1]

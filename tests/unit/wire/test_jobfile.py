@@ -193,6 +193,7 @@ def test_a_body_is_the_spec_again(spec: JobSpec, name: str) -> None:
         "limits": {},
         "warnings": {"settles_s": 30.0, "gap_s": 0},
         "spares": 0,
+        "pool": "gpt",
     }
     assert parse_job(to_body(parse_job(json.loads(json.dumps(body))))) == parse_job(body)
     assert (parse_job(body).mesh, parse_job(body).launch.args) == (spec.mesh, spec.launch.args)

@@ -13,6 +13,10 @@ import typer
 
 from holdfast.cli.preflight import PORT_MAX
 from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.nodes import pool_name
+
+AGENT_DIRECTORY = Path("/var/lib/holdfast")
+MEMORY_DIRECTORY = Path("/dev/shm/holdfast")
 
 
 def register(app: typer.Typer) -> None:
@@ -39,16 +43,33 @@ def agent(
             help="Failure domain, such as a rack. Copies of shards go to another failure domain. Default: the node."
         ),
     ] = "",
+    pool: Annotated[
+        str,
+        typer.Option(
+            help="Only jobs of this pool (`pool:` in the job file) get the node. Default: jobs without a pool.",
+            envvar="HOLDFAST_POOL",
+        ),
+    ] = "",
     address: Annotated[
         str, typer.Option(help="Address at which other nodes reach this one. Default: the host name.")
     ] = "",
     directory: Annotated[
         Path, typer.Option("--dir", help="The agent's directory: logs, executed orders, disk tier.")
-    ] = Path("/var/lib/holdfast"),
-    memory: Annotated[Path, typer.Option(help="Directory of the memory tier, on a tmpfs.")] = Path("/dev/shm/holdfast"),
+    ] = AGENT_DIRECTORY,
+    memory: Annotated[Path, typer.Option(help="Directory of the memory tier, on a tmpfs.")] = MEMORY_DIRECTORY,
     kernel_log: Annotated[Path, typer.Option(help="Kernel log to read for Xid and other messages.")] = Path(
         "/dev/kmsg"
     ),
+    fleet: Annotated[
+        str,
+        typer.Option(help="Name of the fleet to join. Default: that of the supervisor.", envvar="HOLDFAST_FLEET"),
+    ] = "",
+    join_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the fleet's join token, as `holdfast up` prints it.", envvar="HOLDFAST_JOIN_TOKEN_FILE"
+        ),
+    ] = None,
     preflight: Annotated[
         bool,
         typer.Option(help="Run pre-flight tests of devices, memory, disks and network while the node has no ranks."),
@@ -59,6 +80,10 @@ def agent(
         host, _, port = endpoint.strip().rpartition(":")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= PORT_MAX:
             raise InvalidSpec("--supervisor", endpoint, "host:port, for example 10.0.0.5:8471")
+    try:
+        pool_name(pool)
+    except ValueError as error:
+        raise InvalidSpec("--pool", pool, str(error)) from error
     name = node or socket.gethostname()
     environment = {
         "HOLDFAST_SUPERVISOR": supervisor,
@@ -71,6 +96,12 @@ def agent(
         "HOLDFAST_ADDRESS": address or socket.gethostname(),
         "HOLDFAST_KERNEL_LOG": str(kernel_log),
     }
+    if pool:
+        environment["HOLDFAST_POOL"] = pool
+    if fleet:
+        environment["HOLDFAST_FLEET"] = fleet
+    if join_token_file is not None:
+        environment["HOLDFAST_JOIN_TOKEN_FILE"] = str(join_token_file.absolute())
     if not preflight:
         environment["HOLDFAST_PREFLIGHT_EVERY_S"] = "0"
     # replaces this process, so that signals, exit codes and PR_SET_PDEATHSIG apply to the agent

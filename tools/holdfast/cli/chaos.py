@@ -2,7 +2,11 @@
 
 Theory. The schedule is a function of the seed: the gaps, the kinds and the targets do not depend on what happens. A fault that
 is due waits until the job runs and no incident is open, so that the first incident that is opened after a fault is its answer.
-The faults go through the API to the agent of the rank's node, which refuses them unless the job file says `chaos: true`."""
+The faults go through the API to the agent of the rank's node, which refuses them unless the job file says `chaos: true`.
+
+A fault of the control plane must not be noticed by the job at all. It is found when the API shows that it has happened: another
+leader, another lifetime of Redis. It is survived when the job runs on in the same generation without an incident, and the
+leader has committed a step that was finished after that. An API that does not come back is not survived."""
 
 from __future__ import annotations
 
@@ -15,7 +19,15 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
-from holdfast.domain.faults import LASTING, SILENT, FaultKind, require_allowed
+from holdfast.domain.faults import (
+    CONTROL_PLANE,
+    LASTING,
+    LOSS_PERCENT_DEFAULT,
+    OFFSET_S_DEFAULT,
+    SILENT,
+    FaultKind,
+    require_allowed,
+)
 from holdfast.domain.incidents import PLANNED_KINDS
 
 POLL_S: Final = 0.5
@@ -24,6 +36,8 @@ INCIDENTS_KNOWN_MAX: Final = 500
 SETTLE_S: Final = 300.0  # after the last fault, until its incident is closed
 SAY_LATE_S: Final = 60.0
 NOT_FOUND_S: Final = 60.0  # a fault without an incident for so long was not found
+AWAY_S: Final = 180.0  # after a fault of the control plane, until the API answers again
+HAPPENED: Final = {FaultKind.LEADER_KILL: "new_leader", FaultKind.REDIS_KILL: "redis_restarted"}
 ENDED: Final = ("completed", "failed", "stopped")
 CLOSED: Final = ("resolved", "failed")
 WEIGHT_MAX: Final = 1000
@@ -40,7 +54,19 @@ class Api(Protocol):
 
     def findings(self, job: str | None = None, node: str | None = None) -> Iterator[dict[str, Any]]: ...
 
-    def inject_fault(self, name: str, kind: str, rank: int, for_s: float, xid: int) -> dict[str, Any]: ...
+    def version(self) -> dict[str, Any]: ...
+
+    def inject_fault(
+        self,
+        name: str,
+        kind: str,
+        rank: int,
+        for_s: float,
+        xid: int,
+        *,
+        loss_percent: float | None = None,
+        offset_s: float | None = None,
+    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +102,19 @@ def schedule(seed: int, every_s: float, mix: Mapping[FaultKind, int]) -> Iterato
         yield Due(gap_s, kind, source.random())
 
 
+def steady_clock() -> Callable[[], float]:
+    """Unix seconds by a clock that nobody sets: a clock that jumps may be this machine's."""
+    offset_s = time.time() - time.monotonic()
+    return lambda: offset_s + time.monotonic()
+
+
 @dataclass(slots=True)
 class Fault:
     """One fault that was tried, and its answer: a row of the table. Times are Unix seconds of this machine."""
 
     at: float
     kind: str
-    rank: int
+    rank: int | None  # None: of the control plane
     node: str
     step: int
     refused: str = ""  # why it was not injected
@@ -98,9 +130,23 @@ class Fault:
         return {name: getattr(self, name) for name in Fault.__slots__}
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the control plane and the job were when a fault of the control plane was injected."""
+
+    epoch: int
+    event_log: str
+    generation: int
+
+    def happened(self, kind: str, version: View) -> bool:
+        if kind == FaultKind.REDIS_KILL:
+            return bool(version.get("event_log")) and version["event_log"] != self.event_log
+        return int(version["epoch"]) > self.epoch
+
+
 @dataclass(slots=True)
 class Campaign:
-    """One run of the command. `clock` and `sleep` are those of `time`."""
+    """One run of the command. `clock` gives Unix seconds, `sleep` is that of `time`."""
 
     api: Api
     job: str
@@ -111,15 +157,20 @@ class Campaign:
     last_s: float  # of a fault that lasts
     xid: int
     say: Callable[[str], None]
-    clock: Callable[[], float] = time.time
+    loss_percent: float = LOSS_PERCENT_DEFAULT
+    offset_s: float = OFFSET_S_DEFAULT
+    clock: Callable[[], float] = field(default_factory=steady_clock)
     sleep: Callable[[float], None] = time.sleep
     settle_s: float = SETTLE_S
     not_found_s: float = NOT_FOUND_S
+    away_s: float = AWAY_S
     faults: list[Fault] = field(default_factory=list)
     ended_by: str = ""
     began_at: float = 0.0
     _known: set[str] = field(default_factory=set)
     _said_late: float = 0.0
+    _before: Before | None = None  # of the newest fault, if it is one of the control plane
+    _step_then: int = 0  # when that one was found
 
     def run(self) -> None:
         """Until the time is over, the job has ended, or KeyboardInterrupt, which ends it as well. Raises `Conflict` if the job
@@ -144,10 +195,12 @@ class Campaign:
                 self.ended_by = self.ended_by or "the time is over"
                 return
             view = self._wait(partial(self._is_time, due_at), end)
+            while view is not None and not self._inject(due, view):
+                self.sleep(POLL_S)
+                view = self._wait(partial(self._is_time, due_at), end)
             if view is None:
                 self.ended_by = self.ended_by or "the time is over"
                 return
-            self._inject(due, view)
 
     def _is_time(self, due_at: float, view: View) -> bool:
         late_s = self.clock() - due_at
@@ -165,21 +218,45 @@ class Campaign:
             and all(each.outcome != "open" for each in self.faults)
         )
 
-    def _inject(self, due: Due, view: View) -> None:
-        ranks = view["ranks"]
-        worker = ranks[min(int(due.pick * len(ranks)), len(ranks) - 1)]
-        rank, node = int(worker["rank"]), str(worker["node"])
-        self._known = {str(each["id"]) for each in islice(self.api.incidents(self.job), INCIDENTS_KNOWN_MAX)}
-        fault = Fault(self.clock(), due.kind.value, rank, node, int(view["step"] or 0))
+    def _inject(self, due: Due, view: View) -> bool:
+        """Returns False if the API has just gone away; nothing has been injected."""
+        try:
+            self._known = {str(each["id"]) for each in islice(self.api.incidents(self.job), INCIDENTS_KNOWN_MAX)}
+            version = self.api.version() if due.kind in CONTROL_PLANE else {}
+        except Unavailable:
+            return False
+        if due.kind in CONTROL_PLANE:
+            self._before = Before(int(version["epoch"]), str(version.get("event_log", "")), int(view["generation"]))
+            fault = Fault(self.clock(), due.kind.value, None, "", int(view["step"] or 0))
+            where = "the control plane"
+        else:
+            ranks = view["ranks"]
+            worker = ranks[min(int(due.pick * len(ranks)), len(ranks) - 1)]
+            fault = Fault(
+                self.clock(), due.kind.value, int(worker["rank"]), str(worker["node"]), int(view["step"] or 0)
+            )
+            where = f"rank {fault.rank} on {fault.node}"
         self.faults.append(fault)
         try:
-            self.api.inject_fault(self.job, fault.kind, rank, self.last_s, self.xid if due.kind is FaultKind.XID else 0)
+            self.api.inject_fault(
+                self.job,
+                fault.kind,
+                fault.rank or 0,
+                self.last_s,
+                self.xid if due.kind is FaultKind.XID else 0,
+                loss_percent=self.loss_percent if due.kind is FaultKind.LOSSY_LINK else None,
+                offset_s=self.offset_s if due.kind is FaultKind.CLOCK_JUMP else None,
+            )
         except (Conflict, InvalidSpec, NotFound) as error:
             fault.refused, fault.outcome = str(error), "refused"
-        except HoldfastError as error:  # it may have been injected all the same: an incident would say so
+        except Unavailable as error:  # it may have been injected all the same: an incident would say so
             fault.refused = str(error)
+        except HoldfastError as error:  # … also if an agent did not answer; the leader knows what it refuses
+            fault.refused = str(error)
+            fault.outcome = "refused" if due.kind in CONTROL_PLANE else fault.outcome
         said = f": {fault.refused}" if fault.refused else ""
-        self.say(f"{len(self.faults)}. {fault.kind} of rank {rank} on {node} at step {fault.step}{said}")
+        self.say(f"{len(self.faults)}. {fault.kind} of {where} at step {fault.step}{said}")
+        return True
 
     def _wait(self, condition: Callable[[View], bool], end: float) -> View | None:
         """Poll until `condition`; None if the time is over or the job has ended first."""
@@ -192,6 +269,8 @@ class Campaign:
                 self._answer()
                 if condition(view):
                     return view
+            else:
+                self._answer()
             if self.clock() >= end:
                 return None
             self.sleep(POLL_S)
@@ -212,28 +291,64 @@ class Campaign:
         if fault is None or fault.outcome != "open":
             return
         try:
-            newest = list(islice(self.api.incidents(self.job), INCIDENTS_NEW_MAX))
-            phase = self.api.job(self.job)["phase"]
+            newest = islice(self.api.incidents(self.job), INCIDENTS_NEW_MAX)
+            new = [each for each in newest if each["id"] not in self._known]
+            view = self.api.job(self.job)
+            version = self.api.version() if fault.kind in CONTROL_PLANE else {}
         except Unavailable:
+            if fault.kind in CONTROL_PLANE and self.clock() - fault.at > self.away_s:
+                fault.outcome, fault.refused = "not survived", ""
+                self.say(f"the API has not answered for {self.away_s:.0f} s after {fault.kind}")
             return
-        new = [each for each in newest if each["id"] not in self._known and each["kind"] not in PLANNED_KINDS]
-        first = min(new, key=lambda each: float(each["t_detected"]), default=None)
+        faults = [each for each in new if each["kind"] not in PLANNED_KINDS]
+        first = min(faults, key=lambda each: float(each["t_detected"]), default=None)
         if first is not None:
             fault.incident, fault.found_as = str(first["id"]), str(first["kind"])
             fault.action = str((first["action"] or {}).get("kind", ""))
             fault.found_after_s = round(max(0.0, float(first["t_detected"]) - fault.at), 3)
             if first["t_first_step"] is not None:
                 fault.steps_after_s = round(max(0.0, float(first["t_first_step"]) - fault.at), 3)
-        if phase == "failed":
+        if view["phase"] == "failed":
             fault.outcome = "not survived"
+        elif fault.kind in CONTROL_PLANE:
+            changed = len(new) == len(faults) and view["generation"] != self._generation_before
+            self._judge_control_plane(fault, version, view, disturbed=first is not None or changed)
         elif first is not None and first["state"] in CLOSED:
             fault.outcome = "survived" if first["state"] == "resolved" else "not survived"
         elif first is None and self.clock() - fault.at > max(self.not_found_s, self._lasts(fault)):
-            # What nothing can show before it is read must not disturb the run.
-            fault.outcome = "refused" if fault.refused else "survived" if fault.kind in SILENT else "not found"
-            self._look_for_finding(fault)
+            self._judge_without_incident(fault, int(view["step"] or 0))
         elif final and first is None and fault.refused:
             fault.outcome = "refused"
+
+    def _judge_without_incident(self, fault: Fault, step: int) -> None:
+        if fault.refused:
+            fault.outcome = "refused"
+        elif fault.kind not in SILENT:
+            fault.outcome = "not found"
+        elif step > fault.step or not fault.step:  # nothing has to show it, and the run must go on; some show no steps
+            fault.outcome = "survived"
+        else:
+            return  # it stands still
+        self._look_for_finding(fault)
+
+    @property
+    def _generation_before(self) -> int:
+        return self._before.generation if self._before is not None else 0
+
+    def _judge_control_plane(self, fault: Fault, version: View, view: View, *, disturbed: bool) -> None:
+        assert self._before is not None, "it is set before such a fault is injected"
+        late_s = self.clock() - fault.at
+        step = int(view["step"] or 0)
+        happened = fault.found_as == HAPPENED[FaultKind(fault.kind)]
+        if disturbed:
+            fault.outcome = "not survived"
+        elif not happened and self._before.happened(fault.kind, version):
+            fault.found_as, fault.found_after_s, fault.refused = HAPPENED[FaultKind(fault.kind)], round(late_s, 3), ""
+            self._step_then = step
+        elif not happened and late_s > self.not_found_s:
+            fault.outcome = "refused" if fault.refused else "not found"
+        elif happened and view["phase"] == "running" and (step > self._step_then or not fault.step):
+            fault.steps_after_s, fault.outcome = round(late_s, 3), "survived"
 
     def _look_for_finding(self, fault: Fault) -> None:
         """A warning that calls for no action opens no incident: the run went on, and somebody was told."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import (
@@ -28,10 +27,13 @@ from rich.progress import (
 from holdfast.cli import checkpoint_rows, node_checkpoints
 from holdfast.cli.checkpoint_rows import Json, Stored
 from holdfast.cli.client import Client, NoApi, default_url
-from holdfast.cli.tables import Api, AsJson, console, mesh, plural, show_list, show_one, table
+from holdfast.cli.tables import Api, AsJson, console, mesh, show_list, show_one, table
+from holdfast.cli.terminal import Terminal
 from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.tiers import NEARNESS
+from holdfast.domain.words import plural
 from holdfast.stores import ObjectStore, open_store, transfer
 from holdfast.stores.layout import CheckpointManifest, delete_step
 
@@ -44,7 +46,7 @@ app = typer.Typer(
 )
 
 COLUMNS = ("step", "attempt", "mesh", *NEARNESS, "store", "bytes", "saved_at", "")
-notes = Console(stderr=True, highlight=False, emoji=False)
+notes = Terminal(stderr=True, highlight=False, emoji=False)
 
 Job = Annotated[str, typer.Argument(help="Job name.")]
 Store = Annotated[
@@ -338,7 +340,7 @@ def export(
 ) -> None:
     """Export a checkpoint as a torch.distributed.checkpoint directory, which torch loads without Holdfast."""
     if importlib.util.find_spec("torch") is None:
-        raise InvalidSpec("export", "this Python", "one with torch: pip install 'holdfast[train]'")
+        raise InvalidSpec("export", "this Python", f"one with torch: {install_command('train')}")
     if to.exists() and any(to.iterdir()):
         raise InvalidSpec("--to", str(to), "a directory that is empty or does not exist")
     shards = to.with_name(f".{to.name}.shards")  # on the same file system, so that the export can use links

@@ -24,6 +24,7 @@ from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, Invalid
 DEFAULT_API_PORT = 8470
 ENV_API = "HOLDFAST_API"
 ENV_TOKEN = "HOLDFAST_API_TOKEN"
+LAUNCHER_TOKEN = "Holdfast-Launcher-Token"  # header of a submission
 REQUEST_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 60.0
 CHECKPOINT_TIMEOUT_S = 3600.0  # for all copies of a large state; the supervisor answers sooner
@@ -81,16 +82,32 @@ class Client:
     # ------------------------------------------------------------------ jobs
 
     def submit(
-        self, body: Mapping[str, Any], *, resume: bool = False, fresh: bool = False, step: int | None = None
+        self,
+        body: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        fresh: bool = False,
+        step: int | None = None,
+        launcher: str = "",
     ) -> Json:
         """Submit a job and wait until the supervisor has accepted it.
 
         `resume`: start from the newest complete checkpoint of the name, or from that of `step`; `fresh`: start at step 0.
+        `launcher`: a token with which `attach` finds the job again.
         Raises `Conflict` if a job of that name is running, or has checkpoints and neither of the two is set.
         """
         parameters = {"resume": "true"} if resume else {"fresh": "true"} if fresh else {}
         parameters |= {} if step is None else {"step": str(step)}
-        return self._command("/v1/jobs", body, parameters=parameters)
+        headers = {LAUNCHER_TOKEN: launcher} if launcher else {}
+        return self._command("/v1/jobs", body, parameters=parameters, headers=headers)
+
+    def attach(self, name: str, launcher: str) -> Json | None:
+        """Return the job if it was submitted with this token; None if there is no job of the name. Raises `Conflict` if it was
+        submitted with another one."""
+        try:
+            return self._led("POST", _path("jobs", name, "attach"), json={"token": launcher})
+        except NotFound:
+            return None
 
     def resume(self, name: str, step: int | None = None) -> Json:
         return self._command(_path("jobs", name, "resume"), {"step": step})
@@ -123,9 +140,26 @@ class Client:
         """What the job's policies were asked since then (Unix seconds), newest first."""
         return self._pages(_path("jobs", name, "policy", "questions"), since=since)
 
-    def inject_fault(self, name: str, kind: str, rank: int, for_s: float, xid: int) -> Json:
-        """Cause a fault and wait until the agent of the rank's node has answered."""
-        body = {"kind": kind, "rank": rank, "for_s": for_s, "xid": xid}
+    def inject_fault(
+        self,
+        name: str,
+        kind: str,
+        rank: int,
+        for_s: float,
+        xid: int,
+        *,
+        loss_percent: float | None = None,
+        offset_s: float | None = None,
+    ) -> Json:
+        """Cause a fault and wait until the agent of the rank's node has answered; for a fault of the control plane, the leader.
+
+        `loss_percent` is for a lossy link, `offset_s` for a jump of the clock.
+        """
+        details = {"loss_percent": loss_percent, "offset_s": offset_s}
+        given = {
+            name: value for name, value in details.items() if value is not None
+        }  # an older supervisor knows neither
+        body = {"kind": kind, "rank": rank, "for_s": for_s, "xid": xid, **given}
         return self._command(_path("jobs", name, "faults"), body)
 
     def goodput(self, name: str) -> Json:
@@ -221,9 +255,18 @@ class Client:
                     if line.startswith("event:"):
                         kind = line[6:].strip()
                     elif line.startswith("data:"):
-                        yield kind, json.loads(line[5:])
+                        yield kind, self._event(line[5:])
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
+
+    def _event(self, data: str) -> Json:
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise self._not_ours("one of its events is not JSON") from error
+        if not isinstance(event, dict):
+            raise self._not_ours("one of its events is not a JSON object")
+        return event
 
     # ------------------------------------------------------------------ transport
 
@@ -246,11 +289,12 @@ class Client:
         timeout_s: float = OPERATION_TIMEOUT_S,
         parameters: Mapping[str, str] | None = None,
         method: str = "POST",
+        headers: Mapping[str, str] | None = None,
     ) -> Json:
         """Send the request and wait for its operation. (202 only means that it is in the supervisor's inbox.)"""
         key = {"Idempotency-Key": uuid.uuid4().hex}
         content = {} if body is None else {"json": dict(body)}
-        operation = self._led(method, path, headers=key, params=parameters, **content)
+        operation = self._led(method, path, headers={**key, **(headers or {})}, params=parameters, **content)
         deadline = self._clock() + timeout_s
         while operation.get("state") == "pending":
             if self._clock() > deadline:
@@ -287,7 +331,7 @@ class Client:
         self._raise_problem(response)
         try:
             answer = response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._not_ours("its answer is not JSON") from error
         if not isinstance(answer, dict):
             raise self._not_ours("its answer is not a JSON object")
@@ -363,7 +407,7 @@ def _problem(response: httpx.Response) -> Json | None:
         return None
     try:
         problem = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return problem if isinstance(problem, dict) else None
 

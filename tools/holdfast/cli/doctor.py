@@ -9,22 +9,26 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from holdfast import plugins
+from holdfast.cli.agent import AGENT_DIRECTORY, MEMORY_DIRECTORY
 from holdfast.cli.client import Client, default_url
 from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
-from holdfast.cli.tables import plural
+from holdfast.cli.terminal import Terminal
+from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError, PluginError
+from holdfast.domain.words import plural
 from holdfast.log import durability
 from holdfast.plugins import Group
+from holdfast.shards.opening import ASIDE
 from holdfast.stores import StoreKind
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
@@ -63,7 +67,7 @@ def doctor(
     marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
     for check in checks:
         table.add_row(marks[check.level], check.what, escape(check.found), escape(check.advice))
-    Console(highlight=False, emoji=False).print(table)
+    Terminal(highlight=False, emoji=False).print(table)
     if any(check.level == "problem" for check in checks):
         raise typer.Exit(1)
 
@@ -75,7 +79,7 @@ def _python() -> Iterator[Check]:
 def _torch() -> Iterator[Check]:
     if importlib.util.find_spec("torch") is None:
         yield Check(
-            "torch", "problem", "not installed", "pip install 'holdfast[train]', or your own build of torch ≥ 2.6"
+            "torch", "problem", "not installed", f"{install_command('train')}, or your own build of torch ≥ 2.6"
         )
         return
     yield Check("torch", "ok", importlib.metadata.version("torch"))
@@ -86,7 +90,7 @@ def _gpu() -> Iterator[Check]:
     if not gpus:
         yield Check("GPUs", "note", "none", "optional: training runs on CPU over gloo")
     elif importlib.util.find_spec("pynvml") is None:
-        yield Check("GPU health", "problem", f"{plural(gpus, 'GPU')}, no nvidia-ml-py", "pip install 'holdfast[nvml]'")
+        yield Check("GPU health", "problem", f"{plural(gpus, 'GPU')}, no nvidia-ml-py", install_command("nvml"))
     else:
         yield Check(
             "GPU health", "ok", f"{plural(gpus, 'GPU')}, nvidia-ml-py {importlib.metadata.version('nvidia-ml-py')}"
@@ -167,6 +171,23 @@ def _shared_memory() -> Iterator[Check]:
     yield Check("/dev/shm", "ok" if enough else "problem", f"{usage.free / 2**30:.1f} GiB free", advice)
 
 
+def _set_aside() -> Iterator[Check]:
+    """Damaged checkpoint files that replicators of this machine have renamed."""
+    roots = {
+        os.environ.get("HOLDFAST_DISK_DIR") or f"{AGENT_DIRECTORY}/*/disk",
+        os.environ.get("HOLDFAST_MEMORY_DIR") or f"{MEMORY_DIRECTORY}/*",
+    }
+    places = ("*/w*", "*/staged/a*/s*", "*/a*/s*", "*/overflow/w*", "*")
+    found = sorted({path for root in roots for place in places for path in glob(f"{root}/{place}/*{ASIDE}")})
+    if found:
+        yield Check(
+            "checkpoints",
+            "note",
+            f"{plural(len(found), 'damaged file')} set aside, the first is {found[0]}",
+            "the log of the node's agent has the reasons (checkpoint trouble detected); delete what nobody needs",
+        )
+
+
 def _api(url: str) -> Iterator[Check]:
     try:
         with Client(url) as client:
@@ -185,5 +206,6 @@ PROBES: tuple[Callable[[], Iterator[Check]], ...] = (
     _kernel_log,
     _redis,
     _shared_memory,
+    _set_aside,
     _plugins,
 )

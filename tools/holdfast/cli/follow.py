@@ -12,17 +12,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from holdfast.cli.client import Client
+from holdfast.cli.endings import ENDED, exit_code
 from holdfast.cli.live import JobDisplay
 from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks
 from holdfast.cli.tables import markup
 from holdfast.domain.errors import Unavailable
+from holdfast.domain.words import plural
 
 POLL_S = 0.2
 NODES_EVERY = 5  # polls; requesting the states of all nodes is the slow part
 SETTLE_MAX_S = 30.0  # after the end, for the last checkpoint to reach the disks; copies continue beyond it
 NODES_NAMED_MAX = 4
 SILENCE_MAX_S = 900.0  # training continues while the control plane does not answer
-ENDED = {"completed": 0, "stopped": 1, "failed": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +50,18 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
     until_left: bool = False,
     how: How | None = None,
+    suspended_wait_s: float = 0.0,
 ) -> int:
-    """Return 0 if the job completes, 1 if it fails or is stopped. `check` raises an exception to end the wait.
-    `until_left`: after completion, also wait until the final upload has ended.
+    """Return the exit code for the end of the job (`endings.py`). `check` raises an exception to end the wait.
+    `until_left`: after completion, also wait until the final upload has ended. `suspended_wait_s`: a job that is suspended when
+    it is first seen has this long to go on.
 
     If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`.
     """
     logs = LogTail(client, name, ranks)
     seen: set[tuple[str, str]] = set()
     silent_since: float | None = None
-    ended_at = 0.0
+    ended_at, goes_on_by = 0.0, clock() + suspended_wait_s
     nodes: list[Mapping[str, Any]] = []
     with JobDisplay(console) as display:
         for poll in itertools.count():
@@ -85,27 +88,38 @@ def follow(
                 display.print(line)
             for line in news:
                 display.say(line)
-            if job["phase"] in ENDED and not (until_left and job.get("leaving")):
+            if not job.get("suspended"):
+                goes_on_by = 0.0
+            if (job["phase"] in ENDED and not (until_left and job.get("leaving"))) or (
+                job.get("suspended") and clock() >= goes_on_by
+            ):
                 ended_at = ended_at or clock()
                 if _settled(job) or clock() - ended_at > SETTLE_MAX_S:
                     break
+            else:
+                ended_at = 0.0
             sleep(POLL_S)
         for line in logs.rest():
             display.print(line)
     console.print(markup(f"[bold]{escape(name)}[/] {job['phase']}: {escape(job['reason'])}"), soft_wrap=True)
     if said := kept(job, how or by_command(name)):
         console.print(escape(said), soft_wrap=True)
-    return ENDED[job["phase"]]
+    return exit_code(job)
 
 
 def _settled(job: Mapping[str, Any]) -> bool:
-    """Return whether the last checkpoint of a finished job is on its nodes' disks."""
+    """Return whether the last checkpoint of a job that is over, or suspended, is on its nodes' disks."""
+    if suspended := job.get("suspended"):
+        return suspended["durable"] or not suspended["step"] or not suspended["nodes_left"]
     kept = job.get("kept")
     return not job.get("checkpoint_step") or bool(kept and kept["on_disk"] and kept["step"] >= job["checkpoint_step"])
 
 
 def kept(job: Mapping[str, Any], how: How) -> str:
-    """Describe the retained checkpoint of a finished job, and how to use and delete it; empty if there is none."""
+    """Describe the retained checkpoint of a finished job, and how to use and delete it; empty if there is none. Of a suspended
+    job: from which step it goes on, and where that is."""
+    if suspended := job.get("suspended"):
+        return _resumable(suspended)
     found = job.get("kept")
     if not found:
         return ""
@@ -116,6 +130,21 @@ def kept(job: Mapping[str, Any], how: How) -> str:
     under = sorted(set(found["directories"].values()))
     where = f" on {on} under {', '.join(under[:NODES_NAMED_MAX])}" if nodes else ""
     return f"checkpoint at step {found['step']} is retained{where}. To resume: {how.resume}. To delete: {how.delete}"
+
+
+def _resumable(suspended: Mapping[str, Any]) -> str:
+    how = "It goes on by itself when there are nodes for it, and their agents report to the same supervisor"
+    if not suspended["step"]:
+        return f"no checkpoint is saved. {how}, from step 0"
+    tiers = [
+        name if count is True else f"{name} of {plural(count, 'rank')}"
+        for name, count in suspended["tiers"].items()
+        if count
+    ]
+    under = sorted(set(suspended["directories"].values()))
+    where = f", under {', '.join(under[:NODES_NAMED_MAX])}" if under else ""
+    more = "" if suspended["durable"] else "; not all copies were made: what only memory has is lost with the machine"
+    return f"checkpoint at step {suspended['step']} is in: {', '.join(tiers)}{where}{more}. {how}"
 
 
 def _news(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.probe import SCHEMES, TIMEOUT_S, known, probe
 from holdfast.runtime.tls import CA, CERT, KEY, Tls
@@ -40,7 +40,7 @@ def health(
     if not known(target):
         raise InvalidSpec("TARGET", target, SCHEMES)
     problem = probe(target, timeout_s, Tls.load(cert=tls_cert, key=tls_key, ca=tls_ca))
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = Terminal(highlight=False, emoji=False, markup=False)
     if problem:
         console.print(f"{target} is not serving: {problem}")
         raise typer.Exit(1)

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import psutil
 import typer
-from rich.console import Console
 
 from holdfast.cli.chaos import Campaign, parse_mix
 from holdfast.cli.client import Client, default_url
@@ -27,9 +26,22 @@ from holdfast.cli.durations import seconds
 from holdfast.cli.listing import screen
 from holdfast.cli.processes import kill_tree
 from holdfast.cli.stack_power import ask, socket_of
-from holdfast.cli.tables import plural, table
+from holdfast.cli.tables import table
+from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
-from holdfast.domain.faults import FOR_S_MAX, XID_MAX, FaultKind, xid_line
+from holdfast.domain.faults import (
+    FOR_S_MAX,
+    INJECTED,
+    LOSS_PERCENT_DEFAULT,
+    LOSS_PERCENT_MAX,
+    LOSS_PERCENT_MIN,
+    OFFSET_S_DEFAULT,
+    OFFSET_S_MAX,
+    XID_MAX,
+    FaultKind,
+    xid_line,
+)
+from holdfast.domain.words import plural
 from holdfast.runtime.kernel_records import kernel_record
 
 app = typer.Typer(
@@ -38,7 +50,7 @@ app = typer.Typer(
     epilog="Examples: [bold]holdfast inject crash --job gpt --rank 4[/] · "
     "[bold]holdfast inject --job gpt --every 20m --for 8h --seed 7 --mix crash=3,node_loss=1,hang=1[/]",
 )
-console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
+console = Terminal(highlight=False, emoji=False, markup=False, soft_wrap=True)
 
 AGENT_MODULE = "holdfast.agent"
 HELP = """Inject a real fault, or faults on a schedule, to test your setup.
@@ -48,7 +60,9 @@ A fault by its name acts on this machine.
 """ + (
     "A schedule (--every) goes through the agents of the job's nodes. They refuse it unless the job file says `chaos: true`. "
     "It ends with its time, with the job or with Ctrl-C, and prints how every fault was found and when the job stepped again. "
-    "A hang, a slow rank or a full disk ends by itself, also if this command is gone."
+    "A fault that lasts (hang, slow, disk_full, lossy_link, clock_jump) ends by itself, also if this command is gone. "
+    "redis_kill, leader_kill, lossy_link and clock_jump are refused unless a setting of the supervisor or the agent allows "
+    "them: see docs/fault-injection.md."
 )
 # Where ranks share cores, more than half of the time would be enough for what a rank gets of them.
 THROTTLED_SHARE = 0.75
@@ -117,9 +131,7 @@ class Injector:
         path = Path(facts["kernel_log"])
         line = xid_line(code, gpu)
         if code == 79:
-            line = (
-                f"NVRM: Xid (PCI:0000:{gpu + 0x18:02x}:00): 79, GPU has fallen off the bus, injected by holdfast inject"
-            )
+            line = f"NVRM: Xid (PCI:0000:{gpu + 0x18:02x}:00): 79, GPU has fallen off the bus, {INJECTED}"
         try:
             with path.open("ab", buffering=0) as log:
                 log.write(kernel_record(line, device=_is_device(path)))
@@ -214,8 +226,26 @@ def scheduled(
         str, typer.Option(help=f"Kinds and weights: {', '.join(FaultKind)}.")
     ] = "crash=3,node_loss=1,hang=1",
     seed: Annotated[int, typer.Option(help="Seed of gaps, kinds and ranks; equal seeds give equal schedules.")] = 0,
-    lasting: Annotated[str, typer.Option("--lasting", help="Length of one hang, slow rank or full disk.")] = "1m",
+    lasting: Annotated[str, typer.Option("--lasting", help="Length of one fault that lasts.")] = "1m",
     code: Annotated[int, typer.Option("--xid", help="The Xid of kind xid.", min=1, max=XID_MAX)] = 94,
+    loss: Annotated[
+        float,
+        typer.Option(
+            "--loss",
+            help="Percent of the packets that kind lossy_link loses, in each direction.",
+            min=LOSS_PERCENT_MIN,
+            max=LOSS_PERCENT_MAX,
+        ),
+    ] = LOSS_PERCENT_DEFAULT,
+    jump: Annotated[
+        float,
+        typer.Option(
+            "--jump",
+            help="Seconds by which the clock jumps for kind clock_jump; negative = back.",
+            min=-OFFSET_S_MAX,
+            max=OFFSET_S_MAX,
+        ),
+    ] = OFFSET_S_DEFAULT,
     out: Annotated[
         Path | None, typer.Option(help="Also write the table as JSON to this file.", show_default=False)
     ] = None,
@@ -232,6 +262,8 @@ def scheduled(
     last_s = seconds(lasting)
     if last_s > FOR_S_MAX:
         raise InvalidSpec("--lasting", lasting, f"at most {FOR_S_MAX:g} s")
+    if not jump:
+        raise InvalidSpec("--jump", jump, "seconds, not 0")
     if out is not None and not out.absolute().parent.is_dir():
         raise InvalidSpec("--out", str(out), "a file in a directory that exists")
     with Client(api or default_url()) as client:
@@ -245,6 +277,8 @@ def scheduled(
             last_s=last_s,
             xid=code,
             say=console.print,
+            loss_percent=loss,
+            offset_s=jump,
         )
         campaign.run()
     console.print(f"ended: {campaign.ended_by}")

@@ -22,6 +22,8 @@ from rich.measure import Measurement
 from rich.segment import Segment
 from rich.text import Text
 
+from holdfast.cli.terminal import Terminal
+
 PIPE_WIDTH = 1_000_000
 PROSE_MIN = 30  # minimum width of a column with sentences
 GAP = "  "
@@ -33,7 +35,7 @@ PROSE = frozenset({"", "reason", "cause", "verdict", "detail", "problem"})
 
 def screen() -> Console:
     """Console for standard output. Names and messages are shown unchanged: `:100:` is a line number, not an emoji."""
-    console = Console(highlight=False, emoji=False)
+    console = Terminal(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     return console

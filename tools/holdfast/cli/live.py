@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.tables import STATE_STYLE, markup, mesh
+from holdfast.cli.terminal import worker_output
 from holdfast.domain.mesh import Mesh
 
 MESSAGES_MAX = 8
@@ -26,6 +27,8 @@ REPLICAS_SHOWN_MAX = 16
 OTHERS_SHOWN_MAX = 12
 COLUMN_GAP_CHARS = 4
 BAR_CHARS = 60
+
+_WITHOUT_STEPS = ("pending", "waiting", "suspended", "preparing")
 
 Job = Mapping[str, Any]
 
@@ -47,6 +50,7 @@ class JobDisplay:
         self._job: Job = {}
         self._nodes: Sequence[Job] = ()
         self._last_plain = -PLAIN_EVERY_S
+        self._plain_waiting = ""
         self._live = (
             Live(console=console, auto_refresh=False, get_renderable=self._render) if console.is_terminal else None
         )
@@ -73,14 +77,14 @@ class JobDisplay:
 
     def print(self, line: str) -> None:
         """Print a line above the live view, such as the output of a worker."""
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(worker_output(line), soft_wrap=True)
 
     def update(self, job: Job, nodes: Sequence[Job]) -> None:
         self._job, self._nodes = job, nodes
         if self._live is not None:
             self._live.refresh()
-        elif self._clock() - self._last_plain >= PLAIN_EVERY_S:
-            self._last_plain = self._clock()
+        elif self._clock() - self._last_plain >= PLAIN_EVERY_S or self._waiting() not in ("", self._plain_waiting):
+            self._last_plain, self._plain_waiting = self._clock(), self._waiting()
             self._console.print(markup(f"[dim]{self._elapsed():6.1f} s[/]  {self._headline()}"), soft_wrap=True)
 
     # ------------------------------------------------------------------ pieces
@@ -89,7 +93,14 @@ class JobDisplay:
         return self._clock() - self._started
 
     def _headline(self) -> str:
-        return f"{self._state()}   {self._progress()}" if self._job else "waiting for the job"
+        if not self._job:
+            return "waiting for the job"
+        return f"{self._state()}   {self._waiting() or self._progress()}"
+
+    def _waiting(self) -> str:
+        """Why the job does not train yet, or again; empty if it does."""
+        waits = self._job["phase"] in _WITHOUT_STEPS and self._job.get("reason")
+        return escape(str(self._job["reason"])) if waits else ""
 
     def _state(self) -> str:
         job = self._job
@@ -110,6 +121,8 @@ class JobDisplay:
             parts.append(markup(self._headline()))
         else:
             parts += [markup(self._state()), markup(self._progress())]
+            if waiting := self._waiting():
+                parts.append(markup(f"[yellow]{waiting}[/]"))
             if self._target:
                 bar = ProgressBar(total=self._target, completed=self._job.get("step") or 0, width=BAR_CHARS)
                 parts.append(Padding(bar, 0))  # the bar does not end its line

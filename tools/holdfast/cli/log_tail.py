@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,11 @@ GENERATIONS_MAX = 2  # the newest, and the one before, whose last lines show why
 
 Ranks = frozenset[int] | None
 ALL_RANKS: Ranks = None
+
+
+def log_file(directory: str | Path, job: str, generation: int, rank: int) -> Path:
+    """`directory`: of the agent."""
+    return Path(directory) / "logs" / job / f"g{generation}" / f"rank-{rank}.log"
 
 
 class LogTail:
@@ -51,7 +57,7 @@ class LogTail:
             here = facts["hostname"] == socket.gethostname()
             self._directories[node] = Path(facts["directory"]) if here else None
         if (directory := self._directories[node]) is not None:
-            path = directory / "logs" / self._job / f"g{generation}" / f"rank-{rank}.log"
+            path = log_file(directory, self._job, generation, rank)
             self._tails[generation, rank] = Tail(path, f"[rank{rank}] ")
 
 
@@ -79,12 +85,16 @@ class Tail:
         for line in whole:
             yield self._shown(line)
 
-    def rest(self) -> Iterator[str]:
+    def whole_lines(self) -> Iterator[str]:
+        """Yield all lines that are complete."""
         while True:
             before = self.position
             yield from self.lines()
             if self.position == before:
                 break
+
+    def rest(self) -> Iterator[str]:
+        yield from self.whole_lines()
         if self.partial:
             yield self._shown(self.partial)
             self.partial = b""
@@ -94,6 +104,7 @@ class Tail:
             with self.path.open("rb") as log:
                 if os.fstat(log.fileno()).st_size < self.position:  # emptied by its agent, which keeps it bounded
                     self.position, self.partial = 0, b""
+                self.position = _data_from(log.fileno(), self.position)
                 log.seek(self.position)
                 raw = log.read(READ_BYTES_MAX)
         except FileNotFoundError:  # not written yet, or dropped with its generation
@@ -102,4 +113,14 @@ class Tail:
         return raw.replace(b"\0", b"")  # a bounded log's oldest part reads as zeros
 
     def _shown(self, line: bytes) -> str:
-        return self.prefix + line.removesuffix(b"\r").decode(errors="replace")
+        """Of a line that was overwritten, such as a progress bar's, what was on it last."""
+        return self.prefix + line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+
+
+def _data_from(log: int, position: int) -> int:
+    """Where the next bytes are that a bounded log still has: of what was dropped there can be much."""
+    try:
+        return os.lseek(log, position, os.SEEK_DATA)
+    except OSError as error:
+        # ENXIO: there is nothing from here on. EINVAL: a file system that knows no holes.
+        return os.fstat(log).st_size if error.errno == errno.ENXIO else position

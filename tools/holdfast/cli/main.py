@@ -9,13 +9,10 @@ from types import FrameType, MappingProxyType
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
+from holdfast.cli.endings import SIGNALLED, USAGE_ERROR, show_error
+from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import HoldfastError
-
-USAGE_ERROR = 2
-SIGNALLED = 128  # + the signal's number, as a shell has it
 
 # Subcommand → the function or group that adds it, in the order of the help. Imported on demand: importing all of them takes
 # four times as long as importing one.
@@ -25,6 +22,8 @@ COMMANDS = MappingProxyType(
         "up": "up:register",
         "agent": "agent:register",
         "run": "run:register",
+        "slurm": "slurm.commands:app",
+        "kubernetes": "kubernetes.commands:app",
         "inject": "inject:register",
         "jobs": "jobs:app",
         "nodes": "nodes:app",
@@ -33,6 +32,7 @@ COMMANDS = MappingProxyType(
         "breaker": "breaker:app",
         "checkpoints": "checkpoints:app",
         "policy": "policy:app",
+        "logs": "logs:register",
         "explain": "explain:register",
         "doctor": "doctor:register",
         "health": "health:register",
@@ -57,7 +57,7 @@ def application(wanted: str = "") -> typer.Typer:
         module, attribute = COMMANDS[name].split(":")
         part = getattr(import_module(f"holdfast.cli.{module}"), attribute)
         if isinstance(part, typer.Typer):
-            app.add_typer(part, name=name, rich_help_panel="Look")
+            app.add_typer(part, name=name, rich_help_panel="Run" if name in ("slurm", "kubernetes") else "Look")
         else:
             part(app)
     return app
@@ -65,7 +65,7 @@ def application(wanted: str = "") -> typer.Typer:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(metadata.version("holdfast"))
+        typer.echo(metadata.version(DISTRIBUTION))
         raise typer.Exit
 
 
@@ -80,16 +80,15 @@ def _root(
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 success, 1 the job or check failed, 2 invalid input, 128 + N ended by signal N."""
+    """Entry point. Exit codes: 0 success, 1 the job or check failed, 2 invalid input, 128 + N ended by signal N. `holdfast run`
+    has more of them (`endings.py`)."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
     try:
         # turns Ctrl-C into exit code 130, after everything that was started has been stopped
         application(*sys.argv[1:2])()
     except HoldfastError as error:
-        # as text, not markup: rich would read `:100:` and `[lists]` in messages as emoji and styles
-        message = Text.assemble(("error:", "bold red"), f" {error}")
-        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+        show_error(error)
         sys.exit(USAGE_ERROR)
 
 

@@ -15,9 +15,10 @@ app = typer.Typer(
     help="Nodes: list, show, watch, cordon, announce maintenance, repair, restart an agent.", no_args_is_help=True
 )
 
-COLUMNS = ("node", "state", "job", "zone", "capacity", "hostname", "reason")
+COLUMNS = ("node", "state", "job", "zone", "pool?", "capacity", "hostname", "reason")
 FAULT_COLUMNS = ("at", "incident", "job", "weight", "shared")
 CHECK_COLUMNS = ("name", "ok", "detail")
+LINK_COLUMNS = ("at", "partner", "verdict", "out", "in", "expected", "round trip")
 Reason = Annotated[str, typer.Option(help="Kept in the node's record.")]
 
 Source = Annotated[str, typer.Option(help="Who says so. A later notice of the same source replaces this one.")]
@@ -29,12 +30,34 @@ def show_node(row: Row, as_json: bool) -> None:
         show_one(row, as_json)
         return
     past = {"faults": FAULT_COLUMNS, "incidents": incidents.COLUMNS}
-    show_one({key: value for key, value in row.items() if key not in (*past, "preflight")}, as_json)
+    show_one({key: value for key, value in row.items() if key not in (*past, "preflight", "links")}, as_json)
     if (tested := row["preflight"]) is not None:
         console.print(table(tested["checks"], CHECK_COLUMNS, title=f"\npre-flight: {_outcome(tested)}"))
+    if tests := row.get("links"):
+        shown = [_link(test) for test in tests]
+        console.print(table(shown, LINK_COLUMNS, title="\nnetwork tests with other idle nodes"))
     for key, columns in past.items():
         if row[key]:
             console.print(table(row[key], columns, title=f"\n{key}"))
+
+
+def _link(test: Row) -> Row:
+    """Speeds in GB/s, round trips in ms; a failure in place of what was not measured."""
+    shown = {key: test[key] for key in ("at", "partner", "verdict")}
+    if test["failure"]:
+        return {**shown, "out": test["failure"], "in": "", "expected": "", "round trip": ""}
+    usual = test["expected_bytes_per_s"]
+    return {
+        **shown,
+        "out": _speed(test["out_bytes_per_s"]),
+        "in": _speed(test["in_bytes_per_s"]),
+        "expected": "" if usual is None else _speed(usual),
+        "round trip": f"{test['round_trip_s'] * 1e3:.2f} ms",
+    }
+
+
+def _speed(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3g} GB/s"
 
 
 def _outcome(tested: Row) -> str:

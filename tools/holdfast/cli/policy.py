@@ -15,10 +15,11 @@ from rich.markup import escape
 
 from holdfast.cli.client import Client, default_url
 from holdfast.cli.durations import DAY_S, period
-from holdfast.cli.tables import Api, AsJson, console, plural, show_one, table
+from holdfast.cli.tables import Api, AsJson, console, show_one, table
 from holdfast.domain.errors import InvalidSpec, MalformedMessage, NotFound, PolicyError
 from holdfast.domain.incidents import Action
 from holdfast.domain.job import Param, PolicySpec
+from holdfast.domain.words import plural
 from holdfast.policy import ACTIONS, RUNGS_MAX
 from holdfast.supervisor.policies.review import Review, review
 from holdfast.supervisor.policies.script import PolicyScript, ask_samples, try_script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -37,11 +38,11 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def stop_all(processes: Sequence[Process]) -> None:
-    """SIGTERM to all at once, then SIGKILL to those that are left at the deadline."""
+def stop_all(processes: Sequence[Process], number: signal.Signals = signal.SIGTERM) -> None:
+    """The signal to all at once, then SIGKILL to those that are left at the deadline."""
     for process in processes:
         if process.poll() is None:
-            process.terminate()
+            process.send_signal(number)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     for process in processes:
         try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -15,18 +16,23 @@ from rich.markup import escape
 
 from holdfast.cli import torchrun
 from holdfast.cli.client import ENV_API, Client, NoApi, default_url
-from holdfast.cli.follow import ENDED, How, by_command, follow
+from holdfast.cli.endings import ENDED, UNAVAILABLE, show_error
+from holdfast.cli.follow import How, by_command, follow
+from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, require_one_start, submit
 from holdfast.cli.log_tail import Ranks
 from holdfast.cli.policy import require_usable
 from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
-from holdfast.cli.tables import plural
+from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import InvalidSpec, Unavailable
+from holdfast.domain.evolve import evolve
 from holdfast.domain.job import JobSpec
-from holdfast.wire.jobfile import load_job, parse_job, to_body
+from holdfast.domain.words import plural
+from holdfast.wire.jobfile import NAME_CHARS_MAX, load_job, parse_job
 
 NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.1
 SETTLE_TIMEOUT_S = 30.0
+SUSPENDED_WAIT_S = 300.0  # for the nodes of a new allocation
 RUNS = Path("~/.local/state/holdfast/runs")  # a local stack uses the subdirectory with the job's name
 # Unlimited: days may pass between two runs of a name.
 KEEP_ALL = {"HOLDFAST_REPLICATOR_RETENTION_S": "0"}
@@ -60,7 +66,10 @@ def run(
         int | None,
         typer.Option(help="Maximum number of restarts in a row without a new step.", min=0),
     ] = None,
-    name: Annotated[str, typer.Option(help="Job name. Default: derived from the script.")] = "",
+    name: Annotated[
+        str,
+        typer.Option(help="Job name. Default: derived from the script, and numbered if a job of that name is there."),
+    ] = "",
     spares: Annotated[int | None, typer.Option(help="Spare nodes of a local stack.", min=0)] = None,
     policy: Annotated[
         str, typer.Option(help="Policy of the job: a Python file with decide(), or plugin:NAME for an installed one.")
@@ -87,6 +96,14 @@ def run(
         ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Submit the job and return.")] = False,
+    attach: Annotated[
+        bool,
+        typer.Option(
+            "--attach",
+            help="Follow the job of this name if this launcher has submitted it, else submit it. For launchers that a "
+            f"scheduler restarts: {ENV_LAUNCHER} identifies them, or a file of this user on this machine.",
+        ),
+    ] = False,
     show_ranks: Annotated[
         str,
         typer.Option(
@@ -109,7 +126,9 @@ def run(
 
     Accepts an unmodified torchrun script and torchrun's options; options for the rendezvous are ignored.
 
-    Exit code: 0 if the job completes, 1 if it fails or is stopped, 2 if the input is invalid.
+    Exit codes: 0 the job completed · 1 it failed · 2 wrong usage · 69 no supervisor answers · 75 suspended: all of its nodes
+    ended, submit it again · 93 do not restart: an error of the script, or an operator stopped the job · 128 + N ended by
+    signal N (Ctrl-C: 130).
     """
     del unneeded, standalone
     torchrun.refuse(
@@ -125,10 +144,7 @@ def run(
     )
     if local and _typed(context, "api"):
         raise InvalidSpec("--api", api, "either --api or --local, because --local starts its own stack")
-    if resume and fresh:
-        raise InvalidSpec(
-            "--fresh", True, "either --fresh or --resume: one starts at step 0, the other from a checkpoint"
-        )
+    require_one_start(resume=resume, fresh=fresh)
     if step is not None and not resume:
         raise InvalidSpec("--step", step, "--step together with --resume")
     ranks = torchrun.shown_ranks(show_ranks or local_ranks_filter, tee)
@@ -155,6 +171,12 @@ def run(
             if not local
             else "--detach cannot be used with --local, because the local stack ends with this command; leave one of them out"
         )
+    if attach and not url:
+        raise Unavailable(
+            f"--attach needs a running Holdfast, but no API answers at {default_url()}; start one with `holdfast up`"
+            if not local
+            else "--attach cannot be used with --local, because the local stack ends with this command; leave one of them out"
+        )
     if directory is not None and url:
         raise InvalidSpec(
             "--dir",
@@ -168,18 +190,24 @@ def run(
             f"{spec.name}, {place}, does not exist. Start the Holdfast that ran the job (`holdfast up`), or set the directory "
             "with --dir"
         )
-    start = Start(resume, fresh, step)
+    start = Start(resume, fresh, step, Launcher.of(spec.name, url) if attach else None)
     own = None if url else _Own(place, spec.spares if spares is None else spares)
-    raise typer.Exit(_run(spec, url, own, detach, ranks, start))
+    try:
+        if url and not name and not attach and not resume and not target.endswith((".yaml", ".yml")):
+            spec = _with_free_name(spec, url)
+        code = _run(spec, url, own, detach, ranks, start)
+    except Unavailable as error:
+        show_error(error)
+        code = UNAVAILABLE
+    raise typer.Exit(code)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How to use the existing checkpoints of the job name."""
-
-    resume: bool = False
-    fresh: bool = False
-    step: int | None = None
+def _with_free_name(spec: JobSpec, url: str) -> JobSpec:
+    """A name that was derived from the script is numbered if a job has it that is not over: "train", "train-2"."""
+    with Client(url) as client:
+        taken = {job["name"] for job in client.jobs() if job["phase"] not in ENDED}
+    numbered = (f"{spec.name[: NAME_CHARS_MAX - len(end)]}{end}" for end in (f"-{number}" for number in count(2)))
+    return spec if spec.name not in taken else evolve(spec, name=next(name for name in numbered if name not in taken))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,23 +220,37 @@ class _Own:
 
 def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, start: Start) -> int:
     """Run the job at `url`, or on a local stack of its `own`."""
-    console = Console(highlight=False, emoji=False)
+    console = Terminal(highlight=False, emoji=False)
     with ExitStack() as cleanup:
         check: Callable[[], None] = lambda: None  # noqa: E731
         if own is not None:
             stack = _start_stack(spec, own, console, cleanup)
             url, check = stack.api_url, stack.tend
         client = cleanup.enter_context(Client(url))
-        client.submit(to_body(spec), resume=start.resume, fresh=start.fresh, step=start.step)
+        found = None
+        if start.launcher is None:
+            submit(client, spec, start)
+        else:
+            found = start.launcher.submit(client, spec, start)
         try:
-            resumed = f", resuming from step {client.job(spec.name)['goes_on_from']}" if start.resume else ""
-            console.print(f"[bold]{spec.name}[/] submitted to {url}{resumed}", soft_wrap=True)
+            if found is None:
+                resumed = f", resuming from step {client.job(spec.name)['goes_on_from']}" if start.resume else ""
+                console.print(f"[bold]{spec.name}[/] submitted to {url}{resumed}", soft_wrap=True)
+            else:
+                console.print(
+                    f"attached to [bold]{spec.name}[/] at {url}: {found['phase']}, {escape(found['reason'])}",
+                    soft_wrap=True,
+                )
             how = by_command(spec.name) if own is None else _how_here(own.directory)
             where = _where_kept(client, spec.name) if own is None else _kept_here(own.directory, how)
             console.print(f"[dim]{escape(where)}[/]", soft_wrap=True)
             if detach:
                 return 0
-            return follow(client, spec.name, console, ranks=ranks, check=check, until_left=own is not None, how=how)
+            wait_s = SUSPENDED_WAIT_S if found is not None else 0.0
+            left = own is not None
+            return follow(
+                client, spec.name, console, ranks=ranks, check=check, until_left=left, how=how, suspended_wait_s=wait_s
+            )
         except KeyboardInterrupt:
             if own is None:
                 console.print(f"[bold]{spec.name}[/] continues to run. To stop it: holdfast jobs stop {spec.name}")

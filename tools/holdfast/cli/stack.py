@@ -8,6 +8,7 @@ The processes of a stack with `stays` (`holdfast up`) outlive it. Ctrl-C and SIG
 killed or fails, they continue, and the next stack of the same directory takes them over (`stack_record`).
 
     <directory>/redis/ diagnostics/ supervisor/     logs and state of the services
+    <directory>/join-token                          the fleet's secret, with which agents of other machines join
     <directory>/nodes/<node>/                       the agent's directory: agent.log, kernel.log, worker logs, disk tier
     /dev/shm/holdfast-stack-<pid>-<id>/<node>/                  the node's memory tier; gone when the node loses power
 """
@@ -29,25 +30,34 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from holdfast.cli import memory_root, stack_record
+from holdfast.cli import memory_root, protection, stack_record
 from holdfast.cli.claim import Claim
+from holdfast.cli.client import ENV_API, ENV_TOKEN
 from holdfast.cli.memory_root import MemoryRoot
 from holdfast.cli.preflight import redis_version
 from holdfast.cli.processes import STOP_TIMEOUT_S, Process, kill_tree, stop_all
+from holdfast.cli.secret_file import secret_in
 from holdfast.cli.stack_power import StackPower
 from holdfast.cli.stack_record import SERVICES, StackRecord, pid_file
 from holdfast.cli.tending import Part, Tender, last_lines
 from holdfast.domain.errors import Conflict, NotFound, Unavailable
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.children import tied
+from holdfast.runtime.fleet import JOIN_OPTIONAL, JOIN_TOKEN, JOIN_TOKEN_FILE
 from holdfast.runtime.survivors import noted
 
 SERVICE_START_TIMEOUT_S = 60.0
 REDIS_START_TIMEOUT_S = 60.0  # includes loading its data
 POLL_S = 0.02
 NODES_MAX = 256  # on one machine: each is an agent, a replicator and a template, half a gigabyte before any worker
+JOIN_FILE = "join-token"
+# Settings that the command itself reads, or that belong to other commands.
+OWN = (
+    JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL, ENV_API, "HOLDFAST_REDIS_URL", "HOLDFAST_GPU_RESET_COMMAND",
+    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN",
+)  # fmt: skip
 WILDCARDS = ("0.0.0.0", "[::]")
 
 Say = Callable[[str], None]
@@ -58,6 +68,7 @@ class StackOptions:
     """Options of a stack. Ports: 0 = any free port. `nodes`: number of agents, 0 = control plane only.
     `nodes_on`: start the nodes with the stack; otherwise `power_on_all` starts them.
 
+    `api_host`: where the API listens, if not at `host`. `stop_signal`: SIGINT, if the services are to ignore SIGTERM.
     `stays`: the processes outlive a killed starter, and the next stack of the directory takes them over.
     """
 
@@ -68,6 +79,8 @@ class StackOptions:
     redis_url: str = ""
     fleet: str = "main"
     host: str = "127.0.0.1"
+    api_host: str = ""
+    stop_signal: Literal["SIGTERM", "SIGINT"] = "SIGTERM"
     api_port: int = 0
     control_port: int = 0
     diagnostics_port: int = 0
@@ -87,6 +100,7 @@ class StackOptions:
             "--control-port": self.control_port,
             "--diagnostics-port": self.diagnostics_port,
             "--fleet": self.fleet,
+            **protection.shown(self.environment),
         }
 
 
@@ -107,6 +121,7 @@ class LocalStack:
         self._stack_power: StackPower | None = None
         self._memory: MemoryRoot | None = None
         self._claim: Claim | None = None
+        self.joining: dict[str, str] = {}  # settings with the fleet's join token
         self._endpoints: dict[str, dict[str, str]] = {}  # by service, as it announced them; kept over its restarts
         self._tender = Tender(say)
         self._switching = (
@@ -142,6 +157,7 @@ class LocalStack:
         self._directory = self._claim.path
         if self._options.stays:
             self._take_over(self._claim)
+        self.joining = self._join_settings()
         memory_root.sweep()
         self._memory = self._memory or MemoryRoot()
         self._stack_power = StackPower(self._directory, {"power_off": self.power_off, "power_on": self.power_on})
@@ -176,7 +192,7 @@ class LocalStack:
             if self._stack_power is not None:
                 self._stack_power.close()
                 self._stack_power = None
-            stop_all(list(reversed(self._services.values())))
+            stop_all(list(reversed(self._services.values())), signal.Signals[self._options.stop_signal])
             self._services.clear()
             if self._redis is not None:
                 self._redis.stop()
@@ -212,11 +228,14 @@ class LocalStack:
                 "options; stop them, or choose another directory"
             )
         if other := [
-            f"{flag} {value}" for flag, value in record.flags.items() if self._options.flags.get(flag) != value
+            f"{flag} {value}"
+            for flag, value in (protection.shown({}) | dict(record.flags)).items()  # older records do not say
+            if self._options.flags.get(flag) != value
         ]:
             raise Conflict(
                 f"--dir: {shown} of a killed stack are running in {self._options.directory}; it was started with "
-                f"{', '.join(other)}. Run `holdfast up` with the same options to take it over; Ctrl-C then stops it"
+                f"{', '.join(other)}. Run `holdfast up` with the same options and settings to take it over; Ctrl-C then "
+                "stops it"
             )
         claim.use(Path(record.path))
         self._directory = claim.path
@@ -249,6 +268,28 @@ class LocalStack:
             self._memory.leave()
         if self._claim is not None:
             self._claim.release(keep_path=True)
+
+    # ------------------------------------------------------------------ the fleet's secret
+
+    @property
+    def agent_command(self) -> str:
+        """Return the command that joins another machine to this fleet."""
+        file = self.joining.get(JOIN_TOKEN_FILE, "")
+        return f"holdfast agent --supervisor {self.control_endpoint}" + (f" --join-token-file {file}" if file else "")
+
+    def _join_settings(self) -> dict[str, str]:
+        """Return the join token as the environment says it; else the file in the directory, made if there is none."""
+        names = (JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL)
+        given = {name: value for name in names if (value := os.environ.get(name, ""))}
+        if JOIN_TOKEN_FILE in given:
+            given[JOIN_TOKEN_FILE] = str(Path(given[JOIN_TOKEN_FILE]).absolute())
+        if JOIN_TOKEN in given or JOIN_TOKEN_FILE in given:
+            return given
+        file = self._options.directory.absolute() / JOIN_FILE
+        if (self._services or self._agents) and not file.exists():
+            return given  # the processes that were taken over are of a version without join tokens
+        secret_in(file)
+        return given | {JOIN_TOKEN_FILE: str(file)}
 
     # ------------------------------------------------------------------ watching
 
@@ -349,6 +390,7 @@ class LocalStack:
                 "HOLDFAST_ADDRESS": self._outward(self._options.host),
                 # all nodes are one machine, so tests would only slow the other nodes
                 "HOLDFAST_PREFLIGHT_EVERY_S": self._options.environment.get("HOLDFAST_PREFLIGHT_EVERY_S", "0"),
+                "HOLDFAST_LINK_TESTS": self._options.environment.get("HOLDFAST_LINK_TESTS", "false"),
                 # … and share its GPUs, which belong to more than one node; who wants resets says so
                 "HOLDFAST_GPU_RESET_COMMAND": self._options.environment.get(
                     "HOLDFAST_GPU_RESET_COMMAND", os.environ.get("HOLDFAST_GPU_RESET_COMMAND", "")
@@ -436,15 +478,17 @@ class LocalStack:
             case _:
                 return {
                     "HOLDFAST_SUPERVISOR_LISTEN": self._address("supervisor", "control", self._options.control_port),
-                    "HOLDFAST_API_LISTEN": self._address("supervisor", "api", self._options.api_port),
+                    "HOLDFAST_API_LISTEN": self._address(
+                        "supervisor", "api", self._options.api_port, self._options.api_host
+                    ),
                     "HOLDFAST_DATA_DIR": str(self._directory / "supervisor"),
                     "HOLDFAST_DIAGNOSTICS": self._outward(self._endpoints["diagnostics"]["endpoint"]),
                 }
 
-    def _address(self, service: str, endpoint: str, port: int) -> str:
+    def _address(self, service: str, endpoint: str, port: int, host: str = "") -> str:
         """Return the address to listen on: the previous one of the service, so that clients reconnect; else `port`."""
         known = self._endpoints.get(service, {}).get(endpoint, "")
-        return known.removeprefix("http://") or f"{self._options.host}:{port}"
+        return known.removeprefix("http://") or f"{host or self._options.host}:{port}"
 
     def _spawn_service(self, name: str) -> int:
         directory = self._directory / name
@@ -455,7 +499,12 @@ class LocalStack:
             name,
             f"holdfast.{name}",
             directory / f"{name}.log",
-            {"HOLDFAST_REDIS_URL": self.redis_url, "HOLDFAST_READY_FILE": str(ready), **self._environment_of(name)},
+            {
+                "HOLDFAST_REDIS_URL": self.redis_url,
+                "HOLDFAST_READY_FILE": str(ready),
+                "HOLDFAST_STOP_SIGNAL": self._options.stop_signal,
+                **self._environment_of(name),
+            },
         )
         return self._services[name].pid
 
@@ -489,7 +538,6 @@ class LocalStack:
         return self._redis.pid
 
     def _spawn(self, part: str, module: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         command = [sys.executable, "-m", module]
         with log.open("ab") as output:
             return subprocess.Popen(
@@ -497,7 +545,13 @@ class LocalStack:
                 noted(command, pid_file(self._directory, part))
                 if self._options.stays
                 else tied(command, thread_lasts=True),
-                env={**inherited, "HOLDFAST_FLEET": self._options.fleet, **self._options.environment, **environment},
+                env={
+                    **inherited(os.environ),
+                    "HOLDFAST_FLEET": self._options.fleet,
+                    **self.joining,
+                    **self._settings_of(part),
+                    **environment,
+                },
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -507,9 +561,32 @@ class LocalStack:
                 start_new_session=True,  # Ctrl-C reaches only this process, which stops the children in order
             )
 
+    def _settings_of(self, part: str) -> dict[str, str]:
+        """Return what the options say to this part: the API's token is for who serves it, not for agents and workers."""
+        names = set(self._options.environment) - ({ENV_TOKEN} if part not in SERVICES else set())
+        return {name: value for name, value in self._options.environment.items() if name in names}
+
     def _log_tail(self, directory: Path) -> str:
         lines = [line for log in sorted(directory.glob("*.log")) for line in last_lines(log)]
         return "\n".join(lines) or f"(no log in {directory})"
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the parts of a stack get of the environment of its command. Their settings are options, or made up here; what may be
+    broken on purpose (docs/fault-injection.md) is said in the environment."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("HOLDFAST_") or name.startswith("HOLDFAST_FAULT_")
+    }
+
+
+def not_passed_on(environment: Mapping[str, str]) -> list[str]:
+    """Return the settings of services in the environment that a stack of `holdfast up` does not use."""
+    used = {*protection.settings_for_parts(environment), *inherited(environment), *OWN}
+    return sorted(
+        name for name, value in environment.items() if name.startswith("HOLDFAST_") and value and name not in used
+    )
 
 
 def _ignore_signals() -> dict[signal.Signals, Any]:

@@ -42,7 +42,7 @@ def ask(path: Path, operation: str, *nodes: str) -> None:
                 reply = json.loads(replies.readline(LINE_BYTES_MAX) or b"{}")
         if not isinstance(reply, dict):
             raise ValueError(f"its reply is {reply!r}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Unavailable(
             f"no local stack answers at {path} ({error}); only nodes that `holdfast up` started can be powered off and on"
         ) from error
@@ -92,7 +92,7 @@ class StackPower:
                 request = json.loads(lines.readline(LINE_BYTES_MAX))
             operation, node = str(request["operation"]), request["node"]
             nodes = [str(each) for each in node] if isinstance(node, list) else [str(node)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             return {"error": f"not a request: {error!r}; expected a JSON line with operation and node"}
         if operation not in self._operations:
             return {"error": f"operation {operation!r} is not known; expected one of {sorted(self._operations)}"}

@@ -37,7 +37,7 @@ def read(directory: Path) -> StackRecord | None:
     """Return the record; None if it does not exist or cannot be read."""
     try:
         return StackRecord(**json.loads((directory / FILE).read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

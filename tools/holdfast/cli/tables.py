@@ -29,6 +29,7 @@ STATE_STYLE = {
     "starting": "yellow",
     "pending": "yellow",
     "waiting": "yellow",
+    "suspended": "yellow",
     "open": "yellow",
     "decided": "yellow",
     "stopping": "yellow",
@@ -80,11 +81,6 @@ def _inline(value: Any, name: str) -> str:
     return text(value, name)
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def mesh(dims: Mapping[str, int]) -> str:
     """`dp 3 × pp 3`, outermost first."""
     return " × ".join(f"{name} {size}" for name, size in dims.items())
@@ -96,7 +92,11 @@ def _is_moment(name: str) -> bool:
 
 
 def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Listing:
-    """Build a table. `columns` are keys of the rows; "a.b" is a nested key. Columns with sentences come last."""
+    """Build a table. `columns` are keys of the rows; "a.b" is a nested key, "a?" is left out if no row has a value. Columns
+    with sentences come last."""
+    rows = list(rows)
+    used = (column for column in columns if not column.endswith("?") or any(_reach(row, column[:-1]) for row in rows))
+    columns = [column.removesuffix("?") for column in used]
     names = tuple(column.split(".")[0].replace("_", " ") for column in columns)
     cells = (tuple(markup(text(_reach(row, column), column)) for column in columns) for row in rows)
     return Listing(names, tuple(cells), title)

@@ -11,8 +11,8 @@ import typer
 
 from holdfast.cli.log_tail import ALL_RANKS, Ranks
 from holdfast.domain.errors import InvalidSpec
+from holdfast.wire.jobfile import NAME_CHARS_MAX
 
-NAME_CHARS_MAX = 63
 GPUS = Path("/proc/driver/nvidia/gpus")  # as the kernel lists them; needs no driver library
 
 

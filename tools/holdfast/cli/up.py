@@ -5,6 +5,7 @@ A part that exits is restarted. If `up` itself is killed, its parts continue; th
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from holdfast.cli.client import DEFAULT_API_PORT
 from holdfast.cli.preflight import PORT_MAX, require_ports
-from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
+from holdfast.cli.protection import require_protection, settings_for_parts
+from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions, not_passed_on
 from holdfast.cli.stack_record import survivors
+from holdfast.cli.terminal import Terminal
 
 CONTROL_PORT = 8471
 DIAGNOSTICS_PORT = 8472
@@ -40,7 +42,19 @@ def up(
         str,
         typer.Option(help="Redis to use, redis://host:port/db. Default: an embedded one.", envvar="HOLDFAST_REDIS_URL"),
     ] = "",
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. Other machines need 0.0.0.0, with HOLDFAST_API_TOKEN and HOLDFAST_TLS_CERT, _KEY and "
+            "_CA in the environment."
+        ),
+    ] = "127.0.0.1",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Listen for other machines without a token or TLS: everybody there may run code."
+        ),
+    ] = False,
     port: Annotated[
         int, typer.Option(help="Port of the REST API; 0 = any free port.", min=0, max=PORT_MAX)
     ] = DEFAULT_API_PORT,
@@ -59,7 +73,8 @@ def up(
 
     A part that exits is restarted. If this command is killed, its parts continue; the same command takes them over.
     """
-    console = Console(highlight=False, emoji=False)
+    console = Terminal(highlight=False, emoji=False)
+    settings = settings_for_parts(os.environ)
     options = StackOptions(
         directory=directory.expanduser(),
         nodes=nodes,
@@ -70,11 +85,19 @@ def up(
         api_port=port,
         control_port=control_port,
         diagnostics_port=diagnostics_port,
+        environment=settings,
         stays=True,
     )
     left = survivors(options.directory)  # the parts of a killed stack already use these ports
     ports = {"--port": port, "--control-port": control_port} if "supervisor" not in left else {}
     require_ports(host, ports | ({"--diagnostics-port": diagnostics_port} if "diagnostics" not in left else {}))
+    if not insecure:
+        require_protection(host, settings)
+    if ignored := not_passed_on(os.environ):
+        console.print(
+            f"[yellow]not used[/]: {', '.join(ignored)}. `holdfast up` passes on token, TLS and logging only",
+            soft_wrap=True,
+        )
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     begun = False
@@ -84,7 +107,7 @@ def up(
 
     with LocalStack(options, say=say) as stack:
         console.print(f"[green]up[/]   API       {stack.api_url}")
-        console.print(f"     agents    holdfast agent --supervisor {stack.control_endpoint}")
+        console.print(f"     agents    {stack.agent_command}", soft_wrap=True)
         console.print(f"     state     {stack.directory}")
         console.print("     Ctrl-C stops everything")
         begun = True

@@ -12,8 +12,10 @@ from typing import Protocol
 from zlib import crc32
 
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
+from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
+    CheckLink,
     CheckpointNow,
     Hello,
     Inject,
@@ -37,6 +39,7 @@ from holdfast.domain.orders import (
     WorkersChanged,
 )
 from holdfast.sim.clocks import Clock
+from holdfast.sim.links import Links
 from holdfast.sim.resets import Resets
 from holdfast.sim.returns import LOOK_S, TESTED_EVERY_S, Returns
 from holdfast.sim.store import LATE_S, RETRY_S, Store
@@ -132,6 +135,8 @@ class Agent:
         self.resetting = False
         self.returns: Returns | None = None  # its tests of itself; None = it makes none, and does not tell its boots
         self.suspicions = SelfTests()  # how its tests as a suspect end
+        self.links: Links | None = None  # how its tests of the network end; None = it does not know them
+        self.expects = ""  # token of the test that it waits for
         self.boots = 1  # of its machine
         self.machine = 1  # another one each time that it is replaced
         self.preflight = Preflight()
@@ -161,6 +166,7 @@ class Agent:
             else:
                 self.executed.pop(command_id, None)
         self.resetting = False
+        self.expects = ""
         self.in_progress.clear()
         self.workers = None
         self.memory = {job: shards | self.memory.get(job, {}) for job, shards in self.disk.items()} | {
@@ -288,6 +294,7 @@ class Agent:
             boot_id="" if self.returns is None else f"{self.name}-boot{self.boots}",
             machine_id="" if self.returns is None else f"{self.name}-machine{self.machine}",
             reboots=self.returns is not None and self.returns.ordered,
+            tests_links=self.links is not None,
         )
 
     # ------------------------------------------------------------ orders
@@ -344,6 +351,8 @@ class Agent:
                 self._reset(command_id)
             case RebootNode():
                 self._reboot(command_id)
+            case CheckLink():
+                self._check_link(command_id, order)
             case RestartAgent():
                 raise Violation(f"{self.name} is told to restart its agent, and no operator has asked for it")
 
@@ -366,6 +375,29 @@ class Agent:
             case _:
                 self._answer(command_id, True)
                 self.around.booting(self)
+
+    def _check_link(self, command_id: str, order: CheckLink) -> None:
+        """Dropped when the node gets work before it ends, on either side."""
+        if self.links is None:
+            raise Violation(f"{self.name} is told to test its network, and does not know how")
+        if self.workers is not None or self.resetting:
+            self._answer(command_id, False, "it has work")
+            return
+        if not order.endpoint:
+            self.expects = order.token
+            self._answer(command_id, True)
+            return
+        partner = self.around.neighbour(order.partner)
+
+        def end() -> None:
+            assert self.links is not None
+            waits = partner is not None and partner.alive and partner.expects == order.token
+            if self.workers is not None or partner is None or not waits:
+                self._answer(command_id, False, "the test was ended")
+            else:
+                self._answer(command_id, True, link=self.links.measured(self.name, partner.name, self.world.now))
+
+        self.world.soon(*self.links.takes_s, self._in_this_life(end))
 
     def _reset(self, command_id: str) -> None:
         if self.resetting:  # one after the other
@@ -393,11 +425,20 @@ class Agent:
         *,
         unrestorable: bool = False,
         tested: Preflight | None = None,
+        link: LinkMeasured | None = None,
     ) -> None:
         self.in_progress.discard(command_id)
         workers = self.running if master else ()
         done = OrderDone(
-            command_id, ok, reason, master, self.clock.now(), workers=workers, unrestorable=unrestorable, tested=tested
+            command_id,
+            ok,
+            reason,
+            master,
+            self.clock.now(),
+            workers=workers,
+            unrestorable=unrestorable,
+            tested=tested,
+            link=link,
         )
         self.answers[command_id] = done
         if workers and self.workers_in_answers and not self.ended:
@@ -416,6 +457,7 @@ class Agent:
             self.world.after(RESET_LOOK_S, self._in_this_life(lambda: self._prepare(command_id, order)))
             return
         self.newest[order.job], self.tokens[order.job] = order.generation, order.token
+        self.expects = ""
         self.workers = Workers(order)
         self.workers_changed()
         slow = self.world.chance.random() < self.slow_share
@@ -514,6 +556,13 @@ class Agent:
     @property
     def ranks(self) -> range:
         return self.workers.order.placement.ranks if self.workers else range(0)
+
+    def is_copying(self, job: str) -> bool:
+        """Whether its newest save is not on its disk yet."""
+        own = [key for key, shard in self.memory.get(job, {}).items() if shard.owner == self.name]
+        newest = max(((key.attempt, key.step) for key in own), default=None)
+        disk = self.disk.get(job, {})
+        return any((key.attempt, key.step) == newest and key not in disk for key in own)
 
     def stepped(self, step: int) -> None:
         assert self.workers is not None
@@ -621,6 +670,8 @@ def describe(order: Order) -> str:
             return "Warm"
         case RestartAgent():
             return "RestartAgent"
+        case CheckLink():
+            return f"CheckLink with {order.partner}{'' if order.endpoint else ', and waits'}"
         case RebootNode():
             return "RebootNode"
         case ResetGpu():

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from holdfast.domain.orders import OrderDone, RanksFinished, RanksStepping
+from holdfast.domain.nodes import WorkerEnded
+from holdfast.domain.orders import OrderDone, RanksFinished, RanksStepping, WorkersChanged
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.clocks import Clock
 from holdfast.sim.diagnostics import Diagnostics
@@ -190,6 +191,8 @@ class Hostilities:
         ranks = tuple(rank for p in job.running.placements if p.node != agent.name for rank in p.ranks)
         agent.report(RanksStepping(JOB, number, ranks, 1, agent.clock.now()))
         agent.report(RanksFinished(JOB, number, ranks, agent.clock.now()))
+        theirs = (WorkerEnded(JOB, number, rank, exit_code=0) for rank in ranks)
+        agent.report(WorkersChanged(agent.version, agent.running, (*agent.ended, *theirs)))
         for send in others:
             agent.report(OrderDone(send.command_id, True, master=f"{agent.name}:1"))
 

@@ -10,7 +10,9 @@ from holdfast.domain.incidents import Incident, Rung
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.domain.orders import Hello, Prepare, SetInterval, Start, Stop
 from holdfast.policy import RUNGS_MAX
+from holdfast.sim import own_faults
 from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.allocations import AllocationPromises
 from holdfast.sim.replacements import ReplacementPromises
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
@@ -86,6 +88,7 @@ class Invariants:
     starts: set[str] = field(default_factory=set)  # orders to start that were sent: who does not answer is told again
     leaving: set[str] = field(default_factory=set)  # nodes whose agent was told to end
     returns: ReturnPromises | None = None
+    allocations: AllocationPromises | None = None
     replacements: ReplacementPromises | None = None
     suspects: SuspectPromises = field(default_factory=SuspectPromises)
     job: str = JOB
@@ -105,6 +108,7 @@ class Invariants:
             self.unreset.pop(event.node, None)
             if event.node in before.nodes and before.nodes[event.node].unschedulable_reason:
                 self.repaired[event.node] = self.agents[event.node].world.now
+        own_faults.check(before, event, commands)
         for command in commands:
             match command:
                 case Send(order=Start() as order, node=node, command_id=command_id):
@@ -148,6 +152,8 @@ class Invariants:
                 self._one_whole_step(command.order)
         if self.returns is not None:
             self.returns.folded(before, event, after, commands)
+        if self.allocations is not None:
+            self.allocations.folded(after, commands)
         if self.replacements is not None:
             self.replacements.folded(event, after, commands)
         self.suspects.folded(before, event, after, commands)

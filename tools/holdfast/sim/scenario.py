@@ -15,11 +15,21 @@ from holdfast.domain.nodes import TERMINATION
 from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.allocations import (
+    ALLOCATIONS_FROM,
+    APART_S,
+    BACK_WITHIN_S,
+    Allocation,
+    AllocationPromises,
+    Allocations,
+)
 from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.hostility import Hostilities, Hostility
+from holdfast.sim.idle import IdleLinks
 from holdfast.sim.invariants import Invariants
 from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
+from holdfast.sim.own_faults import requests_of
 from holdfast.sim.recipes import Cook
 from holdfast.sim.replacements import ReplacementPromises, Replacing
 from holdfast.sim.resets import LADDER, LADDER_LATER, Resets
@@ -72,6 +82,7 @@ _MESHES = (
 )
 ANY_ORDER_FROM = 600_000  # the first seed of the meshes in which dp is not the outermost dimension
 SEVERAL_JOBS_FROM = 900_000  # the first seed of the worlds with several jobs
+IDLE_LINKS_FROM = 950_000  # … and of those with idle nodes that test their network
 _MESHES_IN_ANY_ORDER = (
     ({"pp": 2, "dp": 3}, 1, 1, 1),  # a replica is on nodes that are not neighbours
     ({"pp": 2, "dp": 2, "tp": 2}, 2, 1, 2),
@@ -121,6 +132,9 @@ class Scenario:
         self, seed: int, *, tracing: bool = False, fold: Step = step, hostility: Hostility | None = None
     ) -> None:
         self.world = World(seed, tracing)
+        self.allocations = Allocations.of(seed)
+        if self.allocations is not None:
+            hostility = Hostility()  # what must come of them can be said exactly
         self.hostility = Hostility.of(seed) if hostility is None else hostility
         self.checkpoints = Checkpoints.of(seed)
         self.resets = Resets.of(seed)
@@ -130,7 +144,9 @@ class Scenario:
         self.store = Store(self.world) if self.checkpoints.store else None
         self.sharded = self.checkpoints.sharded
         chance = self.world.chance
-        dims, width, spares, capacity = chance.choice(_MESHES if seed < ANY_ORDER_FROM else _MESHES_IN_ANY_ORDER)
+        dims, width, spares, capacity = chance.choice(
+            _MESHES_IN_ANY_ORDER if ANY_ORDER_FROM <= seed < ALLOCATIONS_FROM else _MESHES
+        )
         mesh = Mesh.of(dims)
         shrinks = mesh.is_dp_outermost or mesh.grouping(width).replicas < mesh.dp
         nodes = mesh.world_size // width
@@ -150,9 +166,12 @@ class Scenario:
                 restarts_without_progress_max=3 if self.hostility else 1000,
             ),
         )
-        steps = chance.randint(25, 45)
+        self.kills = requests_of(seed, 3.0, FAULTS_END_S)
+        if self.kills:
+            self.spec = replace(self.spec, chaos=True)
+        steps = chance.randint(25, 45) * (8 if self.allocations is not None else 1)  # longer than all of them
         # Every fifth run loses nothing but its control plane: then the training must not notice.
-        self.control_plane_only = chance.random() < 0.2
+        self.control_plane_only = chance.random() < 0.2 and self.allocations is None
         self.agents: dict[str, Agent] = {}
         for index in range(nodes + spares):
             name = f"n{index}"
@@ -165,6 +184,11 @@ class Scenario:
         self.cook = Cook.of(seed)
         if self.cook is not None:
             policy = self.cook.decide
+        if self.allocations is not None:
+            policy = default
+            self.invariants.allocations = AllocationPromises(
+                self.agents, self.invariants.complete, self.invariants.meshes
+            )
         config = Config(offenders=HARSH) if seed % 7 == 3 else Config()
         if self.returns.faults:
             apart = config.offenders if config.offenders is HARSH else Rules(together_s=0.2)
@@ -326,6 +350,10 @@ class Scenario:
     # ------------------------------------------------------------ faults
 
     def _plan_faults(self) -> None:
+        if self.allocations is not None:
+            for each in self.allocations.all:
+                self.world.after(each.ends_s, lambda allocation=each: self._end(allocation))  # type: ignore[misc]
+            return
         chance = self.world.chance
         kinds: list[Callable[[], None]] = [self._crash_supervisor, self._cut_control, self._cut_telemetry]
         if not self.control_plane_only:
@@ -351,6 +379,8 @@ class Scenario:
             self.world.after(self.returns.chance.uniform(first, FAULTS_END_S), self._hardware_fails)
         for _ in range(0 if self.control_plane_only else self.suspicions.faults):
             self.world.after(self.suspicions.chance.uniform(first, FAULTS_END_S), self._segfault)
+        for kill in self.kills:
+            self.world.after(kill.at_s, lambda each=kill: self.supervisor.append(each.event(self.world.now)))  # type: ignore[misc]
         for maintenance in () if self.control_plane_only else Maintenance.of(self.world.seed):
             self.world.after(maintenance.announced_s, lambda each=maintenance: self._announce(each))  # type: ignore[misc]
         for told in () if self.control_plane_only else Maintenance.of_agents(self.world.seed):
@@ -598,15 +628,63 @@ class Scenario:
 
         maintenance.play(self.world.after, take, over)
 
+    def _end(self, allocation: Allocation) -> None:
+        """A scheduler takes all machines. Another allocation has them again later."""
+        assert self.allocations is not None
+        assert self.invariants.allocations is not None
+        promises, chance = self.invariants.allocations, self.allocations.chance
+        self.world.say(f"FAULT the allocation ends in {allocation.grace_s:.1f} s")
+        job = self.supervisor.committed.jobs.get(JOB)
+        promises.told(allocation, self.training.step, trains=job is not None and job.phase is JobPhase.RUNNING)
+        over_at = self.world.now + allocation.grace_s
+        for agent in self.agents.values():
+            self.world.after(
+                chance.uniform(0.0, APART_S),
+                lambda each=agent: self._sigterm(  # type: ignore[misc]
+                    each, over_at, lambda: self._leave_allocation(each, boots=allocation.boots)
+                ),
+            )
+        if allocation.supervisor_goes_s is not None:
+            away_s = (1.0, allocation.grace_s + allocation.away_s)
+            self.world.after(allocation.supervisor_goes_s, lambda: self._supervisor_goes(away_s))
+        trained = job is not None and job.phase is JobPhase.RUNNING
+        back_at = over_at + allocation.away_s
+
+        def back() -> None:
+            led_s = self.world.now - max(self.supervisor.led_since, over_at + APART_S)
+            known_s = led_s if self.supervisor.leading else 0.0
+            promises.before_return(self.supervisor.committed, trained=trained and not self._complete(), known_s=known_s)
+            for agent in self.agents.values():
+                self.world.after(chance.uniform(0.0, BACK_WITHIN_S), agent.boot)
+
+        self.world.at(back_at, back)
+
+    def _supervisor_goes(self, away_s: tuple[float, float]) -> None:
+        if self.supervisor.leading:
+            self.supervisor.crash(away_s)
+
+    def _leave_allocation(self, agent: Agent, *, boots: bool) -> None:
+        self.world.say(f"the agent of {agent.name} has ended")
+        self.supervisor.hang_up(agent)
+        self._node_lost(agent)
+        agent.die(machine=boots)
+
     def _tell_to_end(self, told: Maintenance) -> None:
-        """SIGTERM to an agent: it says so, and ends when it has no workers left, or its grace is over."""
+        """SIGTERM to an agent with workers."""
         agent = list(self.agents.values())[told.node % len(self.agents)]
-        life = agent.incarnation
-        if not agent.alive or not agent.workers or told.taken_s is None or life in self._told_to_end:
+        if agent.alive and agent.workers and told.taken_s is not None and agent.incarnation not in self._told_to_end:
+            self._sigterm(agent, self.world.now + told.taken_s, lambda: self._lose_node_now(agent))
+
+    def _sigterm(self, agent: Agent, over_at: float, ended: Callable[[], None]) -> None:
+        """The agent says so, and ends when it has neither workers nor copies to make, or its grace is over."""
+        if not agent.alive:
             return
+        life = agent.incarnation
         self._told_to_end.add(life)
-        self.world.say(f"the agent of {agent.name} is told to end within {told.taken_s:.1f} s")
-        over_at = self.world.now + told.taken_s
+        if not agent.workers:
+            ended()
+            return
+        self.world.say(f"the agent of {agent.name} is told to end within {over_at - self.world.now:.1f} s")
         evidence = {"source": TERMINATION, "event": "its agent was told to end", "starts_at": f"{over_at:.0f}"}
         self.diagnostics.find(
             FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.WARNING, incarnation=life, **evidence
@@ -614,10 +692,10 @@ class Scenario:
 
         def end() -> None:
             if agent.alive and agent.incarnation == life:
-                if agent.workers and self.world.now < over_at:
+                if (agent.workers or agent.is_copying(JOB)) and self.world.now < over_at:
                     self.world.after(0.5, end)
                 else:
-                    self._lose_node_now(agent)
+                    ended()
 
         self.world.after(0.5, end)
 
@@ -662,7 +740,9 @@ class Scenario:
 def simulate(seed: int, *, tracing: bool = False, fold: Step = step, hostility: Hostility | None = None) -> Result:
     """Run one seed to its end; `hostility` in place of the seed's own. Raises `Violation` when a promise is broken."""
     scenario: Scenario | SeveralJobs
-    if seed >= SEVERAL_JOBS_FROM and hostility is None:
+    if seed >= IDLE_LINKS_FROM and hostility is None:
+        scenario = IdleLinks(seed, tracing=tracing, fold=fold)
+    elif seed >= SEVERAL_JOBS_FROM and hostility is None:
         scenario = SeveralJobs(seed, tracing=tracing, fold=fold)
     else:
         scenario = Scenario(seed, tracing=tracing, fold=fold, hostility=hostility)

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from holdfast.sim.scenario import simulate
@@ -60,11 +59,14 @@ def _outcomes(seeds: Sequence[int], jobs: int, trace: bool) -> Iterator[Outcome]
             yield _simulate(seed, trace)
         return
     parts = [seeds[first : first + _TOGETHER] for first in range(0, len(seeds), _TOGETHER)]
-    with ExitStack() as stack:
-        pool = stack.enter_context(ProcessPoolExecutor(jobs))
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C does not wait for all of them
+    pool = ProcessPoolExecutor(jobs)
+    try:
         for outcomes in pool.map(_simulate_all, parts, [trace] * len(parts)):
             yield from outcomes
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for all of them
+        raise
+    pool.shutdown()  # without waiting, its threads would write to pipes that the end of this process has closed
 
 
 def _simulate_all(seeds: Sequence[int], trace: bool) -> list[Outcome]:

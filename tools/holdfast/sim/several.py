@@ -95,7 +95,10 @@ def _is_about(command: Command, name: str) -> bool:
 class SeveralJobs:
     """Agents, network, diagnostics and users' jobs around a supervisor."""
 
-    def __init__(self, seed: int, *, tracing: bool = False, fold: Step = step) -> None:
+    def __init__(
+        self, seed: int, *, tracing: bool = False, fold: Step = step, config: Config = CONFIG, more: int = 0
+    ) -> None:
+        """`more`: nodes than the jobs can use."""
         self.world = World(seed, tracing)
         self.store: Store | None = None
         self.sharded = False
@@ -103,17 +106,17 @@ class SeveralJobs:
         self.specs = _jobs(chance)
         largest = max(spec.nodes for spec in self.specs)
         wanted = sum(spec.nodes + spec.spares for spec in self.specs)
-        nodes = chance.randint(largest + 1, max(largest + 1, wanted))
+        nodes = chance.randint(largest + 1, max(largest + 1, wanted)) if not more else wanted + more
         self.agents = {
             f"n{index}": Agent(self.world, self, f"n{index}", chance.choice(("a", "b", "")), 1)
             for index in range(nodes)
         }
         self.refuses = chance.choice((0.0, 0.0, 0.3, 1.0))  # share of loans that policies refuse
-        self.sharing = SharingPromises({spec.name: spec for spec in self.specs}, self.refuses > 0, CONFIG)
+        self.sharing = SharingPromises({spec.name: spec for spec in self.specs}, self.refuses > 0, config)
         each = {
             spec.name: Invariants(self.agents, spec.min_dp, spec.max_dp, INTERVAL, job=spec.name) for spec in self.specs
         }
-        self.supervisor = Supervisor(self.world, self.agents, _Each(each, self.sharing), self._decide, fold, CONFIG)
+        self.supervisor = Supervisor(self.world, self.agents, _Each(each, self.sharing), self._decide, fold, config)
         self.diagnostics = Diagnostics(self.world, self.supervisor.append, 60.0)
         self.training = {}
         for spec in self.specs:

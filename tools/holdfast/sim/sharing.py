@@ -15,7 +15,7 @@ from holdfast.domain.incidents import LOAN, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import Config, Job, Node, State
-from holdfast.supervisor.core.lifecycle import Pending, Running, Waiting
+from holdfast.supervisor.core.lifecycle import Pending, Running, Suspended, Waiting
 from holdfast.supervisor.protocol import (
     Command,
     Event,
@@ -102,10 +102,10 @@ class SharingPromises:
         for job in state.jobs.values():
             spec, replica = job.spec, job.spec.mesh.replica_size
             mine = free - self._reserved_from(state, job)
-            has = len(job.generation.nodes) if job.generation and isinstance(job.doing, Waiting) else 0
+            has = len(job.generation.nodes) if job.generation and isinstance(job.doing, Waiting | Suspended) else 0
             how = f"{job.phase}, {free} nodes are free: {job.reason}"
             match job.doing:
-                case Pending() | Waiting():
+                case Pending() | Waiting() | Suspended():
                     if mine + has >= spec.min_dp * replica:
                         found[f"{job.name} could run on free nodes"] = how
                     elif not self.refusing and mine + has + self._lendable(state, job) >= spec.min_dp * replica:
@@ -161,5 +161,5 @@ def _is_fit(node: Node) -> bool:
 
 def _reserves(job: Job) -> bool:
     """It runs or changes, none of its nodes has failed it in this change, and it does not wait for nodes."""
-    idle = job.phase.finished or isinstance(job.doing, Pending | Waiting)
+    idle = job.phase.finished or isinstance(job.doing, Pending | Waiting | Suspended)
     return not idle and not (job.change is not None and job.change.excluded)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from holdfast.domain.errors import HoldfastError
+from holdfast.domain.faults import DIE_AFTER_S, FaultKind
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.orders import Hello, Report, Stop
 from holdfast.policy import JobView, default
@@ -22,16 +24,18 @@ from holdfast.sim.world import Violation, World
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.beats import Reported, patience_s
 from holdfast.supervisor.agents.unanswered import Unanswered
-from holdfast.supervisor.core import Config, State, step, view
+from holdfast.supervisor.core import Config, State, check_fault, step, view
 from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.upkeep import reconcile
 from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.protocol import (
     CancelTimer,
+    CauseFault,
     Command,
     Evaluate,
     Event,
+    FaultRequested,
     FindingArrived,
     FindingJudged,
     GenerationChanged,
@@ -99,6 +103,7 @@ class Supervisor:
         )
         self.sessions: dict[str, int] = {}  # node → session
         self._broken: set[str] = set()  # nodes whose session broke, and whose next Hello has not been folded
+        self.led_since = 0.0
         self._session_count = 0
         self._unanswered = Unanswered()
         self._differs: dict[str, float] = {}  # node → since when its beats and the state do not agree
@@ -122,6 +127,7 @@ class Supervisor:
         self._machine = 1 - self._machine
         self.epoch = self.log.elect(self.log_clock.now())
         self.leading = True
+        self.led_since = self.world.now
         self._unanswered = Unanswered()
         self.log.state = records.loads(records.dumps(self.log.state, State), State)
         self.clock = self._steady()
@@ -205,9 +211,9 @@ class Supervisor:
                 self.hang_up(agent, renewed=True)
         for send in [] if self.log.inbox else self._unanswered.due(self.committed, self.sessions, self.world.now):
             self._send(send)
-        reached = [each for agent in heard for each in agent.steps]
-        for each in beats.steps_to_fold(reached, self.committed, self.clock()):
-            self.tell(StepSeen(self.world.now, each))
+        reached = [(agent.name, each) for agent in heard for each in agent.steps]
+        for node, each in beats.steps_to_fold(reached, self.committed, self.clock()):
+            self.tell(StepSeen(self.world.now, each, node))
         self.world.after(BEATS_S, lambda: self._look_at_beats(epoch))
 
     def _reported(self, node: str) -> Reported | None:
@@ -265,7 +271,15 @@ class Supervisor:
                 return replace(event, at=self.clock())
 
     def _decide(self, event: Event) -> tuple[State, tuple[Command, ...]]:
-        after, commands = self.fold(self.committed, event)
+        if isinstance(event, FaultRequested):
+            try:
+                check_fault(self.committed, event)
+                after, commands = self.fold(self.committed, event)
+            except HoldfastError as refusal:  # the shell answers with it
+                self.world.say(f"{event.kind} is refused: {refusal}")
+                return self.committed, ()
+        else:
+            after, commands = self.fold(self.committed, event)
         if self.world.chance.random() < 0.02:
             again = records.loads(records.dumps(self.committed, State), State)
             if again != self.committed or self.fold(again, event) != (after, commands):
@@ -315,6 +329,8 @@ class Supervisor:
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
             case RequestReplacement():
                 self.world.soon(0.1, 5.0, lambda: self.provider(epoch, command))
+            case CauseFault(kind=kind):
+                self.world.after(DIE_AFTER_S, lambda: self._die(epoch, kind))
             case SetTimer(timer=timer, due=due):
                 self._armed[timer] = due
                 self._wait(epoch, timer, due)
@@ -323,6 +339,12 @@ class Supervisor:
             case Publish(record=record):
                 if self.world.tracing:
                     self.world.say(describe(record))
+
+    def _die(self, epoch: int, kind: FaultKind) -> None:
+        """With its log gone a leader ends its term as well; the log comes back with what was committed."""
+        if self.leading and self.epoch == epoch:
+            self.world.say(f"FAULT {kind}")
+            self.crash()
 
     def _send(self, send: Send) -> None:
         session, agent, epoch = self.sessions.get(send.node, 0), self.agents[send.node], self.epoch

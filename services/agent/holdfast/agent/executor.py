@@ -138,4 +138,5 @@ class Executor:
             restored_from=outcome.restored_from,
             restored_bytes=outcome.restored_bytes,
             tested=outcome.tested,
+            link=outcome.link,
         )

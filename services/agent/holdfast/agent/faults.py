@@ -1,10 +1,11 @@
 """Causes faults in ranks of this node, for a job that allows it. The last of three checks: the command and the supervisor
 refuse what is refused here, but only this one cannot be bypassed by another client.
 
-Theory. A fault that lasts (`hang`, `slow`, `disk_full`) has a deadline here, so it ends although the supervisor, the network or
-whoever asked for it is gone. If this agent ends, its workers end with it, and the file that fills a disk is deleted; if it was
-killed, at the next start of an agent of this directory. A worker is signalled through its pidfd, which can never mean
-another process. A lost node is this agent's own end by SIGKILL, a moment after the answer."""
+Theory. A fault that lasts has a deadline here, so it ends although the supervisor, the network or whoever asked for it is gone.
+If this agent ends, its workers end with it, and the file that fills a disk is deleted; if it was killed, at the next start of
+an agent of this directory. What concerns the whole machine (lost packets, a clock that jumps) is off unless a setting of this
+agent allows it, and is caused and ended by a process of its own (`machine_faults`). A worker is signalled through its pidfd,
+which can never mean another process. A lost node is this agent's own end by SIGKILL, a moment after the answer."""
 
 from __future__ import annotations
 
@@ -14,18 +15,23 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
 import structlog
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from holdfast.agent import machine_faults
+from holdfast.agent.machine_faults import MachineFault
 from holdfast.agent.stored_faults import fill, flip_bit, remove_filler, require_fillable
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.agent.workers.worker import Worker
-from holdfast.domain.errors import Conflict, InvalidSpec
-from holdfast.domain.faults import FOR_S_MAX, XID_MAX, FaultKind, require_allowed, xid_line
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec
+from holdfast.domain.faults import CONTROL_PLANE, DIE_AFTER_S, FaultKind, require_allowed, require_valid, xid_line
 from holdfast.domain.orders import Inject
 from holdfast.runtime.kernel_records import kernel_record
 
@@ -34,15 +40,25 @@ log = structlog.get_logger("holdfast.agent.faults")
 # Of a slow rank: half of it stopped. No longer than a short step, so that every step is slow and not one in three; and much
 # less than what counts as stopped (2 s).
 PERIOD_S: Final = 0.05
-DIE_AFTER_S: Final = 0.5  # for the answer, which is on its way
 TOP_UP_S: Final = 1.0  # between two looks at what became free on a disk that is to be full
 LASTING_MAX: Final = 64  # faults at a time
 FILL_BYTES_MAX: Final = 16 * 2**30
+UNDO_AGAIN_S: Final = 5.0
+MACHINE: Final = (FaultKind.LOSSY_LINK, FaultKind.CLOCK_JUMP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFaultRules:
+    """What the operator of this node allows. `link`: the interface that may lose packets; empty = none."""
+
+    link: str = ""
+    loss_percent_max: float = 0.0
+    clock_s_max: float = 0.0
 
 
 class Faults:
     """`die` ends this agent at once. `disk_dir` and `memory_dir` have the stored checkpoints; the file that fills the disk has
-    at most `fill_bytes_max`."""
+    at most `fill_bytes_max`. `agent_dir` has the records of faults of the machine."""
 
     def __init__(
         self,
@@ -51,7 +67,9 @@ class Faults:
         *,
         disk_dir: Path,
         memory_dir: Path,
+        agent_dir: Path,
         fill_bytes_max: int = FILL_BYTES_MAX,
+        rules: MachineFaultRules = MachineFaultRules(),
         die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -61,6 +79,8 @@ class Faults:
         self._clock = clock
         self._disk_dir, self._memory_dir = disk_dir, memory_dir
         self._fill_bytes_max = fill_bytes_max
+        self._agent_dir, self._rules = agent_dir, rules
+        self._of_machine: set[FaultKind] = set()  # that last
         self._chance = random.SystemRandom()
         self._lasting = 0
         self._tasks: TaskGroup | None = None
@@ -72,9 +92,24 @@ class Faults:
                 "the disk was full by a fault that an earlier agent injected: made room", directory=str(self._disk_dir)
             )
         async with anyio.create_task_group() as self._tasks:
+            for kind in MACHINE:
+                if machine_faults.record_of(kind, self._agent_dir).exists():
+                    self._tasks.start_soon(self._undo_left, kind, name=f"undo {kind}")
             await anyio.sleep_forever()
 
-    def inject(self, order: Inject) -> str:
+    async def _undo_left(self, kind: FaultKind) -> None:
+        """Of an earlier agent; as often as it takes. No other of the kind is injected while there is a record."""
+        while True:
+            try:
+                await to_thread.run_sync(machine_faults.undo, kind, self._agent_dir)
+            except HoldfastError as error:
+                log.error("a fault that an earlier agent injected is not undone", fault=kind.value, reason=str(error))
+                await anyio.sleep(UNDO_AGAIN_S)
+            else:
+                log.warning("a fault that an earlier agent injected is undone", fault=kind.value)
+                return
+
+    async def inject(self, order: Inject) -> str:
         """Cause it. Returns what was done; raises `Conflict` or `InvalidSpec` with the reason why nothing was."""
         worker = self._allowed(order)
         who = f"rank {order.rank} of {order.job} (pid {worker.pid})"
@@ -99,14 +134,25 @@ class Faults:
                 did = f"{self._disk_dir} is full for {order.for_s:g} s"
             case FaultKind.BIT_FLIP:
                 did = flip_bit(self._disk_dir, self._memory_dir, order.job, order.rank, self._chance)
+            case FaultKind.LOSSY_LINK | FaultKind.CLOCK_JUMP as kind:
+                did = await self._disturb_machine(kind, order)
+            case FaultKind.REDIS_KILL | FaultKind.LEADER_KILL:
+                raise Conflict(f"{order.kind} is a fault of the control plane, and no agent causes it")
         log.warning("fault injected", job=order.job, rank=order.rank, fault=order.kind, did=did)
         return did
 
     def _allowed(self, order: Inject) -> Worker:
         if order.kind not in set(FaultKind):
-            raise InvalidSpec("kind", order.kind, ", ".join(FaultKind))
-        if not (0 < order.for_s <= FOR_S_MAX and math.isfinite(order.not_after)):
-            raise InvalidSpec("for_s", order.for_s, f"more than 0 and at most {FOR_S_MAX:g} s")
+            raise InvalidSpec("kind", order.kind, ", ".join(kind for kind in FaultKind if kind not in CONTROL_PLANE))
+        if not math.isfinite(order.not_after):
+            raise InvalidSpec("not_after", order.not_after, "Unix seconds")
+        require_valid(
+            FaultKind(order.kind),
+            for_s=order.for_s,
+            xid=order.xid,
+            loss_percent=order.loss_percent,
+            offset_s=order.offset_s,
+        )
         generation = self._pool.running_generation(order.job, order.generation)
         if generation is None:
             raise Conflict(f"generation {order.generation} of {order.job} does not run here")
@@ -119,8 +165,6 @@ class Faults:
         return worker
 
     def _xid(self, code: int) -> str:
-        if not 1 <= code <= XID_MAX:
-            raise InvalidSpec("xid", code, f"1 to {XID_MAX}")
         record = kernel_record(xid_line(code), device=self._kernel_log.is_char_device())
         try:
             with self._kernel_log.open("ab", buffering=0) as file:
@@ -129,14 +173,77 @@ class Faults:
             raise Conflict(f"the kernel log {self._kernel_log} cannot be written: {error.strerror}") from error
         return f"Xid {code} written to {self._kernel_log}"
 
-    def _begin(self, order: Inject, worker: Worker | None) -> None:
+    async def _disturb_machine(self, kind: FaultKind, order: Inject) -> str:
+        tasks = self._require_room()
+        rules = self._rules
+        if kind is FaultKind.LOSSY_LINK:
+            if not rules.link:
+                raise Conflict(
+                    "this agent does not allow lossy_link; set HOLDFAST_FAULT_LINK to the interface that may lose packets"
+                )
+            if order.loss_percent > rules.loss_percent_max:
+                raise Conflict(
+                    f"{order.loss_percent:g} % of the packets are more than the {rules.loss_percent_max:g} % that may be lost "
+                    "here (HOLDFAST_FAULT_LOSS_PERCENT_MAX of the agent)"
+                )
+            values: dict[str, object] = {"interface": rules.link, "percent": order.loss_percent}
+            did = f"{order.loss_percent:g} % of the packets of {rules.link} are lost for {order.for_s:g} s"
+        else:
+            if abs(order.offset_s) > rules.clock_s_max:
+                raise Conflict(
+                    f"this agent allows the clock of its machine to jump by at most {rules.clock_s_max:g} s, and "
+                    f"{order.offset_s:g} s are asked for (HOLDFAST_FAULT_CLOCK_S_MAX; the clock is everybody's on this machine)"
+                )
+            values = {"offset_s": order.offset_s}
+            did = f"the clock of this machine jumps by {order.offset_s:+g} s for {order.for_s:g} s"
+        if kind in self._of_machine or machine_faults.record_of(kind, self._agent_dir).exists():
+            raise Conflict(f"an injected {kind} lasts already on this node")
+        self._of_machine.add(kind)
+        try:
+            # Not a task of its own: if the agent ends now, the process sees it, and ends the fault.
+            begin = partial(MachineFault, kind, self._agent_dir, order.for_s, **values)
+            fault = await to_thread.run_sync(begin)
+        except BaseException:
+            self._of_machine.discard(kind)
+            raise
+        self._lasting += 1
+        tasks.start_soon(self._last_on_machine, kind, order, fault, name=f"injected {kind}")
+        return did
+
+    async def _last_on_machine(self, kind: FaultKind, order: Inject, fault: MachineFault) -> None:
+        try:
+            await to_thread.run_sync(fault.wait, abandon_on_cancel=True)
+            while (reason := await self._undone(kind, fault)) is not None:  # the process was killed, or has given up
+                log.error("an injected fault cannot be undone; trying again", fault=kind.value, reason=reason)
+                await anyio.sleep(UNDO_AGAIN_S)
+        finally:
+            with anyio.CancelScope(shield=True):
+                reason = await self._undone(kind, fault)
+            self._of_machine.discard(kind)
+            self._lasting -= 1
+            log.info("injected fault ended", job=order.job, fault=kind.value, reason=reason)
+
+    async def _undone(self, kind: FaultKind, fault: MachineFault) -> str | None:
+        """Why it is not; None if it is."""
+        await to_thread.run_sync(fault.end)
+        try:
+            await to_thread.run_sync(machine_faults.undo, kind, self._agent_dir)
+        except HoldfastError as error:
+            return str(error)
+        return None
+
+    def _require_room(self) -> TaskGroup:
         if self._tasks is None:
             raise Conflict("the agent is still starting")
         if self._lasting >= LASTING_MAX:
             raise Conflict(f"{LASTING_MAX} injected faults last already on this node")
+        return self._tasks
+
+    def _begin(self, order: Inject, worker: Worker | None) -> None:
+        tasks = self._require_room()
         self._lasting += 1
         lasting = self._full_disk if order.kind == FaultKind.DISK_FULL else self._last
-        self._tasks.start_soon(lasting, order, worker, name=f"injected {order.kind}")
+        tasks.start_soon(lasting, order, worker, name=f"injected {order.kind}")
 
     async def _full_disk(self, order: Inject, worker: Worker | None) -> None:
         try:

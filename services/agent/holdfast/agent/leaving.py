@@ -1,7 +1,10 @@
 """How an agent leaves that is told to end (SIGTERM, SIGUSR1): its ranks first, in good order, as before a maintenance.
 
-    SIGTERM ──► a notice, which begins at the end of the grace ──► the job saves, and its ranks move ──► no workers left
+    SIGTERM ──► a notice, which begins at the end of the grace ──► the job saves, and its ranks move or end ──► no workers left
                       └── nobody moved them in time, or a second signal ──► the agent ends, and its workers with it
+
+When an allocation ends, all agents of a job leave at once, and nobody takes its ranks: what their last save is worth depends on
+the copies that they still make.
 
 Kubernetes, Slurm and a machine that is taken back send SIGTERM and wait. Without the notice each of them would be a lost node,
 and the steps since the last checkpoint would be done again.
@@ -33,11 +36,13 @@ class Leaving:
         grace_s: float,
         *,
         workers: Callable[[], object],
+        copies: Callable[[], bool],
         emit: Callable[[MaintenanceNotice], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`copies`: whether the newest save here has copies that are not made yet."""
         self._node, self._incarnation, self._grace_s = node, incarnation, grace_s
-        self._workers, self._emit, self._clock = workers, emit, clock
+        self._workers, self._copies, self._emit, self._clock = workers, copies, emit, clock
 
     async def carry_out(self) -> None:
         """Returns when the agent may end: at once if it has no workers; at the end of the grace at the latest."""
@@ -52,5 +57,7 @@ class Leaving:
                 await anyio.sleep(POLL_S)
             log.info("leaving: no workers are left here", handover_s=HANDOVER_S)
             await anyio.sleep(HANDOVER_S)
+            while self._copies():  # noqa: ASYNC110 - another process makes them
+                await anyio.sleep(POLL_S)
         if grace.cancelled_caught and self._workers():
             log.warning("leaving: the grace is over, and workers are left; they end with the agent")

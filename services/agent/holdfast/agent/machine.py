@@ -1,4 +1,4 @@
-"""Which machine this is, and which of its boots. Both are read once: neither changes while an agent runs."""
+"""Which machine this is, and which of its boots. Neither changes while an agent runs."""
 
 from __future__ import annotations
 

@@ -22,8 +22,10 @@ from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain import spans, tracing
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
+from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import Preflight, RunningWorker
 from holdfast.domain.orders import (
+    CheckLink,
     CheckpointNow,
     Inject,
     Order,
@@ -58,6 +60,7 @@ class Outcome:
     restored_bytes: tuple[tuple[str, int], ...] = ()
     reason: str = ""  # what there is to say of a success, such as the output of a command
     tested: Preflight | None = None
+    link: LinkMeasured | None = None
 
 
 class FailedTests(Conflict):
@@ -95,7 +98,8 @@ class Node:
         reset_gpus: Callable[[ResetGpu], Awaitable[Outcome]],
         reboot: Callable[[RebootNode], Awaitable[Outcome]],
         restart: Callable[[RestartAgent], Outcome],
-        inject: Callable[[Inject], object],
+        check_link: Callable[[CheckLink], Awaitable[Outcome]],
+        inject: Callable[[Inject], Awaitable[object]],
     ) -> None:
         """`self_test` raises `HoldfastError` if this node's devices compute wrong results. `test_suspect` makes the quick tests
         within so many seconds. `inject` causes a fault, or raises it."""
@@ -104,9 +108,13 @@ class Node:
         self._site = site
         self._self_test, self._test_suspect = self_test, test_suspect
         self._reset_gpus = reset_gpus
-        self._reboot, self._restart = reboot, restart
+        self._reboot, self._restart, self._check_link = reboot, restart, check_link
         self._inject = inject
         self._jobs: dict[str, _Job] = {}
+
+    @property
+    def is_preparing(self) -> bool:
+        return any(job.preparing is not None for job in self._jobs.values())
 
     async def carry_out(self, order: Order) -> Outcome:
         match order:
@@ -140,8 +148,10 @@ class Node:
                 return await self._reboot(order)
             case RestartAgent():
                 return self._restart(order)
+            case CheckLink():
+                return await self._check_link(order)
             case Inject():
-                self._inject(order)
+                await self._inject(order)
                 return Outcome()
 
     # ------------------------------------------------------------------ prepare
@@ -151,8 +161,12 @@ class Node:
         key = spans.prepare_key(order.placement.node, order.generation)
         with anyio.CancelScope() as scope, _span(tracing.PREPARE, order, order.traceparent, key):
             job.preparing = scope
-            async with job.lock:
-                return await self._change_generation(job, order)
+            try:
+                async with job.lock:
+                    return await self._change_generation(job, order)
+            finally:
+                if job.preparing is scope:  # otherwise a newer generation is prepared
+                    job.preparing = None
         raise Conflict(
             f"generation {order.generation} of {order.job} was overtaken by {job.generation} while it was prepared"
         )
@@ -203,9 +217,6 @@ class Node:
             with anyio.CancelScope(shield=True):
                 await self._pool.stop(order.job, order.generation)
             raise _first(group) from group
-        finally:
-            if job.generation == order.generation:  # otherwise the scope belongs to a newer generation
-                job.preparing = None
         master = self._pool.master_of(order.job, order.generation)
         shards, sizes = _sources(job.staged)
         return Outcome(master, phases.taken, forked, shards, sizes, tested=tested)

@@ -16,6 +16,7 @@ from anyio.abc import TaskStatus
 
 from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable, Unrestorable
+from holdfast.domain.links import LinkMeasured, MeasureLink, OpenLink
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import (
     CommonCheckpoint,
@@ -27,12 +28,14 @@ from holdfast.domain.replication import (
     Trouble,
     UploadNow,
 )
+from holdfast.domain.tiers import DURABLE
 from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.children import Child, running, spawn
 from holdfast.runtime.grpc_channel import cancellable, open_channel
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1.replicator_pb2_grpc import ReplicatorStub
+from holdfast.wire import links as wire_links
 from holdfast.wire import shards as wire
 from holdfast.wire.retention import encode_end, encode_prune, encode_retain
 
@@ -46,6 +49,7 @@ READY_POLL_S = 0.01
 # Shorter than the wait of other nodes (AWAY_S of the replicator).
 AWAY_S = 8.0
 AGAIN_S = 0.05
+LINK_TIMEOUT_S = 25.0  # a test of the network has limits of its own, which are shorter
 
 
 class Replicator(Protocol):
@@ -58,6 +62,10 @@ class Replicator(Protocol):
     @property
     def inventories(self) -> tuple[Inventory, ...]:
         """Its last inventories, one per job."""
+
+    @property
+    def copying(self) -> bool:
+        """Whether the newest save of this node's ranks is not on disk yet, or not in the object store of its job."""
 
     async def configure(self, request: Configure) -> None: ...
 
@@ -74,12 +82,20 @@ class Replicator(Protocol):
 
     async def forget(self, job: str) -> None: ...
 
+    async def open_link(self, request: OpenLink) -> None: ...
+
+    async def measure_link(self, request: MeasureLink) -> LinkMeasured:
+        """Ends the test if it is cancelled."""
+
+    async def close_link(self) -> None: ...
+
 
 class NoReplicator:
     """A node without checkpoints: jobs start from scratch, and an order to restore is refused."""
 
     endpoint = ""
     inventories: tuple[Inventory, ...] = ()
+    copying = False
 
     async def configure(self, request: Configure) -> None:
         pass  # there are no copies; the node reports this with its empty endpoint
@@ -100,6 +116,15 @@ class NoReplicator:
         pass
 
     async def forget(self, job: str) -> None:
+        pass
+
+    async def open_link(self, request: OpenLink) -> None:
+        raise NotFound("this node runs without a replicator, and has no part in tests of the network")
+
+    async def measure_link(self, request: MeasureLink) -> LinkMeasured:
+        raise NotFound(f"this node runs without a replicator, and cannot test the network with {request.node}")
+
+    async def close_link(self) -> None:
         pass
 
 
@@ -137,6 +162,18 @@ _KINDS: Mapping[grpc.StatusCode, type[Unavailable]] = {
 }
 
 
+def is_copying(served: Configure, held: Inventory | None) -> bool:
+    """Whether the newest step that the ranks of this node have saved is not on disk yet, or not in the job's object store."""
+    own = [each for each in (held.shards if held else ()) if each.key.rank in served.ranks]
+    own = [each for each in own if each.key.attempt == served.attempt]
+    newest = max((each.key.step for each in own), default=0)
+    if held is None or not newest:
+        return False
+    on_disk = {each.key.rank for each in own if each.key.step == newest and each.tier in DURABLE}
+    stored = (served.attempt, newest) in {(each.attempt, each.step) for each in held.stored}
+    return len(on_disk) < len(served.ranks) or (bool(served.store) and not stored)
+
+
 class LocalReplicator:
     """The replicator process of this node; if it exits, it is restarted on the same port while training continues."""
 
@@ -161,6 +198,7 @@ class LocalReplicator:
         self._held: dict[str, Inventory] = {}  # by job
         self._troubles: dict[str, tuple[Trouble, ...]] = {}  # by job, as last reported
         self._retained: dict[str, CommonCheckpoint] = {}  # by job, the newest; dropped with the job
+        self._served: dict[str, Configure] = {}  # by job, as last configured
         self._retain_changed = anyio.Event()
         self._died, self._serves = anyio.Event(), anyio.Event()
 
@@ -171,6 +209,10 @@ class LocalReplicator:
     @property
     def inventories(self) -> tuple[Inventory, ...]:
         return tuple(self._held.values())
+
+    @property
+    def copying(self) -> bool:
+        return any(is_copying(served, self._held.get(job)) for job, served in self._served.items())
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled. Reports `started` when the first process serves. Raises `Unavailable` if it does not."""
@@ -209,6 +251,7 @@ class LocalReplicator:
 
     async def configure(self, request: Configure) -> None:
         await self._call_again(self._stub.Configure, wire.encode_configure(request), AWAY_S)
+        self._served[request.job] = request
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
         timeout_s = request.timeout_s + CALL_TIMEOUT_S
@@ -226,6 +269,7 @@ class LocalReplicator:
 
     async def end(self, request: EndJob) -> None:
         self._retained.pop(request.job, None)
+        self._served.pop(request.job, None)
         await self._call(self._stub.End, encode_end(request), CALL_TIMEOUT_S)
 
     async def prune(self, request: PruneSteps) -> None:
@@ -233,7 +277,19 @@ class LocalReplicator:
 
     async def forget(self, job: str) -> None:
         self._retained.pop(job, None)
+        self._served.pop(job, None)
         await self._call(self._stub.Forget, pb.ForgetRequest(job=job), PRUNE_TIMEOUT_S)
+
+    async def open_link(self, request: OpenLink) -> None:
+        await self._call(self._stub.OpenLink, wire_links.encode_open(request), CALL_TIMEOUT_S)
+
+    async def measure_link(self, request: MeasureLink) -> LinkMeasured:
+        return wire_links.decode_measured(
+            await self._call(self._stub.MeasureLink, wire_links.encode_measure(request), LINK_TIMEOUT_S)
+        )
+
+    async def close_link(self) -> None:
+        await self._call(self._stub.CloseLink, pb.CloseLinkRequest(), CALL_TIMEOUT_S)
 
     def _spawn(self) -> Child:
         self._ready_path.unlink(missing_ok=True)

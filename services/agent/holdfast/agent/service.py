@@ -44,6 +44,7 @@ from holdfast.agent.gpu_devices import GpuDevices
 from holdfast.agent.gpu_reset import GpuResets
 from holdfast.agent.leaving import Leaving
 from holdfast.agent.ledger import Ledger
+from holdfast.agent.link_tests import LinkTests
 from holdfast.agent.machine import boot_id, machine_id
 from holdfast.agent.node import Node, Outcome
 from holdfast.agent.outbox import Outbox
@@ -57,6 +58,7 @@ from holdfast.agent.suspect_tests import SuspectTests
 from holdfast.agent.uplink import Uplink
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
+from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.nodes import Check, NodeFacts, RunningWorker
 from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
 from holdfast.domain.replication import Trouble
@@ -98,6 +100,7 @@ class Agent:
     ) -> None:
         self._settings, self._descriptors, self._tasks = settings, descriptors, tasks
         self._incarnation = uuid.uuid4().hex
+        membership = settings.membership
         marked = {MARK: str(settings.agent_dir)}
         places = _places(settings)
         workers_ended = anyio.Event()
@@ -137,6 +140,7 @@ class Agent:
             sample=self._pool.sample,
             lost=lambda: self._pool.notes_lost,
             last_words=workers_ended,
+            membership=membership,
             tls=settings.tls,
         )
 
@@ -159,12 +163,20 @@ class Agent:
         )
         self._reboots = Reboots(settings.reboot_command, settings.node, self._pool.running)
         self._restarts = Restarts(settings.node, tasks, self._pool.running, restart)
+        self._link_tests = LinkTests(
+            settings.node,
+            tasks,
+            lambda: self._replicator,
+            is_idle=lambda: not self._pool.running() and not self._node.is_preparing,
+        )
         self._faults = Faults(
             self._pool,
             settings.kernel_log,
             disk_dir=settings.disk_dir,
             memory_dir=settings.memory_dir,
+            agent_dir=settings.agent_dir,
             fill_bytes_max=int(settings.fault_fill_gib_max * 2**30),
+            rules=settings.machine_faults,
         )
         self._node = Node(
             self._pool,
@@ -175,6 +187,7 @@ class Agent:
             reset_gpus=self._resets.carry_out,
             reboot=self._reboots.carry_out,
             restart=self._restarts.carry_out,
+            check_link=self._link_tests.carry_out,
             inject=self._faults.inject,
         )
         executor = Executor(
@@ -194,6 +207,7 @@ class Agent:
             on_peers=self._preflights.know_peers,
             on_saved_by_all=self._replicator.retain,
             beat=lambda: encode_beat(time.time(), self._pool.worker_set.version, self._pool.steps()),
+            membership=membership,
             tls=settings.tls,
         )
 
@@ -237,7 +251,9 @@ class Agent:
             self._reboots.require_up()
             self._restarts.require_staying()
         if isinstance(order, Prepare):
+            self._link_tests.make_way()
             await self._resets.finished()
+            self._link_tests.make_way()  # one that was let in meanwhile
             self._preflights.make_way()
             self._preflights.know_peers(peer.endpoint for peer in order.peers)
         return await self._node.carry_out(order)
@@ -247,7 +263,8 @@ class Agent:
     async def leave(self) -> None:
         """Between SIGTERM and the end: returns when nothing here is needed any more, or the grace is over."""
         node, grace_s = self._settings.node, self._settings.termination_grace_s
-        leaving = Leaving(node, self._incarnation, grace_s, workers=self._pool.running, emit=self._emit)
+        copies = lambda: self._replicator.copying  # noqa: E731
+        leaving = Leaving(node, self._incarnation, grace_s, workers=self._pool.running, copies=copies, emit=self._emit)
         await leaving.carry_out()
 
     async def run(self) -> None:
@@ -329,11 +346,13 @@ def _facts(
         directory=str(settings.agent_dir),
         disk_dir=str(settings.disk_dir.absolute()) if settings.replicator else "",
         kernel_log=str(settings.kernel_log),
-        version=importlib.metadata.version("holdfast"),
+        version=importlib.metadata.version(DISTRIBUTION),
         boot_id=boot_id(settings.boot_id_file),
         machine_id=machine_id(settings.machine_id_file),
         reboots=reboots,
         restarts=restarts,
+        tests_links=settings.replicator and settings.link_tests,
+        pool=settings.pool,
     )
 
 

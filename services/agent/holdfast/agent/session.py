@@ -14,13 +14,14 @@ import structlog
 
 from holdfast.agent.executor import Executor
 from holdfast.agent.reports import Reports
-from holdfast.agent.streams import first_error, read, write
-from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage, Unavailable
+from holdfast.agent.streams import REFUSED_S, Failures, check, first_error, is_of_another_fleet, join, read, write
+from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage, OtherFleet, Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Report
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.fleet import Introduction, Membership
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.runtime.tls import Tls
 from holdfast.v1 import control_pb2 as pb
@@ -60,6 +61,7 @@ class Session:
         on_peers: Callable[[Sequence[str]], None],
         on_saved_by_all: Callable[[CommonCheckpoint], None],
         beat: Callable[[], pb.AgentMessage] = lambda: encode_beat(time.time()),
+        membership: Membership | None = None,
         tls: Tls | None = None,
     ) -> None:
         self._endpoints = tuple(endpoints)
@@ -71,6 +73,7 @@ class Session:
         self._on_peers = on_peers
         self._on_saved_by_all = on_saved_by_all
         self._beat = beat
+        self._membership = membership or Membership()
         self._tls = tls
         self._news = anyio.Event()
         self._welcomed = False
@@ -78,6 +81,8 @@ class Session:
         self.workers_in_answers = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
+        self._failures = Failures()
+        self._foreign: set[str] = set()  # endpoints that belonged to another fleet when they were last asked
 
     def report(self, report: Report) -> None:
         """Send a report to the supervisor, now or when a session is open."""
@@ -92,20 +97,28 @@ class Session:
             endpoint = self._endpoints[turn % len(self._endpoints)]
             turn += 1
             incompatible = ""
+            self._foreign.discard(endpoint)
+            introduction = self._membership.introduce()
             try:
                 async with open_channel(endpoint, self._tls) as channel:
-                    await self._converse(ControlStub(channel).Session(), backoff)
+                    call = ControlStub(channel).Session(metadata=introduction.metadata)
+                    await self._converse(call, introduction, backoff, endpoint)
             except* grpc.aio.AioRpcError as group:
                 error = first_error(group)
-                log.warning("control session failed", endpoint=endpoint, code=error.code().name, reason=error.details())
+                self._failures.failed("control session failed", endpoint, error)
                 incompatible = (error.details() or "") if OTHER_VERSION in (error.details() or "") else ""
+                if is_of_another_fleet(error):
+                    self._foreign.add(endpoint)
+            except* OtherFleet as others:
+                self._failures.refused("control session refused", endpoint, str(others.exceptions[0]))
+                self._foreign.add(endpoint)
             except* IncompatibleVersion as versions:
                 incompatible = str(versions.exceptions[0])
-                log.warning("control session rejected: version", endpoint=endpoint, reason=incompatible)
+                self._failures.refused("control session rejected: version", endpoint, incompatible)
             except* Unavailable as refused:
-                log.warning("control session refused", endpoint=endpoint, reason=str(refused.exceptions[0]))
+                self._failures.refused("control session refused", endpoint, str(refused.exceptions[0]))
             self._judge(endpoint, incompatible)
-            await backoff.sleep()
+            await (anyio.sleep(REFUSED_S) if self._foreign >= set(self._endpoints) else backoff.sleep())
 
     def _judge(self, endpoint: str, incompatible: str) -> None:
         """Raise `IncompatibleVersion` if no supervisor has ever accepted this agent's version; otherwise wait.
@@ -119,13 +132,15 @@ class Session:
         if not self._welcomed and self._incompatible >= set(self._endpoints):
             raise IncompatibleVersion(f"supervisor {endpoint}: {incompatible}")
 
-    async def _converse(self, call: _Call, backoff: Backoff) -> None:
-        """Run one session until it fails. Raises the reason in an exception group."""
+    async def _converse(self, call: _Call, introduction: Introduction, backoff: Backoff, endpoint: str) -> None:
+        """Run one session until it fails. Raises the reason, in an exception group or alone."""
         try:
+            await join(call, introduction)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._speak, call)
-                welcome = await self._hear_welcome(call)
+                welcome = await self._hear_welcome(call, introduction)
                 backoff.reset()
+                self._failures.over(endpoint)
                 if welcome.answers_beats:
                     tasks.start_soon(self._expect_answers)
                 while True:
@@ -156,13 +171,15 @@ class Session:
             self._unanswered_beats += 1
         raise Unavailable(f"no answer to {UNANSWERED_BEATS_MAX} heartbeats")
 
-    async def _hear_welcome(self, call: _Call) -> pb.Welcome:
-        """Read the leader's greeting. Raises `Unavailable` if there is none, or if it comes from a replaced leader."""
+    async def _hear_welcome(self, call: _Call, introduction: Introduction) -> pb.Welcome:
+        """Read the leader's greeting. Raises `Unavailable` if there is none, or if it comes from a replaced leader or from
+        another fleet's."""
         message: pb.SupervisorMessage | None = None
         with freeze.patience(WELCOME_TIMEOUT_S):
             message = await read(call, pb.SupervisorMessage)
         if message is None or message.WhichOneof("message") != "welcome":
             raise Unavailable(f"no welcome within {WELCOME_TIMEOUT_S:g} s")
+        await check(call, introduction)
         welcome = message.welcome
         if welcome.protocol_version != PROTOCOL_VERSION:
             raise IncompatibleVersion(

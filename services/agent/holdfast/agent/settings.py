@@ -5,14 +5,19 @@ from __future__ import annotations
 import shlex
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from holdfast.agent.collectors.maintenance import AUTO
+from holdfast.agent.faults import MachineFaultRules
 from holdfast.agent.gpu_reset import ResetRules
 from holdfast.agent.machine import BOOT_ID, PRODUCT_UUID
+from holdfast.domain.faults import LOSS_PERCENT_MAX, LOSS_PERCENT_MIN, OFFSET_S_MAX
+from holdfast.domain.nodes import pool_name
 from holdfast.runtime.settings import ServiceSettings
+
+NONE = "none"  # a variable that is empty counts as one that is not set
 
 SOCKET_PATH_BYTES_MAX = 90  # of the 107 bytes of a Unix socket's path; the rest is for file names
 
@@ -27,6 +32,8 @@ class AgentSettings(ServiceSettings):
     disk_dir: Path
     capacity: int = Field(default=1, ge=1)  # maximum number of workers
     zone: str = ""  # failure domain; empty = a separate one for this node
+    # Only jobs of this pool get the node; empty = jobs without one
+    pool: Annotated[str, AfterValidator(pool_name)] = ""
     address: str = "127.0.0.1"  # address of this node for workers and replicators of other nodes
     kernel_log: Path = Path("/dev/kmsg")
     gpus: int = Field(default=0, ge=0)  # number of GPUs of this node; 0 = the highest number seen
@@ -46,7 +53,8 @@ class AgentSettings(ServiceSettings):
     replicator_port: int = Field(default=0, ge=0, le=65535)  # port of the shard data plane; 0 = any free port
     # Seconds between pre-flight tests of an idle node; 0 = no tests, also not at the start.
     preflight_every_s: float = Field(default=1800.0, ge=0)
-    # Resets GPUs; {gpu} becomes their numbers, separated by commas. Run without a shell. Empty, or a program that does not
+    link_tests: bool = True  # take part in tests of the network with other idle nodes (docs/diagnostics.md)
+    # Resets GPUs; {gpu} becomes their numbers, separated by commas. Run without a shell. none, or a program that does not
     # exist = this node cannot reset GPUs
     gpu_reset_command: str = "nvidia-smi --gpu-reset -i {gpu}"
     # Which GPUs are reset with the faulty one. auto: all of the node, unless NVML says that none of them has NVLinks
@@ -61,6 +69,11 @@ class AgentSettings(ServiceSettings):
     boot_id_file: Path = BOOT_ID  # by which a reboot is recognised; for containers in which /proc/sys is masked
     # GiB that `holdfast inject` of a full disk may fill, for jobs with `chaos: true`; more free space than that = it is refused
     fault_fill_gib_max: float = Field(default=16.0, ge=0, le=1024)
+    # Interface whose packets `holdfast inject` of a lossy link may drop, and the greatest share of them; empty = none
+    fault_link: str = Field(default="", pattern=r"^([^/\s:]{1,15})?$")
+    fault_loss_percent_max: float = Field(default=30.0, ge=LOSS_PERCENT_MIN, le=LOSS_PERCENT_MAX)
+    # Seconds by which `holdfast inject` may set the clock of this machine, for everything that runs on it; 0 = it may not
+    fault_clock_s_max: float = Field(default=0.0, ge=0, le=OFFSET_S_MAX)
     # Seconds after which an unmodified script counts as having made a step.
     assume_started_after_s: float = Field(default=5.0, gt=0)
 
@@ -76,6 +89,12 @@ class AgentSettings(ServiceSettings):
             if not host or not port.isdecimal():
                 raise ValueError("host:port, or several separated by commas")
         return value
+
+    @property
+    def machine_faults(self) -> MachineFaultRules:
+        return MachineFaultRules(
+            link=self.fault_link, loss_percent_max=self.fault_loss_percent_max, clock_s_max=self.fault_clock_s_max
+        )
 
     @property
     def resets(self) -> ResetRules:
@@ -94,15 +113,19 @@ class AgentSettings(ServiceSettings):
     @field_validator("gpu_reset_command")
     @classmethod
     def _command_names_the_gpu(cls, value: str) -> str:
+        if value == NONE:
+            return ""
         if value and "{gpu}" not in value:
-            raise ValueError("a command line that contains {gpu}")
+            raise ValueError(f"a command line that contains {{gpu}}, or {NONE}")
         return value
 
     @field_validator("maintenance_url")
     @classmethod
     def _metadata_is_http(cls, value: str) -> str:
+        if value == NONE:
+            return ""
         if value not in ("", AUTO) and not value.startswith(("http://", "https://")):
-            raise ValueError(f"an http:// or https:// URL, {AUTO}, or nothing")
+            raise ValueError(f"an http:// or https:// URL, {AUTO}, or {NONE}")
         return value
 
     @field_validator("agent_dir")

@@ -17,10 +17,12 @@ import grpc
 import structlog
 
 from holdfast.agent.outbox import Outbox
-from holdfast.agent.streams import broken, first_error, write
+from holdfast.agent.streams import REFUSED_S, Failures, broken, check, first_error, is_of_another_fleet, join, write
+from holdfast.domain.errors import OtherFleet
 from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.fleet import Introduction, Membership
 from holdfast.runtime.grpc_channel import cancellable, open_channel
 from holdfast.runtime.tls import Tls
 from holdfast.v1 import telemetry_pb2 as pb
@@ -53,6 +55,7 @@ class Uplink:
         sample: Callable[[float], Sequence[NodeSignal]],
         lost: Callable[[], int],
         last_words: anyio.Event,
+        membership: Membership | None = None,
         tls: Tls | None = None,
     ) -> None:
         """`lost` returns how many steps were dropped before they became a signal, since the start.
@@ -65,6 +68,7 @@ class Uplink:
         self._sample = sample
         self._lost = lost
         self._last_words = last_words
+        self._membership = membership or Membership()
         self._tls = tls
         self._endpoints: tuple[str, ...] = ()
         self._endpoints_known = anyio.Event()
@@ -75,6 +79,8 @@ class Uplink:
         self._closing = False
         self._moving = False  # to an earlier endpoint
         self._refused_in_a_row = 0
+        self._failures = Failures()
+        self._foreign: set[str] = set()  # endpoints that belonged to another fleet when they were last asked
 
     def emit(self, signal: NodeSignal) -> None:
         """Queue a signal. A reliable one is sent immediately."""
@@ -119,15 +125,21 @@ class Uplink:
         await self._endpoints_known.wait()
         backoff = Backoff(max_s=TELEMETRY_RETRY_S_MAX)
         for endpoint in self._in_turn():
+            self._foreign.discard(endpoint)
+            introduction = self._membership.introduce()
             try:
                 async with open_channel(endpoint, self._tls) as channel:
-                    await self._stream(TelemetryStub(channel).Stream(), backoff, endpoint)
+                    call = TelemetryStub(channel).Stream(metadata=introduction.metadata)
+                    await self._stream(call, introduction, backoff, endpoint)
             except* grpc.aio.AioRpcError as group:
                 self._say_lost(endpoint, group)
+            except* OtherFleet as others:
+                self._failures.refused("telemetry stream refused", endpoint, str(others.exceptions[0]))
+                self._foreign.add(endpoint)
             if self._closing:
                 return
             if not self._moving:
-                await backoff.sleep()
+                await (anyio.sleep(REFUSED_S) if self._foreign >= set(self._endpoints) else backoff.sleep())
 
     def _in_turn(self) -> Iterator[str]:
         turn = 0
@@ -137,12 +149,14 @@ class Uplink:
             yield self._endpoints[turn % len(self._endpoints)]
             turn += 1
 
-    async def _stream(self, call: _Call, backoff: Backoff, endpoint: str) -> None:
-        """Run one stream until it fails (`AioRpcError` in a group), the agent stops, or an earlier endpoint serves."""
+    async def _stream(self, call: _Call, introduction: Introduction, backoff: Backoff, endpoint: str) -> None:
+        """Run one stream until it fails (`AioRpcError` or `OtherFleet`), the agent stops, or an earlier endpoint serves."""
         try:
+            await join(call, introduction)
             async with anyio.create_task_group() as tasks:
                 ended = anyio.Event()
-                tasks.start_soon(self._hear, call, backoff, ended)
+                tasks.start_soon(check, call, introduction)
+                tasks.start_soon(self._hear, call, backoff, ended, endpoint)
                 tasks.start_soon(self._look_for_better, endpoint)
                 for tick in self._outbox.again():
                     await write(call, encode_tick(tick))
@@ -196,10 +210,11 @@ class Uplink:
                 return True
         return False
 
-    async def _hear(self, call: _Call, backoff: Backoff, ended: anyio.Event) -> None:
+    async def _hear(self, call: _Call, backoff: Backoff, ended: anyio.Event, endpoint: str) -> None:
         """Read acknowledgements until diagnostics closes the stream, which it does after receiving our goodbye."""
         async for ack in call:
             backoff.reset()
+            self._failures.over(endpoint)
             self._refused_in_a_row = 0
             self._outbox.acknowledge(ack.seq)
         if not self._closing and not self._moving:
@@ -208,7 +223,9 @@ class Uplink:
 
     def _say_lost(self, endpoint: str, group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> None:
         error = first_error(group)
-        log.warning("telemetry stream failed", endpoint=endpoint, code=error.code().name, reason=error.details())
+        self._failures.failed("telemetry stream failed", endpoint, error)
+        if is_of_another_fleet(error):
+            self._foreign.add(endpoint)
         if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
             return
         self._refused_in_a_row += 1

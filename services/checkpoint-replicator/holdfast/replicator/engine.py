@@ -59,6 +59,10 @@ class Tiers:
             case Tier.DISK:
                 return self.disk
 
+    def linked(self, job: str) -> list[Path]:
+        """Return the directories of the job that are symbolic links."""
+        return [path for path in (self.staged.directory(job), self.disk.directory(job)) if path.is_symlink()]
+
     @property
     def in_order(self) -> tuple[LocalTier, ...]:
         return tuple(self[tier] for tier in Tier)
@@ -108,7 +112,10 @@ class Engine:
     # ------------------------------------------------------------ requests
 
     async def configure(self, config: Configure) -> None:
-        """Configure a job. Raises InvalidSpec for a name that cannot be a directory, and Conflict for an older generation."""
+        """Configure a job. Raises InvalidSpec for a name that cannot be a directory, and Conflict for an older generation or
+        a directory that is a symbolic link."""
+        for directory in self.tiers.linked(config.job):
+            raise Conflict(f"{directory} is a symbolic link, which may lead to another job's checkpoints: remove it")
         job = self.job(config.job)
         if job.config is not None and _is_older(config, job.config):
             raise Conflict(
@@ -194,15 +201,27 @@ class Engine:
         self.notify()
 
     async def forget(self, name: str, idle: Callable[[str], Awaitable[None]]) -> None:
-        """Delete all data of a job, in memory and on disk. `idle` waits until none of it is being copied."""
+        """Delete all data of a job, in memory and on disk. `idle` waits until none of it is being copied.
+
+        Raises Unavailable if some of it cannot be deleted.
+        """
         job = self.jobs.pop(job_name(name), Job(name))
         job.forget()
         self.notify()
         await idle(name)
         async with job.refreshing:
-            for tier in self.tiers.in_order:
-                await self.threads.urgent(tier.forget, name)
+            failed = [error for tier in self.tiers.in_order if (error := await self._forget(tier, name)) is not None]
         self.notify()
+        if failed:
+            raise Unavailable(f"data of job {name} is left on this node: {failed[0]}")
+
+    async def _forget(self, tier: LocalTier, name: str) -> OSError | None:
+        try:
+            await self.threads.urgent(tier.forget, name)
+        except OSError as error:  # a file of somebody else, a disk that is read-only
+            log.error("data of a job not deleted", job=name, tier=tier.name, reason=str(error))
+            return error
+        return None
 
     def job(self, name: str) -> Job:
         """Return the job, created if it is unknown."""
@@ -224,11 +243,11 @@ class Engine:
                 job = self.job(name)
                 remembered = Remembered.read(self._disk_dir / name)
                 if remembered is not None and remembered.config.job != name:
-                    raise IntegrityError(f"it is of job {remembered.config.job!r}")
+                    raise Conflict(f"it is of job {remembered.config.job!r}")
             except InvalidSpec as error:
                 log.warning("directory ignored", name=name, reason=str(error))
                 continue
-            except (MalformedMessage, IntegrityError, OSError) as error:
+            except (MalformedMessage, IntegrityError, Conflict, OSError) as error:
                 log.warning("job configuration unreadable", job=name, reason=str(error))
                 await self._set_aside_configuration(job, error)
                 remembered = None
@@ -253,7 +272,8 @@ class Engine:
 
     async def _set_aside_configuration(self, job: Job, error: Exception) -> None:
         path = self._disk_dir / job.name / REMEMBERED
-        aside = not isinstance(error, OSError)  # otherwise it may be readable later
+        # Otherwise it may be readable later, or is a copy that somebody has made.
+        aside = not isinstance(error, OSError | Conflict)
         try:
             if aside:
                 await self.threads.urgent(move_aside, path)

@@ -8,10 +8,12 @@ clock that jumps nor a machine that was off for a week makes a checkpoint expire
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import anyio
 import structlog
 
+from holdfast.domain.errors import Unavailable
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 
@@ -55,6 +57,7 @@ class Keeper:
             "retention expired", job=job.name, attempts_before=job.kept.expired_before, retention_s=self._retention_s
         )
         if job.ended and job.config is not None and job.config.attempt < job.kept.expired_before:
-            await self._engine.forget(job.name, self._idle)
+            with suppress(Unavailable):  # the engine has logged what is left
+                await self._engine.forget(job.name, self._idle)
         else:
             self._engine.notify()  # the plan decides which of its shards can be deleted

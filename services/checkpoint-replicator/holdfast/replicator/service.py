@@ -33,6 +33,7 @@ from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
+from holdfast.replicator.transport.links import LinkDoor, Links
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Tier
 from holdfast.runtime import freeze
@@ -96,7 +97,8 @@ async def serve(settings: ReplicatorSettings) -> None:
     mover = Mover(engine, client, checksummer, store_sync, disk_pace=disk_pace, peer_pace=peer_pace)
     takers = ThreadPoolExecutor(settings.replicator_connections_max, "take", initializer=be_nice)
     keeper = Keeper(engine, mover.idle, settings.replicator_retention_s)
-    server = _data_server(engine, checksummer, limits, sockets, takers, arrivals)
+    links = Links(client, threads, LinkDoor())
+    server = _data_server(engine, checksummer, limits, sockets, takers, arrivals, links.door)
     scrubber = Scrubber(engine, client, interval_s=settings.replicator_scrub_interval_s, pace=scrub_pace)
     store_scrubber = StoreScrubber(
         engine, store_sync, interval_s=settings.replicator_store_scrub_interval_s, pace=store_scrub_pace
@@ -104,7 +106,8 @@ async def serve(settings: ReplicatorSettings) -> None:
     door = listener.bind(settings.replicator_listen)
     try:
         endpoint = listener.endpoint(door, settings.address)
-        servicer = Servicer(engine, Stager(engine, client, store_sync, checksummer, settings.node), mover, endpoint)
+        stager = Stager(engine, client, store_sync, checksummer, settings.node)
+        servicer = Servicer(engine, stager, mover, links, endpoint)
         await engine.start()
         async with (
             await open_notes(settings.replicator_notes) as notes,
@@ -155,6 +158,7 @@ def _data_server(
     sockets: OpenSockets,
     takers: Executor,
     arrivals: Arrivals,
+    links: LinkDoor,
 ) -> Server:
     """Build the data server. Its threads report events to the event loop, which owns all state."""
     loop = asyncio.get_running_loop()
@@ -183,4 +187,5 @@ def _data_server(
         token_of=engine.token_of,
         arrived=arrived,
         suspect=suspect,
+        links=links,
     )

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
+from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import (
     Conflict,
     HoldfastError,
@@ -21,8 +22,10 @@ from holdfast.domain.errors import (
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.mover import Mover
 from holdfast.replicator.stager import Stager
+from holdfast.replicator.transport.links import Links
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1 import replicator_pb2_grpc as rpc
+from holdfast.wire import links as wire_links
 from holdfast.wire import shards as wire
 from holdfast.wire.retention import decode_end, decode_prune, decode_retain
 
@@ -44,16 +47,17 @@ _STATUS: tuple[tuple[type[HoldfastError], grpc.StatusCode], ...] = (
 
 
 class Servicer(rpc.ReplicatorServicer):
-    def __init__(self, engine: Engine, stager: Stager, mover: Mover, endpoint: str) -> None:
+    def __init__(self, engine: Engine, stager: Stager, mover: Mover, links: Links, endpoint: str) -> None:
         self._engine = engine
         self._stager = stager
         self._mover = mover
+        self._links = links
         self._endpoint = endpoint
 
     async def Describe(  # noqa: N802
         self, request: pb.DescribeRequest, context: Context
     ) -> pb.DescribeResponse:
-        return pb.DescribeResponse(endpoint=self._endpoint, version=version("holdfast"))
+        return pb.DescribeResponse(endpoint=self._endpoint, version=version(DISTRIBUTION))
 
     async def Configure(  # noqa: N802
         self, request: pb.ConfigureRequest, context: Context
@@ -121,6 +125,29 @@ class Servicer(rpc.ReplicatorServicer):
     ) -> pb.ForgetResponse:
         await _answered(context, self._engine.forget(request.job, self._mover.idle))
         return pb.ForgetResponse()
+
+    async def OpenLink(  # noqa: N802
+        self, request: pb.OpenLinkRequest, context: Context
+    ) -> pb.OpenLinkResponse:
+        async def open_link() -> None:
+            self._links.door.open(wire_links.decode_open(request))
+
+        await _answered(context, open_link())
+        return pb.OpenLinkResponse()
+
+    async def MeasureLink(  # noqa: N802
+        self, request: pb.MeasureLinkRequest, context: Context
+    ) -> pb.MeasureLinkResponse:
+        async def measure() -> pb.MeasureLinkResponse:
+            return wire_links.encode_measured(await self._links.measure(wire_links.decode_measure(request)))
+
+        return await _answered(context, measure())
+
+    async def CloseLink(  # noqa: N802
+        self, request: pb.CloseLinkRequest, context: Context
+    ) -> pb.CloseLinkResponse:
+        self._links.door.close()
+        return pb.CloseLinkResponse()
 
 
 async def _answered(context: Context, work: Awaitable[T]) -> T:

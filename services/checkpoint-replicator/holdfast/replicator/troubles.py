@@ -14,6 +14,8 @@ from holdfast.runtime import metrics, telemetry
 TROUBLES_MAX = 16  # per job
 REASON_CHARS_MAX = 500
 QUIET_S = 600.0
+DISPLACED_MAX = 4096
+_FILES = (TroubleKind.SET_ASIDE, TroubleKind.LEFT_ALONE)
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -25,20 +27,21 @@ class Troubles:
         self._job = job
         self._clock = clock
         self._open: dict[tuple[TroubleKind, str], Trouble] = {}
+        self._displaced: dict[tuple[TroubleKind, str], None] = {}  # logged, current, and not among the newest
         self._over: dict[tuple[TroubleKind, str], tuple[Trouble, float]] = {}  # with the start time
 
     def begin(self, kind: TroubleKind, place: str | Path, reason: str) -> bool:
         """Record a problem. Returns whether it is new. A problem that recurs is logged once."""
         key = (kind, str(place))
-        if key in self._open:
+        if key in self._open or key in self._displaced:
             return False
         before, over_at = self._over.pop(key, (None, 0.0))
         if before is not None and self._clock() - over_at < QUIET_S:
             self._open[key] = before
             return True
         while len(self._open) >= TROUBLES_MAX:
-            del self._open[next(iter(self._open))]
-        trouble = Trouble(kind, str(place), reason[:REASON_CHARS_MAX], self._clock())
+            self._displace()
+        trouble = Trouble(kind, _text(place), _text(reason)[:REASON_CHARS_MAX], self._clock())
         self._open[key] = trouble
         log.error(
             "checkpoint trouble detected", job=self._job, kind=kind.value, place=trouble.place, reason=trouble.reason
@@ -48,6 +51,7 @@ class Troubles:
 
     def end(self, kind: TroubleKind, place: str | Path) -> bool:
         """End a problem. Returns whether there was one."""
+        self._displaced.pop((kind, str(place)), None)
         trouble = self._open.pop((kind, str(place)), None)
         if trouble is not None:
             while len(self._over) >= TROUBLES_MAX:
@@ -56,9 +60,22 @@ class Troubles:
             log.info("checkpoint trouble resolved", job=self._job, kind=kind.value, place=trouble.place)
         return trouble is not None
 
+    def _displace(self) -> None:
+        """Make room: the oldest of the files first, because they are over with, and the others last."""
+        victim = next((key for key in self._open if key[0] in _FILES), next(iter(self._open)))
+        del self._open[victim]
+        while len(self._displaced) >= DISPLACED_MAX:
+            del self._displaced[next(iter(self._displaced))]
+        self._displaced[victim] = None
+
     def places(self, kind: TroubleKind) -> frozenset[str]:
-        return frozenset(place for each, place in self._open if each is kind)
+        return frozenset(place for each, place in (*self._open, *self._displaced) if each is kind)
 
     def all(self) -> tuple[Trouble, ...]:
         """Return the problems, oldest first."""
         return tuple(self._open.values())
+
+
+def _text(value: str | Path) -> str:
+    """Text that every message has room for: the bytes of a file's name need not be Unicode."""
+    return str(value).encode(errors="backslashreplace").decode()

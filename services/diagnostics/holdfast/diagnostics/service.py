@@ -64,6 +64,7 @@ async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
             lambda server: add_TelemetryServicer_to_server(servicer, server),
             services=(SERVICE,),
             tls=settings.tls,
+            membership=settings.membership,
         ) as listening,
     ):
         guarded(tasks, "freezes", partial(freeze.watch, intake.frozen))

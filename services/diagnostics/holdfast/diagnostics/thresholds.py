@@ -75,4 +75,4 @@ class DegradationThresholds:
     disk_full_in_s: float = 6 * 3600.0  # a working shift
     memory_full_in_s: float = 1800.0
     quiet_s: float = 6 * 3600.0  # a condition that recurs within this time is reported at its third occurrence
-    repeat_s: float = 24 * 3600.0
+    repeat_s: float = 600.0

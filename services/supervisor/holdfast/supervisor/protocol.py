@@ -23,6 +23,7 @@ from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import CommonCheckpoint
+from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 from holdfast.supervisor.timers import Timer
 
@@ -33,6 +34,9 @@ class JobPhase(StrEnum):
     STARTING = "starting"  # its workers were told to run; not every rank has finished a step
     RUNNING = "running"
     WAITING = "waiting"  # it has run and cannot now; the reason says what it waits for
+    SUSPENDED = (
+        "suspended"  # all of its nodes were told to end: it goes on from a saved step when nodes are there again
+    )
     STOPPING = "stopping"
     STOPPED = "stopped"  # by an operator
     COMPLETED = "completed"  # every rank ended with exit code 0
@@ -76,6 +80,7 @@ class LeaderStarted:
     secret: str = ""  # random, made by the shell: nobody else can tell the ids of this term's orders
     returns: ReturnRules | None = None  # this supervisor's settings, in place of what the state has
     replacements: ReplacementRules | None = None  # likewise
+    links: LinkRules | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ class JobSubmitted:
     found: StoredStep | None = (
         None  # the newest complete step, or the one asked for, that the name has in its object store
     )
+    launcher: str = ""  # digest of the token with which its launcher finds it again; empty = nobody does
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +115,19 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True)
 class FaultRequested:
-    """Somebody tests the recovery of a job that allows it; the node's agent decides and answers."""
+    """Somebody tests the recovery of a job that allows it; the node's agent decides and answers. A fault of the control plane
+    is the leader's own matter: its shell says in `refusal` why it must not be, before the request is folded."""
 
     at: float
     job: str
     kind: FaultKind
-    rank: int
+    rank: int  # a fault of the control plane has none: 0
     for_s: float
     xid: int = 0
     operation: str = ""
+    loss_percent: float = 0.0
+    offset_s: float = 0.0
+    refusal: str | None = None  # of a fault of the control plane; None = no leader has examined it, empty = it may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +194,15 @@ class NodeRepaired:
 
 @dataclass(frozen=True, slots=True)
 class NodeReported:
-    """An agent's report, numbered per incarnation; the core drops repeats."""
+    """An agent's report in a session of this node and incarnation, as the shell knows. Numbers grow within a session, and the
+    core drops repeats."""
 
     at: float
     node: str
     incarnation: str
     seq: int
     report: Report
-    session: int = 0  # when the session was opened, in µs: orders the sessions of a node; 0 = not told
+    session: int = 0  # grows from session to session of a node, over all terms; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +241,7 @@ class StepSeen:
 
     at: float
     reached: StepReached
+    node: str = ""  # whose beat it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,6 +532,15 @@ class Answer:
     request: CheckpointRequested | FaultRequested
 
 
+@dataclass(frozen=True, slots=True)
+class CauseFault:
+    """The leader causes a fault of the control plane, once; the request has been answered in the same commit. A leader that
+    ends before it has done so does not leave it to the next one."""
+
+    job: str
+    kind: FaultKind  # one of `CONTROL_PLANE`
+
+
 Command = (
     Send
     | Post
@@ -531,4 +552,5 @@ Command = (
     | CancelTimer
     | Publish
     | Answer
+    | CauseFault
 )

@@ -71,7 +71,7 @@ def fingerprint(event: OperatorEvent) -> str:
         case CheckpointRequested():
             bare = replace(event, operation="", at=0.0, grace_s=0.0)
         case FaultRequested():
-            bare = replace(event, operation="", at=0.0)
+            bare = replace(event, operation="", at=0.0, refusal=None)
         case NoticeRequested():
             bare = replace(event, at=0.0, starts_at=None)  # `in_s` is another moment each time
         case _:
@@ -127,7 +127,7 @@ def accepted(event: OperatorEvent) -> str:
         case PruneRequested():
             return f"{len(event.steps)} saved steps of {event.job} are being deleted"
         case FaultRequested():
-            return f"{event.kind} of rank {event.rank} of {event.job} is ordered"
+            return f"{event.kind} is ordered for {event.job}"
         case ResizeRequested():
             return f"{event.job} is to run with dp {event.dp}: {event.reason}"
         case PolicyChangeRequested():

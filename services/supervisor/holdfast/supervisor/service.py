@@ -11,6 +11,7 @@ from ipaddress import ip_address
 import anyio
 import structlog
 
+from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import Unavailable
 from holdfast.log import durability
 from holdfast.log.protocol import FencedLog
@@ -24,12 +25,14 @@ from holdfast.supervisor import providers
 from holdfast.supervisor.agents.control import SERVICE, ControlServicer
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
+from holdfast.supervisor.api.forwarding import Connections, Forwarding
 from holdfast.supervisor.api.server import bind, serving, url_of
 from holdfast.supervisor.history.follower import Follower
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.campaign import Leader
 from holdfast.supervisor.leader.inbox import InboxEvent
+from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Progress, Viewer
 from holdfast.supervisor.leader.term import LeaseTimes
 from holdfast.supervisor.policies.runner import PolicyRunner
@@ -83,7 +86,11 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             times=times or LeaseTimes(),
             returns=settings.returns,
             replacements=settings.replacements,
+            links=settings.links,
             provider=providers.build(settings.provider, settings.replace_command),
+            own_faults=OwnFaults(
+                settings.own_faults, event_log, event_log.server if isinstance(event_log, RedisLog) else None
+            ),
         )
         control = ControlServicer(
             leader.sessions,
@@ -93,7 +100,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         )
         viewer = Viewer(leader.picture, event_log)
         backend = Backend(
-            identity=Identity(settings.supervisor_name, version("holdfast"), settings.api_token.get_secret_value()),
+            identity=Identity(settings.supervisor_name, version(DISTRIBUTION), settings.api_token.get_secret_value()),
             log=event_log,
             history=history,
             look=viewer.look,
@@ -113,9 +120,19 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
                 lambda server: add_ControlServicer_to_server(control, server),
                 services=(SERVICE,),
                 tls=settings.tls,
+                membership=settings.membership,
             )
         )
-        await stack.enter_async_context(serving(build(backend), listener))
+        connections = Connections()
+        stack.push_async_callback(connections.aclose)
+        forwarding = Forwarding(
+            supervisor=settings.supervisor_name,
+            api=api_url,
+            leads=lambda: leader.picture() is not None,
+            leader=history.leader,
+            connections=connections,
+        )
+        await stack.enter_async_context(serving(build(backend, forwarding), listener))
         # The history knows which requests have been answered: a leader asks it before it folds one.
         with anyio.move_on_after(HISTORY_TIMEOUT_S):
             await follower.caught_up.wait()

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from holdfast.domain.links import LinkLimits
 from holdfast.runtime.settings import ServiceSettings
+from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill
+from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.providers import name_of
 from holdfast.supervisor.return_rules import DAY_S, ReplacementRules, ReturnRules
 
@@ -34,6 +37,25 @@ class SupervisorSettings(ServiceSettings):
     replace_command: str = ""  # run without a shell; {node}, {hostname}, {address}, {reason} and {request} are replaced
     replace_after_s: float = Field(default=1800.0, ge=0)  # out of service for so long
     replacements_per_day: int = Field(default=10, ge=0)  # of the fleet
+
+    # Faults of the control plane that `holdfast inject` may cause, for jobs with `chaos: true`: docs/fault-injection.md. Those
+    # of the leader apply. restarted: something starts the part again, and nobody else needs this Redis; standby: one takes over
+    fault_redis_kill: RedisKill = "no"
+    fault_leader_kill: LeaderKill = "no"
+
+    @property
+    def own_faults(self) -> OwnFaultRules:
+        return OwnFaultRules(redis_kill=self.fault_redis_kill, leader_kill=self.fault_leader_kill)
+
+    # Tests of the network between nodes without ranks: docs/diagnostics.md. Equal on all supervisors, too.
+    link_tests_every_s: float = Field(default=600.0, ge=0)  # of each node, on average; 0 = none
+    link_test_bytes_max: int = Field(default=64 << 20, ge=1 << 20, le=1 << 30)  # in each of the two directions
+    link_test_s_max: float = Field(default=0.5, ge=0.05, le=5)  # likewise
+
+    @property
+    def links(self) -> LinkRules:
+        limits = LinkLimits(self.link_test_bytes_max, self.link_test_s_max)
+        return LinkRules(every_s=self.link_tests_every_s, limits=limits)
 
     @property
     def replacements(self) -> ReplacementRules:

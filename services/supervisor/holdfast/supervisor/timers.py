@@ -256,7 +256,23 @@ class ReplacementDue(_Timer):
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class LinkTestTimeout(_Timer):
+    """The test of the network between two nodes should be over."""
+
+    word: ClassVar = "link"
+    node: str  # that measures
+    partner: str
+
+
 # ---------------------------------------------------------------- about the rest
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTestsDue(_Timer):
+    """Nodes without ranks may test the network between them."""
+
+    word: ClassVar = "links"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +330,8 @@ Timer = (
     | ReturnDue
     | RebootDue
     | ReplacementDue
+    | LinkTestTimeout
+    | LinkTestsDue
     | PolicyTimeout
     | SessionsTimeout
     | BreakerWindowOver

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from holdfast.cli.client import Client
 from holdfast.cli.demo import gpu_reset_stand_in
@@ -17,6 +16,7 @@ from holdfast.cli.demo.report import Report, print_summary
 from holdfast.cli.demo.scenario import Scenario, reference_losses
 from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.terminal import Terminal
 from holdfast.cli.trace import tree
 from holdfast.domain.errors import InvalidSpec
 
@@ -45,7 +45,7 @@ def demo(
     The demo checks the finding and the action of each fault. It takes a few minutes. Ctrl-C stops and removes everything.
     """
     # a pipe has no width, and the tables need one
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console = Terminal(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     require_matplotlib()  # checked before minutes of training
     try:
         out.mkdir(parents=True, exist_ok=True)

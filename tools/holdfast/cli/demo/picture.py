@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from holdfast.cli.demo.report import Report
+from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import Unavailable
 
 FIGURE_INCHES = (11.0, 5.2)
@@ -17,7 +18,7 @@ LABEL_STEP = 0.055  # fraction of the height
 def require_matplotlib() -> None:
     """Raises `Unavailable` if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise Unavailable("the demo needs matplotlib: pip install 'holdfast[demo]'")
+        raise Unavailable(f"the demo needs matplotlib: {install_command('demo')}")
 
 
 def draw(report: Report, path: Path) -> None:
@@ -48,7 +49,10 @@ def draw(report: Report, path: Path) -> None:
                 )
         label = f" {incident['kind'].replace('_', ' ')} → {str(incident['action']).replace('_', ' ')}"
         height = ceiling * (1 - LABEL_STEP * (number % LABEL_ROWS))  # labels of adjacent incidents must not overlap
-        rate.text(incident["t_fault_s"], height, label, fontsize=8, verticalalignment="top", color="#780000")
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # lines of the next incident
+        rate.text(
+            incident["t_fault_s"], height, label, fontsize=8, verticalalignment="top", color="#780000", bbox=behind
+        )
     for axis in (rate, world):
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0)

@@ -1,47 +1,89 @@
 """Recognises relevant kernel-log lines. Pure.
 
 The forms are those of the NVIDIA driver (NVRM) and of the kernel; the regular expressions follow gpud and NVSentinel, which
-are used on large fleets. Diagnostics interprets the lines; this module only parses them."""
+are used on large fleets. Diagnostics interprets the lines; this module only parses them.
+
+Any user's program can have words of its own in the kernel's log: names of processes, threads and files stand in messages about
+them. Only the beginning of a message is the kernel's alone."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from holdfast.domain.faults import INJECTED
 from holdfast.domain.signals import KernelEvent
 
 TEXT_CHARS_MAX = 1024
 FALLEN_OFF_THE_BUS = 79
 
+# Before the message: the record's priority as /proc/kmsg has it, syslog's date, host and tag, the time since the boot, the
+# caller. Of the tags only the kernel's: what a program says through syslog has its own.
+_DATE = r"(?:[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8}|[0-9]{4}-[0-9-]{5}T[0-9:.,+Z-]{8,24})"
+_PREFIX = re.compile(
+    rf"(?:<[0-9]{{1,3}}>)?(?:{_DATE} [^\s:\[]{{1,255}} kernel: ?)?"
+    r"(?:\[ {0,8}[0-9]{1,10}(?:\.[0-9]{1,9})?\] ?)?(?:\[ {0,8}[TC][0-9]{1,10}\] ?)?"
+)
+# What a program chooses stands in messages about it: its name (15 characters, at the start), names of its files and threads.
+# So every form begins where the kernel's message begins, and what follows is as strict as the kernel's format.
+_ABOUT_A_PROCESS = re.compile(r".{0,15}\[[0-9]{1,10}\](?::| )")
+
 # "NVRM: Xid (PCI:0000:18:00): 79, pid=…"; with MIG "(PCI:0000:18:00 GPU-I:05)"; NVLink5: "…: 149, NETIR_LINK_EVT Fatal XC0 i0
 # Link 08 (0x004505c6 …)", which some drivers write without the comma.
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]{0,32}\).*?: (?P<xid>[0-9]{1,4})(?:,|\s|$)")
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F]{2,8}(?::[0-9a-fA-F]{2}){1,2}(?:\.[0-9a-fA-F])?)(?: [^)]{0,32})?\): "
+    r"(?P<xid>[0-9]{1,4})(?:,|\s|$)"
+)
 _XID_MARK = "NVRM: Xid"
 # The driver also logs this without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", or on lines of their own:
 # "NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: (PCI ID: 10de:2330) installed in this system has", "NVRM: fallen off the bus …".
-_FALLEN = re.compile(r"NVRM:.*fallen off the bus")
+_FALLEN = re.compile(r"NVRM: .{0,160}fallen off the bus")
 _NAMED = re.compile(r"NVRM: The NVIDIA GPU (?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?)")
 _PCI = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?")
+_NCCL_SEGFAULT = re.compile(
+    r".{0,15}\[[0-9]{1,10}\]: segfault at [0-9a-f]{1,16} ip [0-9a-f]{1,16} sp [0-9a-f]{1,16} error [0-9a-f]{1,16} in libnccl"
+)
 _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
-    (KernelEvent.OOM_KILL, re.compile(r"Out of memory: Kill(?:ed)? process|Memory cgroup out of memory|oom-kill:")),
-    (KernelEvent.SOFT_LOCKUP, re.compile(r"BUG: soft lockup|watchdog: .*(?:soft|hard) (?:lockup|LOCKUP)")),
-    (KernelEvent.HUNG_TASK, re.compile(r"task .{1,64} blocked for more than \d+ seconds")),
+    (
+        KernelEvent.OOM_KILL,
+        re.compile(r"Out of memory: Kill(?:ed)? process|Memory cgroup out of memory|oom-kill:constraint="),
+    ),
+    (
+        KernelEvent.SOFT_LOCKUP,
+        re.compile(r"(?:NMI )?(?:watchdog: )?(?:BUG: soft lockup|Watchdog detected hard LOCKUP)"),
+    ),
+    (
+        KernelEvent.HUNG_TASK,
+        re.compile(r"(?:INFO: )?task .{1,64}:[0-9]{1,10} blocked for more than [0-9]{1,10} seconds"),
+    ),
     (
         KernelEvent.NVME_TIMEOUT,
-        re.compile(r"\bnvme\S*:? .*(?:timeout|controller is down|not ready|Device not responding)"),
+        re.compile(r"nvme\S{0,32}:? .*(?:timeout|controller is down|not ready|Device not responding)"),
     ),
-    (KernelEvent.READ_ONLY, re.compile(r"[Rr]emounting filesystem read-only|Remounting file ?system read-only")),
+    (
+        KernelEvent.READ_ONLY,
+        re.compile(r"[\w-]{1,16}(?: \w{1,16})? \([^)]{1,64}\): [Rr]emounting file ?system read-only"),
+    ),
     (
         KernelEvent.MLX5_HEALTH,
-        re.compile(r"\bmlx5_\w+.*(?:health compromised|device's health|poll_health.*(?:fatal|miss))"),
+        re.compile(r"mlx5_\w{1,16} .*(?:health compromised|device's health|poll_health.*(?:fatal|miss))"),
     ),
-    (KernelEvent.MLX5_COMMAND, re.compile(r"\bmlx5_\w+.*[Ww]ill cause a leak of a command resource")),
-    (KernelEvent.MACHINE_CHECK, re.compile(r"Machine check events logged|\[Hardware Error\]: .*Machine check")),
-    (KernelEvent.NCCL_SEGFAULT, re.compile(r"segfault at .* in libnccl")),
+    (KernelEvent.MLX5_COMMAND, re.compile(r"mlx5_\w{1,16} .*[Ww]ill cause a leak of a command resource")),
+    (
+        KernelEvent.MACHINE_CHECK,
+        re.compile(
+            r"(?:mce: )?(?:\{[0-9]{1,10}\})?(?:(?:\[Hardware Error\]: )?Machine check events logged"
+            r"|\[Hardware Error\]: .*Machine check)"
+        ),
+    ),
 )
 # /dev/kmsg: "priority,sequence,microseconds,flags[,…];text", then indented lines that repeat structured fields.
 # The kernel's numbers have 64 bits; text with a longer number is not a record.
-_RECORD = re.compile(r"^[0-9]{1,20},(?P<sequence>[0-9]{1,20}),[0-9]{1,20},[^;]{0,256};(?P<text>.*)", re.DOTALL)
+_RECORD = re.compile(
+    r"^(?P<priority>[0-9]{1,20}),(?P<sequence>[0-9]{1,20}),[0-9]{1,20},[^;]{0,256};(?P<text>.*)", re.DOTALL
+)
+_PRIORITY = re.compile(r"<(?P<priority>[0-9]{1,3})>")
+_FACILITY_SHIFT = 3  # the lower bits of a priority are the level; facility 0 is the kernel's
 _NO_NUMBER = re.compile(r"[0-9]{21}")
 
 
@@ -55,23 +97,32 @@ class Recognised:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line, with its number in the kernel's log if it has one."""
+    """One line, with its number in the kernel's log and its priority (facility × 8 + level) if it has them."""
 
     text: str
     sequence: int | None = None
+    priority: int | None = None
+
+    @property
+    def is_of_the_kernel(self) -> bool:
+        """Whether the kernel has written it, or an operator who injects a fault. What a program writes to /dev/kmsg gets
+        another facility there. A line of a file that has no priority counts."""
+        by_kernel = self.priority is None or self.priority >> _FACILITY_SHIFT == 0
+        return by_kernel or self.text.rstrip().endswith(INJECTED)
 
 
 def parse_record(raw: str) -> Record:
     """Parse a kmsg record or plain text; files of local stacks and of syslog contain either."""
     first = raw.split("\n", 1)[0]
     if (match := _RECORD.match(first)) is None:
-        return Record(first)
-    return Record(match["text"], int(match["sequence"]))
+        level = _PRIORITY.match(first)
+        return Record(first, priority=int(level["priority"]) if level else None)
+    return Record(match["text"], int(match["sequence"]), int(match["priority"]))
 
 
 def gpu_named(text: str) -> str:
     """Return the PCI address if the line names the GPU of the following lines; otherwise ""."""
-    match = _NAMED.search(text[:TEXT_CHARS_MAX])
+    match = _NAMED.match(_message(text[:TEXT_CHARS_MAX]))
     return match["pci"] if match else ""
 
 
@@ -81,13 +132,16 @@ def recognise(text: str, named: str = "") -> Recognised | None:
     `named`: the GPU named by the preceding lines.
     """
     text = text[:TEXT_CHARS_MAX]
-    if match := _XID.search(text):
+    message = _message(text)
+    if _ABOUT_A_PROCESS.match(message):
+        return Recognised(text, KernelEvent.NCCL_SEGFAULT) if _NCCL_SEGFAULT.match(message) else None
+    if match := _XID.match(message):
         return Recognised(text, KernelEvent.XID, int(match["xid"]), match["pci"])
-    if _FALLEN.search(text):
-        address = _PCI.search(text)
+    if _FALLEN.match(message):
+        address = _PCI.search(message)
         return Recognised(text, KernelEvent.OFF_THE_BUS, FALLEN_OFF_THE_BUS, address[0] if address else named)
     for event, pattern in _OTHERS:
-        if pattern.search(text):
+        if pattern.match(message):
             return Recognised(text, event)
     return None
 
@@ -97,4 +151,11 @@ def is_garbled(text: str) -> bool:
     text = text[:TEXT_CHARS_MAX]
     if _NO_NUMBER.match(text) or "\x00" in text or "\ufffd" in text:
         return True
-    return _XID_MARK in text and _XID.search(text) is None
+    message = _message(text)
+    return message.startswith(_XID_MARK) and _XID.match(message) is None
+
+
+def _message(text: str) -> str:
+    """Return the text after what a log puts before the kernel's message."""
+    prefix = _PREFIX.match(text)
+    return text[prefix.end() :] if prefix else text

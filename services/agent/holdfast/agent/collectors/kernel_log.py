@@ -7,6 +7,7 @@ identity of its source (the boot, or the file) and is ignored for another source
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import anyio
+import anyio.lowlevel
 import structlog
 
 from holdfast.agent.collectors.inotify import FileWatch
@@ -24,15 +26,16 @@ from holdfast.agent.collectors.protocol import Emit, Surroundings
 from holdfast.agent.gpu_devices import MINOR
 from holdfast.domain.signals import KernelLine
 from holdfast.runtime.files import write_whole
+from holdfast.runtime.survivors import BOOT_ID
 
 log = structlog.get_logger("holdfast.agent.kernel_log")
 
 RECORD_BYTES_MAX = 8192  # the kernel's own limit for one kmsg record
 LOOK_INTERVAL_S = 1.0  # of a plain file without reported changes
 ROTATION_POLL_S = 0.02
+RECORDS_IN_A_ROW = 64  # of a device
 READ_BYTES_MAX = 1 << 20  # per read of a plain file; the rest is read next time
 SENTENCE_LINES = 3  # a message of the driver that spans several lines
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 
@@ -70,7 +73,9 @@ class KernelLog:
         try:
             if seen is None:
                 os.lseek(fd, 0, os.SEEK_END)
-            while True:
+            for count in itertools.count():
+                if count % RECORDS_IN_A_ROW == 0:  # a flood of records is always readable: other tasks get their turn
+                    await anyio.lowlevel.checkpoint()
                 try:
                     raw = os.read(fd, RECORD_BYTES_MAX)
                 except BlockingIOError:
@@ -80,11 +85,18 @@ class KernelLog:
                 except BrokenPipeError:
                     log.warning("kernel log overrun: lines lost")
                     continue
+                if not raw:
+                    log.warning(
+                        "no kernel log", path=str(self._path), reason="this device has an end, as /dev/null has"
+                    )
+                    await anyio.sleep_forever()
                 record = parse_record(raw.decode(errors="replace"))
                 if record.sequence is None or (seen is not None and record.sequence <= seen):
                     continue
-                yield record.text
                 seen = record.sequence
+                if not record.is_of_the_kernel:
+                    continue
+                yield record.text
                 if recognise(record.text) is not None:  # only these must not be reported twice
                     self._save(boot, seen)
         finally:
@@ -114,7 +126,8 @@ class KernelLog:
                         self._save(str(inode), offset)
                     lines, end = _read_lines(file, offset)
                     for line in lines:
-                        yield parse_record(line).text
+                        if (record := parse_record(line)).is_of_the_kernel:
+                            yield record.text
                     if end != offset:
                         offset = end
                         self._save(str(inode), offset)
@@ -182,4 +195,6 @@ def _read_lines(file: IO[bytes], offset: int) -> tuple[list[str], int]:
         if len(raw) < RECORD_BYTES_MAX:
             return [], offset
         end = len(raw)  # longer than any real line: skip it
-    return raw[:end].decode(errors="replace").splitlines(), offset + end
+    # Only at line feeds: a file's name in a message may contain what other systems take for the end of a line.
+    lines = raw[:end].decode(errors="replace").removesuffix("\n").split("\n")
+    return [line.removesuffix("\r") for line in lines], offset + end

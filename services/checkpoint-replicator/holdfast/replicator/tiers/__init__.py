@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
-from glob import glob
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -12,6 +14,8 @@ from typing import Protocol
 from holdfast.domain.generations import ShardKey
 from holdfast.shards import Manifest, Reader
 from holdfast.shards.opening import ASIDE, make_way, move_aside, remove
+
+_MAGIC = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,44 @@ class LocalTier(Protocol):
 
 
 def find(root: Path, pattern: str) -> list[Path]:
-    """Return the files below `root`, sorted. Unlike `Path.glob`, tolerates directories that are deleted during the search."""
-    return sorted(root / name for name in glob(pattern, root_dir=root, include_hidden=True))
+    """Return the files below `root` that match, sorted. Symbolic links to directories are not followed, because another job's
+    files would be found twice. Directories that cannot be listed, or are deleted during the search, have no files."""
+    return survey(root, pattern)[0]
+
+
+def survey(root: Path, pattern: str) -> tuple[list[Path], list[Damaged]]:
+    """As `find`, with what is in the place of a directory and cannot be searched."""
+    places, unsearched = [root], list[Damaged]()
+    *directories, last = pattern.split("/")
+    for part in directories:
+        places = [
+            path for place in places for path in _matching(place, part, unsearched) if _may_enter(path, unsearched)
+        ]
+    return sorted(path for place in places for path in _matching(place, last, unsearched)), unsearched
+
+
+def _matching(place: Path, part: str, unsearched: list[Damaged]) -> list[Path]:
+    if not _MAGIC.search(part):
+        return [place / part] if os.path.lexists(place / part) else []
+    try:
+        return [place / name for name in os.listdir(place) if fnmatchcase(name, part)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        unsearched.append(Damaged(place, f"the directory cannot be listed: {error.strerror}", aside=False))
+        return []
+
+
+def _may_enter(path: Path, unsearched: list[Damaged]) -> bool:
+    try:
+        if not path.is_symlink():
+            return path.is_dir()
+    except OSError as error:
+        unsearched.append(Damaged(path, f"the directory cannot be searched: {error.strerror}", aside=False))
+        return False
+    if os.path.isdir(path):
+        unsearched.append(Damaged(path, "a symbolic link in the place of a directory is not followed", aside=False))
+    return False
 
 
 def set_aside(shard: Path, manifest: Path) -> None:

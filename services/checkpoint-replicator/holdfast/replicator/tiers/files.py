@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,9 +21,9 @@ from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotF
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import require_consistent
 from holdfast.replicator.names import label, parse_shard_path, shard_path
-from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside
+from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside, survey
 from holdfast.replicator.tiers.incoming import Incoming
-from holdfast.replicator.tiers.part import Part, manifest_path, out_of_space
+from holdfast.replicator.tiers.part import Part, full_is_out_of_space, manifest_path
 from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.shards import Manifest, Reader, spans_of, sync_directory
@@ -30,6 +31,8 @@ from holdfast.shards.manifest import temporary_of
 from holdfast.shards.opening import ASIDE, make_way, open_stored, remove
 
 ASIDE_MAX = 8  # corrupt shards to keep per job and tier
+_SHARDS = "a*/s*/rank-*.shard"
+_OURS = re.compile(r"rank-\d{1,9}\.(shard|json)|\.rank-\d{1,9}\.(shard\..*\.part|json\.tmp)")
 
 
 class FileTier:
@@ -45,7 +48,7 @@ class FileTier:
     def jobs(self) -> list[str]:
         if not self._root.is_dir():
             return []
-        return sorted(path.name for path in self._root.iterdir() if (path / self._below).is_dir())
+        return sorted(path.name for path in self._root.iterdir() if _may_be_directory(path / self._below))
 
     def shards(self, job: str) -> list[Manifest]:
         found: list[Manifest] = []
@@ -57,8 +60,8 @@ class FileTier:
     def look(self, job: str) -> tuple[list[Manifest], list[Damaged]]:
         """Return every committed shard and the damaged files, which are renamed if possible."""
         found: list[Manifest] = []
-        damaged: list[Damaged] = []
-        for path in self._paths(job):
+        paths, damaged = survey(self._root, self._pattern(job, _SHARDS))
+        for path in paths:
             try:
                 found.append(self._committed(job, path))
             except FileNotFoundError:
@@ -70,11 +73,12 @@ class FileTier:
         return found, damaged
 
     def _committed(self, job: str, path: Path) -> Manifest:
-        """Raises FileNotFoundError for an uncommitted shard, IntegrityError, IncompatibleVersion, OSError."""
+        """Raises FileNotFoundError for an uncommitted shard, IntegrityError, IncompatibleVersion, Conflict for a shard that is
+        whole and of another name (somebody has copied or renamed it), OSError."""
         manifest = Manifest.read(manifest_path(path))
         key = parse_shard_path(path.relative_to(self._directory(job)))
         if (key, manifest.job) != (manifest.key, job):
-            raise IntegrityError(f"the manifest beside {path} is of another shard")
+            raise Conflict(f"{path} is a copy of {label(manifest.key)} of job {manifest.job!r}, and not of this place")
         fd = open_stored(path)
         try:
             size = os.fstat(fd).st_size
@@ -161,11 +165,9 @@ class FileTier:
 
     @contextmanager
     def _space_for(self, path: Path, size: int) -> Iterator[Path]:
-        try:
+        with full_is_out_of_space(path, size):
             _make_directories(self._root, path.parent)
             yield path
-        except OSError as error:
-            raise out_of_space(error, path, size) from error
 
     def quarantine(self, job: str, key: ShardKey) -> None:
         path = self.path(job, key)
@@ -182,7 +184,7 @@ class FileTier:
 
     def _bound_aside(self, job: str) -> None:
         """Keep the newest corrupt shards of a job for analysis, and delete the others with their directories."""
-        kept = sorted(find(self._directory(job), f"a*/s*/*{ASIDE}"), key=lambda path: path.lstat().st_ctime)
+        kept = sorted(self._find(job, f"a*/s*/*{ASIDE}"), key=lambda path: path.lstat().st_ctime)
         for path in kept[:-ASIDE_MAX]:
             remove(path)
             _remove_empty(path.parent)
@@ -215,7 +217,7 @@ class FileTier:
     def newest(self, job: str, rank: int) -> ShardKey | None:
         """Return the newest shard of a rank, by the names of the manifests only."""
         directory = self._directory(job)
-        paths = find(directory, f"a*/s*/rank-{rank}.json")
+        paths = self._find(job, f"a*/s*/rank-{rank}.json")
         keys = filter(None, (parse_shard_path(path.relative_to(directory).with_suffix(".shard")) for path in paths))
         return max(keys, key=lambda key: key.checkpoint, default=None)
 
@@ -223,30 +225,56 @@ class FileTier:
         """Delete the incomplete files of a crash and return their number. Called at start. Other files and directories are
         left."""
         swept = 0
-        for path in find(self._directory(job), "a*/s*/*"):
-            orphan = (path.suffix == ".shard" and not manifest_path(path).exists()) or (
-                path.suffix == ".json" and not path.with_suffix(".shard").exists()
-            )
-            if orphan or path.suffix in (".part", ".tmp"):
-                with suppress(IsADirectoryError, PermissionError):
-                    path.unlink(missing_ok=True)
+        for path in self._find(job, "a*/s*/*"):
+            if _OURS.fullmatch(path.name) and _is_incomplete(path):
+                with suppress(OSError):  # a directory, of somebody else, on a disk that is read-only
+                    path.unlink()
                     swept += 1
         return swept
 
     def drop_unfinished(self, job: str, older_than: CheckpointId) -> None:
         """Delete incomplete transfers of steps before `older_than` (attempt, step) that are not in progress."""
         directory = self._directory(job)
-        for part in find(directory, "a*/s*/.*.part"):
+        for part in self._find(job, "a*/s*/.*.part"):
             final = part.with_name(part.name[1:].rsplit(".", 2)[0])
             key = parse_shard_path(final.relative_to(directory))
             if key is not None and key.checkpoint < older_than and _unlink_unclaimed(part):
                 make_way(temporary_of(manifest_path(final)))
 
+    def directory(self, job: str) -> Path:
+        """Return the directory of a job, which may not exist."""
+        return self._root / job
+
     def _directory(self, job: str) -> Path:
         return self._root / job / self._below
 
+    def _pattern(self, job: str, pattern: str) -> str:
+        return "/".join(filter(None, (job, self._below, pattern)))
+
+    def _find(self, job: str, pattern: str) -> list[Path]:
+        return find(self._root, self._pattern(job, pattern))
+
     def _paths(self, job: str) -> list[Path]:
-        return find(self._directory(job), "a*/s*/rank-*.shard")
+        return self._find(job, _SHARDS)
+
+
+def _may_be_directory(path: Path) -> bool:
+    """Whether it is a directory, or in one that cannot be searched."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return True
+
+
+def _is_incomplete(path: Path) -> bool:
+    """Whether a file is half of a shard. What cannot be known counts as whole."""
+    if path.suffix in (".part", ".tmp"):
+        return True
+    other = {".shard": manifest_path(path), ".json": path.with_suffix(".shard")}.get(path.suffix)
+    try:
+        return other is not None and not other.exists()
+    except OSError:
+        return False
 
 
 def _unlink_unclaimed(part: Path) -> bool:

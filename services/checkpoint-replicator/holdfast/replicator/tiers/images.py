@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotF
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.names import is_job_name, label
-from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside
+from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside, survey
 from holdfast.replicator.tiers.pending_commit import Seen
 from holdfast.shards import Header, Manifest, Reader, peek
 from holdfast.shards.crc import summarise
 from holdfast.shards.manifest import temporary_of
 from holdfast.shards.opening import open_stored, remove
 
+BLOCK = 512  # of st_blocks
 IMAGES_MAX = 256  # per job and node; further images are ignored
 
 
@@ -52,7 +53,7 @@ class ImageTier:
         seen: list[Seen] = []
         for path in self.paths(job):
             with suppress(OSError, HoldfastError):
-                if (header := peek(path)) is not None:
+                if (header := self._peek(path)) is not None:
                     seen.append(Seen(path, header))
         return seen
 
@@ -60,15 +61,15 @@ class ImageTier:
         """Return the present images and the damaged ones, which are renamed if possible, so that their workers can save
         again."""
         seen: list[Seen] = []
-        damaged: list[Damaged] = []
-        for path in self.paths(job):
+        paths, damaged = self._survey(job)
+        for path in paths:
             try:
-                if (header := peek(path)) is not None:
+                if (header := self._peek(path)) is not None:
                     seen.append(Seen(path, header))
             except FileNotFoundError:
                 continue  # replaced since the listing
             except IntegrityError:
-                damaged += _set_aside(path)
+                damaged += _set_aside(path, self._peek)
             except (HoldfastError, OSError) as error:
                 damaged.append(Damaged(path, str(error), aside=False))
         return seen, damaged
@@ -152,9 +153,22 @@ class ImageTier:
 
     def paths(self, job: str) -> list[Path]:
         """Return the paths of all images."""
-        paths = find(self._root, f"{job}/w*/[!.]*.image")
-        paths += find(self._overflow, f"{job}/overflow/w*/[!.]*.image")
-        return paths[:IMAGES_MAX]
+        return self._survey(job)[0]
+
+    def _survey(self, job: str) -> tuple[list[Path], list[Damaged]]:
+        in_memory, unsearched = survey(self._root, f"{job}/w*/[!.]*.image")
+        on_disk, others = survey(self._overflow, f"{job}/overflow/w*/[!.]*.image")
+        return (in_memory + on_disk)[:IMAGES_MAX], unsearched + others
+
+    def _peek(self, path: Path) -> Header | None:
+        """As `peek`. Raises IntegrityError also for an image whose memory is not allocated, because reading it would allocate
+        it: a header can describe more than the machine has."""
+        header = peek(path)
+        if header is None or path.is_relative_to(self._overflow):
+            return header
+        if (allocated := path.stat().st_blocks * BLOCK) < header.size:
+            raise IntegrityError(f"{path} has {allocated} bytes, and its header describes {header.size}")
+        return header
 
     def _path(self, job: str, key: ShardKey) -> Path:
         for seen in self.scan(job):
@@ -172,12 +186,12 @@ class ImageTier:
         return next((each for each in known if each.job == job and each.describes(header)), None)
 
 
-def _set_aside(path: Path) -> list[Damaged]:
+def _set_aside(path: Path, look: Callable[[Path], Header | None]) -> list[Damaged]:
     """Rename a damaged image, unless it is in use by now."""
     try:
         with _for_ourselves(path):
             try:
-                peek(path)
+                look(path)
             except IntegrityError as error:
                 return [_moved(path, str(error))]
     except IntegrityError as error:  # not a regular file

@@ -66,12 +66,10 @@ class Part:
 
     def store(self, data: memoryview, offset: int) -> None:
         """Write `data`. Raises OutOfSpace, OSError."""
-        try:
+        with full_is_out_of_space(self.path, self.size):
             if self._pages is not None and not self._pages.touched:
                 os.posix_fallocate(self._fd, offset, len(data))  # a third faster than page faults in the write
             self._write(data, offset)
-        except OSError as error:
-            raise out_of_space(error, self.path, self.size) from error
 
     @contextmanager
     def place(self, span: Span) -> Iterator[memoryview]:
@@ -86,10 +84,8 @@ class Part:
             self.store(buffer[: span.size], span.offset)
             self._buffers.append(buffer)
             return
-        try:
+        with full_is_out_of_space(self.path, self.size):
             view = self._pages.view(span.offset, span.size)
-        except OSError as error:
-            raise out_of_space(error, self.path, self.size) from error
         yield view
 
     def store_all(self, data: memoryview, spans: Iterable[Span], pace: Callable[[int], None]) -> None:
@@ -110,7 +106,7 @@ class Part:
 
     def publish(self, manifest: Manifest) -> Path:
         """Commit: fsync, rename, manifest. The shard is listed from now on."""
-        try:
+        with full_is_out_of_space(self.path, self.size):
             os.fsync(self._fd)
             if self.path.is_dir():  # a rename cannot replace a directory
                 move_aside(self.path)
@@ -119,8 +115,6 @@ class Part:
             if self._pages is not None:
                 self._pages.touched = True
             manifest.write(manifest_path(self.path))  # this fsync of the directory covers both renames
-        except OSError as error:
-            raise out_of_space(error, self.path, self.size) from error
         return self.path
 
     def discard(self) -> None:
@@ -144,17 +138,15 @@ class Part:
             raise Arriving(f"{self._what} has just arrived here by another way")
 
     def _make_room(self) -> None:
-        try:
+        with full_is_out_of_space(self.path, self.size):
             Manifest.reserve(manifest_path(self.path), self.size)
-        except OSError as error:
-            raise out_of_space(error, self.path, self.size) from error
         if self._warm is None:
             _allocate(self._fd, self.path, self.size)
             return
         if self._missing() > 0:
             self._warm.give_back()
         if self._missing() > 0:
-            raise out_of_space(OSError(errno.ENOSPC, "no space left"), self.path, self.size)
+            raise no_room(self.path, self.size)
         os.ftruncate(self._fd, self.size)
 
     def _missing(self) -> int:
@@ -193,12 +185,13 @@ def _open_part(path: Path) -> int:
 
 def _allocate(fd: int, path: Path, size: int) -> None:
     try:
-        os.posix_fallocate(fd, 0, size)
-        os.ftruncate(fd, size)
+        with full_is_out_of_space(path, size):
+            os.posix_fallocate(fd, 0, size)
+            os.ftruncate(fd, size)
     except OSError as error:
         # A file system without fallocate returns EOPNOTSUPP; the write then fails if there is no space.
         if error.errno != errno.EOPNOTSUPP:
-            raise out_of_space(error, path, size) from error
+            raise
 
 
 def _open_direct(path: Path) -> int:
@@ -217,10 +210,18 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def out_of_space(error: OSError, path: Path, size: int) -> Exception:
-    """Return OutOfSpace with the sizes if `error` means that; otherwise `error`."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return error
+@contextmanager
+def full_is_out_of_space(path: Path, size: int) -> Iterator[None]:
+    """An OSError of a full file system becomes OutOfSpace with the sizes; others pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise no_room(path, size) from error
+        raise
+
+
+def no_room(path: Path, size: int) -> OutOfSpace:
     directory = next(parent for parent in path.parents if parent.exists())
     stat = os.statvfs(directory)
     return OutOfSpace(f"no room for {size} bytes at {path}: {stat.f_bavail * stat.f_frsize} bytes are free there")

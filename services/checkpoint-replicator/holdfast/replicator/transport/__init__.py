@@ -8,6 +8,8 @@
     (put) server → client   receipt {ok, reason, durable}    signed, once committed; `durable`: newest of the rank on its disk
     (get) client → server   receipt {ok}                     if not ok, the server verifies its shard
 
+`op` is "link" for a test of the network between two nodes without ranks, with a token of its own instead of a job's (`links`).
+
 A large shard uses several connections in parallel (`lanes`); the receiver chooses the spans of each. Version 1 has one
 connection, all spans from number `from` on, and only the disk as destination; it is still supported.
 

@@ -92,7 +92,7 @@ class Client:
             with ExitStack() as stack:
                 lines = self._lines(stack, peer, manifest.size)
 
-                def work(number: int, line: _Line) -> Mapping[str, Any] | None:
+                def work(number: int, line: Line) -> Mapping[str, Any] | None:
                     return _push_lane(line, job, token, shard, pace, number, len(lines))
 
                 told = side_by_side(lines, work)
@@ -110,7 +110,7 @@ class Client:
         Raises NotFound if the source does not have the piece in time, and Unavailable.
         """
         try:
-            with self._connected(source) as line:
+            with self.connected(source) as line:
                 line.ask("piece", job, token, digest=digest, offset=offset, size=len(target))
                 frames.fill(line.sock, target)
         except OSError as error:
@@ -127,7 +127,7 @@ class Client:
         connections: OpenSockets,
     ) -> Path:
         with ExitStack() as stack:
-            first = stack.enter_context(self._connected(source))
+            first = stack.enter_context(self.connected(source))
             stack.enter_context(connections.tracking(first.sock))
             manifest = _asked(first, job, token, key)
             if manifest.key != key or (digest and manifest.digest != digest):
@@ -139,7 +139,7 @@ class Client:
             for line in lines[1:]:
                 stack.enter_context(connections.tracking(line.sock))
 
-            def work(number: int, line: _Line) -> None:
+            def work(number: int, line: Line) -> None:
                 if number and _asked(line, job, token, key) != manifest:
                     raise Unavailable(f"{source.node} has another {label(key)} by now")
                 _fetch_lane(line, token, incoming, incoming.claim(number, len(lines)))
@@ -147,19 +147,20 @@ class Client:
             side_by_side(lines, work)
             return incoming.commit()
 
-    def _lines(self, stack: ExitStack, peer: ShardSource, nbytes: int, first: _Line | None = None) -> list[_Line]:
+    def _lines(self, stack: ExitStack, peer: ShardSource, nbytes: int, first: Line | None = None) -> list[Line]:
         """Open the connections for `nbytes`, fewer if the peer refuses more: at least one."""
-        lines = [first or stack.enter_context(self._connected(peer))]
+        lines = [first or stack.enter_context(self.connected(peer))]
         lanes = lanes_for(nbytes, self.limits.lanes_max) if lines[0].version > 1 else 1
         try:
             while len(lines) < lanes:
-                lines.append(stack.enter_context(self._connected(peer)))
+                lines.append(stack.enter_context(self.connected(peer)))
         except (OSError, Unavailable) as error:
             log.info("parallel connections reduced", peer=peer.node, reason=str(error))
         return lines
 
     @contextmanager
-    def _connected(self, peer: ShardSource) -> Iterator[_Line]:
+    def connected(self, peer: ShardSource) -> Iterator[Line]:
+        """Connect, and receive the greeting. Raises Unavailable, and OSError."""
         host, _, port = peer.endpoint.rpartition(":")
         if not host or not port.isdecimal():
             raise Unavailable(f"{peer.node} has no data endpoint ({peer.endpoint!r} is not host:port)")
@@ -171,11 +172,11 @@ class Client:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             greeting = frames.receive(sock).fields
             frames.block(sock, self.limits.io_timeout_s)
-            yield _Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))
+            yield Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Line:
     """A connection after the greeting, with the values for signing messages."""
 
     peer: ShardSource
@@ -205,13 +206,13 @@ class _Line:
         return answer.fields
 
 
-def _asked(line: _Line, job: str, token: str, key: ShardKey) -> Manifest:
+def _asked(line: Line, job: str, token: str, key: ShardKey) -> Manifest:
     """Request a shard and return the peer's manifest of it."""
     answer = line.ask("get", job, token, **frames.encode_key(key))
     return Manifest.decode(str(answer.get("manifest")).encode())
 
 
-def _fetch_lane(line: _Line, token: str, incoming: Incoming, claimed: list[int]) -> None:
+def _fetch_lane(line: Line, token: str, incoming: Incoming, claimed: list[int]) -> None:
     count = len(incoming.spans)
     line.say(frames.wanted(claimed, count), token)
     coming = claimed if line.version > 1 else range(claimed[0] if claimed else count, count)
@@ -224,7 +225,7 @@ def _fetch_lane(line: _Line, token: str, incoming: Incoming, claimed: list[int])
 
 
 def _push_lane(
-    line: _Line, job: str, token: str, shard: OpenShard, pace: Callable[[int], None], lane: int, lanes: int
+    line: Line, job: str, token: str, shard: OpenShard, pace: Callable[[int], None], lane: int, lanes: int
 ) -> Mapping[str, Any] | None:
     """Send the spans that the peer requests on this one of `lanes` connections. Returns its receipt if it already has
     the shard."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -29,6 +29,7 @@ from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.lanes import receive_spans
+from holdfast.replicator.transport.links import LINK, LinkDoor
 from holdfast.replicator.view import Held, Tier
 from holdfast.shards import Manifest
 
@@ -49,7 +50,7 @@ class Server:
     """Shards are read from `tiers` in order, and pieces of running downloads from `arrivals`. Copies are written to `intake`
     in the niced threads of `takers`, because a peer's copy can wait for local training, but a peer's restore cannot.
     `token_of` returns "" for an unknown job. In the connection's thread, `arrived` is called for each received copy, and
-    `suspect` for a shard that a peer found damaged or did not read to its end."""
+    `suspect` for a shard that a peer found damaged or did not read to its end. `links` admits tests of the network."""
 
     limits: Limits
     sockets: OpenSockets
@@ -60,6 +61,7 @@ class Server:
     token_of: Callable[[str], str]
     arrived: Callable[[str, Manifest, Tier], None]
     suspect: Callable[[str, Held], None]
+    links: LinkDoor = field(default_factory=LinkDoor)
 
     def serve(self, sock: socket.socket) -> None:
         """Serve one connection with one request. Errors caused by the peer are logged, and the connection is closed."""
@@ -78,11 +80,16 @@ class Server:
         request = frames.receive(sock)
         frames.block(sock, self.limits.io_timeout_s)
         fields = request.fields
-        token = self.token_of(str(fields.get("job")))
+        is_link = fields.get("op") == LINK
+        token = self.links.token if is_link else self.token_of(str(fields.get("job")))
         if not request.signed_by(token, challenge):
-            frames.send(sock, {"ok": False, "error": "refused", "reason": "unknown job or wrong token"})
-            raise Unavailable(f"a request for job {fields.get('job')!r} was refused: unknown job or wrong token")
+            reason = "no test of the network is expected from there" if is_link else "unknown job or wrong token"
+            frames.send(sock, {"ok": False, "error": "refused", "reason": reason})
+            raise Unavailable(f"a request for job {fields.get('job')!r} was refused: {reason}")
         exchange = _Exchange(sock, token, challenge, str(fields.get("nonce", "")))
+        if is_link:
+            self.links.serve(sock, fields, exchange.answer)
+            return
         try:
             job = job_name(str(fields["job"]))
             match fields.get("op"):

@@ -20,7 +20,7 @@ import numpy as np
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
-from holdfast.diagnostics.detectors.recurring import Recurring
+from holdfast.diagnostics.detectors.recurring import Recurring, Report
 from holdfast.diagnostics.detectors.trends import Trends
 from holdfast.diagnostics.roster import Roster
 from holdfast.diagnostics.thresholds import DegradationThresholds
@@ -99,7 +99,7 @@ class Degradation:
         if source is None:
             return state, ()
         due = source.reported.due(found, int(item.at), now, int(self.limits.quiet_s), self.limits.repeat_s)
-        return state, tuple(_finding(item.node, item.at, condition, times, now) for condition, times in due)
+        return state, tuple(_finding(item.node, item.at, report, now) for report in due)
 
     def _add(
         self,
@@ -204,10 +204,11 @@ def _trend(trends: Trends, column: int, name: str, source: str) -> dict[str, str
     }
 
 
-def _finding(node: str, at: float, condition: _Condition, times: int, now: float) -> Finding:
+def _finding(node: str, at: float, report: Report[_Condition], now: float) -> Finding:
+    condition, times = report.condition, report.times
     flapping = f" It comes and goes: {times} times so far." if times > 1 else ""
     return Finding(
-        id=f"degradation:{node}:{condition.key}:{times}:{at:.0f}",
+        id=f"degradation:{node}:{condition.key}:{times}:{report.first}",
         kind=FindingKind.DEGRADATION,
         severity=Severity.WARNING,
         at=now,
@@ -218,4 +219,5 @@ def _finding(node: str, at: float, condition: _Condition, times: int, now: float
         confidence=0.8,
         evidence=condition.evidence,
         ladder=(Remedy.WATCH,),
+        repeat=report.repeat,
     )

@@ -4,15 +4,17 @@ of the job.
 Faults that stop a run come as an Xid or as NVML's recovery action (`gpu_error`); trends of counters are in `degradation`.
 Here are states: fewer devices than expected, memory rows that wait for a reset or have no spare left, links that are down, a
 PCIe link narrower or slower than possible while the GPU works, a fabric that is not up. A state must hold for `samples`
-readings. It is reported once, and again only after it was absent.
+readings. It is over when `absent` readings have not shown it: a PCIe link is not judged while its GPU is idle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from holdfast.diagnostics.bounded import Bounded
+from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
@@ -40,12 +42,14 @@ class _Lack:
 @dataclass(slots=True)
 class HealthState:
     seen: Bounded[str, dict[tuple[str, str], int]] = field(default_factory=lambda: Bounded(_NODES_MAX))
-    """Node → (GPU, rule) → readings in a row."""
+    """Node → (GPU, rule) → readings in a row; of a state that was reported, less than 0 those that did not show it."""
+    lasting: Lasting[tuple[str, str, str]] = field(default_factory=Lasting)  # by node, GPU, rule
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
     samples: int = 2  # one reading may coincide with a reload of the driver
+    absent: int = 10
     busy_percent: int = 50  # idle GPUs shift their PCIe link down: only a working one is judged
 
     @property
@@ -58,11 +62,20 @@ class GpuHealth:
     def observe(self, state: HealthState, item: Observed, now: float, roster: Roster) -> tuple[HealthState, Findings]:
         if not isinstance(item, Health):
             return state, ()
-        before = state.seen.get(item.node, {})
-        lacks = {(lack.uuid, lack.rule): lack for lack in self._lacks(item)}
-        counts = state.seen[item.node] = {key: before.get(key, 0) + 1 for key in lacks}
-        lasting = [lack for key, lack in lacks.items() if counts[key] == self.samples]
-        return state, tuple(_finding(item, lack, now) for lack in lasting)
+        before, counts, findings = state.seen.get(item.node, {}), dict[tuple[str, str], int](), list[Finding]()
+        for lack in self._lacks(item):
+            key, full_key = (lack.uuid, lack.rule), (item.node, lack.uuid, lack.rule)
+            counts[key] = max(0, before.get(key, 0)) + 1
+            if counts[key] >= self.samples or full_key in state.lasting:
+                findings += state.lasting.seen(full_key, now, partial(_finding, item, lack, now))
+        for key in sorted(before.keys() - counts.keys()):
+            full_key, readings = (item.node, *key), min(0, before[key]) - 1
+            if readings <= -self.absent:
+                findings += state.lasting.over(full_key, now)
+            elif full_key in state.lasting:
+                counts[key] = readings
+        state.seen[item.node] = counts
+        return state, tuple(findings)
 
     def _lacks(self, item: Health) -> Iterator[_Lack]:
         if len(item.gpu) < item.expected:

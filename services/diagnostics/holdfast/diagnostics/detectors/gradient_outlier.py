@@ -144,8 +144,8 @@ class GradientOutlier:
             job.seen[outlier.rank] = job.seen.get(outlier.rank, 0) + 1
         if len(found) > max(1, limits.share_max * mesh.world_size):
             return  # many at once: the data or the job itself is the cause
-        for outlier, _ in job.reported.due(found, number, now, limits.quiet_steps, limits.repeat_s):
-            yield _finding(job, item, outlier, number, now)
+        for due in job.reported.due(found, number, now, limits.quiet_steps, limits.repeat_s):
+            yield _finding(job, item, due.condition, number, now)
 
 
 def _finding(job: _Job, item: StepColumns, outlier: _Outlier, number: int, now: float) -> Finding:

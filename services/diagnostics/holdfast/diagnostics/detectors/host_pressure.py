@@ -1,8 +1,7 @@
 """Host pressure: memory or a disk close to full, a disk that is slow or cannot be written to, tasks that wait in the kernel, a
 wrong clock, a collector that does not answer. All are warnings.
 
-With hysteresis: a resource is reported again only after it was below `clear`, so that values around the limit do not repeat
-the finding.
+With hysteresis: what was reported is over when the value is below `clear`, so that values around the limit are one finding.
 """
 
 from __future__ import annotations
@@ -10,20 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
-from holdfast.diagnostics.bounded import Bounded
+from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import CollectorSilent, HostSample
 
-_PRESSED_MAX = 100_000  # (node, resource) pairs remembered
-
 
 @dataclass(slots=True)
 class PressureState:
-    # (node, resource) → since, agent's clock
-    pressed: Bounded[tuple[str, str], float] = field(default_factory=lambda: Bounded(_PRESSED_MAX))
+    pressed: Lasting[tuple[str, str]] = field(default_factory=Lasting)  # by node and resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +51,22 @@ class HostPressure:
                 return state, ()
 
     def _sample(self, state: PressureState, item: HostSample, now: float) -> tuple[Finding, ...]:
-        findings = []
+        findings = list[Finding]()
         resources = [("memory", item.memory_used, item.memory_total)]
         resources += [(f"disk {path}", used, total) for path, used, total in item.disks]
         for resource, used, total in resources:
             share = used / total if total > 0 else 0.0
             key = (item.node, resource)
             if share < self.clear:
-                state.pressed.pop(key, None)
-            elif share > self.warn and key not in state.pressed:
-                state.pressed[key] = item.at
-                findings.append(_pressed(item, resource, used, total, now))
+                findings += state.pressed.over(key, now)
+            elif share > self.warn or key in state.pressed:
+                findings += state.pressed.seen(key, now, partial(_pressed, item, resource, used, total, now))
         for resource, value, limit, words in self._measures(item):
             key = (item.node, resource)
             if value < limit * self.clear_factor:
-                state.pressed.pop(key, None)
-            elif value > limit and key not in state.pressed:
-                state.pressed[key] = item.at
-                findings.append(_over(item, resource, value, limit, words, now))
+                findings += state.pressed.over(key, now)
+            elif value > limit or key in state.pressed:
+                findings += state.pressed.seen(key, now, partial(_over, item, resource, value, limit, words, now))
         return tuple(findings)
 
     def _measures(self, item: HostSample) -> Iterator[tuple[str, float, float, str]]:

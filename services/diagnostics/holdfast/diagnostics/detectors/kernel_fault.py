@@ -1,22 +1,21 @@
 """Kernel messages about the machine: out of memory, stalls, disks and network adapters that fail.
 
-One finding per node, event and subject (the process, the disk, the adapter) until no line has come for `quiet_s`. All are
-warnings. A fault that stops a run is also seen as an exit, a hang or a lost node, and the warning then explains it. Systems
-that act on a kernel line alone have stopped healthy runs.
+One finding per node, event and subject (the process, the disk, the adapter) until no line has come for `quiet_s`; while lines
+come it is repeated. All are warnings. A fault that stops a run is also seen as an exit, a hang or a lost node, and the warning
+then explains it. Systems that act on a kernel line alone have stopped healthy runs.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 
-from holdfast.diagnostics.bounded import Bounded
+from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import INJECTED, Attribution, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import KernelEvent, KernelLine
-
-_LINES_MAX = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,7 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
 
 @dataclass(slots=True)
 class KernelState:
-    newest: Bounded[tuple[str, KernelEvent, str], float] = field(default_factory=lambda: Bounded(_LINES_MAX))
-    """(node, event, subject) → agent's clock of the newest line."""
+    lasting: Lasting[tuple[str, KernelEvent, str]] = field(default_factory=Lasting)  # by node, event, subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +116,8 @@ class KernelFault:
         match = meaning.subject.search(item.text) if meaning.subject else None
         subject = next((group for group in match.groups() if group), "") if match else ""
         key = (item.node, item.event, subject)
-        newest = state.newest.get(key)
-        if newest is not None and abs(item.at - newest) <= self.quiet_s:
-            state.newest[key] = max(newest, item.at)
-            return state, ()
-        state.newest[key] = item.at
-        return state, (_finding(item, meaning, subject, now),)
+        finding = partial(_finding, item, meaning, subject, now)
+        return state, tuple(state.lasting.seen(key, now, finding, quiet_s=self.quiet_s))
 
 
 def _finding(line: KernelLine, meaning: _Meaning, subject: str, now: float) -> Finding:

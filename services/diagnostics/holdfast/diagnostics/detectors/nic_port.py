@@ -1,16 +1,18 @@
 """InfiniBand and RoCE ports: a port that is down, flaps or disappeared, or counts errors that healthy ports never count.
 
-Only ports that were seen active are judged: an unused port is always down. All findings are warnings. A run that needs the
-port fails by itself and is reported as such; then the warning is the explanation. Rates of errors that healthy ports also
-have are not judged here.
+Only ports that were seen active are judged: an unused port is always down. All findings are warnings, repeated while the state
+lasts. A run that needs the port fails by itself and is reported as such; then the warning is the explanation. Rates of errors
+that healthy ports also have are not judged here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from holdfast.diagnostics.bounded import Bounded
+from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
@@ -27,7 +29,6 @@ _FATAL = ("link_downed", "buffer_overruns", "integrity_errors", "rnr_retries")
 class _Port:
     active: bool = False  # in the last sample
     down_since: float | None = None
-    down_reported: bool = False
     missed: int = 0  # samples without it
     downs: list[float] = field(default_factory=list)  # ends of long downs
     counters: dict[str, int] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class _Node:
 @dataclass(slots=True)
 class NicState:
     nodes: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_NODES_MAX))
+    lasting: Lasting[tuple[str, str, str]] = field(default_factory=Lasting)  # by node, port, rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class NicPort:
     flaps: int = 3
     flap_window_s: float = 86_400.0
     missing: int = 3  # NVSentinel: a device missing over three polls
+    quiet_s: float = 3600.0  # a counter that grows again within it still counts the same errors
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -70,38 +73,51 @@ class NicPort:
         for row, (device, number) in enumerate(zip(item.device, item.port, strict=True)):
             name = f"{device}/{number}"
             seen.add(name)
-            findings += self._look(ports.get_or_add(name, _Port), item, row, name, now)
+            findings += self._look(state, ports.get_or_add(name, _Port), item, row, name, now)
         for name in sorted(ports.keys() - seen):
             port = ports[name]
             port.missed += 1
-            if port.active and port.missed == self.missing:
-                findings.append(_finding(item, name, "missing", "has left the machine", {}, now))
+            if port.active and port.missed >= self.missing:
+                findings += state.lasting.seen(
+                    (item.node, name, "missing"),
+                    now,
+                    partial(_finding, item, name, "missing", "has left the machine", {}, now),
+                )
         all_active = len(ports) == len(seen) and all(word == _ACTIVE for word in item.state)
         node.calm = item if all_active else None
         return state, tuple(findings)
 
-    def _look(self, port: _Port, item: NicSample, row: int, name: str, now: float) -> Iterator[Finding]:
-        port.missed = 0
+    def _look(
+        self, state: NicState, port: _Port, item: NicSample, row: int, name: str, now: float
+    ) -> Iterator[Finding]:
+        if port.missed:
+            yield from state.lasting.over((item.node, name, "missing"), now)
+            port.missed = 0
         if item.state[row] == _ACTIVE:
-            yield from self._up(port, item, name, now)
+            yield from self._up(state, port, item, name, now)
         elif port.active:
             port.down_since = item.at if port.down_since is None else min(port.down_since, item.at)
             down_s = item.at - port.down_since
-            if down_s >= self.down_s and not port.down_reported:
-                port.down_reported = True
-                state = {"state": item.state[row], "phys_state": item.phys_state[row], "down_s": f"{down_s:.0f}"}
-                yield _finding(item, name, "down", f"has been {item.state[row]} for {down_s:.0f} s", state, now)
+            if down_s >= self.down_s:
+                words = f"has been {item.state[row]} for {down_s:.0f} s"
+                numbers = {"state": item.state[row], "phys_state": item.phys_state[row], "down_s": f"{down_s:.0f}"}
+                finding = partial(_finding, item, name, "down", words, numbers, now)
+                yield from state.lasting.seen((item.node, name, "down"), now, finding)
         for counter in _FATAL:
             value: int = getattr(item, counter)[row]
             before, port.counters[counter] = port.counters.get(counter, value), value
             if 0 <= before < value:  # smaller: the driver was loaded again
                 numbers = {"counter": counter, "before": str(before), "now": str(value)}
                 words = f"counts {value - before} more {counter.replace('_', ' ')}"
-                yield _finding(item, name, counter, words, numbers, now)
+                finding = partial(_finding, item, name, counter, words, numbers, now)
+                yield from state.lasting.seen((item.node, name, counter), now, finding, quiet_s=self.quiet_s)
 
-    def _up(self, port: _Port, item: NicSample, name: str, now: float) -> Iterator[Finding]:
-        since, port.down_since, port.down_reported, port.active = port.down_since, None, False, True
-        if since is None or item.at - since < self.flap_s:
+    def _up(self, state: NicState, port: _Port, item: NicSample, name: str, now: float) -> Iterator[Finding]:
+        since, port.down_since, port.active = port.down_since, None, True
+        if since is None:
+            return
+        yield from state.lasting.over((item.node, name, "down"), now)
+        if item.at - since < self.flap_s:
             return
         port.downs = [at for at in port.downs if item.at - at <= self.flap_window_s] + [item.at]
         if len(port.downs) == self.flaps:
@@ -118,9 +134,8 @@ def _is_same(before: NicSample, item: NicSample) -> bool:
 
 
 def _finding(item: NicSample, name: str, what: str, words: str, numbers: dict[str, str], now: float) -> Finding:
-    # The same condition of the same port is one finding per minute: a counter that runs would be reported with every sample.
     return Finding(
-        id=f"nic:{item.node}:{name}:{what}:{item.at // 60:.0f}",
+        id=f"nic:{item.node}:{name}:{what}:{item.at:.0f}",
         kind=FindingKind.NETWORK_FAULT,
         severity=Severity.WARNING,
         at=now,

@@ -123,10 +123,8 @@ class Numerical:
             del job.open[step]
         found = list(self._judge(job, record, reported))
         return tuple(
-            _finding(record, condition, job, times, now)
-            for condition, times in job.reported.due(
-                found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s
-            )
+            _finding(record, due.condition, job, due.times, now)
+            for due in job.reported.due(found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s)
         )
 
     def _judge(self, job: _Job, record: StepRecord, reported: _Open) -> Iterator[_Condition]:

@@ -22,6 +22,16 @@ class Keyed(Protocol):
 K = TypeVar("K", bound=Keyed)
 
 
+@dataclass(frozen=True, slots=True)
+class Report(Generic[K]):
+    """What is to be said of a condition now."""
+
+    condition: K
+    times: int  # occurrences
+    first: int  # position of the first report of this occurrence
+    repeat: int  # reports of this occurrence before this one
+
+
 @dataclass(slots=True)
 class _Known(Generic[K]):
     condition: K  # as it was reported last
@@ -30,6 +40,8 @@ class _Known(Generic[K]):
     active: bool = True
     gone_at: int = 0  # position (step, or second) at which it was first missing
     times: int = 1
+    first: int = 0
+    repeat: int = 0
     reported_as: int = 1  # the number of occurrences that the newest report had
     withdrawn: bool = False
 
@@ -42,8 +54,8 @@ class Recurring(Generic[K]):
 
     def due(
         self, conditions: Sequence[K], position: int, now: float, quiet: int, repeat_s: float
-    ) -> Iterator[tuple[K, int]]:
-        """Those of `conditions` to report now, each with its number of occurrences. `conditions`: all that hold now.
+    ) -> Iterator[Report[K]]:
+        """Those of `conditions` to report now. `conditions`: all that hold now.
 
         A new condition, or one with more members than were reported, is due at once. One that lasts is due every `repeat_s`.
         One that returns after more than `quiet` counts as new. One that returns sooner is due at its occurrence `_FLAPS`, and
@@ -56,16 +68,18 @@ class Recurring(Generic[K]):
         for condition in conditions:
             known = self.known.get(condition.key)
             if known is None or (not known.active and position - known.gone_at > quiet):
-                self.known[condition.key] = _Known(condition, now, condition.members)
-                yield condition, 1
+                self.known[condition.key] = _Known(condition, now, condition.members, first=position)
+                yield Report(condition, 1, position, 0)
                 continue
             came_back, known.active = not known.active, True
             known.times += came_back
             more = not condition.members <= known.members
             if more or (came_back and known.times == _FLAPS) or not 0.0 <= now - known.reported_at < repeat_s:
+                again = known.times == known.reported_as
+                known.first, known.repeat = (known.first, known.repeat + 1) if again else (position, 0)
                 known.reported_at, known.members = now, known.members | condition.members
                 known.condition, known.reported_as, known.withdrawn = condition, known.times, False
-                yield condition, known.times
+                yield Report(condition, known.times, known.first, known.repeat)
 
     def over(self, position: int, gone: int) -> Iterator[tuple[K, int]]:
         """The conditions that have been missing for `gone` positions, each as it was reported last. A report is withdrawn once;

@@ -1,14 +1,16 @@
 """Results of another tool's health checks: a warning for operators, and an explanation of a fault that stops a run.
 
-A check must fail `samples` times in a row. It is reported once, and again only after it has passed. A check that could not
-run (`skipped`) counts neither as failed nor as passed.
+A check must fail `samples` times in a row. The failure is over when the check passes. A check that could not run (`skipped`)
+counts neither as failed nor as passed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from holdfast.diagnostics.bounded import Bounded
+from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
@@ -22,6 +24,7 @@ _NETWORK = ("nic", "nic_state")
 class OpinionState:
     failing: Bounded[str, dict[tuple[str, int], int]] = field(default_factory=lambda: Bounded(_NODES_MAX))
     """Node → (check, GPU) → failures in a row."""
+    lasting: Lasting[tuple[str, str, str, int]] = field(default_factory=Lasting)  # by node, tool, check, GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +42,17 @@ class SecondOpinion:
         if not isinstance(item, HealthChecks):
             return state, ()
         failing = state.failing.pop(item.node, {})
-        findings = []
+        findings = list[Finding]()
         for row, key in enumerate(zip(item.check, item.gpu, strict=True)):
+            full_key = (item.node, item.tool, *key)
             match item.verdict[row]:
                 case Verdict.OK:
                     failing.pop(key, None)
+                    findings += state.lasting.over(full_key, now)
                 case Verdict.FAILED:
                     failing[key] = failing.get(key, 0) + 1
-                    if failing[key] == self.samples:
-                        findings.append(_finding(item, row, now))
+                    if failing[key] >= self.samples:
+                        findings += state.lasting.seen(full_key, now, partial(_finding, item, row, now))
                 case Verdict.SKIPPED:
                     pass
         if failing:

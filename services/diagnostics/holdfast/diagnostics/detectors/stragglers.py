@@ -149,7 +149,7 @@ class Stragglers:
             return ()
         found = list(self._conclude(run))
         due = run.reported.due(found, record.step, now, self.limits.quiet_steps, run.repeat_s)
-        findings = [_finding(record, condition, times, now, run.repeat_s) for condition, times in due]
+        findings = [_finding(record, report.condition, report.times, now, run.repeat_s) for report in due]
         over = run.reported.over(record.step, self.limits.over_steps)
         findings += [_over(record, condition, times, now) for condition, times in over]
         return tuple(findings)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.domain.orders import StepReached
 from holdfast.supervisor.core import State
+from holdfast.supervisor.core.binding import has_stepped_there
 from holdfast.supervisor.core.lifecycle import Starting
 from holdfast.supervisor.core.progress import has_stepped
 
@@ -19,6 +20,9 @@ SECOND_WITNESS_S = 5.0  # no step has been seen for this long by anybody
 DIFFERS_S = 3.0  # a report is on its way for less, unless the log is away
 # The same for a Hello: a node whose Hello was lost has the time for a second one before a new leader stops waiting for it.
 UNHEARD_S = 2.0
+
+
+Told = tuple[str, StepReached]  # a node, and how far its ranks have come
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +38,15 @@ def patience_s(session: int, known: Reported | None) -> float:
     return DIFFERS_S if known is not None and known.session == session else UNHEARD_S
 
 
-def steps_to_fold(reported: Iterable[StepReached], state: State, at: float) -> list[StepReached]:
+def steps_to_fold(reported: Iterable[Told], state: State, at: float) -> list[Told]:
     """The newest step of each running generation, where it is newer than what the core knows and the core needs it."""
-    newest: dict[str, StepReached] = {}
-    for each in reported:
+    newest: dict[str, Told] = {}
+    for node, each in reported:
         job = state.jobs.get(each.job)
-        if (
-            job is None
-            or job.running is None
-            or job.running.number != each.generation
-            or each.step <= job.progress.seen_step
-        ):
+        if job is None or each.step <= job.progress.seen_step or not has_stepped_there(job, node, each):
             continue
         begun = isinstance(job.doing, Starting) and has_stepped(job)
         if begun or job.membership.absent or at - job.progress.seen_at >= SECOND_WITNESS_S:
             known = newest.get(each.job)
-            newest[each.job] = each if known is None or each.step > known.step else known
+            newest[each.job] = (node, each) if known is None or each.step > known[1].step else known
     return [newest[name] for name in sorted(newest)]

@@ -16,7 +16,7 @@ from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order, StepReached
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.runtime import freeze
-from holdfast.supervisor.agents.beats import Reported, patience_s
+from holdfast.supervisor.agents.beats import Reported, Told, patience_s
 from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
 from holdfast.supervisor.telemetry.meters import Latencies
@@ -223,10 +223,11 @@ class Sessions:
                     f"({session.said}): a report was lost, and a new session carries all of it"
                 )
 
-    def steps(self) -> Iterator[StepReached]:
+    def steps(self) -> Iterator[Told]:
         """What the newest beats say of the steps, node after node."""
         for session in self._by_node.values():
-            yield from session.steps
+            for reached in session.steps:
+                yield session.node, reached
 
     def heard_s_ago(self, node: str) -> float | None:
         """Seconds since the node's agent last said anything; None when it has no session."""

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from holdfast.supervisor.api import dashboard, events, incidents, jobs, nodes, operations, problems
 from holdfast.supervisor.api.backend import Backend, authorize
+from holdfast.supervisor.api.forwarding import Forwarding, ToLeader
 from holdfast.supervisor.api.limits import BodyLimit
 
 DESCRIPTION = """\
@@ -14,7 +15,8 @@ one safely. Lists have cursors. Every error is `application/problem+json` (RFC 9
 """
 
 
-def build(backend: Backend) -> FastAPI:
+def build(backend: Backend, forwarding: Forwarding | None = None) -> FastAPI:
+    """`forwarding`: how requests reach the leader; None = all are answered here."""
     app = FastAPI(
         title="Holdfast",
         version=backend.identity.version,
@@ -24,6 +26,8 @@ def build(backend: Backend) -> FastAPI:
         redoc_url=None,
     )
     app.state.backend = backend
+    if forwarding is not None:
+        app.add_middleware(ToLeader, forwarding=forwarding)
     app.add_middleware(BodyLimit)
     problems.install(app)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorize)])

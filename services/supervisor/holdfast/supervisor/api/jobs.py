@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from dataclasses import replace
 from typing import Annotated, Any
 
 from anyio import move_on_after, to_thread
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Body, Header, Query
 
 from holdfast.domain.checkpoints import CheckpointId
-from holdfast.domain.errors import InvalidSpec, NotFound
+from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
+from holdfast.domain.faults import CONTROL_PLANE
 from holdfast.domain.job import JobSpec
 from holdfast.supervisor.api import models, views
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving, number_of
@@ -36,6 +38,12 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 TOKEN_BYTES = 32
 STORE_LOOK_S = 5.0  # for what a name has in its object store: what the nodes hold is known without
+LauncherToken = Annotated[
+    str,
+    Header(
+        alias="Holdfast-Launcher-Token", max_length=200, description="With it a restarted launcher finds the job again."
+    ),
+]
 _JOB_BODY = {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobFile"}}}}}
 
 
@@ -47,6 +55,7 @@ async def submit(
     resume: Annotated[bool, Query(description="go on from the newest complete checkpoint of this name")] = False,
     fresh: Annotated[bool, Query(description="start at step 0 and keep the checkpoints of this name")] = False,
     step: Annotated[int | None, Query(ge=1, description="with resume: go on from this step")] = None,
+    launcher: LauncherToken = "",
 ) -> models.Operation:
     """Submit a job. Paths are the nodes' paths and must be absolute. 409 when a job of this name has not finished, and when the
     name has checkpoints and neither `resume` nor `fresh` says what is to become of them: nothing deletes them."""
@@ -57,10 +66,12 @@ async def submit(
     start = StartFrom.CHECKPOINT if resume else StartFrom.SCRATCH if fresh else StartFrom.NOTHING
     spec = parse_job(body)
     spec = spec.with_policy(await backend.usable(spec.policy_spec))
-    return await _submit(commands, spec, start, step)
+    return await _submit(commands, spec, start, step, _digest(launcher))
 
 
-async def _submit(commands: Commands, spec: JobSpec, start: StartFrom, step: int | None) -> models.Operation:
+async def _submit(
+    commands: Commands, spec: JobSpec, start: StartFrom, step: int | None, launcher: str = ""
+) -> models.Operation:
     if start is StartFrom.CHECKPOINT:
         spec = replace(spec, resume=None)  # its own checkpoints are newer than what it may have started from once
     resumed = await to_thread.run_sync(resolve, spec)
@@ -69,7 +80,7 @@ async def _submit(commands: Commands, spec: JobSpec, start: StartFrom, step: int
         with move_on_after(STORE_LOOK_S):
             found = await to_thread.run_sync(own_checkpoint, spec, step, abandon_on_cancel=True)
     token = secrets.token_hex(TOKEN_BYTES)
-    return await commands.command(JobSubmitted(time.time(), spec, token, resumed, start, step, found))
+    return await commands.command(JobSubmitted(time.time(), spec, token, resumed, start, step, found, launcher))
 
 
 @router.get("")
@@ -102,7 +113,26 @@ async def resume(
     """Submit a job that is over again, as it was submitted last, to go on from its newest complete checkpoint, or from the
     step that is named."""
     _, job = await _find(backend, name)
-    return await _submit(commands, job.spec, StartFrom.CHECKPOINT, body.step if body else None)
+    return await _submit(commands, job.spec, StartFrom.CHECKPOINT, body.step if body else None, job.launcher)
+
+
+@router.post("/{name}/attach")
+async def attach(name: str, body: models.AttachBody, backend: Serving) -> models.Job:
+    """The job, for a launcher that was restarted: it was submitted with this token in `Holdfast-Launcher-Token`. 409 for
+    another launcher's that is not over; one that is over stands in nobody's way, and is not found."""
+    picture, job = await _find(backend, name)
+    if not secrets.compare_digest(job.launcher.encode(), _digest(body.token).encode()):
+        if job.phase.finished:
+            raise NotFound(f"there is no job {name} of this launcher")
+        raise Conflict(
+            f"a job named {name} is {job.phase}, and another launcher submitted it: its token is not this one. Choose another "
+            "name, or give the token with which it was submitted"
+        )
+    return views.job(picture, backend.progress, job)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest() if token else ""
 
 
 @router.delete("/{name}", status_code=202)
@@ -190,8 +220,19 @@ async def policy_questions(
 @router.post("/{name}/faults", status_code=202)
 async def inject(name: str, body: models.FaultBody, commands: Commands) -> models.Operation:
     """Cause a fault, to test the recovery. 409 unless the job file says `chaos: true`. The operation ends when the agent of the
-    rank's node has caused it, or refused."""
-    return await commands.command(FaultRequested(time.time(), name, body.kind, body.rank, body.for_s, body.xid))
+    rank's node has caused it, or refused; for `redis_kill` and `leader_kill`, a moment before the leader causes it."""
+    return await commands.command(
+        FaultRequested(
+            time.time(),
+            name,
+            body.kind,
+            0 if body.kind in CONTROL_PLANE else body.rank,
+            body.for_s,
+            body.xid,
+            loss_percent=body.loss_percent,
+            offset_s=body.offset_s,
+        )
+    )
 
 
 @router.get("/{name}/goodput")

@@ -6,7 +6,18 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from holdfast.domain.faults import FOR_S_DEFAULT, FOR_S_MAX, XID_MAX, FaultKind
+from holdfast.domain.faults import (
+    FOR_S_DEFAULT,
+    FOR_S_MAX,
+    LASTING,
+    LOSS_PERCENT_DEFAULT,
+    LOSS_PERCENT_MAX,
+    LOSS_PERCENT_MIN,
+    OFFSET_S_DEFAULT,
+    OFFSET_S_MAX,
+    XID_MAX,
+    FaultKind,
+)
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.incidents import ActionKind, IncidentState, RungEnd
 from holdfast.domain.nodes import NodeState
@@ -196,6 +207,9 @@ class JobSummary(Model):
     tokens_per_s: Annotated[float | None, Field(description="over the last steps; null when the job does not run")]
     submitted_at: float
     priority: Annotated[int, Field(description="of several jobs that want nodes the one with the higher one gets them")]
+    permanent_failure: Annotated[
+        bool, Field(description="failed by an error of its script: another attempt would fail in the same way")
+    ]
     leaving: Annotated[bool, Field(description="completed, and its last checkpoint is on its way to the object store")]
     incident: Annotated[Incident | None, Field(description="the open one; the oldest of several")]
 
@@ -244,6 +258,24 @@ class Kept(Model):
     directories: Annotated[dict[str, str], Field(description="node → the directory of the job's files on its disk")]
 
 
+class AttachBody(Model):
+    token: Annotated[str, Field(min_length=1, max_length=200, description="of the launcher that submitted the job")]
+
+
+class Suspended(Model):
+    """Where a suspended job goes on when there are nodes for it, and where that checkpoint is."""
+
+    since: float
+    step: Annotated[int, Field(description="the newest complete one; 0 = none: it starts again from step 0")]
+    attempt: int
+    tiers: Annotated[
+        dict[str, int | bool], Field(description="as those of a checkpoint, with what nodes had that have gone since")
+    ]
+    durable: Annotated[bool, Field(description="all of it is on disks, and in the object store if the job has one")]
+    directories: Annotated[dict[str, str], Field(description="node → the directory of the job's files on its disk")]
+    nodes_left: Annotated[list[str], Field(description="nodes of the job that are connected; their copies go on")]
+
+
 class ShardSources(Model):
     """Where the shards of one saved step can be fetched, and with which secret: whoever has it can read the job's shards."""
 
@@ -259,6 +291,7 @@ class ShardSources(Model):
 class Job(JobSummary):
     goes_on_from: Annotated[int | None, Field(description="the step that it was submitted to go on from; null = none")]
     kept: Annotated[Kept | None, Field(description="null while the job is not over, and when nothing is left")]
+    suspended: Annotated[Suspended | None, Field(description="null in any other phase")]
     interval: Annotated[Interval | None, Field(description="null before the first start")]
     reserved: Annotated[list[str], Field(description="free nodes that are reserved as its spares now")]
     ranks: list[Rank]
@@ -380,6 +413,7 @@ class Node(Model):
         Field(description="what brings a node back that a fault took out of service; empty: none did"),
     ] = ""
     notices: Annotated[list[Notice], Field(description="of maintenance that is ahead or under way")] = []
+    pool: Annotated[str, Field(description="only jobs of this pool get the node; empty = jobs without one")] = ""
 
 
 class Fault(Model):
@@ -392,11 +426,36 @@ class Fault(Model):
     shared: Annotated[bool, Field(description="other nodes failed at the same time: it does not count")]
 
 
+class LinkTest(Model):
+    """A test of the network with another node, while neither had ranks."""
+
+    at: float
+    partner: str
+    out_bytes_per_s: Annotated[float, Field(description="to the partner; 0 with a failure")]
+    in_bytes_per_s: Annotated[float, Field(description="from the partner; 0 with a failure")]
+    round_trip_s: float
+    failure: Annotated[
+        str, Field(description="the partner was not reached, or data was damaged; empty: it was measured")
+    ]
+    verdict: Annotated[
+        Literal["good", "slow", "failed", "unjudged"],
+        Field(description="unjudged: there were too few tests of other nodes to compare it with"),
+    ]
+    expected_bytes_per_s: Annotated[
+        float | None,
+        Field(description="median of similar tests of other nodes, in the slower direction; null: unknown"),
+    ]
+    expected_round_trip_s: float | None
+
+
 class NodeDetail(Node):
     """One node with its past."""
 
     faults: Annotated[list[Fault], Field(description="what counts against it since its last repair, oldest first")]
     incidents: Annotated[list[Incident], Field(description="the latest ones that began here, newest first")]
+    links: Annotated[
+        list[LinkTest], Field(description="the latest tests of the network with other idle nodes, oldest first")
+    ] = []
 
 
 # ---------------------------------------------------------------- operations, version, problems
@@ -428,6 +487,9 @@ class Version(Model):
     leader: Annotated[bool, Field(description="whether this supervisor leads")]
     leader_api: Annotated[str, Field(description="where the leader's API answers; empty = unknown")]
     epoch: int
+    event_log: Annotated[
+        str, Field(description="this lifetime of the event log's server: another after each start; empty = it is away")
+    ] = ""
 
 
 class Health(Model):
@@ -479,11 +541,20 @@ class SavedStep(Model):
 
 class FaultBody(Model):
     kind: FaultKind
-    rank: Annotated[int, Field(ge=0, description="the rank, or any rank of the node")]
+    rank: Annotated[
+        int, Field(ge=0, description="the rank, or any rank of the node; ignored for redis_kill and leader_kill")
+    ]
     for_s: Annotated[
-        float, Field(gt=0, le=FOR_S_MAX, description="a hang, a slow rank and a full disk end after it")
+        float, Field(gt=0, le=FOR_S_MAX, description="what lasts ends after it: " + ", ".join(sorted(LASTING)))
     ] = FOR_S_DEFAULT
     xid: Annotated[int, Field(ge=0, le=XID_MAX, description="of kind xid")] = 0
+    loss_percent: Annotated[
+        float, Field(ge=LOSS_PERCENT_MIN, le=LOSS_PERCENT_MAX, description="of kind lossy_link, in each direction")
+    ] = LOSS_PERCENT_DEFAULT
+    offset_s: Annotated[
+        float,
+        Field(ge=-OFFSET_S_MAX, le=OFFSET_S_MAX, allow_inf_nan=False, description="of kind clock_jump; not 0"),
+    ] = OFFSET_S_DEFAULT
 
 
 class PruneBody(Model):

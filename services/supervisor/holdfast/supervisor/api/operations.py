@@ -6,9 +6,10 @@ import time
 
 from fastapi import APIRouter
 
+from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.supervisor.api import models
-from holdfast.supervisor.api.backend import Commands, Serving
+from holdfast.supervisor.api.backend import Backend, Commands, Serving
 from holdfast.supervisor.protocol import BreakerResetRequested
 
 router = APIRouter(tags=["operations"])
@@ -53,7 +54,15 @@ async def version(backend: Serving) -> models.Version:
         leader=picture.leading,
         leader_api=leader.api if leader else "",
         epoch=picture.state.epoch,
+        event_log=await _lifetime_of_log(backend),
     )
+
+
+async def _lifetime_of_log(backend: Backend) -> str:
+    try:
+        return await backend.log.lifetime()
+    except Unavailable:
+        return ""  # the rest is known without it
 
 
 @health.get("/healthz")

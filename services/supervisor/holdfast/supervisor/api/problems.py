@@ -54,7 +54,7 @@ def install(app: FastAPI) -> None:
     """Make `app` answer every error this way."""
     app.add_exception_handler(HoldfastError, _on_ours)
     app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, _on_bug)
     plain = app.openapi
 
@@ -71,6 +71,10 @@ def install(app: FastAPI) -> None:
 
 async def _on_ours(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HoldfastError)
+    return response_to(error)
+
+
+def response_to(error: HoldfastError) -> JSONResponse:
     status = next(status for kind, status in _STATUS if isinstance(error, kind))
     errors = [_field(each) for each in _problems(error)]
     leader = error.leader or None if isinstance(error, NotLeading) else None
@@ -89,7 +93,7 @@ async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
     return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, summary, errors)
 
 
-async def _on_http(request: Request, error: Exception) -> JSONResponse:
+async def on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     detail = error.detail

@@ -15,6 +15,8 @@ from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import models
 from holdfast.supervisor.core import SavedStep, State, holders, reserved_nodes, returns, saved_steps, waits_for
 from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Failed, Suspended
+from holdfast.supervisor.core.links import LinkTest
 from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.offenders import rate_per_day
 from holdfast.supervisor.core.state import Node
@@ -168,6 +170,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         tokens_per_s=progress.tokens_per_s(job.name) if job.phase is JobPhase.RUNNING else None,
         submitted_at=job.submitted_at,
         priority=job.spec.priority,
+        permanent_failure=isinstance(job.doing, Failed) and job.doing.permanent,
         leaving=job.final_upload is not None and not job.final_upload.finished,
         incident=incident(oldest) if oldest else None,
     )
@@ -193,6 +196,7 @@ def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
         **dict(summary),
         goes_on_from=resumed.step if resumed is not None else None,
         kept=_kept(picture.state, value),
+        suspended=_suspended(picture.state, value),
         interval=_interval(value),
         reserved=list(reserved_nodes(picture.state, value)),
         ranks=ranks,
@@ -228,14 +232,36 @@ def _kept(state: State, value: Job) -> models.Kept | None:
     newest = next((step for step in steps if step.newest), steps[0] if steps else None)
     if newest is None:
         return None
-    holding = {name for names in holders(state, value.name, newest.attempt, newest.step).values() for name in names}
-    directories = {
-        name: f"{state.nodes[name].facts.disk_dir}/{value.name}"
-        for name in sorted(holding)
-        if state.nodes[name].facts.disk_dir
-    }
+    directories = _directories(state, value.name, holders(state, value.name, newest.attempt, newest.step))
     on_disk = any(newest.ranks[tier] == newest.mesh.world_size for tier in DURABLE)
     return models.Kept(attempt=newest.attempt, step=newest.step, on_disk=on_disk, directories=directories)
+
+
+def _suspended(state: State, value: Job) -> models.Suspended | None:
+    doing = value.doing
+    if not isinstance(doing, Suspended):
+        return None
+    steps = saved_steps(state, value.name, away=True)
+    found = next((each for each in steps if (each.attempt, each.step) == (doing.attempt, doing.step)), None)
+    names = holders(state, value.name, doing.attempt, doing.step, away=True)
+    members = value.generation.nodes if value.generation else ()
+    on_disk = found is not None and any(found.ranks[tier] == found.mesh.world_size for tier in DURABLE)
+    stored = found is not None and found.stored
+    return models.Suspended(
+        since=doing.at,
+        step=doing.step,
+        attempt=doing.attempt,
+        tiers={} if found is None else {**found.ranks, STORE: found.stored},
+        durable=stored if value.spec.checkpoint.store else on_disk,
+        directories=_directories(state, value.name, names),
+        nodes_left=[name for name in members if name in state.nodes and state.nodes[name].connected],
+    )
+
+
+def _directories(state: State, job: str, holding: Mapping[int, Sequence[str]]) -> dict[str, str]:
+    """Of the nodes that have a disk, among those that hold shards."""
+    names = sorted({name for names in holding.values() for name in names})
+    return {name: f"{disk}/{job}" for name in names if (disk := state.nodes[name].facts.disk_dir)}
 
 
 def _interval(value: Job) -> models.Interval | None:
@@ -317,6 +343,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
             for each in value.notices
             if each.event
         ],
+        pool=facts.pool,
     )
 
 
@@ -332,7 +359,23 @@ def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[In
         for each in value.faults
     ]
     past = [incident(each) for each in incidents]
-    return models.NodeDetail(**dict(node(picture, value, at)), faults=faults, incidents=past)
+    links = [link_test(each) for each in value.links]
+    return models.NodeDetail(**dict(node(picture, value, at)), faults=faults, incidents=past, links=links)
+
+
+def link_test(value: LinkTest) -> models.LinkTest:
+    measured, than = value.measured, value.expected
+    return models.LinkTest(
+        at=value.at,
+        partner=value.partner,
+        out_bytes_per_s=measured.out_bytes_per_s,
+        in_bytes_per_s=measured.in_bytes_per_s,
+        round_trip_s=measured.round_trip_s,
+        failure=measured.failure,
+        verdict=value.verdict.value,
+        expected_bytes_per_s=than.bytes_per_s if than is not None else None,
+        expected_round_trip_s=than.round_trip_s if than is not None else None,
+    )
 
 
 def preflight(value: Preflight) -> models.Preflight:

@@ -10,6 +10,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     finding ──► incident ──► question to the policy ──► decision ──► PREPARE ──► START ──► every rank steps: RUNNING
 
     sessions.py   agents come, report and go                  state.py    the values
+    binding.py    … each for itself: what binds a report to its sender
     incidents.py  findings → incidents → decisions            turn.py     the next state in the making
     change.py     a generation change begins                  views.py    what policies, planner and API see
     handover.py   … from PREPARE to the first steps           breaker.py  one for the fleet
@@ -24,6 +25,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     resets.py     GPUs that get no ranks before they are reset; resetting.py  jobs that wait for that
     returns.py    nodes that a fault took out come back; holddown.py  by which rules
     reboots.py    … whose machines must be booted; replacements.py  machines that do not come back
+    link_tests.py the network between nodes without ranks; links.py  what a test says of whom
     final_upload.py   the last checkpoint of a completed job
     retention.py  the saved step that no node may be left without
     fault_requests.py  faults that somebody injects
@@ -49,6 +51,7 @@ from holdfast.supervisor.core import (
     handover,
     incidents,
     jobs,
+    link_tests,
     loans,
     notices,
     planned,
@@ -69,6 +72,8 @@ from holdfast.supervisor.core.earlier import check as check_earlier
 from holdfast.supervisor.core.fault_requests import check as check_fault
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.link_tests import STANDINGS as LINK_STANDINGS
+from holdfast.supervisor.core.link_tests import standing as link_standing
 from holdfast.supervisor.core.notices import check as check_notice
 from holdfast.supervisor.core.pruning import check as check_pruning
 from holdfast.supervisor.core.shortage import waits_for
@@ -114,6 +119,8 @@ from holdfast.supervisor.timers import (
     FirstStepsDue,
     FirstStepTimeout,
     KeptOver,
+    LinkTestsDue,
+    LinkTestTimeout,
     LoanDue,
     LostTimeout,
     NoticeDue,
@@ -140,6 +147,7 @@ from holdfast.supervisor.timers import (
 )
 
 __all__ = [
+    "LINK_STANDINGS",
     "Batch",
     "Breaker",
     "Config",
@@ -155,6 +163,7 @@ __all__ = [
     "check_pruning",
     "check_submission",
     "holders",
+    "link_standing",
     "reserved_nodes",
     "saved_steps",
     "step",
@@ -276,7 +285,7 @@ def _take(turn: Turn, event: Event) -> None:
             jobs.on_steps(turn, event)
             handover.on_sign_of_step(turn, event.job, event.generation, event.step)
         case StepSeen():
-            reconcile.on_step_reached(turn, event.reached)
+            reconcile.on_step_reached(turn, event.node, event.reached)
         case FindingArrived():
             turn.set(diagnostics_at=event.at)
             incidents.on_finding(turn, event.finding, event.age_s)
@@ -300,6 +309,9 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
         turn.set(config=evolve(turn.config, returns=event.returns))
     if event.replacements is not None:
         turn.set(config=evolve(turn.config, replacements=event.replacements))
+    if event.links is not None:
+        turn.set(config=evolve(turn.config, links=event.links))
+    link_tests.abandon(turn)
     turn.touch_all()
     _wait_for_agents(turn)
     turn.commands.extend(SetTimer(timer, due) for timer, due in sorted(turn.timers.items()))
@@ -395,6 +407,10 @@ def _timer(turn: Turn, timer: Timer) -> None:
             reboots.review(turn, node)
         case ReplacementDue(node):
             replacements.review(turn, node)
+        case LinkTestTimeout(node, partner):
+            link_tests.on_timeout(turn, node, partner)
+        case LinkTestsDue():
+            link_tests.on_timer(turn)
         case RanksDue(job):
             reconcile.on_timer(turn, job)
         case StepDue(job):

@@ -11,6 +11,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.tiers import NEARNESS
+from holdfast.supervisor.core.binding import believed
 from holdfast.supervisor.core.election import Line
 from holdfast.supervisor.core.pruning import is_needed
 from holdfast.supervisor.core.state import State
@@ -37,11 +38,11 @@ class _Copies:
     ranks: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))  # by tier
 
 
-def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
-    """Newest first. The job must be there."""
+def saved_steps(state: State, name: str, *, away: bool = False) -> Sequence[SavedStep]:
+    """Newest first. The job must be there. `away`: with what nodes had that have gone since."""
     job = state.jobs[name]
     found: dict[tuple[int, int], _Copies] = {}
-    for _, record in _in_reach(state, name):
+    for _, record in _held(state, name, away):
         copies = found.setdefault((record.key.attempt, record.key.step), _Copies(record.mesh))
         copies.ranks[record.tier].add(record.key.rank)
     for stored in job.checkpoints.stored:
@@ -53,19 +54,20 @@ def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
     return [evolve(each, newest=each is newest, needed=needed) for each, needed in job_needs]
 
 
-def holders(state: State, name: str, attempt: int, step: int) -> Mapping[int, Sequence[str]]:
-    """Connected nodes that hold each rank's shard of one saved step, in memory or on disk."""
+def holders(state: State, name: str, attempt: int, step: int, *, away: bool = False) -> Mapping[int, Sequence[str]]:
+    """Connected nodes that hold each rank's shard of one saved step, in memory or on disk. `away`: as above."""
     found: dict[int, set[str]] = defaultdict(set)
-    for node, record in _in_reach(state, name):
+    for node, record in _held(state, name, away):
         if (record.key.attempt, record.key.step) == (attempt, step):
             found[record.key.rank].add(node)
     return {rank: sorted(found[rank]) for rank in sorted(found)}
 
 
-def _in_reach(state: State, name: str) -> Iterator[tuple[str, ShardRecord]]:
+def _held(state: State, name: str, away: bool) -> Iterator[tuple[str, ShardRecord]]:
     """(node, shard) of everything that connected nodes hold of the job."""
-    for node in state.nodes.values():
-        for record in node.inventory.get(name, ()) if node.connected else ():
+    nodes = [node for node in state.nodes.values() if name in node.inventory and (node.connected or away)]
+    for node, shards in zip(nodes, believed(state.jobs[name], nodes, state.nodes), strict=True):
+        for record in shards:
             yield node.name, record
 
 

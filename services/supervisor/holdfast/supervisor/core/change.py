@@ -123,7 +123,7 @@ def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
 def carry_out(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
     """Launch what was planned, or let the job wait for what stands in the way."""
     if isinstance(outcome, Unplannable):
-        suspend_job(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
+        hold(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
         return
     election = saved.elect_for(turn, job, outcome.mesh, outcome.placements)
     if obstacle := _obstacle(turn, job, election):
@@ -327,13 +327,13 @@ def withdraw(turn: Turn, job: Job) -> None:
     turn.cancel_timer(DeferralOver(name))
 
 
-def suspend(turn: Turn, name: str, why: str) -> None:
+def give_up(turn: Turn, name: str, why: str) -> None:
     """A fault struck the change in flight: give it up while the policy is asked again."""
     withdraw(turn, turn.jobs[name])
-    turn.move(name, Cause.SUSPEND, Replanning(), f"the change is planned again: {why}")
+    turn.move(name, Cause.GIVE_UP, Replanning(), f"the change is planned again: {why}")
 
 
-def suspend_job(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: float = 0.0) -> None:
+def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: float = 0.0) -> None:
     """The job cannot run now: its workers stop (they only wait for peers that are gone) and it waits for nodes, or
     `retry_s`."""
     job = turn.jobs[name]

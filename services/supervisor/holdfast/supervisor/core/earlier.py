@@ -19,6 +19,7 @@ from holdfast.domain.generations import ShardRecord, StoredStep
 from holdfast.domain.job import JobSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.runs import shard_runs
+from holdfast.supervisor.core.binding import believed
 from holdfast.supervisor.core.election import Line, Segment, replicas_differ
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node
@@ -134,8 +135,11 @@ def _saved(state: Tables, event: JobSubmitted) -> dict[CheckpointId, _Step]:
     """Everything that is known to be saved under the name, on nodes that are connected or not, and in its object store."""
     name = event.spec.name
     found: dict[CheckpointId, _Step] = defaultdict(_Step)
-    for node in state.nodes.values():
-        for record in node.inventory.get(name, ()):
+    nodes = [node for node in state.nodes.values() if name in node.inventory]
+    job = state.jobs.get(name)
+    every = [node.inventory[name] for node in nodes] if job is None else believed(job, nodes, state.nodes)
+    for node, shards in zip(nodes, every, strict=True):
+        for record in shards:
             step = found[record.key.checkpoint]
             step.meshes.add(record.mesh)
             step.nodes[record.key.rank].add(node.name)

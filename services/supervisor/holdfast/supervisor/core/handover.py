@@ -125,11 +125,11 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
 def _on_failed_test(turn: Turn, node: str, tested: Preflight) -> None:
     """A suspect has failed its tests: it is out of service, and replaced in the change in flight."""
     job = nodes.job_of(turn, node)
-    changing = job is not None and job.change is not None
-    incidents = job.change.incidents if job is not None and job.change is not None else ()
+    change = job.change if job is not None else None
+    incidents = change.incidents if change is not None else ()
     suspects.record(turn, incidents, [(node, tested)])
     suspects.condemn(turn, node, tested, incidents)
-    if job is not None and changing:
+    if job is not None and change is not None:
         replan(turn, job.name, f"{node} failed its tests: {tested.failures}", exclude=node)
 
 
@@ -262,15 +262,7 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksS
         return
     starting, generation = job.doing, job.generation
     assert generation is not None
-    taken = []
-    for node, report in reports:
-        placement = generation.placement_of(node)
-        if report.generation != generation.number:
-            continue
-        if placement is None or not set(report.ranks).issubset(placement.ranks):
-            turn.note(node, f"its report about ranks of {name} that it does not run is ignored: {report.ranks}")
-        else:
-            taken.append((node, report))
+    taken = [each for each in reports if each[1].generation == generation.number]
     if not taken:
         return
     change = evolve(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.domain.evolve import evolve
+from holdfast.supervisor.core.links import Expected
 from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.return_rules import ReturnRules
 
@@ -28,6 +29,7 @@ class Cure(StrEnum):
 
     RETURN = "return"  # it has a session again
     STOPPED = "stopped"  # the workers that did not stop are gone
+    LINKS = "links"  # tests of the network with other nodes were good again
     REBOOT = "reboot"  # its machine was booted again, or is another one
     OPERATOR = "operator"  # an operator has looked
 
@@ -83,6 +85,7 @@ class Removal:
     reboot: Reboot | None = None  # as far as Holdfast boots its machine
     replacement: Replacement | None = None  # as far as another machine was asked for
     replace: bool = False  # the mildest remedy that was recommended is another machine
+    expected: Expected | None = None  # with `Cure.LINKS`: what tests must reach while there are too few other results
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +138,5 @@ def merged(old: Removal | None, new: Removal) -> Removal:
         reboot=old.reboot if old.back_at is None else None,  # one boot ends both
         replacement=old.replacement if old.back_at is None or old.final else None,  # and one new machine
         replace=new.replace or (old.replace and old.back_at is None),
+        expected=new.expected or old.expected,
     )

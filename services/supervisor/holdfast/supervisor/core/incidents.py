@@ -11,10 +11,11 @@ from typing import assert_never
 
 from holdfast.domain import tracing
 from holdfast.domain.evolve import evolve
-from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Blamed, Finding, FindingKind, Severity
 from holdfast.domain.incidents import LOAN, MAINTENANCE, Action, Incident, IncidentState, RungEnd
-from holdfast.policy import ACTIONS, RUNGS_MAX, Effect, check, default, flaw
+from holdfast.policy import ACTIONS, OUTAGES, RUNGS_MAX, Effect, check, default, flaw
 from holdfast.supervisor.core import (
+    binding,
     breaker,
     change,
     jobs,
@@ -33,7 +34,7 @@ from holdfast.supervisor.core import (
 )
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import Replanning
+from holdfast.supervisor.core.lifecycle import Replanning, Suspended
 from holdfast.supervisor.core.opening import open_incident
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
@@ -65,6 +66,8 @@ def on_finding(turn: Turn, published: Finding, age_s: float) -> None:
         turn.judge(finding, f"ignored: the finding is {age_s:.0f} s old and expired after {finding.ttl_s:.0f} s")
     elif finding.kind is FindingKind.MAINTENANCE:
         notices.on_finding(turn, finding)
+    elif not _is_node_fault(finding) and (why := binding.not_of_the_job(turn, finding)):
+        turn.judge(finding, f"ignored: {why}")
     elif is_warning:
         _withdraw_suspicion(turn, finding)
         standing_warnings.on_finding(turn, finding)
@@ -148,8 +151,12 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
         turn.set_timer(WitnessTimeout(finding.node), turn.at + turn.config.witness_s)
         return
     nodes.declare_lost(turn, finding.node, finding.summary)
-    if nodes.job_of(turn, finding.node) is not None:
-        returns.lost(turn, finding.node, finding)
+    left, job = turn.nodes[finding.node].told_to_end, nodes.job_of(turn, finding.node)
+    if left and (job is None or isinstance(job.doing, Suspended)):
+        turn.judge(finding, f"{finding.node} has left: its agent was told to end")
+    elif job is not None:
+        if not left:
+            returns.lost(turn, finding.node, finding)
         record_fault(turn, finding)
     else:
         turn.judge(finding, f"{finding.node} is lost; no job has ranks there")
@@ -215,7 +222,7 @@ def _reset_demanded(turn: Turn, finding: Finding) -> None:
         turn.judge(finding, f"{node.name} gets no ranks before the reset; no job has ranks there")
         return
     if node.name in nodes_of_change(job):
-        change.suspend(turn, job.name, finding.summary)
+        change.give_up(turn, job.name, finding.summary)
     record_fault(turn, finding)
     for incident in turn.open_incidents(job.name):  # one that had its decision before
         given_up = incident.action is not None and isinstance(turn.jobs[job.name].doing, Replanning)
@@ -290,7 +297,7 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
     if next_rung:
         return  # of the walk that goes on; it covers this incident
     if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
-        change.suspend(turn, job.name, finding.summary)
+        change.give_up(turn, job.name, finding.summary)
     ask_policy(turn, incident)
 
 
@@ -348,7 +355,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         incident = recipes.end(turn, incident, RungEnd.OVERTAKEN, f"another cause was found: {finding.summary}")
         incident = evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None)
         if finding.node in nodes_of_change(job):
-            change.suspend(turn, job.name, finding.summary)
+            change.give_up(turn, job.name, finding.summary)
     turn.put_incident(incident)
     quarantine.count(turn, incident)
     if again:
@@ -456,7 +463,7 @@ def _exhausted(turn: Turn, incident: Incident, why: str) -> None:
         evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None, decided_by="", recipes_exhausted=count)
     )
     if turn.jobs[incident.job].change is not None:
-        change.suspend(turn, incident.job, f"no rung of the recipe is left: {why}")
+        change.give_up(turn, incident.job, f"no rung of the recipe is left: {why}")
     if count < recipes.EXHAUSTED_MAX:
         ask_policy(turn, incident)
     else:
@@ -501,7 +508,11 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
         _step_before(turn, name, step)
     match spec.effect:
         case Effect.END:
-            jobs.fail(turn, name, action.reason)
+            jobs.fail(turn, name, action.reason, permanent=_would_recur(incident))
+        case Effect.WAIT if (
+            incident.kind == MAINTENANCE and (ends_at := notices.end_of_all(turn, incident)) is not None
+        ):
+            jobs.suspend(turn, name, ends_at)
         case Effect.CONTINUE | Effect.WAIT if incident.kind == MAINTENANCE:
             notices.stay(turn, incident, action)
         case Effect.CONTINUE | Effect.WAIT if incident.loan is not None:
@@ -522,7 +533,7 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
             ended = turn.jobs[name].change
             # Nodes that could not prepare are free again as soon as they have stopped, and no event says so.
             retry = ended is not None and bool(ended.excluded)
-            change.suspend_job(turn, name, action.reason, retry=retry, retry_s=action.retry_s)
+            change.hold(turn, name, action.reason, retry=retry, retry_s=action.retry_s)
         case Effect.CHANGE:
             _condemn(turn, action)
             if incident.planned and turn.jobs[name].phase is JobPhase.RUNNING:
@@ -532,6 +543,13 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
                 change.begin(turn, name, action, incident)
         case _:
             assert_never(spec.effect)
+
+
+def _would_recur(incident: Incident) -> bool:
+    """Whether another attempt at the job would end in the same way: the script's own error, and no outage that passes."""
+    cause = incident.attribution
+    of_script = incident.kind == FindingKind.REPEATED_EXCEPTION or cause.blame is Blamed.USER
+    return of_script and cause.error_class not in OUTAGES
 
 
 def _step_before(turn: Turn, name: str, step: Action) -> None:

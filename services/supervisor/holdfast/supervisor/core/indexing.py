@@ -17,6 +17,7 @@ from holdfast.supervisor.core.lifecycle import (
     Running,
     Starting,
     Stopping,
+    Suspended,
     Waiting,
 )
 from holdfast.supervisor.core.state import Node, State
@@ -289,7 +290,7 @@ def reserves(job: Job) -> bool:
     match job.doing:
         case Waiting(awaited=awaited):
             return awaited.for_time
-        case Pending():
+        case Pending() | Suspended():
             return False
         case _:
             return True

@@ -24,6 +24,7 @@ from holdfast.supervisor.core.lifecycle import (
     Pending,
     Planned,
     Running,
+    Suspended,
     Waiting,
 )
 from holdfast.supervisor.protocol import JobPhase
@@ -174,6 +175,7 @@ class Job:
     lent: Lent | None = None  # the newest loan, until all of its replicas run again
     lends_not_before: float = 0.0  # no job of higher priority asks it for replicas before
     borrows_not_before: float = 0.0  # it asks no job for replicas before
+    launcher: str = ""  # digest of the token with which its launcher finds it again; empty = nobody does
 
     @property
     def phase(self) -> JobPhase:
@@ -194,7 +196,7 @@ class Job:
     def awaited_nodes(self) -> AwaitedNodes | None:
         """Set while it waits for other nodes than there are: to run at all, or (running) for a planned change."""
         match self.doing:
-            case Pending(awaited=awaited) | Waiting(awaited=awaited):
+            case Pending(awaited=awaited) | Waiting(awaited=awaited) | Suspended(awaited=awaited):
                 return awaited
             case Running(planned=AwaitedNodes() as awaited):
                 return awaited
@@ -207,6 +209,8 @@ class Job:
         match self.doing:
             case Pending(awaited=AwaitedNodes(since=since)) | Waiting(awaited=AwaitedNodes(since=since)):
                 return since
+            case Suspended(at=at, returning_at=returning_at):
+                return returning_at or at
             case Deferred(since=since):
                 return since
             case _:

@@ -19,6 +19,7 @@ from holdfast.supervisor.core import (
     progress,
     quarantine,
     reports,
+    suspension,
 )
 from holdfast.supervisor.core.election import Line, Segment
 from holdfast.supervisor.core.index import By
@@ -101,6 +102,7 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
         doing=Pending(),
         generation=evolve(old.generation, placements=()) if old and old.generation else None,
         checkpoints=Checkpoints((Segment(resumed.attempt, resumed.step),) if resumed else (), resumed=resumed),
+        launcher=event.launcher,
     )
     if event.start is StartFrom.CHECKPOINT and resumed is not None:
         job = _going_on(job, old, resumed, event)
@@ -153,7 +155,7 @@ def on_steps(turn: Turn, event: StepsCompleted) -> None:
     _newest_before_fault(turn, event)
     _alive_after_all(turn, job, event)
     if isinstance(job.doing, Saving) and job.checkpoints.step >= job.doing.at_step:
-        stop_now(turn, job.name, job.doing.reason)
+        stop_now(turn, job.name, job.doing.reason, suspends=job.doing.suspends)
 
 
 def _last_steps(turn: Turn, job: Job, event: StepsCompleted) -> None:
@@ -196,22 +198,18 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
             )
 
 
-def on_ranks_finished(turn: Turn, node: str, report: RanksFinished) -> None:
-    """Ranks of `node` have ended with exit code 0. What it says of other nodes' ranks counts for nothing: when the last rank
-    has ended, the job is over."""
+def on_ranks_finished(turn: Turn, report: RanksFinished) -> None:
+    """Ranks of a node, which has them (binding.py), have ended with exit code 0. When the last rank has, as each node of the
+    running generation has said of all of its own, the job is over."""
     job = turn.jobs.get(report.job)
     if job is None or job.running is None or job.phase.finished or report.generation != job.running.number:
         return
     running = job.running
-    placement = running.placement_of(node)
-    if placement is None or not set(report.ranks) <= set(placement.ranks):
-        turn.note(node, f"its report about ranks of {job.name} that it does not run is ignored: {report.ranks}")
-        return
     finished = job.membership.finished.with_(report.ranks)
     job = turn.put_membership(job.name, finished=finished)
     if len(finished) == running.mesh.world_size and job.number == running.number:
-        if isinstance(job.doing, Saving | Stopping):
-            _end(turn, job.name, Cause.STOPPED, job.doing.reason)
+        if isinstance(job.doing, Stopping) or (isinstance(job.doing, Saving) and not job.doing.suspends):
+            _stopped(turn, job.name, job.doing.reason)
         else:
             _end(turn, job.name, Cause.COMPLETE, f"all {len(finished)} ranks ended with exit code 0")
 
@@ -250,6 +248,10 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
     job = turn.jobs.get(event.job)
     if job is None and (held := change.newest_held(turn, event.job)):
         change.stop_removed_nodes(turn, event.job, held)  # workers of a run that this state has never seen
+    if job is not None and isinstance(job.doing, Saving | Stopping) and job.doing.suspends:
+        turn.update(job.name, suspends=False, reason=event.reason)  # its nodes leave, and it is not to go on later
+        turn.explain(job.name, event.reason)
+        return
     if job is None or job.phase.finished or job.phase is JobPhase.STOPPING:
         turn.note(event.job, f"not stopped: the job is {job.phase if job else 'not there'}")
         return
@@ -266,23 +268,50 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
     stop_now(turn, job.name, event.reason)
 
 
+def suspend(turn: Turn, name: str, ends_at: float) -> None:
+    """All nodes of a job that runs end at this time, and nobody can take its ranks: it saves as long as it can, and stops."""
+    job = turn.jobs[name]
+    outcome = "all nodes of the job leave: it is suspended"
+    planned.drop(turn, name, outcome)
+    for incident in turn.open_incidents(name):
+        turn.close_incident(incident.id, IncidentState.RESOLVED, outcome)
+    why = "all of its nodes were told to end"
+    left_s = ends_at - turn.at
+    until = ends_at - min(turn.config.suspend_margin_s, left_s / 4)
+    if job.progress.reports_no_steps or job.membership.finished or until <= turn.at:
+        stop_now(turn, name, why, suspends=True)
+        return
+    at_step = planned.save_soon(turn, job, to_object_store=True, leaving=f"suspend: {why}")
+    turn.move(name, Cause.SAVE, Saving(why, at_step, suspends=True), f"{why}; saving at step {at_step} first")
+    turn.set_timer(StopTimeout(name), until)
+
+
+def on_node_gone(turn: Turn, name: str) -> None:
+    """A node's session ended. When those of all nodes have, there is nobody left to save."""
+    job = turn.jobs[name]
+    if not isinstance(job.doing, Saving) or not job.doing.suspends or job.generation is None:
+        return
+    if not any(turn.nodes[node].connected for node in job.generation.nodes if node in turn.nodes):
+        stop_now(turn, name, job.doing.reason, suspends=True)
+
+
 def on_saved(turn: Turn, name: str) -> None:
     """The newest complete checkpoint has moved on: is it the one that a stop waits for?"""
     doing = turn.jobs[name].doing
     if isinstance(doing, Saving) and turn.jobs[name].checkpoints.step >= doing.at_step:
         reach = reports.reach(turn, turn.jobs[name], doing.at_step)
         turn.note(name, f"step {doing.at_step} is saved before the stop: {reach}")
-        stop_now(turn, name, doing.reason)
+        stop_now(turn, name, doing.reason, suspends=doing.suspends)
 
 
-def stop_now(turn: Turn, name: str, reason: str) -> None:
-    """Stop the workers; the job is stopped when every connected node has said so, or the time for it is over."""
+def stop_now(turn: Turn, name: str, reason: str, *, suspends: bool = False) -> None:
+    """Stop the workers; the job is stopped, or suspended, when every connected node has said so, or the time for it is over."""
     job = turn.jobs[name]
     change.withdraw(turn, job)
     stops = change.stop_removed_nodes(turn, name, job.number, grace_s=turn.config.stop_grace_s)
-    turn.move(name, Cause.STOP, Stopping(reason, stops), reason)
+    turn.move(name, Cause.STOP, Stopping(reason, stops, suspends), reason)
     if not stops:
-        _end(turn, name, Cause.STOPPED, reason)
+        _stopped(turn, name, reason)
         return
     turn.set_timer(StopTimeout(name), turn.at + turn.config.stop_grace_s + job.spec.limits.prepare_timeout_s)
 
@@ -290,12 +319,12 @@ def stop_now(turn: Turn, name: str, reason: str) -> None:
 def on_stop_timer(turn: Turn, name: str) -> None:
     job = turn.jobs.get(name)
     match job.doing if job is not None else None:
-        case Saving(reason, at_step):
+        case Saving(reason, at_step, suspends):
             turn.note(name, f"stops without the checkpoint at step {at_step}: it did not come in time")
-            stop_now(turn, name, reason)
+            stop_now(turn, name, reason, suspends=suspends)
         case Stopping(reason, stops):
             late = ", ".join(sorted(set(stops.values())))
-            _end(turn, name, Cause.STOPPED, f"{reason}; {late} did not answer")
+            _stopped(turn, name, f"{reason}; {late} did not answer")
         case _:
             pass
 
@@ -308,22 +337,32 @@ def on_stop_answered(turn: Turn, command_id: str, name: str) -> None:
     stops = {k: v for k, v in job.doing.stops.items() if k != command_id}
     turn.update(name, stops=stops)
     if not stops:
-        _end(turn, name, Cause.STOPPED, job.doing.reason)
+        _stopped(turn, name, job.doing.reason)
 
 
-def fail(turn: Turn, name: str, reason: str) -> None:
-    """End the job by a decision."""
-    _end(turn, name, Cause.FAIL, reason)
+def _stopped(turn: Turn, name: str, reason: str) -> None:
+    """No workers of the job are left on connected nodes."""
+    doing = turn.jobs[name].doing
+    if isinstance(doing, Stopping) and doing.suspends:
+        turn.cancel_timer(StopTimeout(name))
+        suspension.begin(turn, name, reason.replace("; ", ", "))
+    else:
+        _end(turn, name, Cause.STOPPED, reason)
 
 
-def _end(turn: Turn, name: str, cause: Cause, reason: str) -> None:
+def fail(turn: Turn, name: str, reason: str, *, permanent: bool = False) -> None:
+    """End the job by a decision. `permanent`: another attempt would fail in the same way."""
+    _end(turn, name, Cause.FAIL, reason, permanent=permanent)
+
+
+def _end(turn: Turn, name: str, cause: Cause, reason: str, *, permanent: bool = False) -> None:
     """Nothing of the job runs on; whoever is not connected now is told when it comes back. What was saved stays there."""
     job = turn.jobs[name]
     for kind in _WHILE_UNFINISHED:
         turn.cancel_timer(kind(name))
     change.withdraw(turn, job)
     upload = final_upload.begin(turn, job) if cause is Cause.COMPLETE else None
-    over = Completed(upload) if cause is Cause.COMPLETE else Failed() if cause is Cause.FAIL else Stopped()
+    over = Completed(upload) if cause is Cause.COMPLETE else Failed(permanent) if cause is Cause.FAIL else Stopped()
     if upload is None:
         change.stop_removed_nodes(turn, name, job.number, ended=True)
     if job.running is not None:

@@ -142,6 +142,18 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspended:
+    """All of its nodes were told to end, and it goes on from `step` when nodes are there again."""
+
+    phase: ClassVar = JobPhase.SUSPENDED
+    awaited: AwaitedNodes
+    at: float
+    step: int = 0  # the newest complete one that its nodes had when they went, or that the object store has; 0 = none
+    attempt: int = 0  # of that step
+    returning_at: float = 0.0  # since when there are nodes again that are not enough, or do not have the step; 0 = none
+
+
+@dataclass(frozen=True, slots=True)
 class Deferred:
     """It could run, but too little is known of its saved steps to choose one."""
 
@@ -154,20 +166,22 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """An operator stops it; its ranks save once more before that."""
+    """An operator stops it, or all of its nodes leave; its ranks save once more before that."""
 
     phase: ClassVar = JobPhase.STOPPING
     reason: str
     at_step: int  # the checkpoint that it waits for
+    suspends: bool = False  # it goes on when nodes are there again
 
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """An operator stops it, and Stop orders are out."""
+    """An operator stops it, or all of its nodes leave, and Stop orders are out."""
 
     phase: ClassVar = JobPhase.STOPPING
     reason: str
     stops: Mapping[str, str] = field(default_factory=dict)  # order id → node
+    suspends: bool = False  # as in `Saving`
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +199,10 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """Ended by a decision."""
+
     phase: ClassVar = JobPhase.FAILED
+    permanent: bool = False  # the script's own error: another attempt would fail in the same way
 
 
 Doing = (
@@ -196,6 +213,7 @@ Doing = (
     | Resetting
     | Running
     | Waiting
+    | Suspended
     | Deferred
     | Saving
     | Stopping
@@ -214,14 +232,15 @@ class Cause(StrEnum):
     PLAN = "a generation is planned"
     START = "every node is prepared"
     STEP = "every rank has stepped"
-    SUSPEND = "a fault strikes the change"
+    GIVE_UP = "a fault strikes the change"
     RESET = "GPUs are to be reset"
     CANNOT_START = "no nodes to start on"
     CANNOT_RUN = "no nodes to go on with"
     DEFER = "saved steps are not known yet"
-    SAVE = "stopped with a last save"
-    STOP = "stopped by an operator"
+    SAVE = "ends with a last save"
+    STOP = "its workers are to end"
     STOPPED = "all workers are gone"
+    SUSPEND = "all of its nodes leave"
     COMPLETE = "all ranks ended well"
     FAIL = "ended by a decision"
     SUBMIT = "submitted again"
@@ -242,14 +261,14 @@ TRANSITIONS: Mapping[type[Doing], Transitions] = {
     Preparing: {
         **_ANY,
         Cause.START: Starting,
-        Cause.SUSPEND: Replanning,
+        Cause.GIVE_UP: Replanning,
         Cause.CANNOT_START: Pending,
         Cause.CANNOT_RUN: Waiting,
     },
     Starting: {
         **_ANY,
         Cause.STEP: Running,
-        Cause.SUSPEND: Replanning,
+        Cause.GIVE_UP: Replanning,
         Cause.CANNOT_RUN: Waiting,
         Cause.COMPLETE: Completed,
     },
@@ -261,21 +280,22 @@ TRANSITIONS: Mapping[type[Doing], Transitions] = {
     },
     Resetting: {
         **_ANY,
-        Cause.SUSPEND: Replanning,
+        Cause.GIVE_UP: Replanning,
         Cause.CANNOT_START: Pending,
         Cause.CANNOT_RUN: Waiting,
         Cause.COMPLETE: Completed,
     },
     Running: {**_ANY, Cause.CANNOT_RUN: Waiting, Cause.SAVE: Saving, Cause.COMPLETE: Completed},
-    Waiting: {**_ANY, Cause.CANNOT_RUN: Waiting, Cause.COMPLETE: Completed},
+    Waiting: {**_ANY, Cause.CANNOT_RUN: Waiting, Cause.SUSPEND: Suspended, Cause.COMPLETE: Completed},
+    Suspended: {**_ANY, Cause.CANNOT_RUN: Waiting, Cause.COMPLETE: Completed},
     Deferred: {
         **_ANY,
         Cause.CANNOT_START: Pending,
         Cause.CANNOT_RUN: Waiting,
         Cause.COMPLETE: Completed,
     },
-    Saving: {Cause.STOP: Stopping, Cause.STOPPED: Stopped},
-    Stopping: {Cause.STOPPED: Stopped},
+    Saving: {Cause.STOP: Stopping, Cause.STOPPED: Stopped, Cause.COMPLETE: Completed},
+    Stopping: {Cause.STOPPED: Stopped, Cause.SUSPEND: Suspended},
     Stopped: _AGAIN,
     Completed: _AGAIN,
     Failed: _AGAIN,

@@ -22,7 +22,8 @@ from holdfast.domain.incidents import LOAN, Action, Incident, IncidentState, Loa
 from holdfast.supervisor.core import breaker
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job, Lent
-from holdfast.supervisor.core.lifecycle import Pending, Running, Waiting
+from holdfast.supervisor.core.lifecycle import Pending, Running, Suspended, Waiting
+from holdfast.supervisor.core.opening import planned_incident
 from holdfast.supervisor.core.planner import Plan, Spare
 from holdfast.supervisor.core.spares import as_spare
 from holdfast.supervisor.core.turn import Turn
@@ -69,7 +70,7 @@ def _could_take_since(turn: Turn, job: Job) -> float | None:
     match job.doing:
         case Pending():
             return job.submitted_at
-        case Waiting(awaited=awaited) if not awaited.for_time:
+        case Waiting(awaited=awaited) | Suspended(awaited=awaited) if not awaited.for_time:
             return awaited.since
         case Running(planned=None) if job.generation is not None and job.generation.mesh.dp < job.target_dp:
             is_busy = bool(turn.open_incidents(job.name)) or turn.at < job.planned_not_before
@@ -180,26 +181,15 @@ def _reaches_with(turn: Turn, job: Job, more: tuple[Spare, ...]) -> int:
 
 
 def _ask(turn: Turn, job: Job, offer: _Offer) -> None:
-    lender, identifier = offer.lender, turn.new_incident_id()
+    lender = offer.lender
     assert lender.generation is not None
     given = tuple(spare.node for spare in offer.spares)
     cause = (
         f"{job.name}, of priority {job.spec.priority}, lacks nodes: {lender.name}, of priority {lender.spec.priority}, "
         f"could go on with {offer.dp} of {lender.generation.mesh.dp} replicas and give it {listed(given)}"
     )
-    incident = Incident(
-        id=identifier,
-        job=lender.name,
-        kind=LOAN,
-        cause=cause,
-        state=IncidentState.OPEN,
-        generation=lender.number,
-        t_fault=turn.at,
-        t_detected=turn.at,
-        last_step=lender.progress.step,
-        trace_id=turn.trace(identifier),
-        loan=LoanRequest(job.name, job.spec.priority, offer.dp, given),
-    )
+    request = LoanRequest(job.name, job.spec.priority, offer.dp, given)
+    incident = planned_incident(turn, lender, LOAN, cause, loan=request)
     turn.put_job(lender.name, lends_not_before=turn.at + turn.config.loan_gap_s)
     turn.ask(turn.put_incident(incident))
 

@@ -53,7 +53,8 @@ def declare_lost(turn: Turn, name: str, reason: str) -> None:
         refresh(turn, name, reason)
         for job in turn.found(By.WANTS_NODES):  # one that could not be started there says so
             turn.touch(job)
-        breaker.count_failed(turn, name)
+        if not turn.nodes[name].told_to_end:
+            breaker.count_failed(turn, name)
 
 
 def mark_unschedulable(

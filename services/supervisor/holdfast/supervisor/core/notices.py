@@ -18,7 +18,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
 from holdfast.domain.nodes import TERMINATION, Notice
-from holdfast.supervisor.core import nodes, planned, reports
+from holdfast.supervisor.core import nodes, planned, reports, suspension
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import DeferredEviction, Job
 from holdfast.supervisor.core.state import Node, State
@@ -209,6 +209,17 @@ def save(turn: Turn, name: str, node: str) -> None:
     if notice.starts_at is not None and notice.starts_at > turn.at:
         until = min(until, notice.starts_at)
     reports.expect(turn, name, "", at_step, until)
+
+
+def end_of_all(turn: Turn, incident: Incident) -> float | None:
+    """When the nodes of the incident's job end, if all of them were told to and the time is near; None = they need not."""
+    job = turn.jobs[incident.job]
+    if not suspension.all_leave(turn, job):
+        return None
+    assert job.generation is not None
+    notices = [notice for name in turn.members(job.generation, By.ANNOUNCED) if (notice := turn.nodes[name].notice)]
+    first = min(notices, key=lambda notice: notice.starts_at or 0.0)
+    return max(turn.at, first.starts_at or 0.0) if _near(turn, first) <= turn.at else None
 
 
 def stay(turn: Turn, incident: Incident, action: Action) -> None:

@@ -1,10 +1,10 @@
-"""An incident as the finding describes it with which it opens."""
+"""An incident as it opens: as the finding describes it, or the planned change that it stands for."""
 
 from __future__ import annotations
 
 from holdfast.domain import tracing
 from holdfast.domain.findings import Finding
-from holdfast.domain.incidents import Incident, IncidentState
+from holdfast.domain.incidents import Incident, IncidentState, LoanRequest
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.turn import Turn
 
@@ -45,3 +45,32 @@ def open_incident(
     )
     turn.judge(finding, f"opened {identifier}", identifier)
     return incident
+
+
+def planned_incident(
+    turn: Turn,
+    job: Job,
+    kind: str,
+    cause: str,
+    *,
+    node: str = "",
+    evidence: dict[str, str] | None = None,
+    loan: LoanRequest | None = None,
+) -> Incident:
+    """One for a change of a healthy run. It is not in the state yet."""
+    identifier = turn.new_incident_id()
+    return Incident(
+        id=identifier,
+        job=job.name,
+        kind=kind,
+        cause=cause,
+        state=IncidentState.OPEN,
+        generation=job.number,
+        node=node,
+        t_fault=turn.at,
+        t_detected=turn.at,
+        last_step=job.progress.step,
+        trace_id=turn.trace(identifier),
+        evidence=evidence or {},
+        loan=loan,
+    )

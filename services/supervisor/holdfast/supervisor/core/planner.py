@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import JobSpec
 from holdfast.domain.mesh import Grouping, Mesh
+from holdfast.domain.words import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Unplannable:
     reason: str
+    nodes_missing: int = 0  # with room for the workers; 0 = it is not for want of nodes
 
 
 _Group = list[str | None]  # nodes by slot within the group; None = a hole
@@ -99,7 +101,7 @@ def plan(request: Request) -> Plan | Unplannable:
             zone, rate = (request.zones or {}).get(node, ""), (request.rates or {}).get(node, 0.0)
             pool[node] = Spare(node, zone, rate, node in request.on_probation)
     if (missing := _holes(groups) - len(pool)) > 0:
-        return Unplannable(_shortage(request, least * grouping.nodes, missing))
+        return Unplannable(_shortage(request, least * grouping.nodes, missing), missing)
 
     moves = _fill(groups, before, pool, request, grouping)
     slots = {
@@ -219,9 +221,11 @@ def _indivisible(request: Request, grouping: Grouping) -> str:
 def _shortage(request: Request, least: int, missing: int) -> str:
     kept = sum(p.node not in request.out for p in request.placements)
     at_least = "at least " if request.dp_min < request.dp else ""
+    of_pool = f" of pool {request.spec.pool}" if request.spec.pool else ""
+    there = kept + len(request.spares)
     return (
-        f"{request.spec.name} needs {at_least}{least} nodes with room for {request.spec.nproc_per_node} workers; "
-        f"{kept + len(request.spares)} are there, {missing} missing"
+        f"{request.spec.name} needs {at_least}{plural(least, 'node')}{of_pool} with room for "
+        f"{plural(request.spec.nproc_per_node, 'worker')}; {there} {'is' if there == 1 else 'are'} there, {missing} missing"
     )
 
 
@@ -229,7 +233,7 @@ def _reason(
     request: Request, mesh: Mesh, placements: tuple[Placement, ...], moves: Sequence[tuple[int, str, str, str]]
 ) -> str:
     if not request.placements:
-        return f"first start: {mesh} on {len(placements)} nodes"
+        return f"first start: {mesh} on {plural(len(placements), 'node')}"
     old_dp = max(p.first_rank + p.nproc for p in request.placements) // mesh.replica_size
     parts = [f"{node} ({why}) takes slot {slot}" + (f" from {lost}" if lost else "") for slot, node, lost, why in moves]
     if mesh.dp != old_dp:

@@ -6,7 +6,7 @@
 Quarantine must never do more harm than the node. It needs a closed breaker, takes at most a tenth of the fleet, and never a
 node without which a job would run fewer replicas than it does. When a job cannot run at all for want of nodes, quarantined
 ones are given back to it, the best first: a node that fails now and then is better than none. So are nodes that are held down
-after a loss (returns.py), and before those in quarantine.
+after a loss (returns.py), or whose network is slow (link_tests.py), and before those in quarantine.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.incidents import Incident
-from holdfast.supervisor.core import breaker, nodes, offenders, returns
-from holdfast.supervisor.core.holddown import second_fault
+from holdfast.supervisor.core import breaker, nodes, offenders, resets, returns
+from holdfast.supervisor.core.holddown import Cure, second_fault
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import Deferred, Pending, Waiting
+from holdfast.supervisor.core.lifecycle import Deferred, Pending, Suspended, Waiting
 from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.core.planner import Plan
 from holdfast.supervisor.core.spares import faults_per_day
@@ -33,7 +33,7 @@ def count(turn: Turn, incident: Incident) -> None:
     spread = len(job.generation.nodes) if job is not None and job.generation is not None else 1
     weight = offenders.weight_of(incident, turn.config.offenders, spread)
     node = turn.nodes.get(incident.node)
-    if node is None or not weight:
+    if node is None or not weight or (node.told_to_end and incident.kind == FindingKind.NODE_LOST):
         return
     is_restart = incident.kind == FindingKind.NODE_LOST and not node.lost and node.booted_at != turn.at
     _add(turn, node, Fault(turn.at, incident.id, incident.job, weight, agent_only=is_restart))
@@ -50,6 +50,11 @@ def count_idle(turn: Turn, finding: Finding) -> None:
 def count_failed_test(turn: Turn, incident: Incident, name: str) -> None:
     """`incident` has suspected this node, and the node's own tests confirm it."""
     _add(turn, turn.nodes[name], Fault(turn.at, incident.id, incident.job, 1.0))
+
+
+def count_bad_links(turn: Turn, name: str) -> None:
+    """Its network is bad, as other nodes without ranks have found."""
+    _add(turn, turn.nodes[name], Fault(turn.at, f"link:{name}:{turn.at:.0f}", "", 1.0))
 
 
 def _add(turn: Turn, node: Node, fault: Fault) -> None:
@@ -110,7 +115,7 @@ def _why_not(turn: Turn, name: str) -> str:
 
 def _wants(job: Job, name: str) -> bool:
     """Whether the job runs there, or waits for nodes such as this one."""
-    if isinstance(job.doing, Pending | Waiting | Deferred):
+    if isinstance(job.doing, Pending | Waiting | Suspended | Deferred):
         return True
     return job.generation is not None and job.generation.slot_of(name) is not None
 
@@ -122,14 +127,27 @@ def release_for(turn: Turn, job: Job) -> None:
     held = [node for node in map(turn.nodes.__getitem__, sorted(names)) if _may_be_released(node)]
     if not held or isinstance(reachable(turn, job, job.target_dp, job.spec.min_dp), Plan):
         return
-    trial, released = Turn(turn.finish(), turn.at), []
+    trial, released = Turn(turn.finish(), turn.at), list[Node]()
+
+    def runs() -> bool:
+        return isinstance(reachable(trial, job, job.target_dp, job.spec.min_dp), Plan)
+
     for node in sorted(held, key=lambda node: (_is_sent_away(node), faults_per_day(turn, node), node.name)):
-        trial.put_node(node.name, unschedulable_reason="", quarantined=False, removal=None)
-        released.append(node.name)
-        if isinstance(reachable(trial, job, job.target_dp, job.spec.min_dp), Plan):
-            for name in released:
-                _release(turn, name, f"{job.name} cannot run without it")
-            return
+        due = node.reset_due if node.reset_due is not None and not resets.is_possible(node) else None
+        trial.put_node(node.name, unschedulable_reason="", quarantined=False, removal=None, reset_due=due)
+        released.append(node)
+        if runs():
+            break
+    else:
+        return
+    for node in released[:-1]:  # without the last one it could not run, perhaps without one of these
+        trial.put_node(node.name, unschedulable_reason=node.unschedulable_reason)
+        if runs():
+            released.remove(node)
+        else:
+            trial.put_node(node.name, unschedulable_reason="")
+    for node in released:
+        _release(turn, node.name, f"{job.name} cannot run without it")
 
 
 def _may_be_released(node: Node) -> bool:
@@ -138,9 +156,9 @@ def _may_be_released(node: Node) -> bool:
     removal = node.removal
     if removal is None:
         return node.quarantined
-    return (
-        bool(node.unschedulable_reason) and not removal.hardware and returns.is_cured(node) and returns.has_passed(node)
-    )
+    if not node.unschedulable_reason or removal.hardware or not returns.has_passed(node):
+        return False
+    return returns.is_cured(node) or removal.cure is Cure.LINKS
 
 
 def _is_sent_away(node: Node) -> bool:

@@ -17,15 +17,15 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import OrderDone, RebootNode
 from holdfast.supervisor.core import breaker, nodes, saved
 from holdfast.supervisor.core.holddown import REBOOTS_MAX, REQUESTS_MAX, Cure, Reboot, Removal, Replacement
-from holdfast.supervisor.core.lifecycle import Deferred, Pending, Running, Waiting
+from holdfast.supervisor.core.lifecycle import Deferred, Pending, Running, Suspended, Waiting
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import Send
 from holdfast.supervisor.timers import RebootDue
 
 COMMAND_S = 60.0
+_SETTLED = Running | Pending | Waiting | Suspended | Deferred  # such a job fetches no shards
 INVENTORY_S = 15.0  # a replicator looks through its directories when it starts, which takes a second or two
-LOOK_S = 30.0  # between two looks at what keeps a node from being booted, and before another try
+LOOK_S = 30.0  # between two looks at what keeps a node from being booted or replaced, and before another boot
 BOOT_S = 1800.0  # large machines test their memory for minutes
 
 
@@ -97,7 +97,7 @@ def may_hold_shards(turn: Turn, node: Node) -> bool:
 def is_in_change(turn: Turn, name: str) -> bool:
     """Whether the job may fetch shards from any node now."""
     job = turn.jobs.get(name)
-    settled = job is None or job.phase.finished or isinstance(job.doing, Running | Pending | Waiting | Deferred)
+    settled = job is None or job.phase.finished or isinstance(job.doing, _SETTLED)
     return not settled
 
 
@@ -121,9 +121,5 @@ def _fail(turn: Turn, name: str, why: str) -> None:
 def withdraw(turn: Turn, name: str) -> None:
     """The machine has booted, or need not any more: forget the order, if one is out."""
     turn.cancel_timer(RebootDue(name))
-    if (send := _order_to(turn, name)) is not None:
+    if (send := turn.order_to(name, RebootNode)) is not None:
         turn.forget_order(send)
-
-
-def _order_to(turn: Turn, name: str) -> Send | None:
-    return next((send for send in turn.orders(node=name, to_one=True) if isinstance(send.order, RebootNode)), None)

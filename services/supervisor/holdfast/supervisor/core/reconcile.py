@@ -29,7 +29,7 @@ from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import OrderDone, RanksFinished, StepReached, Stop
 from holdfast.domain.runs import Workers, worker_runs
-from holdfast.supervisor.core import change, handover, incidents, jobs, nodes, progress, warmth
+from holdfast.supervisor.core import binding, change, handover, incidents, jobs, nodes, progress, warmth
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Preparing, Running, Starting
@@ -55,14 +55,14 @@ def on_workers(
     """Every worker of the node, as it reports them: in Hello, and whenever the set has changed."""
     turn.put_node(name, workers=workers, workers_version=version, ended=ended, workers_at=turn.at)
     stop_orphaned(turn, name, workers)
-    _finished(turn, name, ended)
+    _finished(turn, ended)
     review_node(turn, name)
     nodes.refresh(turn, name, "it reported its workers")
     warmth.on_template(turn, name, template)
     warmth.review(turn, name)
 
 
-def _finished(turn: Turn, name: str, ended: tuple[WorkerEnded, ...]) -> None:
+def _finished(turn: Turn, ended: tuple[WorkerEnded, ...]) -> None:
     """Ranks that have ended well are told apart from the rest once more: that report may have been lost."""
     well: dict[tuple[str, int], list[int]] = {}
     for each in ended:
@@ -70,7 +70,7 @@ def _finished(turn: Turn, name: str, ended: tuple[WorkerEnded, ...]) -> None:
         if each.well and job is not None and each.rank not in job.membership.finished:
             well.setdefault((each.job, each.generation), []).append(each.rank)
     for (job_name, generation), ranks in sorted(well.items()):
-        jobs.on_ranks_finished(turn, name, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
+        jobs.on_ranks_finished(turn, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
 
 
 def on_prepared(turn: Turn, name: str, job: str, generation: int, done: OrderDone) -> None:
@@ -102,10 +102,10 @@ def on_withdrawn_prepared(turn: Turn, name: str, done: OrderDone) -> None:
         on_workers(turn, name, done.workers_version, done.workers, (), node.template)
 
 
-def on_step_reached(turn: Turn, reached: StepReached) -> None:
-    """Some node of a running generation has finished a step: a sign of life of all its ranks, whoever else is silent."""
+def on_step_reached(turn: Turn, node: str, reached: StepReached) -> None:
+    """A node of a running generation has finished a step: a sign of life of all its ranks, whoever else is silent."""
     job = turn.jobs.get(reached.job)
-    if job is not None and job.running is not None and reached.generation == job.running.number:
+    if job is not None and binding.has_stepped_there(job, node, reached):
         progress.seen(turn, job.name, reached.step)
         # Nobody is two steps ahead of another: each of them needs all.
         progress.reached(turn, job.name, reached.step - 1)
@@ -184,7 +184,11 @@ def _lacks(node: Node, job: Job) -> bool:
         return False
     assert job.running is not None
     mine = (job.name, job.running.number)
-    living = sum(run.width for run in worker_runs(node.workers) if run[:2] == mine)
+    placement = job.running.placement_of(node.name)
+    first, end = (0, 0) if placement is None else (placement.first_rank, placement.first_rank + placement.nproc)
+    living = sum(
+        max(0, min(run.end, end) - max(run.rank, first)) for run in worker_runs(node.workers) if run[:2] == mine
+    )
     well = sum((each.job, each.generation) == mine and each.well for each in node.ended)
     return living + well < job.spec.nproc_per_node
 

@@ -26,7 +26,6 @@ from holdfast.supervisor.protocol import ProviderAnswered, RequestReplacement
 from holdfast.supervisor.return_rules import DAY_S
 from holdfast.supervisor.timers import ReplacementDue
 
-LOOK_S = 30.0  # between two looks at what keeps a machine from being replaced
 RETRY_S = 300.0  # after a refusal
 
 
@@ -48,7 +47,7 @@ def review(turn: Turn, name: str) -> None:
         if ReplacementDue(name) not in turn.timers:
             turn.set_timer(ReplacementDue(name), due)
         return
-    waits, again = obstacle(turn, node), turn.at + LOOK_S
+    waits, again = obstacle(turn, node), turn.at + reboots.LOOK_S
     if not waits and (until := _full_until(turn)) > turn.at:
         waits = f"{rules.per_day_max} machines have been replaced within a day: until {moment(until, turn.at)}"
         again = until
@@ -127,7 +126,7 @@ def on_answer(turn: Turn, event: ProviderAnswered) -> None:
 
 
 def withdraw(turn: Turn, name: str) -> None:
-    """The machine is another one, or an operator has spoken: nothing is waited for any more."""
+    """An operator keeps the node out: another machine is not waited for any more."""
     turn.cancel_timer(ReplacementDue(name))
 
 

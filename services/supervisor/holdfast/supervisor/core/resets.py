@@ -26,7 +26,6 @@ from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node, ResetDue
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import Send
 
 
 def is_demanded_by(finding: Finding) -> bool:
@@ -53,7 +52,7 @@ def demand(turn: Turn, node: Node, gpu: int | None, cause: str) -> None:
     if due is None:
         due = ResetDue(_with(None, gpu), cause)
     else:
-        more = _with(due.more, gpu) if _order_to(turn, node.name) is not None else None
+        more = _with(due.more, gpu) if turn.order_to(node.name, ResetGpu) is not None else None
         due = evolve(due, gpus=_with(due.gpus, gpu), cause=cause, more=more)
     turn.put_node(node.name, reset_due=due)
     nodes.refresh(turn, node.name, f"a GPU must be reset: {cause}")
@@ -65,11 +64,6 @@ def _with(gpus: tuple[int, ...] | None, gpu: int | None) -> tuple[int, ...]:
     return () if every or gpu is None else tuple(sorted({*(gpus or ()), gpu}))
 
 
-def _order_to(turn: Turn, name: str) -> Send | None:
-    """The unanswered order to reset GPUs of the node."""
-    return next((send for send in turn.orders(node=name, to_one=True) if isinstance(send.order, ResetGpu)), None)
-
-
 def obstacle(node: Node) -> str:
     """Why the GPUs of the node cannot be reset now, one clause; empty when they can."""
     if node.lost:
@@ -79,6 +73,12 @@ def obstacle(node: Node) -> str:
     if node.unschedulable_reason:
         return f"the node is out of service: {node.unschedulable_reason}"
     return "" if node.facts.resets_gpus else "its agent has no command that resets GPUs"
+
+
+def is_possible(node: Node) -> bool:
+    """Whether they could be reset if the node were in service."""
+    failed = node.reset_due is not None and bool(node.reset_due.failure)
+    return not node.lost and not failed and node.facts.resets_gpus
 
 
 def targets(turn: Turn, job: Job, action: Action, incident: Incident) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def review(turn: Turn) -> None:
         busy = node.live_generations or node.workers
         if due is None or busy or not node.connected or node.unheard or obstacle(node):
             continue
-        if _order_to(turn, name) is None:
+        if turn.order_to(name, ResetGpu) is None:
             turn.put_node(name, reset_due=evolve(due, more=None))
             struck = [turn.incidents[each] for each in turn.found(By.STRUCK, name)]
             decided = [incident for incident in struck if incident.action is not None]
@@ -137,5 +137,5 @@ def fail(turn: Turn, name: str, reason: str) -> None:
 
 def withdraw(turn: Turn, name: str) -> None:
     """Forget the order to reset, if one is out."""
-    if (send := _order_to(turn, name)) is not None:
+    if (send := turn.order_to(name, ResetGpu)) is not None:
         turn.forget_order(send)

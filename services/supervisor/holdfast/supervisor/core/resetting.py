@@ -88,7 +88,7 @@ def on_timer(turn: Turn, name: str, number: int) -> None:
 def _give_up(turn: Turn, job: Job, doing: Resetting, why: str) -> None:
     """The next rung of the recipe; without one, everything that was decided to be resolved by the reset is asked again."""
     change.withdraw(turn, job)
-    turn.move(job.name, Cause.SUSPEND, Replanning(), f"gpu_reset did not come about: {why}")
+    turn.move(job.name, Cause.GIVE_UP, Replanning(), f"gpu_reset did not come about: {why}")
     decided = turn.incidents.get(doing.incident)
     if decided is not None and decided.rung is not None and _rests_on(decided):
         decided = turn.put_incident(evolve(decided, evidence={**decided.evidence, FAILURE: why}))

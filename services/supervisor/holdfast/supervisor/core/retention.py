@@ -65,13 +65,15 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
     for name in turn.group(By.KEEPS, job.name):
         placement = running.placement_of(name)
-        first, behind = (0, 0) if placement is None else (placement.first_rank, placement.first_rank + placement.nproc)
+        if placement is None:
+            continue  # no worker there, nor a peer of one
+        first, behind = placement.first_rank, placement.first_rank + placement.nproc
         own: dict[int, list[_Ranks]] = defaultdict(list)
         for run in shard_runs(turn.nodes[name].inventory[job.name]):
             if run.attempt != running.attempt:
                 continue
             begin, end = run.rank, run.end
-            if placement is not None and run.tier in DURABLE:
+            if run.tier in DURABLE:
                 own[run.step].append((max(begin, first), min(end, behind)))
             if begin < first:
                 elsewhere[run.step].append((begin, min(end, first)))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Remedy
-from holdfast.supervisor.core import nodes, offenders
+from holdfast.supervisor.core import links, nodes, offenders
 from holdfast.supervisor.core.holddown import (
     REBOOTS_MAX,
     REQUESTS_MAX,
@@ -33,11 +33,11 @@ from holdfast.supervisor.core.holddown import (
     own,
     second_fault,
 )
-from holdfast.supervisor.core.lifecycle import Deferred, Waiting
+from holdfast.supervisor.core.lifecycle import Deferred, Suspended, Waiting
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import moment
-from holdfast.supervisor.timers import ReturnDue
+from holdfast.supervisor.timers import ReplacementDue, ReturnDue
 
 # ---------------------------------------------------------------- faults
 
@@ -74,6 +74,16 @@ def failed_test(turn: Turn, name: str, cause: str, *, computes_wrongly: bool) ->
     cure = Cure.OPERATOR if computes_wrongly else Cure.RETURN
     removal = _removal(turn, turn.nodes[name], cause, cure, hardware=True)
     nodes.mark_unschedulable(turn, name, cause, removal=removal)
+
+
+def failed_links(turn: Turn, name: str, blame: links.Blame) -> None:
+    """The network of a node without ranks is bad. One that is only slow is better than none (`quarantine.release_for`)."""
+    node = turn.nodes[name]
+    removal = _removal(turn, node, blame.cause, Cure.LINKS, hardware=blame.failed)
+    # Its witness is the repeated test, unless an earlier fault wants the node's own tests.
+    tested = node.removal is None or has_passed(node)
+    removal = evolve(removal, expected=blame.expected, tested=tested)
+    nodes.mark_unschedulable(turn, name, blame.cause, removal=removal)
 
 
 def was_reset(turn: Turn, name: str, cause: str) -> None:
@@ -113,9 +123,25 @@ def contradicted(turn: Turn, name: str) -> None:
 
 
 def forget(turn: Turn, name: str) -> Node:
-    """An operator has spoken."""
+    """An operator has spoken, or the machine is another one: nothing is waited for any more."""
     turn.cancel_timer(ReturnDue(name))
+    turn.cancel_timer(ReplacementDue(name))
     return turn.put_node(name, removal=None, probation=None)
+
+
+def begin_anew(turn: Turn, name: str, *, unschedulable_reason: str = "") -> None:
+    """What was found of the node until now says nothing of it any more."""
+    forget(turn, name)
+    turn.put_node(
+        name,
+        unschedulable_reason=unschedulable_reason,
+        quarantined=False,
+        faults=(),
+        repaired_at=turn.at,
+        reset_due=None,
+        links=(),
+        link_begun_at=0.0,
+    )
 
 
 def on_restart(turn: Turn, name: str, *, booted: bool) -> None:
@@ -126,7 +152,7 @@ def on_restart(turn: Turn, name: str, *, booted: bool) -> None:
         node = turn.put_node(name, removal=evolve(node.removal, preflight_at=0.0))
     due = node.reset_due
     job = nodes.job_of(turn, name)
-    if booted and due is not None and (job is None or isinstance(job.doing, Waiting | Deferred)):
+    if booted and due is not None and (job is None or isinstance(job.doing, Waiting | Suspended | Deferred)):
         turn.put_node(name, reset_due=None, reset_at=turn.at)
         if node.removal is None:
             _hold_down(turn, name, _removal(turn, node, due.cause, Cure.RETURN, hardware=True))
@@ -136,8 +162,7 @@ def on_other_machine(turn: Turn, name: str) -> None:
     """The node has another machine: what was found of the one before says nothing of it. An operator's cordon holds."""
     node = turn.nodes[name]
     reason = "" if node.quarantined or node.removal is not None else node.unschedulable_reason
-    forget(turn, name)
-    turn.put_node(name, unschedulable_reason=reason, quarantined=False, faults=(), repaired_at=turn.at, reset_due=None)
+    begin_anew(turn, name, unschedulable_reason=reason)
 
 
 def failed_under_ranks(turn: Turn, name: str, cause: str) -> None:
@@ -178,6 +203,8 @@ def review(turn: Turn, name: str) -> None:
         node = turn.nodes[name]
     if turn.at < removal.hold_until:
         return
+    if removal.cure is Cure.LINKS and not is_cured(node):
+        return  # another test was bad since
     if removal.hold_until > (removal.back_at or 0.0) and not has_passed(node):
         return
     if removal.hardware and (offence := offenders.offence(node.faults, turn.at, turn.config.offenders)):
@@ -196,6 +223,8 @@ def is_cured(node: Node) -> bool:
             return True
         case Cure.STOPPED:
             return not node.live_generations and not node.workers
+        case Cure.LINKS:
+            return links.is_mended(node.links, removal.at, removal.expected)
         case Cure.REBOOT:
             return "" not in (node.facts.boot_id, removal.boot_id) and node.facts.boot_id != removal.boot_id
         case Cure.OPERATOR:
@@ -323,6 +352,8 @@ def _awaited(node: Node, removal: Removal, at: float) -> str:
             return "it comes back by itself with its agent, or by"
         case Cure.STOPPED:
             return "it comes back by itself when these workers are gone, or by"
+        case Cure.LINKS:
+            return f"it comes back by itself after {links.GOOD_MIN} good tests of its network in a row, or by"
         case Cure.REBOOT if removal.boot_id and (node.preflight is not None or removal.tested):
             return "it comes back by itself when its machine has been booted again and has passed its tests, or by"
         case Cure.REBOOT if removal.boot_id:

@@ -14,6 +14,7 @@ from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inventory, Prepare
 from holdfast.domain.runs import shard_runs
 from holdfast.domain.tiers import DURABLE
+from holdfast.supervisor.core import binding
 from holdfast.supervisor.core.election import (
     Election,
     Holder,
@@ -44,18 +45,30 @@ def elect_for(turn: Turn, job: Job, mesh: Mesh, placements: Sequence[Placement])
 def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
     """Connected nodes that have shards of `job`, and `members`, whatever they have."""
     nodes = (turn.nodes[name] for name in sorted({*turn.found(By.KEEPS, job.name), *members}) if name in turn.nodes)
-    return [
-        _holder(node, node.inventory.get(job.name, ()))
-        for node in nodes
-        if node.connected and node.facts.replicator_endpoint
-    ]
+    return _as_holders(turn, job, [node for node in nodes if node.connected and node.facts.replicator_endpoint])
+
+
+def newest_anywhere(turn: Turn, job: Job) -> RestorePoint:
+    """The newest complete step, counting what nodes that have gone had when they went."""
+    generation = job.generation
+    if generation is None:
+        return RestorePoint()
+    keepers = _as_holders(turn, job, _keepers(turn, job.name))
+    known, lineage = _knowledge(turn, job), job.checkpoints.lineage
+    return elect(lineage, keepers, generation.mesh, generation.placements, known).restore
+
+
+def _keepers(turn: Turn, name: str) -> list[Node]:
+    """Nodes that have, or had, shards of the job, whether they are here or not; not those whose machines are replaced."""
+    keepers = (turn.nodes[each] for each in turn.found(By.KEEPS, name))
+    return [node for node in keepers if not _being_replaced(node)]
 
 
 def only_in_memory_of(turn: Turn, name: str, node: Node) -> bool:
     """Whether a checkpoint of this job would be lost with what `node` keeps in memory: the newest complete one; of a job
     that is not known any more, any shard that no other node and no disk has."""
     keepers = [turn.nodes[each] for each in turn.found(By.KEEPS, name)]
-    keepers = [each for each in keepers if each.connected]
+    keepers = [each for each in keepers if each is node or (each.connected and each.facts.replicator_endpoint)]
     return _is_lost(turn, name, node, keepers, [each for each in node.inventory.get(name, ()) if each.tier in DURABLE])
 
 
@@ -83,10 +96,14 @@ def _is_lost(turn: Turn, name: str, node: Node, keepers: Sequence[Node], rest: S
         return any(record.key not in kept for record in had)
     generation = job.generation
     known, lineage = _knowledge(turn, job), job.checkpoints.lineage
-    every = [_holder(each, each.inventory.get(name, ())) for each in keepers]
+    every = _as_holders(turn, job, keepers)
     without = [each._replace(shards=rest) if each.node == node.name else each for each in every]
     newest, left = (elect(lineage, each, generation.mesh, generation.placements, known) for each in (every, without))
     return left.restore.step < newest.restore.step
+
+
+def _as_holders(turn: Turn, job: Job, nodes: Sequence[Node]) -> list[Holder]:
+    return [_holder(node, shards) for node, shards in zip(nodes, binding.believed(job, nodes, turn.nodes), strict=True)]
 
 
 def _holder(node: Node, shards: Sequence[ShardRecord]) -> Holder:
@@ -202,7 +219,8 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     job = turn.jobs[name]
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
         age = generation.attempt, step
-        inventories = (turn.nodes[node].inventory[name] for node in turn.found(By.KEEPS, name))
+        keepers = (node for node in turn.found(By.KEEPS, name) if generation.slot_of(node) is not None)
+        inventories = (turn.nodes[node].inventory[name] for node in keepers)
         runs = (run for shards in inventories for run in shard_runs(shards) if run[:2] == age)
         sharded = replicas_differ(runs)
         if sharded is not job.checkpoints.sharded:

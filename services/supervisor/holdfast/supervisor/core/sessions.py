@@ -10,6 +10,7 @@ from holdfast.domain import inventories
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
 from holdfast.domain.orders import (
+    CheckLink,
     CheckpointNow,
     Hello,
     Inject,
@@ -29,25 +30,27 @@ from holdfast.domain.orders import (
     WorkersChanged,
 )
 from holdfast.supervisor.core import (
+    binding,
     breaker,
     fault_requests,
     final_upload,
     handover,
     incidents,
     jobs,
+    link_tests,
     nodes,
     notices,
     planned,
     progress,
     reboots,
     reconcile,
-    replacements,
     reports,
     resets,
     resetting,
     retention,
     returns,
     saved,
+    suspension,
     warmth,
 )
 from holdfast.supervisor.core.index import By
@@ -67,10 +70,13 @@ def on_reports(turn: Turn, events: Iterable[NodeReported]) -> None:
     for wave in _waves(events):
         told: dict[type[Report], list[Any]] = defaultdict(list)
         for event in wave:
-            if isinstance(event.report, Hello):
-                _hello(turn, event, event.report)
-            elif _says_something(turn, event):
-                told[type(event.report)].append((event.node, event.report, event))
+            if not (isinstance(event.report, Hello) or _says_something(turn, event)):
+                continue
+            report = binding.admit(turn, event)
+            if isinstance(report, Hello):
+                _hello(turn, event, report)
+            elif report is not None:
+                told[type(report)].append((event.node, report, event))
         for kind, same in told.items():
             _FOLDED_BY[kind](turn, same)
 
@@ -89,9 +95,12 @@ def _waves(events: Iterable[NodeReported]) -> list[list[NodeReported]]:
 
 
 def _says_something(turn: Turn, event: NodeReported) -> bool:
-    """Reports are numbered per incarnation: one that was seen says nothing, and one from an ended life says nothing."""
+    """Reports are numbered within a session: one that was seen says nothing, and one from an ended life says nothing. What
+    comes from an earlier session was either folded before the next one began, or is said there again."""
     node = turn.nodes.get(event.node)
-    if node is None or node.facts.incarnation != event.incarnation or not turn.heard(event.node, event.seq, node):
+    if node is None or node.facts.incarnation != event.incarnation or _is_earlier(node, event.session):
+        return False
+    if not turn.heard(event.node, event.seq, node):
         return False
     if event.session > node.session and not node.lost:
         # Its Hello was lost. The shell ends such a session within seconds; until the next one, the node is known to live.
@@ -121,19 +130,23 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
         turn.publish(NodeChanged(turn.at, facts.node, NodeState.SPARE, "", f"connected from {facts.hostname}"))
         _workers_of(turn, hello)
     elif node.facts.incarnation == facts.incarnation:
-        if event.seq <= turn.last_seq(node) or _is_over(node, event.session):
-            return  # said before, or its session has ended meanwhile
+        # A later session numbers its reports anew: whatever number an earlier one came to mutes nobody.
+        said_before = event.session <= node.session and event.seq <= turn.last_seq(node)
+        if said_before or _is_over(node, event.session) or _is_earlier(node, event.session):
+            return
         _reconnected(turn, node, event, facts)
         if hello.preflight is not None:
             _tested(turn, node, Tested(hello.preflight))
         _workers_of(turn, hello)
         handover.on_node_heard(turn, node)
-    elif _is_over(node, event.session) or (event.session and event.session < node.session):
+    elif _is_over(node, event.session) or _is_earlier(node, event.session):
         return  # an older life of the node speaks late
     else:
         _restarted(turn, node, event, facts, hello.preflight)
         _workers_of(turn, hello)
         handover.on_node_heard(turn, node)
+    if facts.tests_links:
+        link_tests.expect(turn)
 
 
 def _workers_of(turn: Turn, hello: Hello) -> None:
@@ -142,6 +155,11 @@ def _workers_of(turn: Turn, hello: Hello) -> None:
 
 def _is_over(node: Node, session: int) -> bool:
     return bool(session) and not node.connected and session <= node.session
+
+
+def _is_earlier(node: Node, session: int) -> bool:
+    """The node has greeted on a newer session since."""
+    return 0 < session < node.session
 
 
 def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) -> None:
@@ -217,7 +235,6 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         resets.withdraw(turn, node.name)  # their answers would be about the boot before
         reboots.withdraw(turn, node.name)
     if is_other:
-        replacements.withdraw(turn, node.name)
         returns.on_other_machine(turn, node.name)
     returns.on_restart(turn, node.name, booted=booted)
     returns.review(turn, node.name)
@@ -232,7 +249,8 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         incidents.record_fault(turn, finding)
         if booted and not is_other:
             returns.failed_under_ranks(turn, node.name, finding.summary)
-    breaker.count_agent_restart(turn, node.name)
+    if not node.told_to_end:
+        breaker.count_agent_restart(turn, node.name)
 
 
 def _how_it_came(*, is_other: bool, booted: bool) -> str:
@@ -287,6 +305,8 @@ def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
     for job in turn.concerned(node.name):
         handover.on_node_gone(turn, job.name, node.name)
         _answer_stops(turn, job.name, node.name)
+    for name in turn.found(By.CLAIM, node.name):
+        jobs.on_node_gone(turn, name)
     if node.unheard:
         handover.on_all_heard(turn)
 
@@ -360,9 +380,6 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
         reconcile.on_withdrawn_prepared(turn, node, done)
         handover.on_withdrawn_test(turn, node, done)
         return
-    if send.node != node:
-        turn.note(node, f"its answer to an order for {send.node} is ignored ({done.command_id})")
-        return
     turn.forget_order(send)
     match send.order:
         case Prepare() if done.ok:  # of an earlier version, which wrote each order of a broadcast down
@@ -373,6 +390,8 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             reboots.on_answer(turn, node, done)
         case RestartAgent():
             turn.note(node, f"its agent {'begins again' if done.ok else f'is not restarted: {done.reason}'}")
+        case CheckLink():
+            link_tests.on_answer(turn, node, send.order, done)
         case ResetGpu():
             resets.on_answer(turn, node, done)
             resetting.on_answer(turn, node, done)
@@ -406,8 +425,8 @@ def _ranks_stepping(turn: Turn, told: Sequence[Told[RanksStepping]]) -> None:
 
 
 def _ranks_finished(turn: Turn, told: Sequence[Told[RanksFinished]]) -> None:
-    for node, report, _ in told:
-        jobs.on_ranks_finished(turn, node, report)
+    for _, report, _ in told:
+        jobs.on_ranks_finished(turn, report)
 
 
 def _all_tested(turn: Turn, told: Sequence[Told[Tested]]) -> None:
@@ -443,6 +462,7 @@ def _inventories(turn: Turn, told: Sequence[Told[Inventory]]) -> None:
             retention.expect(turn, name)
         for inventory in inventories_of:
             saved.learn(turn, name, inventory)
+        suspension.learn(turn, name)
         if step > job.checkpoints.step:
             planned.on_saved(turn, name)
             jobs.on_saved(turn, name)

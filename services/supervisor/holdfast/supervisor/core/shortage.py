@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.supervisor.core.indexing import nodes_in_use
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import Pending, Waiting
+from holdfast.supervisor.core.lifecycle import Pending, Suspended, Waiting
 from holdfast.supervisor.core.spares import withheld
 from holdfast.supervisor.core.state import State
 from holdfast.supervisor.core.turn import Turn
@@ -15,7 +15,7 @@ HOLDERS_MAX = 3
 
 def waits_for(state: State, job: Job) -> str:
     """Who has the nodes that a job lacks, and who is asked for some; empty if it lacks none."""
-    lacking = isinstance(job.doing, Pending | Waiting)
+    lacking = isinstance(job.doing, Pending | Waiting | Suspended)
     asked = sorted(each.job for each in state.incidents.values() if each.loan is not None and each.loan.job == job.name)
     texts = [holders(Turn(state, state.folded_at), job)] if lacking else []
     if asked:

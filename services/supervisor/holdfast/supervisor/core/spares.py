@@ -1,6 +1,7 @@
 """Free nodes, and which of them a job may take.
 
-Theory of operation. A free node has a session, is in service and is claimed by no job. Two things keep free nodes from a job:
+Theory of operation. A free node has a session, is in service and is claimed by no job. A job sees those of its own pool only:
+the nodes of another pool do not exist for it. Two more things keep free nodes from a job:
 
 * *Reserved spares.* `spares: 2` in a job file reserves two free nodes while the job runs. Which ones follows from what is free
   now, the job of the highest priority first; it is written down nowhere.
@@ -44,7 +45,7 @@ def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
     excluded = job.change.excluded if job.change else ()
     return (
         node.name in turn.group(By.FREE)
-        and _is_able(node, job.spec.nproc_per_node)
+        and _is_able(node, job.spec.pool, job.spec.nproc_per_node)
         and not is_member
         and node.name not in excluded
         and all(holder == job.name for holder in node.live_generations)
@@ -52,10 +53,20 @@ def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
     )
 
 
+def roomiest(turn: Turn, pool: str, nproc: int) -> int:
+    """How many workers the largest of a pool's free nodes with room for fewer than `nproc` has room for; 0 = there is none."""
+
+    def look() -> int:
+        free = (turn.nodes[name].facts for name in turn.found(By.FREE))
+        return max((node.capacity for node in free if node.pool == pool and node.capacity < nproc), default=0)
+
+    return turn.pooled(("roomiest", pool, nproc), look)
+
+
 def as_spare(turn: Turn, job: Job, node: Node) -> Spare | None:
     """A node that another job might give up, as `job` could use it then; None if it could not."""
     excluded = job.change.excluded if job.change else ()
-    able = node.name in turn.group(By.AVAILABLE) and _is_able(node, job.spec.nproc_per_node)
+    able = node.name in turn.group(By.AVAILABLE) and _is_able(node, job.spec.pool, job.spec.nproc_per_node)
     return _spare(turn, node, turn.at) if able and node.name not in excluded else None
 
 
@@ -85,8 +96,8 @@ def faults_per_day(turn: Turn, node: Node) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
-    """Free nodes with room for so many workers: what is the same for all jobs is looked at once."""
+class _Able:
+    """Free nodes of a pool with room for so many workers: what is the same for all jobs is looked at once."""
 
     spares: tuple[Spare, ...]  # by name
     names: frozenset[str]
@@ -94,19 +105,20 @@ class _Pool:
 
 
 def _free_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
-    pool = turn.pooled(("pool", job.spec.nproc_per_node), lambda: _pool(turn, job.spec.nproc_per_node))
+    pool, nproc = job.spec.pool, job.spec.nproc_per_node
+    able = turn.pooled(("able", pool, nproc), lambda: _able(turn, pool, nproc))
     members = job.generation.nodes if job.generation else ()
     excluded = job.change.excluded if job.change else ()
-    out = pool.names.intersection((*members, *excluded))
-    out |= {name for name in pool.held if any(holder != job.name for holder in turn.nodes[name].live_generations)}
-    return tuple(spare for spare in pool.spares if spare.node not in out) if out else pool.spares
+    out = able.names.intersection((*members, *excluded))
+    out |= {name for name in able.held if any(holder != job.name for holder in turn.nodes[name].live_generations)}
+    return tuple(spare for spare in able.spares if spare.node not in out) if out else able.spares
 
 
-def _pool(turn: Turn, nproc: int) -> _Pool:
+def _able(turn: Turn, pool: str, nproc: int) -> _Able:
     nodes, hour = turn.nodes, turn.at // _HOUR_S
-    able = [node for name in turn.found(By.FREE) if _is_able(node := nodes[name], nproc)]
+    able = [node for name in turn.found(By.FREE) if _is_able(node := nodes[name], pool, nproc)]
     spares = tuple(turn.remembered(node, partial(_spare, turn, node, hour * _HOUR_S), hour) for node in able)
-    return _Pool(
+    return _Able(
         spares, frozenset(node.name for node in able), tuple(node.name for node in able if node.live_generations)
     )
 
@@ -116,9 +128,9 @@ def _spare(turn: Turn, node: Node, at: float) -> Spare:
     return Spare(node.name, node.facts.zone, rate, node.probation is not None)
 
 
-def _is_able(node: Node, nproc: int) -> bool:
+def _is_able(node: Node, pool: str, nproc: int) -> bool:
     """Asked of every spare for every plan: what most of them do not have is looked at where it is there."""
-    if node.facts.capacity < nproc:
+    if node.facts.capacity < nproc or node.facts.pool != pool:
         return False
     if node.preflight is not None and (node.unfit or node.untested):
         return False

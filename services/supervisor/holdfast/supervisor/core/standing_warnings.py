@@ -6,10 +6,11 @@ that should be reset at the job's next boundary, and whatever else lasts or come
                   └◄── asked again: after `retry_s`, when a spare becomes free, or when it costs much more ◄┘
 
 The run is healthy, so nothing is urgent. A condition must last for the job's `warnings.settles_s`, as a second report so much
-later shows: what comes once is recorded, and a port that fails now and then is a question. A GPU that waits for a reset does
-so until it is reset, whether that is said again or not. A warning is asked about once while it lasts, however often it is
-reported, and a job is changed for warnings at most once per `warnings.gap_s`. Kinds of findings that end a run are never
-asked about as warnings: a policy might answer by the kind alone, and stop what is healthy. `upkeep` asks.
+later shows: what comes once is recorded, and a port that fails now and then is a question. One whose cost is measured may lead
+to a swap, so there only reports of one occurrence count, which have one id. A GPU that waits for a reset does so until it is
+reset, whether that is said again or not. A warning is asked about once while it lasts, however often it is reported, and a job
+is changed for warnings at most once per `warnings.gap_s`. Kinds of findings that end a run are never asked about as warnings: a
+policy might answer by the kind alone, and stop what is healthy. `upkeep` asks.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     if known is None:
         standing = StandingWarning(finding, turn.at, turn.at)
     else:
-        first_at = known.first_at if known.finding.id == finding.id else turn.at
+        lasted = known.finding.id == finding.id or finding.cost_share is None
+        first_at = known.first_at if lasted else turn.at
         standing = evolve(known, finding=finding, first_at=first_at, heard_at=turn.at)
     newest = sorted({**holding, key: standing}.items(), key=lambda item: (-item[1].heard_at, item[0]))
     turn.put_job(job.name, warnings=dict(sorted(newest[:WARNINGS_MAX])))

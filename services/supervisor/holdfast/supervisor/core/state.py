@@ -11,13 +11,24 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.incidents import Incident
-from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight, RunningWorker, TemplateState, WorkerEnded
+from holdfast.domain.nodes import (
+    TERMINATION,
+    NodeFacts,
+    NodeState,
+    Notice,
+    Preflight,
+    RunningWorker,
+    TemplateState,
+    WorkerEnded,
+)
 from holdfast.domain.numbers import Numbers
 from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core.holddown import Probation, Removal
 from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.links import LinkTest
 from holdfast.supervisor.core.offenders import Fault, Rules
+from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.protocol import Broadcast, Send
 from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 from holdfast.supervisor.timers import Timer
@@ -67,6 +78,10 @@ class Config:
     loan_unused_s: float = 3600.0  # a job that did not take the nodes that it was given asks nobody for so long
     kept_s: float = 120.0  # nodes that a job is about to take are kept for it for so long
     change_unmeasured_s: float = 60.0  # assumed cost of a planned change before the job's first one
+    suspend_margin_s: float = (
+        5.0  # before its nodes end, the workers of a job that is to be suspended stop, saved or not
+    )
+    suspended_holders_s: float = 300.0  # nodes are there again: a suspended job waits this long for those with its step
     notice_hold_s: float = 3600.0  # a notice holds this long after its start, unless it is withdrawn
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
     breaker_failed_nodes_min: int = 2  # breaker: so many failed nodes are always acceptable
@@ -86,6 +101,7 @@ class Config:
     returns: ReturnRules = field(default_factory=ReturnRules)  # when a node that failed may have ranks again
     provider_s: float = 600.0  # who provides machines should have answered after this long
     replacements: ReplacementRules = field(default_factory=ReplacementRules)  # when another machine is asked for
+    links: LinkRules = field(default_factory=LinkRules)  # when nodes without ranks test the network between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ class Node:
     unheard: bool = False  # its session was an earlier leader's: the present one has not heard it yet
     gone_at: float = 0.0  # when the last session ended
     back_by: float = 0.0  # the supervisor ended it: when the next one should have begun
-    last_seq: int = 0  # of this incarnation's reports, where `State.heard` does not say
+    last_seq: int = 0  # of this session's reports, where `State.heard` does not say
     lost: bool = False  # declared: both witnesses said so, or its incarnation is over
     unschedulable_reason: str = ""  # why the node gets no ranks; empty = it may get ranks
     repaired_at: float = 0.0  # findings about faults before it are history
@@ -145,6 +161,9 @@ class Node:
     failed_test_at: float = (
         0.0  # by its own clock, when it last failed its tests as a suspect: an answer may come twice
     )
+    links: tuple[LinkTest, ...] = ()  # newest tests of the network with other nodes, oldest first
+    link_begun_at: float = 0.0  # when the newest one began, which may have come to no end
+    refused_at: float = 0.0  # when it was last noted that it speaks for others (binding.py)
 
     @property
     def name(self) -> str:
@@ -169,6 +188,11 @@ class Node:
     def in_service(self) -> bool:
         """It may have ranks, once the reset of GPUs that it may need is done."""
         return not self.lost and not self.unschedulable_reason
+
+    @property
+    def told_to_end(self) -> bool:
+        """Its agent ends, and its workers with it: nobody takes that back."""
+        return any(each.source == TERMINATION and each.event for each in self.notices)
 
     @property
     def notice(self) -> Notice | None:

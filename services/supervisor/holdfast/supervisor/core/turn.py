@@ -137,6 +137,11 @@ class Turn:
         return heard
 
     @property
+    def secret(self) -> str:
+        secret: str = self._value("secret")
+        return secret
+
+    @property
     def led_at(self) -> float:
         began: float = self._value("led_at")
         return began
@@ -202,6 +207,10 @@ class Turn:
                 found += [broadcast.send(slot) for slot in slots if node in ("", broadcast.placements[slot].node)]
         return sorted(found, key=_age)
 
+    def order_to(self, node: str, kind: type[Order]) -> Send | None:
+        """The oldest unanswered order of this kind to the node alone."""
+        return next((send for send in self.orders(node=node, to_one=True) if isinstance(send.order, kind)), None)
+
     def asked(self, node: str, command_id: str) -> Send | None:
         """The unanswered order of this id; of a broadcast only if `node` is among its nodes."""
         if (send := self.outbox.get(command_id)) is not None:
@@ -211,6 +220,17 @@ class Turn:
             slot = None if broadcast is None else broadcast.slot_of(command_id)
             if broadcast is not None and slot is not None and slot in self.unanswered[job]:
                 return broadcast.send(slot)
+        return None
+
+    def addressee(self, node: str, command_id: str) -> str | None:
+        """The node to which the unanswered order of this id went; of a broadcast only if `node` is among its nodes."""
+        if (send := self.outbox.get(command_id)) is not None:
+            return send.node
+        for job in self._index.get(By.CLAIM, node):
+            broadcast = self.broadcasts.get(job)
+            slot = None if broadcast is None else broadcast.slot_of(command_id)
+            if broadcast is not None and slot is not None and slot in self.unanswered[job]:
+                return broadcast.placements[slot].node
         return None
 
     def slot_asked(self, node: str, command_id: str) -> tuple[str, int] | None:

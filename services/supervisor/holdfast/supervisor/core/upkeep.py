@@ -17,7 +17,6 @@ from holdfast.domain.incidents import (
     REPAIR,
     RESIZE,
     Incident,
-    IncidentState,
 )
 from holdfast.domain.orders import RestartAgent
 from holdfast.supervisor.core import (
@@ -37,11 +36,12 @@ from holdfast.supervisor.core import (
     returns,
     saved,
     standing_warnings,
+    suspension,
 )
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import Deferred, Pending, Replanning, Resetting, Running, Waiting
-from holdfast.supervisor.core.opening import open_incident
+from holdfast.supervisor.core.lifecycle import Deferred, Pending, Replanning, Resetting, Running, Suspended, Waiting
+from holdfast.supervisor.core.opening import open_incident, planned_incident
 from holdfast.supervisor.core.planner import Plan
 from holdfast.supervisor.core.state import State
 from holdfast.supervisor.core.turn import Turn
@@ -87,7 +87,6 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
         node = turn.put_node(node.name, unschedulable_reason="", quarantined=False, reset_due=due)
         node = returns.forget(turn, node.name)
         reboots.withdraw(turn, node.name)
-        replacements.withdraw(turn, node.name)
         notices.forget(turn, node, reason)
         nodes.refresh(turn, node.name, reason)
 
@@ -110,7 +109,7 @@ def restart_agent(turn: Turn, event: AgentRestartRequested) -> None:
     node = turn.nodes.get(event.node)
     if node is None or not node.connected or node.live_generations or node.workers:
         turn.note(event.node, "its agent is not restarted: the node has workers, or no session")
-    elif not any(isinstance(send.order, RestartAgent) for send in turn.orders(node=event.node, to_one=True)):
+    elif turn.order_to(event.node, RestartAgent) is None:
         turn.send(event.node, RestartAgent(event.reason))
 
 
@@ -118,13 +117,9 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
     if event.node not in turn.nodes:
         turn.note(event.node, "not marked as repaired: no such node has ever connected")
         return
-    turn.put_node(
-        event.node, unschedulable_reason="", quarantined=False, faults=(), repaired_at=turn.at, reset_due=None
-    )
-    returns.forget(turn, event.node)
+    returns.begin_anew(turn, event.node)
     resets.withdraw(turn, event.node)
     reboots.withdraw(turn, event.node)
-    replacements.withdraw(turn, event.node)
     nodes.refresh(turn, event.node, "marked as repaired by an operator")
 
 
@@ -134,9 +129,7 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
 def reconcile(turn: Turn) -> None:
     """Look at every job that the event may have made something possible for, and at those that this makes possible again."""
     closed = not breaker.is_open(turn)
-    _review_removed(turn)
-    if closed and turn.count(By.RESET_DUE):
-        resets.review(turn)
+    _review_nodes(turn, closed)
     incidents.walk_on(turn)
     if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # only what is undecided is asked
         asked = set(turn.questions)
@@ -152,14 +145,16 @@ def reconcile(turn: Turn) -> None:
                 if closed:
                     loans.review(turn, turn.jobs[name])
         incidents.walk_on(turn)
-        _review_removed(turn)
+        _review_nodes(turn, closed)
 
 
-def _review_removed(turn: Turn) -> None:
+def _review_nodes(turn: Turn, closed: bool) -> None:
     for name in turn.removed():
         returns.review(turn, name)
         reboots.review(turn, name)
         replacements.review(turn, name)
+    if closed and turn.count(By.RESET_DUE):
+        resets.review(turn)
 
 
 def _look_at(turn: Turn, job: Job, closed: bool) -> None:
@@ -167,6 +162,12 @@ def _look_at(turn: Turn, job: Job, closed: bool) -> None:
         case Pending() if RetryDue(job.name) not in turn.timers:
             quarantine.release_for(turn, job)
             change.first_start(turn, job.name, degraded=_may_start_degraded(turn, job))
+        case Waiting() if suspension.all_leave(turn, job) and not options(turn, job):
+            suspension.begin(turn, job.name, "all of its nodes were told to end")
+        case Suspended() as doing if closed:
+            quarantine.release_for(turn, job)
+            if not _is_asked_about(turn, job) and suspension.may_go_on(turn, job, doing):
+                _go_on(turn, job.name)
         case Waiting() | Deferred() if closed:
             quarantine.release_for(turn, job)
             _look_again(turn, job)
@@ -227,6 +228,9 @@ def retry(turn: Turn, name: str) -> None:
     job = turn.jobs.get(name)
     if job is None or job.held_since is None:
         return
+    if isinstance(job.doing, Suspended):
+        _retry_suspended(turn, job, job.doing)
+        return
     if breaker.is_open(turn):
         turn.set_timer(
             RetryDue(name), turn.at + change.RETRY_RUN_S
@@ -235,15 +239,44 @@ def retry(turn: Turn, name: str) -> None:
     if job.running is None and job.progress.restarts_without_progress >= job.spec.limits.restarts_without_progress_max:
         jobs.fail(turn, name, f"could not be started {job.progress.restarts_without_progress} times: {job.reason}")
         return
+    if _is_asked_about(turn, job):
+        return
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
-    if any(incident.action is None for incident in faults):
-        return  # asked already
     if isinstance(job.doing, Deferred) and any(incidents.take_up(turn, incident) for incident in faults):
         return
     if faults:
         incidents.ask_policy_again(turn, faults[0])
     elif isinstance(job.doing, Waiting | Deferred):
         change.resume(turn, name, "there is a new chance")
+
+
+def _retry_suspended(turn: Turn, job: Job, doing: Suspended) -> None:
+    """Nodes have been back for a while, and not all of them, or without the step that the job was suspended at."""
+    if not doing.returning_at or _is_asked_about(turn, job):
+        return
+    why = "the circuit breaker is open" if breaker.is_open(turn) else suspension.wait_on(turn, job, doing)
+    if why:
+        suspension.stays(turn, job.name, why)
+    else:
+        _go_on(turn, job.name)
+
+
+def _is_asked_about(turn: Turn, job: Job) -> bool:
+    """Whether the policy's answer about a fault of it is awaited: that is what it goes on with."""
+    return any(not each.planned and each.action is None for each in turn.open_incidents(job.name))
+
+
+def _go_on(turn: Turn, name: str) -> None:
+    """Out of suspension. No answer about a fault of it is awaited."""
+    job = turn.jobs[name]
+    assert isinstance(job.doing, Suspended)
+    turn.cancel_timer(RetryDue(name))
+    turn.note(name, f"goes on after {turn.at - job.doing.at:.0f} s of suspension, which began at step {job.doing.step}")
+    faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
+    if faults:
+        incidents.ask_policy_again(turn, faults[0])
+    else:
+        change.resume(turn, name, "nodes are there again")
 
 
 def _improve(turn: Turn, job: Job) -> None:
@@ -300,21 +333,8 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
 
 def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
     assert kind in PLANNED_KINDS
-    identifier = turn.new_incident_id()
-    incident = Incident(
-        id=identifier,
-        job=job.name,
-        kind=kind,
-        cause=cause,
-        state=IncidentState.OPEN,
-        generation=job.number,
-        node=node,
-        t_fault=turn.at,
-        t_detected=turn.at,
-        last_step=job.progress.step,
-        trace_id=turn.trace(identifier),
-        evidence=notices.evidence_of(turn, node) if kind == MAINTENANCE else {},
-    )
+    evidence = notices.evidence_of(turn, node) if kind == MAINTENANCE else None
+    incident = planned_incident(turn, job, kind, cause, node=node, evidence=evidence)
     if kind == MAINTENANCE:
         notices.save(turn, job.name, node)
     if kind in (REPAIR, RESIZE):

@@ -11,11 +11,13 @@ from holdfast.policy import ACTIONS, JobView, PendingReset, after_steps
 from holdfast.supervisor.core import resets
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Deferred, Suspended, Waiting
 from holdfast.supervisor.core.planner import Plan, Request, Spare, Unplannable, plan
-from holdfast.supervisor.core.spares import faults_per_day, reserved_for, spares_for
+from holdfast.supervisor.core.spares import faults_per_day, reserved_for, roomiest, spares_for
 from holdfast.supervisor.core.state import Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
+from holdfast.supervisor.protocol import JobPhase
 
 RECENT_MAX = 20
 
@@ -24,6 +26,9 @@ def check_submission(state: State, spec: JobSpec) -> None:
     """Raises `Conflict` when a job of this name has not finished."""
     job = state.jobs.get(spec.name)
     if job is not None and not job.phase.finished:
+        if job.phase is JobPhase.SUSPENDED:
+            how = "it goes on when there are nodes for it; `holdfast run --attach` follows it"
+            raise Conflict(f"a job named {spec.name} is suspended: {how}. Or stop it first, or choose another name")
         raise Conflict(f"a job named {spec.name} is {job.phase}: stop it first, or choose another name")
     if job is None and (alive := sorted(name for name, node in state.nodes.items() if _runs(node, spec.name))):
         raise Conflict(
@@ -57,6 +62,8 @@ def reserved_nodes(state: State, job: Job) -> tuple[str, ...]:
 
 def _may_stay(node: Node, job: Job, *, after_resets: bool = False) -> bool:
     """A member of the job. A test that it failed while it was idle keeps it out; while it has workers it is not tested."""
+    if node.told_to_end and isinstance(job.doing, Waiting | Suspended | Deferred):
+        return False  # for what runs there it is not too late, but nothing begins there any more
     return (node.in_service if after_resets else node.usable) and (
         node.preflight is None or not node.unfit or job.name in node.live_generations
     )
@@ -108,7 +115,12 @@ def _reachable(
         rates=rates,
         on_probation=on_probation,
     )
-    return plan(request)
+    outcome = plan(request)
+    if isinstance(outcome, Unplannable) and outcome.nodes_missing:
+        small = roomiest(turn, job.spec.pool, job.spec.nproc_per_node)
+        if small:
+            return evolve(outcome, reason=f"{outcome.reason}; the largest of the other free nodes has room for {small}")
+    return outcome
 
 
 def _members(turn: Turn, job: Job) -> tuple[frozenset[str], dict[str, str], dict[str, float], frozenset[str]]:

@@ -46,8 +46,16 @@ function showJob(job) {
   if (job.loss !== null) numbers.push(`loss ${job.loss.toFixed(4)}`);
   if (job.tokens_per_s !== null) numbers.push(`${Math.round(job.tokens_per_s).toLocaleString()} tokens/s`);
   section.append(title, element("p", numbers.join("   ·   ")), element("p", job.reason, "quiet"), mesh(job));
+  if (job.suspended) section.append(element("p", suspended(job.suspended)));
   if (job.incident) section.append(element("p", `now: ${job.incident.cause}`));
   return section;
+}
+
+function suspended(at) {
+  const tiers = Object.entries(at.tiers).filter(([, ranks]) => ranks);
+  const where = tiers.map(([name, ranks]) => (ranks === true ? name : `${name} of ${count(ranks, "rank")}`)).join(", ");
+  const since = new Date(at.since * 1000).toLocaleString();
+  return `suspended since ${since}; ${at.step ? `goes on from step ${at.step}, saved in: ${where}` : "no checkpoint is saved"}`;
 }
 
 function spare(node) {

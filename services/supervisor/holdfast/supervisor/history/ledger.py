@@ -12,7 +12,7 @@ from holdfast.supervisor.history.protocol import Run
 from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, JobChanged, JobPhase, NodeChanged
 
 # The job wants to run and no nodes let it.
-_WAITING = (JobPhase.WAITING, JobPhase.PENDING)
+_WAITING = (JobPhase.WAITING, JobPhase.PENDING, JobPhase.SUSPENDED)
 
 
 async def account_in_thread(run: Run, *, now: float) -> Ledger:

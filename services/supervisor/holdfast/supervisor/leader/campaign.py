@@ -20,8 +20,10 @@ from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.history.protocol import History
+from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.term import LeaseTimes, Term
+from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.providers import Provider
 from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
@@ -48,7 +50,9 @@ class Leader:
         times: LeaseTimes | None = None,
         returns: ReturnRules | None = None,
         replacements: ReplacementRules | None = None,
+        links: LinkRules | None = None,
         provider: Provider | None = None,
+        own_faults: OwnFaults | None = None,
     ) -> None:
         self._log = event_log
         self._history = history
@@ -59,7 +63,9 @@ class Leader:
         self._times = times or LeaseTimes()
         self._returns = returns
         self._replacements = replacements
+        self._links = links
         self._provider = provider
+        self._own_faults = own_faults
         self._term: Term | None = None
 
     def sessions(self) -> Sessions | None:
@@ -120,7 +126,9 @@ class Leader:
             api=self._api,
             returns=self._returns,
             replacements=self._replacements,
+            links=self._links,
             provider=self._provider,
+            own_faults=self._own_faults,
         )
         try:
             await self._term.run()

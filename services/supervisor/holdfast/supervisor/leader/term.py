@@ -31,19 +31,23 @@ from holdfast.supervisor.agents.beats import Reported
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import State, view
+from holdfast.supervisor.fault_rules import OwnFaultRules
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folded, Folder
 from holdfast.supervisor.leader.inbox import InboxWriter
 from holdfast.supervisor.leader.intake import STREAMS, Input, Intake, take
+from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.leader.timers import Timers
+from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.policies.questions import Questions
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import (
     Answer,
     CancelTimer,
+    CauseFault,
     Command,
     Evaluate,
     IncidentChanged,
@@ -107,7 +111,9 @@ class Term:
         api: str,
         returns: ReturnRules | None = None,
         replacements: ReplacementRules | None = None,
+        links: LinkRules | None = None,
         provider: Provider | None = None,
+        own_faults: OwnFaults | None = None,
     ) -> None:
         self._log = event_log
         self._lease = lease
@@ -120,7 +126,9 @@ class Term:
         self._api = api
         self._returns = returns
         self._replacements = replacements
+        self._links = links
         self._provider = provider
+        self._own_faults = own_faults or OwnFaults(OwnFaultRules(), event_log)
         self._inbox = InboxWriter(event_log)
         self.sessions = Sessions(lease.epoch, self._inbox, self._clock)
         self._timers = Timers(self._clock)
@@ -196,7 +204,9 @@ class Term:
             folder = Folder(state, self._lease.epoch, obsolete=parts)
         self._clock.not_before(state.folded_at)
         at = self._clock()
-        started = LeaderStarted(at, self._lease.epoch, secrets.token_hex(16), self._returns, self._replacements)
+        started = LeaderStarted(
+            at, self._lease.epoch, secrets.token_hex(16), self._returns, self._replacements, self._links
+        )
         folded = folder.fold([Input(started)], at)
         if folded.state.epoch != self._lease.epoch:
             raise RuntimeError(f"the core did not take over epoch {self._lease.epoch}; the log has the reason")
@@ -234,8 +244,8 @@ class Term:
                 for send in self._unanswered.due(state, self.sessions.nodes, anyio.current_time()):
                     self.sessions.send(send.node, send.command_id, send.order)
                 collect_at_rest()
-            for reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
-                self._say(Input(StepSeen(self._clock(), reached)))
+            for node, reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
+                self._say(Input(StepSeen(self._clock(), reached, node)))
 
     def _reported(self, node: str) -> Reported | None:
         assert self._folder is not None
@@ -291,6 +301,7 @@ class Term:
 
     async def _take(self, folder: Folder, inputs: list[Input], intake: Intake) -> None:
         await self._recall(folder, inputs)
+        inputs = await self._own_faults.examined(inputs, self._lease)
         folded = folder.dead_letter(folder.fold(inputs, self._clock()), intake.poison)
         if folded.changed or folded.published or folded.dead or intake.positions:
             await self._log.commit(self._lease, folder.commit(folded, intake.positions))
@@ -332,6 +343,9 @@ class Term:
                 self._timers.set(command.timer, command.due)
             case CancelTimer():
                 self._timers.cancel(command.timer)
+            case CauseFault():
+                assert self._tasks is not None
+                self._tasks.start_soon(self._own_faults.cause, command)
             case Publish() | Answer():
                 pass  # is in the commit
             case _:

@@ -21,7 +21,7 @@ from holdfast.log.names import SUPERVISOR_GROUP
 from holdfast.log.protocol import EventLog
 from holdfast.runtime import metrics, telemetry
 from holdfast.runtime.telemetry import Point
-from holdfast.supervisor.core import saved_steps
+from holdfast.supervisor.core import LINK_STANDINGS, link_standing, saved_steps
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import State
 from holdfast.supervisor.history.goodput import Ledger, account
@@ -76,6 +76,7 @@ class Meters:
     async def _measure(self, state: State) -> None:
         jobs = [job for _, job in sorted(state.jobs.items()) if not job.phase.finished]
         telemetry.show(metrics.NODES, _nodes(state))
+        telemetry.show(metrics.NODE_LINKS, _links(state))
         telemetry.show(metrics.WORLD_SIZE, [(_world_size(job), {"job": job.name}) for job in jobs])
         telemetry.show(metrics.STEP_RATE, _rates(jobs, self._progress.steps_per_s))
         telemetry.show(metrics.TOKEN_RATE, _rates(jobs, self._progress.tokens_per_s))
@@ -136,6 +137,18 @@ def _nodes(state: State) -> list[Point]:
     """Every state, also those that no node is in; nothing while nobody leads here."""
     counted = Counter(node.state for node in state.nodes.values())
     return [(counted[each], {"state": each.value}) for each in NodeState] if state.epoch else []
+
+
+def _links(state: State) -> list[Point]:
+    """Of nodes that take part in tests of the network; nothing while nobody leads here, or none are made."""
+    if not state.epoch or not state.config.links.every_s:
+        return []
+    counted = Counter(
+        link_standing(node)
+        for node in state.nodes.values()
+        if node.connected and node.facts.tests_links and not node.live_generations
+    )
+    return [(counted[each], {"verdict": each}) for each in LINK_STANDINGS]
 
 
 def _world_size(job: Job) -> int:

@@ -1,0 +1,148 @@
+{{- define "holdfast.labels" -}}
+{{ include "holdfast.selector" . }}
+app.kubernetes.io/part-of: holdfast
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "holdfast.selector" -}}
+app.kubernetes.io/name: holdfast
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "holdfast.name" -}}
+{{- if gt (len .Release.Name) 40 }}
+{{- fail (printf "release name %q: at most 40 characters, because names of pods and services contain it" .Release.Name) }}
+{{- end }}
+{{- .Release.Name }}
+{{- end }}
+
+{{- define "holdfast.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "holdfast.tokens" -}}
+{{ .Values.tokens.existingSecret | default (printf "%s-tokens" (include "holdfast.name" .)) }}
+{{- end }}
+
+{{- define "holdfast.tlsSecret" -}}
+{{- if .Values.tls.existingSecret }}{{ .Values.tls.existingSecret }}
+{{- else if .Values.tls.certManager.issuer }}{{ include "holdfast.name" . }}-tls
+{{- end }}
+{{- end }}
+
+{{- define "holdfast.ownRedis" -}}
+{{- if not (or .Values.redis.externalUrl .Values.redis.externalUrlSecret) }}yes{{ end }}
+{{- end }}
+
+{{- define "holdfast.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "holdfast.name" .) }}
+{{- else }}{{ .Values.serviceAccount.name | default "default" }}
+{{- end }}
+{{- end }}
+
+{{/* The endpoints of diagnostics, best first, each by its own name: agents must agree on one. */}}
+{{- define "holdfast.diagnostics" -}}
+{{- $name := printf "%s-diagnostics" (include "holdfast.name" .) }}
+{{- $endpoints := list }}
+{{- range $index := until (int .Values.diagnostics.replicas) }}
+{{- $endpoints = append $endpoints (printf "%s-%d.%s.%s.svc:8472" $name $index $name $.Release.Namespace) }}
+{{- end }}
+{{- join "," $endpoints }}
+{{- end }}
+
+{{/* What supervisors and diagnostics have in common. Needs no access to the API server. */}}
+{{- define "holdfast.pod" -}}
+serviceAccountName: {{ include "holdfast.serviceAccount" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: 30
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "holdfast.selector" . | nindent 14 }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "holdfast.unprivileged" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "holdfast.environment" -}}
+- {name: HOLDFAST_FLEET, value: {{ .root.Values.fleet | quote }}}
+- {name: HOLDFAST_LOG_FORMAT, value: json}
+- {name: HOLDFAST_JOIN_TOKEN_FILE, value: /etc/holdfast/fleet/join-token}
+{{- if .root.Values.redis.externalUrlSecret }}
+- name: HOLDFAST_REDIS_URL
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.redis.externalUrlSecret }}, key: redis-url}}
+{{- else if .root.Values.redis.externalUrl }}
+- {name: HOLDFAST_REDIS_URL, value: {{ .root.Values.redis.externalUrl | quote }}}
+{{- else }}
+- name: REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "holdfast.tokens" .root }}, key: redis-password}}
+- {name: HOLDFAST_REDIS_URL, value: "redis://:$(REDIS_PASSWORD)@{{ include "holdfast.name" .root }}-redis.{{ .root.Release.Namespace }}.svc:6379/0"}
+{{- end }}
+{{- if include "holdfast.tlsSecret" .root }}
+- {name: HOLDFAST_TLS_CERT, value: /etc/holdfast/tls/tls.crt}
+- {name: HOLDFAST_TLS_KEY, value: /etc/holdfast/tls/tls.key}
+- {name: HOLDFAST_TLS_CA, value: /etc/holdfast/tls/ca.crt}
+{{- end }}
+{{- with .root.Values.telemetry.otlpEndpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- range $name, $value := .values.settings }}
+- {name: HOLDFAST_{{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "holdfast.mounts" -}}
+- {name: fleet, mountPath: /etc/holdfast/fleet, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- if include "holdfast.tlsSecret" . }}
+- {name: tls, mountPath: /etc/holdfast/tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "holdfast.volumes" -}}
+- name: fleet
+  secret:
+    secretName: {{ include "holdfast.tokens" . }}
+    defaultMode: 0440
+    items: [{key: join-token, path: join-token}]
+- name: tmp
+  emptyDir: {sizeLimit: 256Mi}
+{{- if include "holdfast.tlsSecret" . }}
+- name: tls
+  secret: {secretName: {{ include "holdfast.tlsSecret" . }}, defaultMode: 0440}
+{{- end }}
+{{- end }}

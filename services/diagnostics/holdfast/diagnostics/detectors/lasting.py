@@ -1,0 +1,72 @@
+"""Reports a state when it begins, again every `REPEAT_S` while it is seen, and that it is over. Pure.
+
+For states that readings show, such as a port that is down; `recurring` is for conditions of a step. The supervisor asks the
+policy about a warning that lasts, and forgets one that is not repeated. A repeat has the id of the first report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from holdfast.diagnostics.bounded import Bounded
+from holdfast.domain.findings import Finding, Remedy, Severity
+
+REPEAT_S = 600.0
+_STATES_MAX = 100_000
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Known:
+    finding: Finding  # as it was reported last
+    seen_at: float  # diagnostics' clock, like `finding.at`
+
+
+@dataclass(slots=True)
+class Lasting(Generic[K]):
+    """The states that hold, by what identifies them."""
+
+    known: Bounded[K, _Known] = field(default_factory=lambda: Bounded(_STATES_MAX))
+
+    def __contains__(self, key: K) -> bool:
+        return key in self.known
+
+    def seen(
+        self, key: K, now: float, finding: Callable[[], Finding], *, quiet_s: float = math.inf
+    ) -> Iterator[Finding]:
+        """The state holds: its finding, if it is to be reported now. Seen again after more than `quiet_s` it is a new one."""
+        known = self.known.get(key)
+        if known is None or now - known.seen_at > quiet_s:
+            self.known[key] = _Known(finding(), now)
+            yield self.known[key].finding
+            return
+        known.seen_at = now
+        if not 0.0 <= now - known.finding.at < REPEAT_S:
+            first = known.finding
+            known.finding = replace(finding(), id=first.id, since=first.since, repeat=first.repeat + 1)
+            yield known.finding
+
+    def over(self, key: K, now: float) -> Iterator[Finding]:
+        """The state is over: its withdrawal, if it was reported."""
+        if (known := self.known.pop(key, None)) is not None:
+            yield _withdrawal(known.finding, now)
+
+
+def _withdrawal(finding: Finding, now: float) -> Finding:
+    return Finding(
+        id=f"{finding.id}:over",
+        kind=finding.kind,
+        severity=Severity.INFO,
+        at=now,
+        since=now,
+        summary=f"Over: {finding.summary}",
+        node=finding.node,
+        gpu=finding.gpu,
+        contradicts=finding.id,
+        evidence={"contradicts": finding.id},
+        ladder=(Remedy.WATCH,),
+    )

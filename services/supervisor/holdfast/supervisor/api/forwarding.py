@@ -1,0 +1,187 @@
+"""A standby answers by asking the leader: whichever supervisor a request reaches, the answer is the leader's.
+
+    client ──► standby ──► leader     method, path, query, body and headers as they came, the answer as it comes, streams too
+
+`/v1/version`, `/healthz`, the documentation and the dashboard's files are a supervisor's own. What a standby cannot forward:
+
+    nobody is known to lead                      503, to be asked again in a second
+    the leader cannot be reached                 answered here: reads from the newest snapshot, commands through the inbox
+    its address is that of another supervisor    the other one says so (`NOT_LEADING`), and it is answered here: a request is
+                                                 forwarded once
+    the connection breaks on the way             503: the leader may have taken it; a command with an Idempotency-Key may be
+                                                 repeated
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import httpx
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.domain.errors import Unavailable
+from holdfast.supervisor.api import problems
+from holdfast.supervisor.api.problems import NotLeading
+from holdfast.supervisor.published import LeaderChanged
+
+FORWARDED_BY = "Holdfast-Forwarded-By"  # of a request: the supervisor that it reached
+NOT_LEADING = "Holdfast-Not-Leading"  # of an answer: it was forwarded to a supervisor that does not lead
+OWN = frozenset({"/v1/version"})
+CONNECT_TIMEOUT_S = 1.0
+ANSWER_TIMEOUT_S = 60.0  # between two pieces of an answer; none for events, which may be an hour apart
+CONNECTIONS_MAX, KEPT_MAX = 200, 20
+# Of one connection, not of the request or its answer (RFC 9110, 7.6.1), and the lengths that the next hop finds out itself.
+_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "host",
+        "content-length",
+    }
+)
+
+log = structlog.get_logger("holdfast.supervisor.api.forwarding")
+
+
+class Connections:
+    """To the leader, once there is something to forward: to make them ready takes as long as a supervisor takes to lead. Never
+    through a proxy of the environment."""
+
+    def __init__(self) -> None:
+        self._client: httpx.AsyncClient | None = None
+
+    def client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=KEPT_MAX)
+            self._client = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
+        return self._client
+
+    async def aclose(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """How a supervisor knows whether it leads, and who does if not."""
+
+    supervisor: str
+    api: str  # where it answers itself
+    leads: Callable[[], bool]
+    leader: Callable[[], Awaitable[LeaderChanged | None]]  # the newest that has been heard of
+    connections: Connections
+
+
+class ToLeader:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, forwarding: Forwarding) -> None:
+        self._app, self._forwarding = app, forwarding
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        here = scope["type"] != "http" or not scope["path"].startswith("/v1/") or scope["path"] in OWN
+        if here or self._forwarding.leads():
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        if by := request.headers.get(FORWARDED_BY):
+            answer: Response | None = self._not_leading(by)
+            body = b""
+        else:
+            try:
+                body = await request.body()
+            except ClientDisconnect:
+                return
+            except HTTPException as error:  # it is too large
+                answer = await problems.on_http(request, error)
+                await answer(scope, receive, send)
+                return
+            answer = await self._forward(request, body)
+        if answer is None:
+            await self._app(scope, _again(body, receive), send)
+        else:
+            await answer(scope, receive, send)
+
+    def _not_leading(self, by: str) -> Response:
+        answer = problems.response_to(
+            NotLeading(f"{by} has forwarded this request to {self._forwarding.supervisor}, which does not lead")
+        )
+        answer.headers[NOT_LEADING] = "1"
+        return answer
+
+    async def _forward(self, request: Request, body: bytes) -> Response | None:
+        """None = it is to be answered here."""
+        own = self._forwarding
+        leader = await own.leader()
+        if leader is None or not leader.api:
+            return problems.response_to(NotLeading("no supervisor is known to lead yet; ask again in a second"))
+        if leader.api.rstrip("/") == own.api.rstrip("/"):
+            return None  # this one led last, and nobody has followed
+        base, query = httpx.URL(leader.api), request.scope["query_string"]
+        path = base.raw_path.rstrip(b"/") + request.scope["raw_path"]  # as it came: an id may have an encoded slash
+        target = base.copy_with(raw_path=path + (b"?" + query if query else b""))
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP]
+        headers.append((FORWARDED_BY, own.supervisor))
+        streams = request.url.path == "/v1/events"
+        timeout = httpx.Timeout(None if streams else ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        http = own.connections.client()
+        asked = http.build_request(request.method, target, headers=headers, content=body, timeout=timeout)
+        try:
+            answer = await http.send(asked, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            log.info("the leader cannot be reached", leader=leader.supervisor, api=leader.api, reason=str(error))
+            return None
+        except httpx.TransportError as error:
+            return problems.response_to(_broken(leader, error))
+        if answer.headers.get(NOT_LEADING):
+            await answer.aclose()
+            return None
+        passed = [(name, value) for name, value in answer.headers.multi_items() if name.lower() not in _HOP]
+        response = StreamingResponse(_pieces(answer, leader), status_code=answer.status_code)
+        response.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in passed]
+        return response
+
+
+async def _pieces(answer: httpx.Response, leader: LeaderChanged) -> AsyncIterator[bytes]:
+    """As they come, and as they were encoded. An answer that breaks off breaks off for the client, too."""
+    try:
+        async for piece in answer.aiter_raw():
+            yield piece
+    except httpx.TransportError as error:
+        log.warning("an answer of the leader broke off", leader=leader.supervisor, reason=str(error) or repr(error))
+        raise
+    finally:
+        await answer.aclose()
+
+
+def _broken(leader: LeaderChanged, error: httpx.TransportError) -> Unavailable:
+    why = "no answer in time" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
+    return Unavailable(
+        f"the connection to the leader {leader.supervisor} at {leader.api} failed ({why}); it may have received the request: "
+        "repeat it with the same Idempotency-Key"
+    )
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """What was read of the request already, for who reads it next."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

@@ -1,0 +1,112 @@
+"""Jobs all of whose nodes leave: an allocation ends, and with it the run. What it comes to, and how the job goes on.
+
+    every node is told to end ──► the job saves ──► its workers stop ──► Suspended at that step ──► nodes come ──► it goes on
+                                    └── no save in time, no library, the nodes have gone: at the newest step that there is
+
+`notices` hears of it and asks the policy, `jobs` saves and stops; here is what a suspended job knows, and when it goes on.
+
+A suspended job waits for all of its nodes, and for those that hold its step: an allocation that begins does not bring its nodes
+in one moment, and the first of them could run fewer replicas from an older step, or from none. It waits for a time only: the
+machines that had the step may never come back.
+"""
+
+from __future__ import annotations
+
+from holdfast.domain.evolve import evolve
+from holdfast.supervisor.core import change, saved
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import AwaitedNodes, Cause, Suspended
+from holdfast.supervisor.core.planner import Plan
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import options, reachable
+from holdfast.supervisor.timers import RetryDue
+
+
+def all_leave(turn: Turn, job: Job) -> bool:
+    """Whether every node of the job's newest generation was told to end, or has gone when others were."""
+    members = [turn.nodes.get(name) for name in (job.generation.nodes if job.generation else ())]
+    gone = all(node is None or node.told_to_end or not node.connected for node in members)
+    return gone and any(node is not None and node.told_to_end for node in members)
+
+
+def begin(turn: Turn, name: str, reason: str) -> None:
+    """Its workers are gone, or it waits already: it is suspended from now on."""
+    job = turn.jobs[name]
+    point = saved.newest_anywhere(turn, job)
+    turn.cancel_timer(RetryDue(name))
+    awaited = AwaitedNodes(turn.at, ())
+    suspended = Suspended(awaited, turn.at, point.step, point.attempt)
+    turn.move(name, Cause.SUSPEND, suspended, f"{reason}; {_goes_on(job, point.step)}")
+
+
+def _goes_on(job: Job, step: int) -> str:
+    if step:
+        return f"it goes on from step {step} when nodes are there again"
+    if job.progress.reports_no_steps:
+        return "its script reports no steps: it is started again when nodes are there"
+    return "no step of it is saved: it starts again from step 0 when nodes are there"
+
+
+def learn(turn: Turn, name: str) -> None:
+    """A node, or the object store, has more of the job than was known."""
+    job = turn.jobs[name]
+    if isinstance(job.doing, Suspended):
+        point = saved.newest_anywhere(turn, job)
+        if (point.attempt, point.step) > (job.doing.attempt, job.doing.step):
+            turn.update(name, step=point.step, attempt=point.attempt)
+            _explain(turn, name, _goes_on(job, point.step))
+
+
+def _explain(turn: Turn, name: str, how: str) -> None:
+    turn.explain(name, f"{turn.jobs[name].reason.partition('; ')[0]}; {how}")
+
+
+def stays(turn: Turn, name: str, why: str) -> None:
+    """It is looked at again after a while."""
+    _explain(turn, name, f"it stays suspended: {why}")
+    turn.set_timer(RetryDue(name), turn.at + turn.config.degraded_start_s)
+
+
+def may_go_on(turn: Turn, job: Job, doing: Suspended) -> bool:
+    """Whether the nodes at hand are those to go on with, or have been waited for long enough."""
+    here = options(turn, job)
+    since = (doing.returning_at or turn.at) if here else 0.0
+    if (here, since) != (doing.awaited.candidates, doing.returning_at):
+        job = turn.update(job.name, awaited=evolve(doing.awaited, candidates=here), returning_at=since)
+    if not here:
+        turn.cancel_timer(RetryDue(job.name))
+        return False
+    if RetryDue(job.name) not in turn.timers:
+        turn.set_timer(RetryDue(job.name), max(turn.at, since) + turn.config.degraded_start_s)
+    return _has_step(turn, job, doing)
+
+
+def _has_step(turn: Turn, job: Job, doing: Suspended) -> bool:
+    """Whether all replicas can go on from the step that it was suspended at."""
+    plan = reachable(turn, job, job.target_dp, job.target_dp)
+    if not isinstance(plan, Plan) or change.not_yet(turn, job, plan) is not None:
+        return False
+    step = saved.elect_for(turn, job, plan.mesh, plan.placements).restore.step
+    return step >= doing.step or _all_have_said(turn, job)
+
+
+def _all_have_said(turn: Turn, job: Job) -> bool:
+    """Whether all nodes that it ran on are here and have said what they hold: what they do not have is lost, such as what only
+    the memory of a machine had that was booted."""
+    members = [turn.nodes.get(name) for name in (job.generation.nodes if job.generation else ())]
+    return all(node is not None and node.connected and node.inventoried for node in members)
+
+
+def wait_on(turn: Turn, job: Job, doing: Suspended) -> str:
+    """The time for all nodes to come is over: why it is worth waiting longer; empty when it is not."""
+    plan = reachable(turn, job, job.target_dp, job.spec.min_dp)
+    if not isinstance(plan, Plan):
+        return plan.reason
+    restore = saved.elect_for(turn, job, plan.mesh, plan.placements).restore
+    if (
+        restore.step >= doing.step
+        or _all_have_said(turn, job)
+        or turn.at >= doing.returning_at + turn.config.suspended_holders_s
+    ):
+        return ""
+    return f"the nodes at hand cannot restore step {doing.step}: {restore.reason}"

@@ -1,0 +1,80 @@
+"""The proof of the fleet (`runtime.fleet`) in gRPC: refuses the calls of other fleets' agents before a message is read."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from typing import Any
+
+import anyio
+import grpc
+import structlog
+
+from holdfast.domain.errors import OtherFleet
+from holdfast.runtime.fleet import Membership
+
+REFUSED = grpc.StatusCode.PERMISSION_DENIED
+LOG_EVERY_S = 60.0  # per host and reason: an agent that is refused tries again and again
+LOGGED_MAX = 1024
+
+log = structlog.get_logger("holdfast.runtime.fleet")
+
+
+class Door(grpc.aio.ServerInterceptor):
+    """Guards `services`, whose methods are streams in both directions, written as coroutines. Health and reflection stay
+    open."""
+
+    def __init__(self, membership: Membership, services: Collection[str]) -> None:
+        self._membership = membership
+        self._services = frozenset(services)
+        self._logged: dict[tuple[str, str], float] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        service = handler_call_details.method.strip("/").partition("/")[0]
+        if handler is None or service not in self._services:
+            return handler
+        if not inspect.iscoroutinefunction(method := handler.stream_stream):
+            raise TypeError(
+                f"{handler_call_details.method} is not a stream in both directions that is written by a coroutine"
+            )
+        introduction = {
+            key: value for key, value in handler_call_details.invocation_metadata or () if isinstance(value, str)
+        }
+        try:
+            answer = self._membership.admit(introduction)
+        except OtherFleet as refusal:
+            return handler._replace(stream_stream=self._refuse(str(refusal)))
+        return handler._replace(stream_stream=_after(answer, method))
+
+    def _refuse(self, reason: str) -> Callable[[Any, Any], Awaitable[None]]:
+        async def refuse(_: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            self._log(context.peer(), reason)
+            await context.abort(REFUSED, reason)
+
+        return refuse
+
+    def _log(self, peer: str, reason: str) -> None:
+        host, now = peer.rpartition(":")[0], time.monotonic()
+        if now - self._logged.get((host, reason), -LOG_EVERY_S) < LOG_EVERY_S:
+            return
+        if len(self._logged) >= LOGGED_MAX:
+            self._logged.clear()
+        self._logged[host, reason] = now
+        log.warning("agent of another fleet refused", peer=peer, reason=reason, repeated_after_s=LOG_EVERY_S)
+
+
+def _after(
+    answer: Mapping[str, str], method: Callable[[Any, Any], Awaitable[None]]
+) -> Callable[[Any, Any], Awaitable[None]]:
+    async def serve(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        with anyio.CancelScope(shield=True):  # see `grpc_server.write_whole`
+            await context.send_initial_metadata(tuple(answer.items()))
+        await method(requests, context)
+
+    return serve

@@ -1,0 +1,107 @@
+"""The end of a Redis server for an injected fault: for real, and refused where Redis would not survive it or allow it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from eventlogs import entry, names, redis_log
+from servers import RedisServer
+from waiting import wait_until
+
+from holdfast.domain.errors import Unavailable
+from holdfast.log.embedded import server_binary
+from holdfast.log.protocol import Commit
+from holdfast.log.redis import RedisLog
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def log(own_server: RedisServer) -> AsyncIterator[RedisLog]:
+    log = redis_log(own_server.url)
+    yield log
+    await log.aclose()
+
+
+def answers(url: str) -> bool:
+    try:
+        with redis.Redis.from_url(url) as client:
+            return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+async def test_a_killed_server_comes_back_with_its_data_under_another_name(
+    own_server: RedisServer, log: RedisLog
+) -> None:
+    lease = await log.acquire("leader", "a", 30.0)
+    assert lease is not None
+    await log.commit(lease, Commit({"part": b"1"}, append=[("s", entry("x"))]))
+    before = await log.lifetime()
+    assert await log.server.why_not_kill() == ""
+    assert answers(own_server.url), "asking ends nothing"
+    await log.server.kill()
+    wait_until(lambda: not answers(own_server.url), description="the end of Redis")
+    with pytest.raises(Unavailable):
+        await log.lifetime()
+    own_server.stop()
+    own_server.start()
+    assert await log.lifetime() not in ("", before)
+    assert names(await log.read("s")) == ["x"]
+    await log.commit(lease, Commit({"part": b"2"}))
+    assert await log.snapshot("leader") == {"part": b"2"}
+
+
+async def test_a_server_that_would_forget_is_left_alone(own_server: RedisServer, log: RedisLog) -> None:
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("appendonly", "no")
+    why = await log.server.why_not_kill()
+    assert why.startswith("Redis would not survive it: its append-only file is off: a restart of Redis would lose jobs")
+    assert why.endswith("start Redis with --appendonly yes --appendfsync everysec (a hosted one: turn AOF on)")
+
+
+async def test_a_user_without_the_right_is_told(own_server: RedisServer, log: RedisLog) -> None:
+    with redis.Redis.from_url(own_server.url) as client:
+        client.execute_command("ACL", "SETUSER", "holdfast", "on", ">secret", "~*", "&*", "+@all", "-shutdown")
+    limited = redis_log(own_server.url.replace("redis://", "redis://holdfast:secret@"))
+    try:
+        why = await limited.server.why_not_kill()
+        assert why.startswith("Redis does not accept SHUTDOWN from this supervisor: ")
+        assert "NOPERM" in why or "no permissions" in why, why
+    finally:
+        await limited.aclose()
+    assert answers(own_server.url)
+
+
+@pytest.fixture
+def renamed(tmp_path: Path) -> Iterator[str]:
+    """A Redis that has no SHUTDOWN, on a Unix socket."""
+    socket = tmp_path / "redis.sock"
+    command = [str(server_binary()), "--port", "0", "--unixsocket", str(socket), "--dir", str(tmp_path), "--save", ""]
+    process = subprocess.Popen(
+        [*command, "--appendonly", "yes", "--rename-command", "SHUTDOWN", ""], stdout=subprocess.DEVNULL
+    )
+    try:
+        url = f"unix://{socket}"
+        wait_until(lambda: answers(url), description="a Redis without SHUTDOWN")
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_server_without_the_command_says_so(renamed: str) -> None:
+    log = RedisLog(renamed, "test")
+    try:
+        began = time.monotonic()
+        why = await log.server.why_not_kill()
+        assert "unknown command" in why
+        assert time.monotonic() - began < 5
+        assert answers(renamed)
+    finally:
+        await log.aclose()

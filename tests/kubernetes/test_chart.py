@@ -1,0 +1,156 @@
+"""The chart, rendered by helm: every combination of values is valid, and the renderings that are kept are up to date."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import charts
+import pytest
+import yaml
+from charts import CHART, KEPT, NAMESPACE, RELEASE, RENDERED, VALUES
+from kube_api import KubeApi, serving
+
+from holdfast.runtime.settings import ServiceSettings, read_settings
+from holdfast.supervisor.settings import SupervisorSettings
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("helm") is None, reason="not installed: helm (make kubernetes-test)"),
+]
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["helm", *arguments], check=False, capture_output=True, text=True, timeout=120)
+
+
+def template(directory: Path, values: dict[str, Any], release: str = RELEASE) -> subprocess.CompletedProcess[str]:
+    path = directory / "values.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return helm("template", release, str(CHART), "--namespace", NAMESPACE, "--values", str(path))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_rendering_is_valid_safe_and_consistent(tmp_path: Path, name: str) -> None:
+    done = template(tmp_path, VALUES[name])
+    assert done.returncode == 0, done.stderr
+    manifests = charts.load(done.stdout)
+    charts.check(manifests)
+    kinds = {(each["kind"], each["metadata"]["name"]) for each in manifests}
+    own_redis = not name.startswith("external-redis")
+    assert (("StatefulSet", "holdfast-redis") in kinds) is own_redis
+    assert (("NetworkPolicy", "holdfast-redis") in kinds) is (own_redis and name != "small")
+    assert (("Certificate", "holdfast-tls") in kinds) is (name == "everything")
+    assert (("PodDisruptionBudget", "holdfast-supervisor") in kinds) is (name != "small")
+    assert (("Secret", "holdfast-tokens") in kinds) is (name != "external-redis")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_renderings_are_what_helm_renders(tmp_path: Path, name: str) -> None:
+    """UPDATE=1 make kubernetes-test writes them anew."""
+    manifests = charts.load(template(tmp_path, VALUES[name]).stdout)
+    text = yaml.safe_dump_all(manifests, sort_keys=False, width=120)
+    path = RENDERED / f"{name}.yaml"
+    if os.environ.get("UPDATE"):
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_services_would_start_with_their_environment(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the settings that each service reads, with secrets and certificates as files."""
+    for variable in [each for each in os.environ if each.startswith("HOLDFAST_")]:
+        monkeypatch.delenv(variable)
+    for manifest in charts.load(template(tmp_path, VALUES[name]).stdout):
+        if manifest["kind"] != "StatefulSet" or manifest["metadata"]["name"] == "holdfast-redis":
+            continue
+        (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        assert container["command"] == ["python", "-m", f"holdfast.{container['name']}"]
+        with monkeypatch.context() as patch:
+            for each in container["env"]:
+                patch.setenv(each["name"], each.get("value") or "redis://secret")
+            settings: ServiceSettings = read_settings(charts.SETTINGS[container["name"]])
+        assert settings.fleet == VALUES[name].get("fleet", "main")
+        assert str(settings.join_token_file) == "/etc/holdfast/fleet/join-token"
+        assert (settings.tls_cert is not None) is bool(VALUES[name].get("tls"))
+        if isinstance(settings, SupervisorSettings):
+            assert len(settings.diagnostics_endpoints) == VALUES[name].get("diagnostics", {}).get("replicas", 2)
+            assert settings.api_token.get_secret_value()
+            assert settings.returns is not None
+            assert settings.replacements is not None
+
+
+def test_tokens_are_different_each_time_that_nothing_is_there(tmp_path: Path) -> None:
+    def tokens() -> set[str]:
+        found = [
+            each for each in yaml.safe_load_all(template(tmp_path, {}).stdout) if each and each["kind"] == "Secret"
+        ]
+        assert found[0]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        return {str(value) for value in found[0]["data"].values()}
+
+    first, second = tokens(), tokens()
+    assert len(first | second) == 6
+
+
+def test_tokens_that_are_there_are_kept(tmp_path: Path) -> None:
+    """Helm looks them up. What is missing, since an earlier chart did not have it, is made."""
+    api = KubeApi()
+    kept = {"join-token": base64.b64encode(b"j" * 48).decode(), "api-token": base64.b64encode(b"a" * 48).decode()}
+    api.objects["secrets", NAMESPACE, "holdfast-tokens"] = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": "holdfast-tokens",
+            "namespace": NAMESPACE,
+            "labels": {"app.kubernetes.io/managed-by": "Helm"},  # it came from this release
+            "annotations": {"meta.helm.sh/release-name": RELEASE, "meta.helm.sh/release-namespace": NAMESPACE},
+        },
+        "data": kept,
+    }
+    config = tmp_path / "config"
+    with serving(api, config):
+        done = helm(
+            *(
+                "template",
+                RELEASE,
+                str(CHART),
+                "--namespace",
+                NAMESPACE,
+                "--dry-run=server",
+                "--disable-openapi-validation",
+            ),
+            *("--kubeconfig", str(config)),
+        )
+    assert done.returncode == 0, done.stderr
+    (secret,) = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "Secret"]
+    assert secret["data"].items() >= kept.items()
+    assert len(base64.b64decode(secret["data"]["redis-password"])) == 48
+
+
+@pytest.mark.parametrize(
+    ("values", "release", "reason"),
+    [
+        ({"ingress": {"enabled": True}}, RELEASE, "the name under which the API is reached"),
+        ({}, "a" * 41, "at most 40 characters"),
+        ({"supervisor": {"settings": {"NODE_HOLD_S": 300}}}, RELEASE, "want string"),
+        ({"supervisor": {"setings": {}}}, RELEASE, "'setings' not allowed"),
+    ],
+)
+def test_wrong_values_are_refused_with_a_reason(
+    tmp_path: Path, values: dict[str, Any], release: str, reason: str
+) -> None:
+    done = template(tmp_path, values, release)
+    assert done.returncode != 0
+    assert reason in done.stderr
+
+
+def test_helm_finds_nothing_to_say_against_the_chart() -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,85 @@
+"""Worlds in which a scheduler takes all machines at once: the job is suspended where it was saved, and goes on from there."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from worlds import check_batch
+
+from holdfast.domain.nodes import TERMINATION
+from holdfast.sim.allocations import ALLOCATIONS_FROM
+from holdfast.sim.scenario import simulate
+from holdfast.sim.supervisor import Step
+from holdfast.sim.world import Violation
+from holdfast.supervisor.core import State, step
+from holdfast.supervisor.core.lifecycle import Saving, Suspended
+from holdfast.supervisor.protocol import Command, Event, FindingArrived
+
+SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "600")) // 6
+BATCHES = 5
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_a_job_is_suspended_where_it_was_saved_and_goes_on_from_there(batch: int) -> None:
+    check_batch(ALLOCATIONS_FROM, SEEDS, batch, BATCHES)
+
+
+def _never_saved(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: the job is said to be suspended at a step that nobody has saved."""
+    after, commands = step(state, event)
+    for name, job in after.jobs.items():
+        if isinstance(job.doing, Suspended) and job.doing.step and not isinstance(state.jobs[name].doing, Suspended):
+            doing = replace(job.doing, step=job.doing.step + 1)
+            after = replace(after, jobs={**after.jobs, name: replace(job, doing=doing)})
+    return after, commands
+
+
+def _deaf(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: nobody hears that agents were told to end."""
+    notice = event.finding.notice if isinstance(event, FindingArrived) else None
+    if isinstance(event, FindingArrived) and notice is not None and notice.source == TERMINATION:
+        event = replace(event, finding=replace(event.finding, notice=replace(notice, event="")))
+    return step(state, event)
+
+
+def _impatient(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: the workers end before the save that they were asked for."""
+    after, commands = step(state, event)
+    for name, job in after.jobs.items():
+        if isinstance(job.doing, Saving) and job.doing.suspends and job.doing.at_step > 1:
+            after = replace(after, jobs={**after.jobs, name: replace(job, doing=replace(job.doing, at_step=1))})
+    return after, commands
+
+
+def _forgetful(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: what a node that has come back has on its disk is not believed."""
+    before = {name: job for name, job in state.jobs.items() if isinstance(job.doing, Suspended)}
+    after, commands = step(state, event)
+    for name in before:
+        job = after.jobs[name]
+        if not isinstance(job.doing, Suspended) and job.generation is not None and job.generation.restore.step > 1:
+            point = replace(job.generation.restore, step=1)
+            generation = replace(job.generation, restore=point)
+            after = replace(after, jobs={**after.jobs, name: replace(job, generation=generation)})
+    return after, commands
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        (_never_saved, "which nobody has saved"),
+        (_deaf, "all nodes of the job have ended, and it is"),
+        (_impatient, "there was time to save, and steps"),
+        (_forgetful, "the job was suspended at"),
+    ],
+)
+def test_planted_bugs_are_found(planted: Step, message: str) -> None:
+    for seed in range(40):
+        try:
+            simulate(ALLOCATIONS_FROM + seed, fold=planted)
+        except Violation as violation:
+            if message in violation.args[0]:
+                return
+    pytest.fail(f"no seed found: {message}")

@@ -1,0 +1,48 @@
+"""Idle nodes that test the network between them, in hostile worlds. And what goes wrong with that, planted."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+import pytest
+from worlds import check_batch
+
+from holdfast.sim.scenario import IDLE_LINKS_FROM, simulate
+from holdfast.sim.world import Violation
+from holdfast.supervisor.core import link_tests, links
+
+SEEDS = max(10, int(os.environ.get("HOLDFAST_SIM_SEEDS", "600")) // 30)
+BATCHES = 5
+PLANTED_SEEDS = 12
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_promise_holds_while_idle_nodes_test_their_network(batch: int) -> None:
+    check_batch(IDLE_LINKS_FROM, SEEDS, batch, BATCHES)
+
+
+# What is planted: (module, name, what stands there instead), what the promises say of it, and a seed near which they do.
+PLANTED: dict[str, tuple[ModuleType, str, object, str, int]] = {
+    "one partner is enough to be blamed": (links, "BLAMES_MIN", 1, "and its network is good", 0),
+    "every partner counts, whatever others say of it": (
+        links, "_is_good_with_others", lambda *of: True, "and its network is good", 193,
+    ),
+    "nobody is put out": (link_tests, "_judge", lambda *of: None, "and it is in service", 0),
+    "nobody comes back": (links, "is_mended", lambda *of: False, "has been good for", 0),
+    "all of them may be put out": (link_tests, "OUT_SHARE_MAX", 1.0, "without ranks are out of service", 0),
+    "nodes with work are tested": (link_tests, "is_idle", lambda turn, node: node.connected, "has work", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, instead, said, first = PLANTED[bug]
+    monkeypatch.setattr(module, name, instead)
+
+    def campaign() -> None:
+        for seed in range(first, first + PLANTED_SEEDS):
+            simulate(IDLE_LINKS_FROM + seed)
+
+    with pytest.raises(Violation, match=said):
+        campaign()

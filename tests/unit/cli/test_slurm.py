@@ -1,0 +1,237 @@
+"""Batch scripts, drains, chains and the end of an allocation: what can be decided without a Slurm."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, FAILED, SUSPENDED, UNAVAILABLE
+from holdfast.cli.slurm import chain as chains
+from holdfast.cli.slurm import ending, tools
+from holdfast.cli.slurm.allocation import Here
+from holdfast.cli.slurm.chain import Chain, Link
+from holdfast.cli.slurm.drains import Announce, Drains, Withdraw
+from holdfast.cli.slurm.ending import Ending, EndWatch
+from holdfast.cli.slurm.script import Allocation, doubts, render, seconds
+from holdfast.domain.errors import InvalidSpec, NotFound, Unavailable
+
+ASKED = Allocation(
+    name="llm",
+    nodes=17,
+    time="1-00:00:00",
+    notice_s=600,
+    directory=Path("/shared/llm"),
+    exclusive=True,
+    options=["--partition=gpu", "--gpus-per-node=8"],
+    command=["/opt/venv/bin/python", "-m", "holdfast.cli.main", "slurm", "allocation", "/home/me/my job.yaml"],
+)
+
+
+def test_the_script_that_is_kept_as_an_example_is_the_one_that_is_rendered() -> None:
+    assert (Path("deploy") / "slurm" / "holdfast.sbatch").read_text() == render(ASKED)
+
+
+def test_a_rendered_script_raises_no_doubts() -> None:
+    script = render(ASKED)
+    assert doubts(script) == []
+    assert "exec /opt/venv/bin/python -m holdfast.cli.main slurm allocation '/home/me/my job.yaml'" in script
+    assert "#SBATCH --exclusive\n" not in render(replace(ASKED, exclusive=False))
+
+
+@pytest.mark.parametrize(
+    ("lost", "instead", "doubt"),
+    [
+        ("--no-kill", "", "without --no-kill"),
+        ("--no-requeue", "", "without --no-requeue"),
+        ("--signal=B:USR1@600", "", "without --signal=B:USR1@600"),
+        ("--signal=B:USR1@600", "--signal=USR1@600", "add B:"),
+        ("--signal=B:USR1@600", "--signal=R:USR1@600", "add B:"),
+    ],
+)
+def test_what_would_lose_a_run_is_named(lost: str, instead: str, doubt: str) -> None:
+    script = render(ASKED).replace(f"#SBATCH {lost}\n", f"#SBATCH {instead}\n" if instead else "")
+    (found,) = doubts(script)
+    assert doubt in found
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"name": "my job"}, "letters, digits"),
+        ({"time": "tomorrow"}, "HH:MM:SS"),
+        ({"time": "10"}, "the last 600 s are for saving"),
+        ({"directory": Path("/shared/%j")}, "without %"),
+        ({"options": ["--signal=USR1@30"]}, "sets --signal itself"),
+        ({"options": ["--requeue"]}, "sets --requeue itself"),
+        ({"options": ["-N4"]}, "sets --N itself"),
+        ({"options": ["partition=gpu"]}, "each as --name=value"),
+        ({"options": ["--comment=a\n#SBATCH --requeue"]}, "each as --name=value"),
+    ],
+)
+def test_what_cannot_work_is_refused(changed: dict[str, object], reason: str) -> None:
+    with pytest.raises(InvalidSpec, match=reason):
+        render(replace(ASKED, **changed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("20", 1200),
+        ("0:20", 20),
+        ("90:00", 5400),
+        ("1:00:00", 3600),
+        ("1-12", 129600),
+        ("2-00:30", 174600),
+        ("1-1:1:1", 90061),
+    ],
+)
+def test_time_limits_as_slurm_reads_them(limit: str, expected: int) -> None:
+    assert seconds(limit) == expected
+
+
+def test_nodes_as_sinfo_shows_them() -> None:
+    output = "n1|drained*|disk of n1 | fails\nn1|drained*|disk of n1 | fails\nn2|idle~|none\ngarbage\n\nn3|mixed|\n"
+    assert tools.parse_states(output) == [
+        tools.NodeState("n1", "drained", "disk of n1 | fails"),
+        tools.NodeState("n2", "idle", ""),
+        tools.NodeState("n3", "mixed", ""),
+    ]
+
+
+def test_a_drain_is_announced_once_repeated_until_taken_and_withdrawn() -> None:
+    drains = Drains()
+    draining = [tools.NodeState("n1", "draining", "disk"), tools.NodeState("n2", "allocated", "")]
+    (change,) = drains.changes(draining)
+    assert change == Announce("n1", "Slurm: draining (disk)")
+    assert drains.changes(draining) == [change], "the supervisor did not answer"
+    drains.done(change)
+    assert drains.changes(draining) == []
+    assert drains.changes([]) == [], "slurmctld did not answer: nothing is concluded"
+    (change,) = drains.changes([tools.NodeState("n1", "allocated", "")])
+    assert change == Withdraw("n1")
+    drains.done(change)
+    assert drains.changes([tools.NodeState("n1", "down", "Not responding")]) == [], "that is for its agent to tell"
+    assert drains.changes([tools.NodeState("n1", "drained", "holdfast: Xid 79")]) == [], "our own"
+
+
+def test_a_chain_goes_on_until_another_allocation_is_of_no_use(tmp_path: Path) -> None:
+    chain = replace(Chain.new("llm"), slurm_jobs=("7", "8", "9"))
+    assert chain.over is None
+    for code in (SUSPENDED, FAILED, UNAVAILABLE):
+        assert chain.ended_by(Link("7", code)).over is None
+    assert chain.ended_by(Link("7", FAILED)).failed_before
+    for code in (COMPLETED, DO_NOT_RESTART, 2):
+        assert chain.ended_by(Link("7", code)).over == code
+    chain.ended_by(Link("7", SUSPENDED)).write(tmp_path)
+    assert chains.read(tmp_path, chain.id) == chain.ended_by(Link("7", SUSPENDED))
+    with pytest.raises(InvalidSpec, match="submitted from it again"):
+        chains.read(tmp_path, Chain.new("llm").id)
+    with pytest.raises(NotFound, match="must be on a file system that the login node and all nodes share"):
+        chains.read(tmp_path / "node-local", chain.id)
+    (tmp_path / chains.FILE).write_text("{")
+    with pytest.raises(InvalidSpec, match=r"chain\.json"):
+        chains.read(tmp_path, chain.id)
+
+
+def test_the_end_of_another_allocation_is_not_this_ones(tmp_path: Path) -> None:
+    assert ending.read(tmp_path, "7") is None
+    Ending("7", 1000.0).write(tmp_path)
+    assert ending.read(tmp_path, "7") == Ending("7", 1000.0)
+    assert ending.read(tmp_path, "8") is None
+    for garbage in ("", "[]", '{"slurm_job": "7"}', '{"slurm_job": "7", "ends_at": "soon"}'):
+        (tmp_path / ending.FILE).write_text(garbage)
+        assert ending.read(tmp_path, "7") is None
+
+
+def test_the_nodes_are_told_once_by_the_clock_or_by_the_signal_and_again_if_the_limit_is_moved() -> None:
+    watch = EndWatch(notice_s=600, ends_at=10_000.0)
+    assert not watch.is_near(9_000)
+    assert watch.due(9_000) is None
+    assert watch.due(9_401) == 10_000
+    assert watch.due(9_402) == 10_000, "the file could not be written"
+    watch.announced = 10_000
+    assert watch.due(9_403) is None
+    watch.ends_at = 20_000.0  # by an administrator
+    assert watch.due(9_404) == 20_000, "or the nodes would leave at the old time"
+    watch.announced = 20_000
+    assert watch.due(19_500) is None
+
+
+def test_without_an_answer_of_slurmctld_the_signal_tells_the_end() -> None:
+    watch = EndWatch(notice_s=600)
+    assert not watch.is_near(9_000)
+    watch.told_at = 9_000.0
+    assert watch.due(9_010) == 9_600
+    watch.announced = 9_600.0
+    assert watch.due(9_020) is None
+    watch.ends_at = 9_650.0
+    assert watch.due(9_030) == 9_650
+
+
+def test_outside_of_a_batch_script() -> None:
+    with pytest.raises(InvalidSpec, match="holdfast slurm submit"):
+        Here.read({"SLURM_JOB_ID": "7"})
+
+
+def test_a_controller_that_hangs_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFound, match="not a machine of a Slurm cluster"):
+        tools.run(str(tmp_path / "sinfo"))
+    with pytest.raises(Unavailable, match="has not answered within"):
+        tools.run(sys.executable, "-c", "import time; time.sleep(60)", timeout_s=0.1)
+    with pytest.raises(Unavailable, match="exit code 3: no such node"):
+        tools.run(sys.executable, "-c", "import sys; sys.exit(sys.stderr.write('no such\\n node') and 3)")
+    monkeypatch.setattr(tools, "run", lambda *_, **__: "sbatch: warning")
+    with pytest.raises(Unavailable, match="without a job's number"):
+        tools.submit("job.sbatch")
+
+
+AGENT = """
+import pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[1])
+def told(number, frame):
+    (here / "told").write_text(str(number))
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, told)
+runs = here / "runs"
+runs.write_text((runs.read_text() if runs.exists() else "") + "x")
+if len(runs.read_text()) == 1:
+    sys.exit(1)  # it crashes once
+while True:
+    time.sleep(0.01)
+"""
+TASK = """
+import sys
+from pathlib import Path
+from holdfast.cli.slurm import node
+node.LOOK_S = node.POLL_S = 0.01
+here = Path(sys.argv[1])
+sys.exit(node.NodeTask([sys.executable, str(here / "agent.py"), str(here)], here / "memory", here, "7", 60.0).run())
+"""
+
+
+def test_an_agent_that_crashes_is_started_again_and_told_of_the_end_and_its_memory_is_freed(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "memory").mkdir()
+    with subprocess.Popen([sys.executable, "-c", TASK, str(tmp_path)]) as task:
+        killer = threading.Timer(60, task.kill)
+        killer.start()
+        try:
+            runs = tmp_path / "runs"
+            wait_until(lambda: runs.exists() and len(runs.read_text()) == 2, description="a second agent", timeout_s=30)
+            Ending("8", time.time() + 1).write(tmp_path)  # another allocation's
+            Ending("7", time.time() + 3600).write(tmp_path)
+            assert not (tmp_path / "told").exists()
+            Ending("7", time.time() + 30).write(tmp_path)
+            assert task.wait(30) == 0
+        finally:
+            killer.cancel()
+    assert (tmp_path / "told").read_text() == str(int(signal.SIGUSR1))
+    assert not (tmp_path / "memory").exists()

@@ -1,0 +1,25 @@
+"""Simulated worlds, seed by seed: a broken promise fails the test with the end of its trace, and says how to replay it."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.sim.scenario import simulate
+from holdfast.sim.world import Violation
+
+_TRACED = 60  # lines
+
+
+def check_seed(seed: int) -> None:
+    try:
+        simulate(seed, tracing=True)
+    except Violation as violation:
+        message, *trace = violation.args
+        tail = "\n".join(trace[-_TRACED:])
+        pytest.fail(f"{tail}\n{message}\nreplay: holdfast simulate --seed {seed} --trace", pytrace=False)
+
+
+def check_batch(first: int, seeds: int, batch: int, batches: int) -> None:
+    """One of `batches` equal parts of `seeds` seeds from `first` on."""
+    for seed in range(batch * seeds // batches, (batch + 1) * seeds // batches):
+        check_seed(first + seed)

@@ -1,0 +1,1 @@
+"""`holdfast kubernetes`: jobs as JobSets of a Kubernetes cluster."""

@@ -1,0 +1,514 @@
+"""The objects of one job in Kubernetes: a ConfigMap with its job file, and a JobSet with its nodes and its launcher. Pure.
+
+    JobSet NAME ─┬─ Job node       Indexed, a pod per node and spare: `holdfast kubernetes node` ── `holdfast agent`
+                 └─ Job launcher   one pod: `holdfast kubernetes launcher` ── `holdfast run --attach`
+    ConfigMap NAME-job             job.yaml, policy.py
+
+| what happens | what follows |
+|---|---|
+| a machine is lost | its pod is deleted after `UNREACHABLE_S`, and replaced at once: a spare has its ranks |
+| a pod is deleted or evicted, a machine is drained | SIGTERM: the ranks move at a saved step; the pod fails, and is replaced |
+| the job completes | the launcher ends with 0, which is the JobSet's success; the nodes' pods are deleted |
+| it fails, and another attempt may succeed (1) | the launcher is started again, at most `attempts` times, and resumes |
+| its script is wrong, or an operator stopped it (93, 2) | the launcher's Job fails at once, and the JobSet with it |
+| it is suspended, or no supervisor answers (75, 69) | the launcher is started again, without a limit |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.cli.client import DEFAULT_API_PORT, ENV_API, ENV_TOKEN
+from holdfast.cli.endings import DO_NOT_RESTART, SUSPENDED, UNAVAILABLE, USAGE_ERROR
+from holdfast.cli.kubernetes.job_source import JOB_KEY, JobSource
+from holdfast.cli.kubernetes.quantities import bytes_of, cpu
+from holdfast.cli.launcher import ENV_LAUNCHER
+from holdfast.domain.errors import InvalidSpec, InvalidSpecs
+
+Manifest = dict[str, Any]
+
+UNREACHABLE_S = (
+    10  # instead of Kubernetes' 300: a spare has the ranks, and the machine's pod only delays its replacement
+)
+UNLIMITED = 2_147_483_647  # of backoffLimit: pods of nodes may fail as often as they do
+EXIT_MARGIN_S = 20  # from the end of an agent's grace to SIGKILL: 10 s for the end of the agent itself
+CONTROL_PORT = 8471
+PART_OF, NAME, INSTANCE, COMPONENT = (
+    f"app.kubernetes.io/{key}" for key in ("part-of", "name", "instance", "component")
+)
+QUEUE = "kueue.x-k8s.io/queue-name"
+DIGEST = "holdfast/digest"  # annotation of the JobSet: what it was rendered from
+JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"  # label that JobSet gives its pods
+NODE_JOB, LAUNCHER_JOB = "node", "launcher"
+JOB_DIRECTORY, TOKEN_DIRECTORY, TLS_DIRECTORY = "/etc/holdfast/job", "/etc/holdfast/fleet", "/etc/holdfast/tls"
+JOIN_TOKEN_KEY, API_TOKEN_KEY = "join-token", "api-token"  # of the chart's Secret
+STATE, SHARED_MEMORY = "/var/lib/holdfast", "/dev/shm"
+POD_LABEL_CHARS_MAX = 63
+POD_SUFFIX_CHARS = 6  # of a pod's name: a hyphen and five characters
+
+OWN_DIRECTORIES = (JOB_DIRECTORY, TOKEN_DIRECTORY, TLS_DIRECTORY, STATE, SHARED_MEMORY)  # in the containers
+CONFIG_BYTES_MAX = 1_000_000  # Kubernetes' limit is 1 MiB with everything
+
+_LABEL_EXPECTED = "1 to 63 lower-case letters, digits and hyphens, a letter or digit first and last"
+_NAME_EXPECTED = "a name as Kubernetes takes it: lower-case letters, digits, hyphens and dots"
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_LABEL_KEY = re.compile(rf"((?=[^/]{{1,253}}/){_LABEL}(\.{_LABEL})*/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?")
+_FLEET = re.compile(rf"{_LABEL}(\.{_LABEL})?")
+_IMAGE = re.compile(r"[^\s]{1,1024}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of a cluster. Names and quantities are Kubernetes' own; empty = none.
+
+    `fleet_service`: NAME or NAME.NAMESPACE of the chart's release. `claims`, `selector`: NAME and PATH, KEY and VALUE.
+    `start`: what a first launcher does with checkpoints of the job's name, "resume", "fresh" or "". `user`: of the pods'
+    processes.
+    """
+
+    image: str
+    namespace: str
+    fleet: str
+    fleet_service: str
+    supervisors: int
+    spares: int
+    gpus: int
+    gpu_resource: str
+    processors: str
+    memory: str
+    memory_tier: str
+    disk_tier: str
+    disk_class: str
+    queue: str
+    secret: str
+    tls_secret: str
+    service_account: str
+    claims: Sequence[tuple[str, str]]
+    selector: Sequence[tuple[str, str]]
+    grace_s: int
+    attempts: int
+    user: int
+    share_hosts: bool
+    host_network: bool
+    start: str = ""
+
+    @property
+    def service(self) -> str:
+        return self.fleet_service.partition(".")[0]
+
+    @property
+    def service_namespace(self) -> str:
+        return self.fleet_service.partition(".")[2] or self.namespace
+
+    @property
+    def token_secret(self) -> str:
+        return self.secret or f"{self.service}-tokens"
+
+    @property
+    def endpoints(self) -> str:
+        """Each supervisor by its own name: an agent asks one after the other until it finds the leader."""
+        host = f"{self.service}-supervisor"
+        return ",".join(
+            f"{host}-{index}.{host}.{self.service_namespace}.svc:{CONTROL_PORT}" for index in range(self.supervisors)
+        )
+
+    @property
+    def api(self) -> str:
+        return f"http://{self.service}-api.{self.service_namespace}.svc:{DEFAULT_API_PORT}"
+
+
+def render(asked: Asked, job: JobSource) -> list[Manifest]:
+    """Return the objects in the order in which they are applied. Raises `InvalidSpec`."""
+    _check(asked, job)
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(asked, config_name(job.spec.name), job.spec.name),
+        "data": dict(job.files),
+    }
+    jobset: Manifest = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata(asked, job.spec.name, job.spec.name, queue=asked.queue),
+        "spec": {
+            "network": {"enableDNSHostnames": False},  # nodes tell each other their addresses
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER_JOB]},
+            "failurePolicy": {"maxRestarts": 0},  # only the launcher can fail, and knows when
+            "replicatedJobs": [_node_job(asked, job), _launcher_job(asked, job)],
+        },
+    }
+    jobset["metadata"] |= {"annotations": {DIGEST: _digest(config, jobset)}}
+    return [config, jobset]
+
+
+def config_name(job: str) -> str:
+    return f"{job}-job"
+
+
+def _digest(*manifests: Manifest) -> str:
+    return hashlib.sha256(json.dumps(manifests, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _metadata(asked: Asked, name: str, job: str, queue: str = "") -> Manifest:
+    return {
+        "name": name,
+        "namespace": asked.namespace,
+        "labels": {NAME: "holdfast", PART_OF: "holdfast", INSTANCE: job, **({QUEUE: queue} if queue else {})},
+    }
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def _node_job(asked: Asked, job: JobSource) -> Manifest:
+    pods = job.spec.nodes + asked.spares
+    return {
+        "name": NODE_JOB,
+        "replicas": 1,
+        "template": {
+            "spec": {
+                "parallelism": pods,
+                "completions": pods,
+                "completionMode": "Indexed",
+                "backoffLimit": UNLIMITED,
+                # The pod of a lost machine stays Terminating until the machine is back, and must not keep its replacement
+                # waiting. A podFailurePolicy would forbid this value.
+                "podReplacementPolicy": "TerminatingOrFailed",
+                "template": {"metadata": {"labels": _labels(job, "agent")}, "spec": _node_pod(asked, job)},
+            }
+        },
+    }
+
+
+def _node_pod(asked: Asked, job: JobSource) -> Manifest:
+    spec: Manifest = {
+        # A container that crashes is started again in its pod, where memory and disk tier are.
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": asked.grace_s + EXIT_MARGIN_S,
+        **_identity(asked),
+        "tolerations": [
+            *(_evicted_after(f"node.kubernetes.io/{what}", UNREACHABLE_S) for what in ("unreachable", "not-ready")),
+            *([{"key": asked.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}] if asked.gpus else []),
+        ],
+        "containers": [_agent(asked, job)],
+        "volumes": [
+            {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": asked.memory_tier}},
+            _disk(asked),
+            *_secrets(asked),
+            *_claims(asked),
+        ],
+    }
+    if asked.host_network:
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if asked.selector:
+        spec["nodeSelector"] = dict(asked.selector)
+    if not asked.share_hosts:
+        spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_other_agents()]}}
+    return spec
+
+
+def _agent(asked: Asked, job: JobSource) -> Manifest:
+    # A machine is a node, whichever pod is on it: what is known of the machine's faults is known of the next pod, too.
+    name = "metadata.name" if asked.share_hosts else "spec.nodeName"
+    resources = {asked.gpu_resource: str(asked.gpus)} if asked.gpus else {}
+    memory = {"memory": asked.memory} if asked.memory else {}
+    processors = {"cpu": asked.processors} if asked.processors else {}
+    return {
+        "name": "agent",
+        "image": asked.image,
+        "command": ["holdfast", "kubernetes", "node"],
+        "args": [
+            *("--supervisor", asked.endpoints),
+            *("--node", "$(NODE_NAME)"),
+            *("--address", "$(POD_IP)"),
+            *("--capacity", str(job.spec.nproc_per_node)),
+            *("--pool", job.spec.pool),
+            *("--dir", STATE),
+            *("--memory", f"{SHARED_MEMORY}/holdfast"),
+            *("--kernel-log", "/dev/null"),  # a pod may not read the machine's; NVML reports Xids, too
+        ],
+        "env": [
+            _from_field("NODE_NAME", name),
+            _from_field("POD_IP", "status.podIP"),
+            _env("HOLDFAST_FLEET", asked.fleet),
+            _env("HOLDFAST_JOIN_TOKEN_FILE", f"{TOKEN_DIRECTORY}/{JOIN_TOKEN_KEY}"),
+            _env("HOLDFAST_TERMINATION_GRACE_S", str(asked.grace_s)),
+            _env("HOLDFAST_GPU_RESET_COMMAND", "none"),  # a reset needs root on the machine
+            _env("HOLDFAST_LOG_FORMAT", "json"),
+            *_tls_environment(asked),
+        ],
+        "resources": {
+            **({"limits": {**memory, **resources}} if memory or resources else {}),
+            **({"requests": {**processors, **memory, **resources}} if processors or memory or resources else {}),
+        },
+        "securityContext": _unprivileged(),
+        "volumeMounts": [
+            {"name": "memory", "mountPath": SHARED_MEMORY},
+            {"name": "disk", "mountPath": STATE},
+            {"name": "fleet", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
+            *_tls_mounts(asked),
+            *_claim_mounts(asked),
+        ],
+    }
+
+
+def _disk(asked: Asked) -> Manifest:
+    if not asked.disk_class:
+        return {"name": "disk", "emptyDir": {"sizeLimit": asked.disk_tier} if asked.disk_tier else {}}
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": asked.disk_class,
+        "resources": {"requests": {"storage": asked.disk_tier}},
+    }
+    return {"name": "disk", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+
+
+def _other_agents() -> Manifest:
+    """Agents of any job and namespace: a machine is one node of a fleet."""
+    return {
+        "labelSelector": {"matchLabels": {NAME: "holdfast", COMPONENT: "agent"}},
+        "namespaceSelector": {},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+
+
+# ---------------------------------------------------------------- launcher
+
+
+def _launcher_job(asked: Asked, job: JobSource) -> Manifest:
+    return {
+        "name": LAUNCHER_JOB,
+        "replicas": 1,
+        "template": {
+            "spec": {
+                "parallelism": 1,
+                "completions": 1,
+                "completionMode": "Indexed",
+                "backoffLimit": asked.attempts,
+                "podFailurePolicy": {
+                    "rules": [
+                        _on_exit("FailJob", [USAGE_ERROR, DO_NOT_RESTART]),
+                        _on_exit("Ignore", [UNAVAILABLE, SUSPENDED]),
+                        # evicted, or its machine was lost: the job trains on, and the next launcher follows it
+                        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    ]
+                },
+                "template": {"metadata": {"labels": _labels(job, "launcher")}, "spec": _launcher_pod(asked, job)},
+            }
+        },
+    }
+
+
+def _on_exit(action: str, codes: Iterable[int]) -> Manifest:
+    values = sorted(codes)
+    return {"action": action, "onExitCodes": {"containerName": "launcher", "operator": "In", "values": values}}
+
+
+def _launcher_pod(asked: Asked, job: JobSource) -> Manifest:
+    return {
+        "restartPolicy": "Never",  # podFailurePolicy needs it
+        **_identity(asked),
+        "containers": [
+            {
+                "name": "launcher",
+                "image": asked.image,
+                "command": ["holdfast", "kubernetes", "launcher"],
+                "args": [f"{JOB_DIRECTORY}/{JOB_KEY}", *([f"--{asked.start}"] if asked.start else [])],
+                "env": [
+                    _env(ENV_API, asked.api),
+                    {
+                        "name": ENV_TOKEN,
+                        "valueFrom": {
+                            "secretKeyRef": {"name": asked.token_secret, "key": API_TOKEN_KEY, "optional": True}
+                        },
+                    },
+                    _from_field(ENV_LAUNCHER, f"metadata.labels['{JOBSET_UID}']"),
+                    _env("HOME", "/tmp"),
+                ],
+                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},
+                "securityContext": {**_unprivileged(), "readOnlyRootFilesystem": True},
+                "volumeMounts": [
+                    {"name": "job", "mountPath": JOB_DIRECTORY, "readOnly": True},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                    *_claim_mounts(asked),
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "job", "configMap": {"name": config_name(job.spec.name)}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+            *_claims(asked),
+        ],
+    }
+
+
+# ---------------------------------------------------------------- parts of both
+
+
+def _identity(asked: Asked) -> Manifest:
+    context: Manifest = {
+        "runAsUser": asked.user,
+        "runAsGroup": asked.user,
+        "fsGroup": asked.user,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    if asked.user:
+        context["runAsNonRoot"] = True
+    account = {"serviceAccountName": asked.service_account} if asked.service_account else {}
+    return {**account, "automountServiceAccountToken": False, "enableServiceLinks": False, "securityContext": context}
+
+
+def _unprivileged() -> Manifest:
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def _labels(job: JobSource, component: str) -> Manifest:
+    return {NAME: "holdfast", PART_OF: "holdfast", INSTANCE: job.spec.name, COMPONENT: component}
+
+
+def _evicted_after(key: str, seconds: int) -> Manifest:
+    return {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+
+
+def _env(name: str, value: str) -> Manifest:
+    return {"name": name, "value": value}
+
+
+def _from_field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _secrets(asked: Asked) -> list[Manifest]:
+    tokens = {"secretName": asked.token_secret, "defaultMode": 0o440, "items": [_item(JOIN_TOKEN_KEY)]}
+    tls = {"secretName": asked.tls_secret, "defaultMode": 0o440}
+    return [{"name": "fleet", "secret": tokens}, *([{"name": "tls", "secret": tls}] if asked.tls_secret else [])]
+
+
+def _item(key: str) -> Manifest:
+    return {"key": key, "path": key}
+
+
+def _tls_mounts(asked: Asked) -> list[Manifest]:
+    return [{"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True}] if asked.tls_secret else []
+
+
+def _tls_environment(asked: Asked) -> list[Manifest]:
+    files = {"HOLDFAST_TLS_CERT": "tls.crt", "HOLDFAST_TLS_KEY": "tls.key", "HOLDFAST_TLS_CA": "ca.crt"}
+    return [_env(name, f"{TLS_DIRECTORY}/{file}") for name, file in files.items()] if asked.tls_secret else []
+
+
+def _claims(asked: Asked) -> list[Manifest]:
+    names = dict.fromkeys(name for name, _ in asked.claims)
+    return [{"name": f"claim-{name}", "persistentVolumeClaim": {"claimName": name}} for name in names]
+
+
+def _claim_mounts(asked: Asked) -> list[Manifest]:
+    return [{"name": f"claim-{name}", "mountPath": path} for name, path in asked.claims]
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def _check(asked: Asked, job: JobSource) -> None:
+    """Raises `InvalidSpec` with every mistake: the API server would name one at a time, and some only in a pod's log."""
+    problems: list[InvalidSpec] = []
+
+    def require(good: bool, option: str, value: object, expected: str) -> None:
+        if not good:
+            problems.append(InvalidSpec(option, value, expected))
+
+    def size(option: str, text: str) -> int:
+        try:
+            return bytes_of(option, text) if text else 0
+        except InvalidSpec as problem:
+            problems.append(problem)
+            return 0
+
+    name = job.spec.name
+    longest = f"-{NODE_JOB}-0-{job.spec.nodes + asked.spares - 1}"
+    room = POD_LABEL_CHARS_MAX - POD_SUFFIX_CHARS - max(len(longest), len(f"-{LAUNCHER_JOB}-0-0"))
+    require(
+        len(name) <= room, "name", name, f"at most {room} characters: the names of pods contain it, and have at most 63"
+    )
+    require(name[0].isalpha(), "name", name, "a name that begins with a letter, as Kubernetes asks of a JobSet's")
+    require(_IMAGE.fullmatch(asked.image) is not None, "--image", asked.image, "an image, such as REGISTRY/trainer:TAG")
+    require(re.fullmatch(_LABEL, asked.namespace) is not None, "--namespace", asked.namespace, _LABEL_EXPECTED)
+    require(
+        _FLEET.fullmatch(asked.fleet_service) is not None,
+        "--fleet-service",
+        asked.fleet_service,
+        "the release of the chart, NAME, or NAME.NAMESPACE if it is in another namespace",
+    )
+    for option, text in (
+        ("--secret", asked.secret),
+        ("--tls-secret", asked.tls_secret),
+        ("--service-account", asked.service_account),
+        ("--disk-class", asked.disk_class),
+        *(("--claim", claim) for claim, _ in asked.claims),
+    ):
+        require(not text or _SUBDOMAIN.fullmatch(text) is not None, option, text, _NAME_EXPECTED)
+    require(not asked.queue or re.fullmatch(_LABEL, asked.queue) is not None, "--queue", asked.queue, _LABEL_EXPECTED)
+    paths = [path for _, path in asked.claims]
+    for path in paths:
+        require(
+            path.startswith("/") and ":" not in path and not _is_ours(path),
+            "--claim",
+            path,
+            f"NAME:PATH with an absolute path that is not in {', '.join(OWN_DIRECTORIES)}",
+        )
+        require(paths.count(path) == 1, "--claim", path, "each path once")
+    for key, value in asked.selector:
+        good = _LABEL_KEY.fullmatch(key) is not None and _LABEL_VALUE.fullmatch(value) is not None
+        require(good, "--node-selector", f"{key}={value}", "KEY=VALUE, a label of the machines")
+    require(
+        _LABEL_KEY.fullmatch(asked.gpu_resource) is not None and "/" in asked.gpu_resource,
+        "--gpu-resource",
+        asked.gpu_resource,
+        "a resource of the cluster, such as nvidia.com/gpu",
+    )
+    require(
+        asked.gpus in (0, job.spec.nproc_per_node) or asked.gpus > job.spec.nproc_per_node,
+        "--gpus",
+        asked.gpus,
+        f"at least {job.spec.nproc_per_node}, the nproc_per_node of the job file, or 0 for none",
+    )
+    tier, memory = size("--memory-tier", asked.memory_tier), size("--memory", asked.memory)
+    size("--disk-tier", asked.disk_tier)
+    require(
+        not memory or memory > tier,
+        "--memory",
+        asked.memory,
+        f"more than the memory tier ({asked.memory_tier}, --memory-tier), which counts against the container's memory",
+    )
+    require(
+        bool(asked.disk_tier) or not asked.disk_class,
+        "--disk-class",
+        asked.disk_class,
+        "the size of the volumes with it: --disk-tier 500Gi",
+    )
+    if asked.processors:
+        try:
+            cpu("--cpu", asked.processors)
+        except InvalidSpec as problem:
+            problems.append(problem)
+    total = sum(len(text.encode()) for text in job.files.values())
+    require(
+        total <= CONFIG_BYTES_MAX,
+        "job file",
+        f"{total} bytes with its policy",
+        f"at most {CONFIG_BYTES_MAX}, what a ConfigMap holds",
+    )
+    if problems:
+        raise InvalidSpecs(problems)
+
+
+def _is_ours(path: str) -> bool:
+    return any(f"{path}/".startswith(f"{own}/") or own.startswith(f"{path.rstrip('/')}/") for own in OWN_DIRECTORIES)

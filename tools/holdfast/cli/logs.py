@@ -1,0 +1,274 @@
+"""`holdfast logs`: what ranks have printed, from the agents' log files on this machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime
+from glob import escape
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.agent.workers.errors import read_error_file
+from holdfast.cli.client import Client, NoApi, default_url
+from holdfast.cli.endings import ENDED, FAILED
+from holdfast.cli.log_tail import Ranks, Tail, log_file
+from holdfast.cli.run import RUNS
+from holdfast.cli.tables import Api, console
+from holdfast.cli.terminal import worker_output
+from holdfast.cli.torchrun import shown_ranks
+from holdfast.domain.errors import InvalidSpec, NotFound, Unavailable
+from holdfast.domain.signals import WorkerError
+from holdfast.domain.words import plural
+
+LINES = 100
+NEWEST = -1
+POLL_S = 0.2
+LOOK_EVERY = 5  # polls: for new generations, and for the end of the job
+ELSEWHERE_MAX = 8  # ranks on other machines that are named
+
+_LOG = re.compile(r"g(\d+)/rank-(\d+)\.log")
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        rich_help_panel="Look",
+        epilog="Examples: [bold]holdfast logs llm -f[/] · [bold]holdfast logs llm --rank all --grep nan[/] · "
+        "[bold]holdfast logs llm --generation -2 --first-error[/]",
+    )(logs)
+
+
+def logs(
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    rank: Annotated[str, typer.Option(help="Ranks: all, or a list such as 0,7.")] = "0",
+    generation: Annotated[
+        int, typer.Option(help="Generation; -1 = the newest, -2 = the one before. Agents keep the newest five.")
+    ] = NEWEST,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Lines per rank; 0 = all.", min=0)] = LINES,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job ends.")] = False,
+    grep: Annotated[str, typer.Option(help="Only lines that contain this regular expression.")] = "",
+    first_error: Annotated[
+        bool, typer.Option("--first-error", help="The exception that was raised first, and the log of its rank.")
+    ] = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", help=f"Directory of a local stack. Default without an API: {RUNS}/JOB.", show_default=False
+        ),
+    ] = None,
+    api: Api = "",
+) -> None:
+    """Print the output of a job's ranks, also after its end. Reads the files on this machine, and names those on others."""
+    if first_error and follow:
+        raise InvalidSpec("--follow", True, "either --follow or --first-error")
+    wanted, ranks = _pattern(grep), shown_ranks(rank, "")
+    with ExitStack() as cleanup:
+        client = None if directory else _client(api, cleanup)
+        places = _Places.of_stack(directory, job) if client is None else _Places.of_fleet(client)
+        found = places.logs(job)
+        if first_error and generation == NEWEST:
+            found = {number: of for number, of in found.items() if any(log.error for log in of)}
+            if not found:
+                typer.echo(f"no rank of {job} has left an exception on this machine", err=True)
+                raise typer.Exit(FAILED)
+        chosen = _chosen(found, generation)
+        if first_error:
+            _show_first_error(found[chosen], chosen, lines, wanted)
+            return
+        view = _view(client, job)
+        shown = [log for log in found.get(chosen, ()) if ranks is None or log.rank in ranks]
+        elsewhere = places.elsewhere(view, chosen, ranks, {log.rank for log in shown})
+        for line in islice(elsewhere, ELSEWHERE_MAX):
+            typer.echo(line, err=True)
+        if not shown and not follow:
+            here = sorted(log.rank for log in found.get(chosen, ()))
+            there = f"ranks {', '.join(map(str, here))} of generation {chosen} do" if here else "no rank of the job has"
+            raise NotFound(f"no log of rank {rank} on this machine; {there}")
+        tails = {(chosen, log.rank): _print(log, lines, wanted, ranks) for log in shown}
+        if follow:
+            _follow(_Followed(client, places, job, ranks, wanted, tails))
+
+
+# ---------------------------------------------------------------- where logs are
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    rank: int
+    node: str
+    path: Path
+
+    @property
+    def error(self) -> WorkerError | None:
+        return read_error_file(self.path.with_suffix(".error.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    here: Mapping[str, Path]  # node → its agent's directory
+    others: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # node → host and directory
+
+    @classmethod
+    def of_fleet(cls, client: Client) -> _Places:
+        nodes = {
+            node["node"]: (node["hostname"], node["directory"]) for node in client.nodes() if node.get("directory")
+        }
+        own = socket.gethostname()
+        return cls(
+            {node: Path(directory) for node, (host, directory) in nodes.items() if host == own},
+            {node: place for node, place in nodes.items() if place[0] != own},
+        )
+
+    @classmethod
+    def of_stack(cls, directory: Path | None, job: str) -> _Places:
+        """Raises `Unavailable` if no stack has run there."""
+        stack = (directory or RUNS / job).expanduser()
+        if not (stack / "nodes").is_dir():
+            why = "" if directory else f"no Holdfast API answers at {default_url()}, and "
+            raise Unavailable(f"{why}no local stack has run in {stack}: set --api, or --dir to the directory of one")
+        return cls({path.name: path for path in sorted((stack / "nodes").iterdir()) if path.is_dir()})
+
+    def logs(self, job: str) -> dict[int, list[_Log]]:
+        """Generation → the logs of its ranks on this machine, by rank."""
+        found: dict[int, list[_Log]] = {}
+        for node, directory in self.here.items():
+            top = directory / "logs"
+            for path in top.glob(f"{escape(job)}/g*/rank-*.log"):
+                if match := _LOG.fullmatch(str(path.relative_to(top / job))):
+                    found.setdefault(int(match[1]), []).append(_Log(int(match[2]), node, path))
+        return {number: sorted(of, key=lambda log: log.rank) for number, of in sorted(found.items())}
+
+    def elsewhere(
+        self, view: Mapping[str, Any] | None, generation: int, ranks: Ranks, shown: set[int]
+    ) -> Iterator[str]:
+        """Where the logs are that this machine does not have, a line each."""
+        if view is None or view["generation"] != generation:
+            return
+        for worker in view["ranks"]:
+            number, node = worker["rank"], worker["node"]
+            if number in shown or (ranks is not None and number not in ranks) or node not in self.others:
+                continue
+            host, directory = self.others[node]
+            path = log_file(directory, view["name"], generation, number)
+            yield f"rank {number} is on {node}: its log is {path} on {host}"
+
+
+def _client(api: str, cleanup: ExitStack) -> Client | None:
+    """None if no API answers at the default address: a local stack may have run."""
+    client = cleanup.enter_context(Client(api or default_url()))
+    try:
+        client.version()
+    except NoApi:
+        if api:
+            raise
+        return None
+    return client
+
+
+def _view(client: Client | None, job: str) -> Mapping[str, Any] | None:
+    try:
+        return client.job(job) if client else None
+    except NotFound:  # forgotten by the supervisor; its logs may be here
+        return None
+
+
+def _chosen(found: Mapping[int, list[_Log]], generation: int) -> int:
+    numbers = list(found)
+    if generation < 0 and not numbers:
+        return 0
+    if generation in found:
+        return generation
+    if generation < 0 and -generation <= len(numbers):
+        return numbers[generation]
+    there = ", ".join(map(str, numbers)) or "none: no rank of the job has a log on this machine"
+    raise InvalidSpec("--generation", generation, f"one that has logs on this machine ({there})")
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def _pattern(grep: str) -> re.Pattern[str]:
+    try:
+        return re.compile(grep)
+    except re.error as error:
+        raise InvalidSpec("--grep", grep, f"a regular expression ({error})") from error
+
+
+def _print(log: _Log, lines: int, wanted: re.Pattern[str], ranks: Ranks) -> Tail:
+    """Print the last lines of a log; what is returned has read so far."""
+    typer.echo(f"rank {log.rank} on {log.node}: {log.path}", err=True)
+    tail = _tail(log, ranks)
+    for line in deque((line for line in tail.whole_lines() if wanted.search(line)), maxlen=lines or None):
+        _show(line)
+    return tail
+
+
+def _show(line: str) -> None:
+    console.print(worker_output(line), soft_wrap=True)
+
+
+def _tail(log: _Log, ranks: Ranks) -> Tail:
+    return Tail(log.path, "" if ranks is not None and len(ranks) == 1 else f"[rank{log.rank}] ")
+
+
+@dataclass(slots=True)
+class _Followed:
+    client: Client | None
+    places: _Places
+    job: str
+    ranks: Ranks
+    wanted: re.Pattern[str]
+    tails: dict[tuple[int, int], Tail]  # by generation and rank
+
+    def look(self) -> bool:
+        """Find the logs of new generations; whether the job goes on."""
+        newest = max((number for number, _ in self.tails), default=0)
+        for number, logs in self.places.logs(self.job).items():
+            for log in logs if number >= newest else ():
+                if (number, log.rank) not in self.tails and (self.ranks is None or log.rank in self.ranks):
+                    typer.echo(f"rank {log.rank} on {log.node}, generation {number}: {log.path}", err=True)
+                    self.tails[number, log.rank] = _tail(log, self.ranks)
+        view = _view(self.client, self.job)
+        return view is None or view["phase"] not in ENDED
+
+    def show(self, *, rest: bool = False) -> None:
+        for tail in self.tails.values():
+            for line in tail.rest() if rest else tail.lines():
+                if self.wanted.search(line):
+                    _show(line)
+
+
+def _follow(followed: _Followed) -> None:
+    goes_on = True
+    while goes_on:
+        goes_on = followed.look()
+        for _ in range(LOOK_EVERY if goes_on else 0):
+            followed.show()
+            time.sleep(POLL_S)
+    followed.show(rest=True)
+
+
+def _show_first_error(logs: list[_Log], generation: int, lines: int, wanted: re.Pattern[str]) -> None:
+    raised = [(error.at, log, error) for log in logs if (error := log.error) is not None]
+    if not raised:
+        typer.echo(
+            f"none of {plural(len(logs), 'rank')} of generation {generation} on this machine has left an exception",
+            err=True,
+        )
+        raise typer.Exit(FAILED)
+    at, log, error = min(raised, key=lambda each: (each[0] or float("inf"), each[1].rank))
+    when = f" at {datetime.fromtimestamp(at).strftime('%H:%M:%S.%f')[:-3]}" if at else ""
+    more = f"; {plural(len(raised) - 1, 'other rank')} raised after it" if len(raised) > 1 else ""
+    typer.echo(f"rank {log.rank} on {log.node} raised{when}{more}")
+    _show(f"{error.type}: {error.message}" if error.type else error.message)
+    for frame in error.frames:
+        _show(f"  {frame}")
+    _print(log, lines, wanted, frozenset({log.rank}))

@@ -1,0 +1,1 @@
+"""`holdfast slurm`: jobs as allocations of a Slurm cluster."""

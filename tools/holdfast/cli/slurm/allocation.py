@@ -1,0 +1,307 @@
+"""One allocation, on its batch node: control plane, an agent on every node, and the launcher whose exit code is the job's.
+
+    batch node    holdfast slurm allocation ─┬─ Redis, diagnostics, supervisor      state in the shared directory
+                                             ├─ holdfast run --attach               its exit code ends the allocation
+                                             ├─ srun                                one `holdfast slurm node` per node
+                                             └─ watches sinfo                       drain → notice, resume → withdrawn
+    every node    holdfast slurm node ── holdfast agent
+
+How an allocation ends:
+
+| what happens | what follows |
+|---|---|
+| the job is over | the agents are ended, the rest of the chain is cancelled, exit code as of `holdfast run` |
+| its time is nearly over: SIGUSR1, or by the clock | a file tells all nodes; the job is saved and suspended; 75 |
+| `scancel`: SIGTERM to every process, also to the workers | services ignore it; the job goes on from its last checkpoint |
+| the batch node is lost | Slurm ends the allocation; the next one goes on from the newest complete step |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.markup import escape
+
+from holdfast.cli.client import ENV_API, ENV_TOKEN, Client
+from holdfast.cli.endings import SIGNALLED, UNAVAILABLE
+from holdfast.cli.launcher import ENV_LAUNCHER
+from holdfast.cli.processes import stop_all
+from holdfast.cli.protection import settings_for_parts
+from holdfast.cli.secret_file import secret_in
+from holdfast.cli.slurm import chain as chains
+from holdfast.cli.slurm import tools
+from holdfast.cli.slurm.drains import Announce, Change, Drains
+from holdfast.cli.slurm.ending import Ending, EndWatch
+from holdfast.cli.slurm.script import doubts
+from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.domain.errors import HoldfastError, InvalidSpec
+from holdfast.runtime.children import tied
+from holdfast.runtime.files import write_whole
+
+CHECK_S = 0.2
+WATCH_S = 10.0  # between two looks at sinfo, and at which nodes have not been told
+WITHOUT_AGENTS_S = 120.0
+LAUNCHER_PAUSE_S = 1.0
+SOURCE = "slurm"  # of notices
+CONTROL_FILE = "control.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`notice_s`: the nodes are told of the allocation's end this long before; `grace_s`: their agents begin to leave this
+    long before. `local`, `memory`: directories on each node."""
+
+    directory: Path
+    chain: str
+    job_file: Path
+    job_name: str
+    workers_per_node: int
+    local: Path
+    memory: Path
+    notice_s: float
+    grace_s: float
+    drains_condemned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The allocation, as Slurm describes it in the environment of its batch script."""
+
+    job: str
+    nodelist: str
+    nodes: int
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Here:
+        """Raises `InvalidSpec` outside of a batch script."""
+        job, nodelist = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
+        count = environ.get("SLURM_JOB_NUM_NODES", "")
+        if not job.isdecimal() or not nodelist or not count.isdecimal():
+            raise InvalidSpec(
+                "SLURM_JOB_ID",
+                job,
+                "a batch script of Slurm around this command: it is made by `holdfast slurm submit`",
+            )
+        return cls(job, nodelist, int(count))
+
+
+class AllocationRun:
+    """Runs one allocation in the main thread."""
+
+    def __init__(self, plan: Plan, here: Here, console: Console) -> None:
+        self._plan, self._here, self._console = plan, here, console
+        self._over = threading.Event()
+        self._end = EndWatch(plan.notice_s)
+        self._said: dict[str, str] = {}  # errors that last
+
+    def run(self) -> int:
+        """Return the exit code."""
+        signal.signal(signal.SIGUSR1, self._on_notice)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        plan = self._plan
+        chain = chains.read(plan.directory, plan.chain)
+        if chain.over is not None:
+            self._say(f"{plan.job_name} is over since allocation {chain.ended[-1].slurm_job}: nothing to do")
+            return chain.over
+        self._look_at_script()
+        code = UNAVAILABLE
+        try:
+            code = self._run(resumes=chain.failed_before)
+        finally:
+            chain = chains.read(plan.directory, plan.chain).ended_by(chains.Link(self._here.job, code))
+            chain.write(plan.directory)
+        if chain.over is not None:
+            self._cancel_rest(chain)
+        return code
+
+    def _run(self, *, resumes: bool) -> int:
+        plan = self._plan
+        token = secret_in(plan.directory / "api-token")
+        options = StackOptions(
+            directory=plan.directory / "state",
+            host="0.0.0.0",  # for the agents of the other nodes, which need the join token
+            api_host="127.0.0.1",
+            stop_signal="SIGINT",  # Slurm sends SIGTERM to every process of the batch step, and they are still needed
+            environment={**settings_for_parts(os.environ), ENV_TOKEN: token, **self._replacing()},
+        )
+        with LocalStack(options, say=self._say) as stack:
+            self._publish(stack)
+            environment = {**os.environ, ENV_API: stack.api_url, ENV_TOKEN: token, ENV_LAUNCHER: plan.chain}
+            agents = self._start_agents(stack)
+            watching = threading.Thread(target=self._watch, args=(stack.api_url, token), name="slurm watch")
+            watching.start()
+            try:
+                return self._follow(stack, environment, agents, resumes=resumes)
+            finally:
+                self._over.set()
+                stop_all([agents])
+                watching.join(tools.TIMEOUT_S)
+
+    def _follow(
+        self, stack: LocalStack, environment: Mapping[str, str], agents: subprocess.Popen[bytes], *, resumes: bool
+    ) -> int:
+        """Run the launcher until the job is over or suspended. A launcher that was killed is started again. Without agents the
+        allocation would wait for its time limit: it ends."""
+        command = [*holdfast("run"), "--attach", *(["--resume"] if resumes else []), str(self._plan.job_file)]
+        agents_ended_at: float | None = None
+        while True:
+            launcher = subprocess.Popen(tied(command), env=dict(environment), stdin=subprocess.DEVNULL)
+            while (code := launcher.poll()) is None:
+                stack.tend()
+                if agents.poll() is not None and agents_ended_at is None:
+                    agents_ended_at = time.monotonic()
+                    self._say(f"srun, which runs the agents, ended with {agents.returncode}: see {self._logs}")
+                if agents_ended_at is not None and time.monotonic() - agents_ended_at > WITHOUT_AGENTS_S:
+                    self._say(f"no agents for {WITHOUT_AGENTS_S:g} s: the allocation ends")
+                    stop_all([launcher])
+                    return UNAVAILABLE
+                time.sleep(CHECK_S)
+            if 0 <= code < SIGNALLED:
+                return code
+            self._say(f"[yellow]the launcher was ended by a signal ({code})[/]; it is started again")
+            time.sleep(LAUNCHER_PAUSE_S)
+
+    # ------------------------------------------------------------------ parts
+
+    @property
+    def _logs(self) -> Path:
+        return self._plan.directory / "logs"
+
+    def _start_agents(self, stack: LocalStack) -> subprocess.Popen[bytes]:
+        plan = self._plan
+        self._logs.mkdir(exist_ok=True)
+        node = [
+            *holdfast("slurm", "node"),
+            *("--supervisor", stack.control_endpoint),
+            *("--dir", str(plan.local), "--memory", str(plan.memory), "--workers", str(plan.workers_per_node)),
+            *("--shared", str(plan.directory), "--grace", f"{plan.grace_s:g}"),
+        ]
+        srun = [
+            *("srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--cpu-bind=none"),
+            *("--ntasks-per-node=1", f"--ntasks={self._here.nodes}", f"--nodes={self._here.nodes}"),
+            *("--job-name=holdfast-agents", f"--output={self._logs}/%j-%N.log"),
+        ]
+        environment = {**os.environ, **stack.joining, "HOLDFAST_TERMINATION_GRACE_S": f"{plan.grace_s:g}"}
+        return subprocess.Popen(tied([*srun, *node]), env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def _publish(self, stack: LocalStack) -> None:
+        """Tell people where this allocation's control plane is. Programs of the allocation are told by their arguments."""
+        said = {
+            "slurm_job": self._here.job,
+            "host": socket.gethostname(),
+            "api": stack.api_url,
+            "control": stack.control_endpoint,
+            "since": time.time(),
+        }
+        write_whole(self._plan.directory / CONTROL_FILE, json.dumps(said, indent=1).encode())
+        self._say(f"allocation {self._here.job}: {self._here.nodes} nodes, {self._here.nodelist}; logs in {self._logs}")
+
+    def _replacing(self) -> dict[str, str]:
+        """The supervisor's command for a node that it has condemned, if nodes are to be drained."""
+        if not self._plan.drains_condemned:
+            return {}
+        command = shlex.join([*holdfast("slurm", "drain"), "{node}", "{reason}"])
+        return {"HOLDFAST_REPLACE_COMMAND": command, "HOLDFAST_REPLACE_AFTER_S": "0"}
+
+    # ------------------------------------------------------------------ notices
+
+    def _on_notice(self, *_: int | FrameType | None) -> None:
+        self._end.told_at = self._end.told_at or time.time()
+
+    def _on_terminate(self, *_: int | FrameType | None) -> None:
+        """Every process of the allocation gets it, and SIGKILL half a minute later: until then the agents may save."""
+
+    def _watch(self, api: str, token: str) -> None:
+        """Compare what Slurm says with what the supervisor has been told, until the allocation is over."""
+        drains = Drains()
+        self._ask_for_end()
+        with Client(api, token=token) as client:
+            while not self._over.is_set():
+                self._announce_end()
+                changes: list[Change] = []
+                with self._saying_errors("the states of nodes are not known"):
+                    changes = drains.changes(tools.node_states(self._here.nodelist))
+                for change in changes:
+                    with self._saying_errors(f"the supervisor has not been told of {change.node}"):
+                        self._tell(client, change)
+                        drains.done(change)
+                self._wait()
+
+    def _tell(self, client: Client, change: Change) -> None:
+        if isinstance(change, Announce):
+            client.announce(change.node, SOURCE, change.event, None)
+            self._say(f"[yellow]{change.node}[/]: {escape(change.event)}")
+        else:
+            client.withdraw(change.node, SOURCE)
+            self._say(f"{change.node}: Slurm no longer drains it")
+
+    def _wait(self) -> None:
+        """Until the next look, which is at once when the end has come near."""
+        until = time.monotonic() + WATCH_S
+        while not self._over.wait(CHECK_S) and time.monotonic() < until:
+            if self._end.announced is None and self._end.is_near(time.time()):
+                return
+
+    def _announce_end(self) -> None:
+        """Tell the nodes when the allocation ends, if that is soon."""
+        if not self._end.is_near(time.time()):
+            return
+        self._ask_for_end()
+        if (ends_at := self._end.due(time.time())) is None:
+            return
+        with self._saying_errors("the nodes have not been told of the end"):
+            Ending(self._here.job, ends_at).write(self._plan.directory)
+            self._end.announced = ends_at
+            left_s, grace_s = ends_at - time.time(), self._plan.grace_s
+            self._say(f"the allocation ends in {left_s:.0f} s; {grace_s:.0f} s before, the job is saved and suspended")
+
+    def _ask_for_end(self) -> None:
+        with self._saying_errors("the end of the allocation is known only by Slurm's signal"):
+            self._end.ends_at = tools.ends_at(self._here.job)
+
+    @contextlib.contextmanager
+    def _saying_errors(self, what: str) -> Iterator[None]:
+        """Say an error, and go on: what is watched is looked at again. The same error is said once in a row."""
+        try:
+            yield
+        except (HoldfastError, OSError) as error:
+            if not self._over.is_set() and self._said.get(what) != str(error):
+                self._said[what] = str(error)
+                self._say(f"[yellow]{what}[/]: {escape(str(error))}")
+        else:
+            self._said.pop(what, None)
+
+    # ------------------------------------------------------------------ the chain
+
+    def _look_at_script(self) -> None:
+        with self._saying_errors("the batch script is not known"):
+            for doubt in doubts(tools.script_of(self._here.job)):
+                self._say(f"[yellow]warning:[/] {escape(doubt)}")
+
+    def _cancel_rest(self, chain: chains.Chain) -> None:
+        past = {link.slurm_job for link in chain.ended}
+        if rest := [job for job in chain.slurm_jobs if job not in past]:
+            with self._saying_errors(f"allocations {', '.join(rest)} of the chain will start and end at once"):
+                tools.run("scancel", *rest)
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", soft_wrap=True)
+
+
+def holdfast(*arguments: str) -> list[str]:
+    """Return a command of this installation, which every node finds at the same path."""
+    return [sys.executable, "-m", "holdfast.cli.main", *arguments]

@@ -1,0 +1,81 @@
+"""What runs on each node of an allocation: the agent, started again if it crashes, and told when the allocation ends.
+
+Slurm sends its signals to every process of the step, so the agent gets them itself, and they are not passed on: a second
+SIGTERM ends an agent at once. After an agent that has left in good order its memory tier is removed: the machine's next user
+needs the memory, and the save is on disk and in the store. After any other end it stays, for the next agent of this node.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from holdfast.cli.slurm import ending
+from holdfast.cli.tending import Restarts
+from holdfast.runtime.children import tied
+
+USAGE = 2  # of a service: a setting that is wrong will be wrong again
+POLL_S = 0.2
+LOOK_S = 5.0  # at the shared directory
+
+
+class NodeTask:
+    """Runs in the main thread of a process of its own. `grace_s`: what the agent has from its notice to its end."""
+
+    def __init__(self, command: Sequence[str], memory: Path, shared: Path, slurm_job: str, grace_s: float) -> None:
+        self._command, self._memory = command, memory
+        self._shared, self._slurm_job, self._grace_s = shared, slurm_job, grace_s
+        self._looked_at = -LOOK_S
+        self._ends_at: float | None = None
+        self._leaving = False
+
+    def run(self) -> int:
+        """Return the exit code of the last agent."""
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        restarts = Restarts(time.monotonic())
+        while True:
+            code = self._one_agent()
+            if self._leaving or code in (0, USAGE):
+                break
+            pause_s = restarts.ended(time.monotonic())
+            sys.stderr.write(f"the agent ended with {code}; starting it again in {pause_s:g} s\n")
+            sys.stderr.flush()
+            if self._leaves_within(pause_s):
+                break
+            restarts.started(time.monotonic())
+        if self._leaving and code == 0:
+            shutil.rmtree(self._memory, ignore_errors=True)
+        return code
+
+    def _one_agent(self) -> int:
+        agent = subprocess.Popen(tied(self._command), stdin=subprocess.DEVNULL)
+        while (code := agent.poll()) is None:
+            time.sleep(POLL_S)
+            if not self._leaving and self._is_ending():
+                self._leaving = True
+                os.kill(agent.pid, signal.SIGUSR1)
+        return code
+
+    def _is_ending(self) -> bool:
+        if (now := time.monotonic()) - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            found = ending.read(self._shared, self._slurm_job)
+            self._ends_at = None if found is None else found.ends_at
+        return self._ends_at is not None and time.time() >= self._ends_at - self._grace_s
+
+    def _on_signal(self, *_: int | FrameType | None) -> None:
+        self._leaving = True
+
+    def _leaves_within(self, pause_s: float) -> bool:
+        until = time.monotonic() + pause_s
+        while not self._leaving and time.monotonic() < until:
+            time.sleep(POLL_S)
+        return self._leaving

@@ -1,0 +1,84 @@
+"""Slurm's commands, each with a time limit: a controller that hangs must not stop a run that trains."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast.domain.errors import NotFound, Unavailable
+
+TIMEOUT_S = 20.0
+
+
+def run(*command: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Return the output of a command of Slurm. Raises `NotFound` if it is not installed, `Unavailable` with its message."""
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except FileNotFoundError:
+        raise NotFound(f"there is no {command[0]} here: this is not a machine of a Slurm cluster") from None
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{command[0]} has not answered within {timeout_s:g} s: is slurmctld running?") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[:500]
+        raise Unavailable(f"{command[0]} failed with exit code {done.returncode}: {said or 'no message'}")
+    return done.stdout
+
+
+def submit(script: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Submit a script by its path. Returns the number of the job."""
+    found = re.match(r"(\d+)", answer := run("sbatch", "--parsable", script, timeout_s=timeout_s))
+    if found is None:
+        raise Unavailable(f"sbatch answered without a job's number: {answer[:200]!r}")
+    return found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node as sinfo shows it. `state` in lower case, without the marks for nodes that do not answer or save power."""
+
+    node: str
+    state: str
+    reason: str
+
+
+def node_states(nodelist: str) -> list[NodeState]:
+    """`nodelist`: in Slurm's short form, n[0-3,7]."""
+    # the reason comes last, since an administrator may write anything into it
+    return parse_states(run("sinfo", "-h", "-N", "-n", nodelist, "-o", "%N|%T|%E"))
+
+
+def parse_states(output: str) -> list[NodeState]:
+    found: dict[str, NodeState] = {}  # a node has a line per partition
+    for line in output.splitlines():
+        match line.split("|", 2):
+            case [node, state, reason] if node.strip():
+                cleaned = re.sub(r"[^a-z+]", "", state.lower())
+                found[node.strip()] = NodeState(
+                    node.strip(), cleaned, "" if reason.strip() == "none" else reason.strip()
+                )
+            case _:
+                continue
+    return list(found.values())
+
+
+def ends_at(job: str) -> float | None:
+    """Return when the allocation's time is over, as Unix time; None if it is not limited."""
+    found = re.search(r"\bEndTime=(\S+)", run("scontrol", "-o", "show", "job", job))
+    try:
+        return None if found is None else datetime.fromisoformat(found[1]).timestamp()
+    except ValueError:
+        return None
+
+
+def script_of(job: str) -> str:
+    return run("scontrol", "write", "batch_script", job, "-")

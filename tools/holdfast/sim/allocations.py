@@ -1,0 +1,113 @@
+"""Whole allocations in a simulation: a scheduler takes all machines at once, and gives them back later. Nothing else goes wrong
+but the supervisor, so that it can be said exactly what must come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from holdfast.domain.generations import ShardKey
+from holdfast.domain.mesh import Mesh
+from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.world import Violation
+from holdfast.supervisor.core import State
+from holdfast.supervisor.core.lifecycle import Suspended
+from holdfast.supervisor.protocol import Command, GenerationChanged, GenerationStage, Publish
+
+ALLOCATIONS_FROM, ALLOCATIONS_TO = 800_000, 900_000  # the seeds of these worlds
+APART_S = 0.8  # between the first and the last agent that is told to end
+AWAY_S = (12.0, 90.0)  # from the end of the grace to the next allocation
+BACK_WITHIN_S = 6.0  # its nodes come one after the other
+AMPLE_S = 14.0  # a grace in which a job that trains is saved, whatever delays it
+TRAINS_S = (8.0, 20.0)  # between two ends
+KNOWN_S = 8.0  # after the last agent has ended, and since a supervisor leads: by then the job is said to be suspended
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The end of one, and the beginning of the next."""
+
+    ends_s: float  # after the start of the simulation
+    grace_s: float
+    away_s: float  # after the grace
+    boots: bool  # the machines: what their memory has is lost
+    supervisor_goes_s: float | None  # after the end was announced; None = it does not
+
+
+class Allocations:
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(f"allocations of {seed}")
+        self.all = tuple(self._drawn())
+
+    @classmethod
+    def of(cls, seed: int) -> Allocations | None:
+        return cls(seed) if ALLOCATIONS_FROM <= seed < ALLOCATIONS_TO else None
+
+    def _drawn(self) -> list[Allocation]:
+        found, at_s = [], self.chance.uniform(3.0, 20.0)
+        for _ in range(self.chance.randint(1, 3)):
+            grace_s, away_s = self.chance.uniform(1.5, 40.0), self.chance.uniform(*AWAY_S)
+            goes_s = self.chance.uniform(0.0, grace_s + 10.0) if self.chance.random() < 0.3 else None
+            found.append(Allocation(at_s, grace_s, away_s, self.chance.random() < 0.5, goes_s))
+            at_s += grace_s + away_s + BACK_WITHIN_S + self.chance.uniform(*TRAINS_S)
+        return found
+
+
+@dataclass(slots=True)
+class AllocationPromises:
+    """A job all of whose nodes ended is suspended at a step that is really stored, and goes on from there: nothing is done
+    again that a save has covered, and nothing at all where there was time to save."""
+
+    agents: dict[str, Agent]
+    complete: Mapping[tuple[int, int], set[int]]  # (attempt, step) → ranks that saved it
+    meshes: Mapping[tuple[int, int], Mesh]
+    at: tuple[int, int] | None = None  # (attempt, step) at which the job was suspended last, until it goes on
+    told_at_step: int | None = None  # the newest step when the agents were told to end, where the grace was ample
+    ended: int = 0  # suspensions that the job has gone on from
+
+    def folded(self, after: State, commands: tuple[Command, ...]) -> None:
+        job = after.jobs.get(JOB)
+        if job is not None and isinstance(job.doing, Suspended):
+            self.at = job.doing.attempt, job.doing.step
+            self._is_stored(*self.at)
+        for command in commands:
+            match command:
+                case Publish(record=GenerationChanged(stage=GenerationStage.STARTED, generation=generation)):
+                    self._goes_on(generation.restore.attempt, generation.restore.step)
+                case _:
+                    pass
+
+    def _is_stored(self, attempt: int, step: int) -> None:
+        if step:
+            mesh = self.meshes.get((attempt, step))
+            if mesh is None or set(range(mesh.world_size)) - self.complete[attempt, step]:
+                raise Violation(f"the job is suspended at step {step} of attempt {attempt}, which nobody has saved")
+
+    def _goes_on(self, attempt: int, step: int) -> None:
+        if self.at is None:
+            return
+        if (attempt, step) < self.at and self._is_left(*self.at):
+            raise Violation(f"the job was suspended at (attempt, step) {self.at}, and goes on from {(attempt, step)}")
+        if self.told_at_step is not None and step < self.told_at_step:
+            raise Violation(f"there was time to save, and steps {step + 1} … {self.told_at_step} are done again")
+        self.at = self.told_at_step = None
+        self.ended += 1
+
+    def _is_left(self, attempt: int, step: int) -> bool:
+        """Whether some node still has each shard: what only memory had is lost with a boot."""
+        held = {key for agent in self.agents.values() for key in agent.memory.get(JOB, {}) if agent.alive}
+        return all(ShardKey(attempt, step, rank) in held for rank in self.complete[attempt, step])
+
+    def told(self, allocation: Allocation, newest_step: int, *, trains: bool) -> None:
+        """All agents are told to end."""
+        ample = trains and allocation.grace_s >= AMPLE_S and allocation.supervisor_goes_s is None
+        self.told_at_step = newest_step if ample else None
+
+    def before_return(self, state: State, *, trained: bool, known_s: float) -> None:
+        """The next allocation is about to begin."""
+        job = state.jobs.get(JOB)
+        if job is None or not trained or known_s < KNOWN_S:
+            return
+        if not isinstance(job.doing, Suspended):
+            raise Violation(f"all nodes of the job have ended, and it is {job.phase}: {job.reason}")
