@@ -11,7 +11,7 @@ from idle_links import UNREACHED, USUAL, Idle
 
 from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import Notice
-from holdfast.domain.orders import CheckLink, OrderDone, Prepare
+from holdfast.domain.orders import CheckLink, OrderDone, Prepare, Stop
 from holdfast.supervisor.core import link_tests, links, returns
 from holdfast.supervisor.core.holddown import Cure
 from holdfast.supervisor.core.links import LinkTest, Verdict
@@ -307,11 +307,54 @@ def test_a_bad_pair_within_a_zone_and_a_cut_way_to_another_blame_no_node() -> No
         "m1": (test(2.0, "n1", in_zone=False), test(4.0, "m2", in_zone=True, good=True)),
         "m2": (test(4.0, "m1", in_zone=True, good=True),),
     }
-    assert links.blame("n1", found, ["n2", "n3"], 0.0) is None
-    assert links.blame("n1", found, ["n2"], 0.0) is not None
+    assert links.blame("n1", found, ["n2", "n3"], 0.0, 0.0) is None
+    assert links.blame("n1", found, ["n2"], 0.0, 0.0) is not None
     found["n1"] = (found["n1"][0], test(2.0, "n3", in_zone=True))
     found["n3"] = (test(2.0, "n1", in_zone=True), *found["n3"])
-    assert links.blame("n1", found, ["n2", "n3"], 0.0) is not None
+    assert links.blame("n1", found, ["n2", "n3"], 0.0, 0.0) is not None
+
+
+def test_what_was_found_before_a_node_had_ranks_puts_it_out_no_more() -> None:
+    """Seed 3000200 of the simulator: a bad network, ranks before there was a verdict, a good network when they ended."""
+    fleet = settled(Idle(8))
+    before = fleet.now
+    fleet.wait(10.0)
+    fleet.submit(job(dp=1))
+    fleet.run()
+    [name] = fleet.nodes()
+    one, other, *_ = sorted(set(fleet.state.nodes) - {name})
+    turn = Turn(fleet.state, fleet.now)
+    failed = [
+        LinkTest(before + seconds, partner, "alike", False, LinkMeasured(failure=UNREACHED), Verdict.FAILED)
+        for seconds, partner in ((1.0, one), (2.0, other))
+    ]
+    turn.put_node(name, links=(*turn.nodes[name].links, *failed))
+    fleet.state = turn.finish()
+    fleet.play(4 * EVERY_S)  # its partners are well with others, which makes witnesses of them
+    assert fleet.state.nodes[name].links[-2:] == tuple(failed)
+    under_way = fleet.until_tests()
+    fleet.finish()
+    for kind in (Stop, Prepare):
+        for send in [send for send in fleet.sent if isinstance(send.order, kind)]:
+            fleet.done(send.node, kind)
+    assert not fleet.state.nodes[name].live_generations
+    assert fleet.tests() == under_way  # of two others; what it finds is the first that is known after the ranks
+    fleet.answer_tests()
+    assert not fleet.out()
+    assert not fleet.state.nodes[name].faults
+
+
+def test_a_node_that_is_still_bad_after_its_ranks_is_blamed_again() -> None:
+    fleet = settled(Idle(8))
+    fleet.submit(job(dp=1))
+    fleet.run()
+    [name] = fleet.nodes()
+    fleet.bad[name] = 0.0
+    fleet.finish()
+    fleet.answer_orders()
+    assert not fleet.state.nodes[name].live_generations
+    fleet.play(4 * EVERY_S)
+    assert fleet.out() == {name}
 
 
 def test_in_a_zone_a_node_is_blamed_by_two_neighbours() -> None:

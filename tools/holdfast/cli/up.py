@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from holdfast.cli.preflight import PORT_MAX, require_ports
 from holdfast.cli.protection import require_protection, settings_for_parts
 from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions, not_passed_on
 from holdfast.cli.stack_record import survivors
+from holdfast.cli.stopping import StopRequest
 from holdfast.cli.terminal import Terminal
 
 CONTROL_PORT = 8471
@@ -98,8 +98,8 @@ def up(
             f"[yellow]not used[/]: {', '.join(ignored)}. `holdfast up` passes on token, TLS and logging only",
             soft_wrap=True,
         )
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    stop = StopRequest()
+    stop.on(signal.SIGTERM)
     begun = False
 
     def say(text: str) -> None:
@@ -111,5 +111,5 @@ def up(
         console.print(f"     state     {stack.directory}")
         console.print("     Ctrl-C stops everything")
         begun = True
-        while not stopped.wait(CHECK_S):
+        while not stop.wait(CHECK_S):
             stack.tend()

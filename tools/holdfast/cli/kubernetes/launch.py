@@ -63,13 +63,17 @@ class LauncherPod:
         if self._ended_by:
             return SIGNALLED + self._ended_by
         self._launcher = subprocess.Popen(tied(command), stdin=subprocess.DEVNULL)
+        self._pass_on()  # a signal may have come before there was a launcher
         code = self._launcher.wait()
         return code if code >= 0 else SIGNALLED - code
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._ended_by = number
-        if self._launcher is not None and self._launcher.returncode is None:
-            self._launcher.send_signal(number)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._ended_by and self._launcher is not None and self._launcher.returncode is None:
+            self._launcher.send_signal(self._ended_by)
 
 
 def wait_for_upload(

@@ -217,7 +217,8 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of, suspected)
     for name in chosen.nodes:
         holds = turn.nodes[name].live_generations
-        turn.put_node(name, live_generations={**holds, job.name: (*holds.get(job.name, ()), number)})
+        holds = {**holds, job.name: (*holds.get(job.name, ()), number)}
+        turn.put_node(name, live_generations=holds, ranks_at=turn.at)
     waiting = stop_removed_nodes(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp, before_s)

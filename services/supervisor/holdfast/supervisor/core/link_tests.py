@@ -241,7 +241,7 @@ def _judge(turn: Turn, name: str, rows: links.Rows, since: float) -> None:
     """Take the node out of service, if its newest tests say so and there is room for it."""
     node = turn.nodes[name]
     neighbours = [other for other in rows if other != name and _are_neighbours(node, turn.nodes[other])]
-    blame = links.blame(name, rows, neighbours, since)
+    blame = links.blame(name, rows, neighbours, since, max(since, node.ranks_at))
     if blame is None:
         return
     out = sum(_is_out(turn.nodes[each]) for each in turn.group(By.RETURNING))

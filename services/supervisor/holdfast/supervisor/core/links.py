@@ -9,7 +9,8 @@ A slow path has two ends and a network between them. So no test is judged by its
 * *Who is to blame* is told from partners. A node is blamed when its newest tests are bad with two different partners, each of
   which was good with somebody else after that: a good test from before says nothing when several nodes fail at once. With
   neighbours of its own zone at hand, both must be among them (with a single one, it must be one of the two), since the way
-  between the zones may be what is slow.
+  between the zones may be what is slow. Tests from before the node last had ranks say nothing of the network that it has
+  now.
 * *Back* is a node whose two newest tests were good since then.
 
 Similar are pairs of nodes with as many workers as these, and within a zone or between zones as these.
@@ -160,11 +161,12 @@ def added(tests: Sequence[LinkTest], test: LinkTest) -> tuple[LinkTest, ...]:
 # ---------------------------------------------------------------- several
 
 
-def blame(name: str, rows: Rows, neighbours: Sequence[str], since: float) -> Blame | None:
-    """Whether the node is to blame for its newest tests. `neighbours`: other nodes of its zone that could test with it."""
+def blame(name: str, rows: Rows, neighbours: Sequence[str], since: float, own_since: float) -> Blame | None:
+    """Whether the node is to blame for its newest tests, those since `own_since`. `neighbours`: other nodes of its zone that
+    could test with it."""
     run: list[LinkTest] = []
     for test in reversed(rows.get(name, ())):
-        if not test.bad or test.at < since:
+        if not test.bad or test.at < own_since:
             break
         run.append(test)
     witnesses: dict[str, LinkTest] = {}  # by partner the newest test

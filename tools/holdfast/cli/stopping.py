@@ -1,0 +1,36 @@
+"""SIGTERM as a request that a loop of the main thread looks at."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from types import FrameType
+
+
+class StopRequest:
+    """Set by the signal handler, waited for by the main thread.
+
+    Not a `threading.Event`: a handler runs in the main thread, between any two instructions of `Event.wait`, and would wait for
+    the lock that this very thread holds.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+
+    def on(self, *numbers: signal.Signals) -> None:
+        """Install the handler. Main thread only."""
+        for number in numbers:
+            signal.signal(number, self._request)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether a stop has been requested, at once when it is."""
+        readable, _, _ = select.select([self._reader], [], [], timeout_s)
+        return bool(readable)
+
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        try:
+            os.write(self._writer, b"\0")
+        except BlockingIOError:
+            pass  # requested 65,536 times before
