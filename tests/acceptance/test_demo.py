@@ -1,4 +1,4 @@
-"""`holdfast demo`, as a user types it, with fewer steps: nine faults, nine remediations, and a report that adds up."""
+"""`holdfast demo`, as a user types it: each fault has its remediation, and the report adds up. The long form is a slow test."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,20 +17,46 @@ HANG_DETECTED_S_MAX = 5.0
 CLASSES = {"startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other"}
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "holdfast.cli.main", "demo", "--out", str(out), "--steps", str(STEPS)]
+def _demo(out: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """The report, and what was printed."""
+    command = [sys.executable, "-m", "holdfast.cli.main", "demo", "--out", str(out), *options]
     result = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=390, check=False)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
     loaded: dict[str, Any] = json.loads((out / "report.json").read_text())
-    return loaded
+    return loaded, result.stdout
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _demo(tmp_path_factory.mktemp("demo"), "--steps", str(STEPS))[0]
 
 
 pytestmark = pytest.mark.timeout(420)
 
 
+def test_three_faults_in_the_short_form(tmp_path: Path) -> None:
+    report, printed = _demo(tmp_path, "--short")
+    assert report["failures"] == []
+    assert [(incident["kind"], incident["action"]) for incident in report["incidents"]] == [
+        ("worker_crash", "restart"),
+        ("node_lost", "hot_swap"),
+        ("hang", "restart"),
+    ]
+    _assert_times_are_in_order(report)
+    _assert_every_second_is_in_one_class(report)
+    assert report["losses"]["max_abs_diff"] < 1e-4
+    assert report["steps"]["reached"] == report["steps"]["target"] == 120
+    assert "dashboard while it runs: http://" in printed
+    summary = printed.rstrip().splitlines()[-5:]
+    assert summary[0] == "all 3 faults were detected, attributed and recovered as expected"
+    assert summary[1].startswith("from a fault to the first step after it: median ")
+    assert summary[2].startswith("steps 120/120, ")
+    assert summary[3].startswith(f"goodput {report['goodput']['job']:.1%}: of {report['wall_s']:.0f} s the start took ")
+    assert str(tmp_path / "report.json") in summary[4]
+
+
+@pytest.mark.slow
 def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str, Any]) -> None:
     assert report["failures"] == []
     found = [(incident["kind"], incident["action"]) for incident in report["incidents"]]
@@ -67,12 +94,18 @@ def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str,
     assert "step 25" in report["user_bug"]["reason"]
 
 
+@pytest.mark.slow
 def test_every_second_is_in_exactly_one_class(report: dict[str, Any]) -> None:
+    _assert_every_second_is_in_one_class(report)
+
+
+def _assert_every_second_is_in_one_class(report: dict[str, Any]) -> None:
     assert set(report["badput_s"]) == CLASSES
     assert report["useful_s"] + sum(report["badput_s"].values()) == pytest.approx(report["wall_s"], rel=0.01)
     assert 0 < report["goodput"]["paid"] < report["goodput"]["job"] < 1
 
 
+@pytest.mark.slow
 def test_the_mesh_shrinks_and_grows_and_no_work_is_lost(report: dict[str, Any]) -> None:
     sizes = [size for _, size in report["world_sizes"] if size]
     assert sizes == [9, 9, 9, 9, 9, 6, 9]
@@ -82,7 +115,12 @@ def test_the_mesh_shrinks_and_grows_and_no_work_is_lost(report: dict[str, Any]) 
     assert report["losses"]["max_abs_diff"] < 1e-4
 
 
+@pytest.mark.slow
 def test_times_of_an_incident_are_in_order(report: dict[str, Any]) -> None:
+    _assert_times_are_in_order(report)
+
+
+def _assert_times_are_in_order(report: dict[str, Any]) -> None:
     for incident in report["incidents"]:
         marks = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
         assert marks == sorted(marks), incident

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from holdfast.cli.demo import picture
-from holdfast.cli.demo.report import BADPUT, Report, print_summary
-from holdfast.cli.demo.scenario import Expectation, Outcome, read_losses
+from holdfast.cli.demo.report import BADPUT, Report, print_summary, print_tables
+from holdfast.cli.demo.scenario import LONG, SHORT, Expectation, Outcome, read_losses
+from holdfast.cli.main import application
 from holdfast.domain.errors import HoldfastError, Unavailable
 
 ZERO = 1_700_000_000.0
@@ -82,18 +84,26 @@ def outcome() -> Outcome:
             incident(id="i2", kind="gpu_error", rank=None, action=None, t_prepared=None, t_first_step=None),
         ],
         losses={0: 5.5, 1: 4.5},
-        uneven_job={"name": "uneven", "phase": "running", "step": 70},
-        uneven_incidents=[incident(id="i4", kind="straggler", action={"kind": "hot_swap", "reason": "slow"})],
-        bereft_job={"name": "bereft", "phase": "running", "step": 60},
-        bereft_incidents=[incident(id="i2", kind="node_lost", restored_from={"memory": 1, "object store": 2})],
-        faulty_job=ended,
-        faulty_incidents=[incident(id="i3", kind="repeated_exception", action={"kind": "stop", "reason": "twice"})],
+        others={
+            "uneven": (
+                {"name": "uneven", "phase": "running", "step": 70},
+                [incident(id="i4", kind="straggler", action={"kind": "hot_swap", "reason": "slow"})],
+            ),
+            "bereft": (
+                {"name": "bereft", "phase": "running", "step": 60},
+                [incident(id="i2", kind="node_lost", restored_from={"memory": 1, "object store": 2})],
+            ),
+            "faulty": (
+                ended,
+                [incident(id="i3", kind="repeated_exception", action={"kind": "stop", "reason": "twice"})],
+            ),
+        },
         failures=[],
     )
 
 
 def test_the_file_has_what_was_promised(outcome: Outcome, tmp_path: Path) -> None:
-    Report.of(outcome, {0: 5.5, 1: 4.25}).write(tmp_path / "report.json")
+    Report.of(LONG, outcome, {0: 5.5, 1: 4.25}).write(tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert report.keys() >= KEYS
     assert report["steps"] == {"target": 100, "reached": 100, "rework": 3}
@@ -113,22 +123,46 @@ def test_the_file_has_what_was_promised(outcome: Outcome, tmp_path: Path) -> Non
     assert report["slow_rank"]["incidents"][0]["action"] == "hot_swap"
 
 
+def test_the_short_form_has_one_job_and_its_summary_has_five_lines(outcome: Outcome) -> None:
+    report = Report.of(SHORT, replace(outcome, others={}), outcome.losses)
+    assert (report.slow_rank, report.both_copies_lost, report.user_bug) == (None, None, None)
+    console = Console(width=140, highlight=False)
+    with console.capture() as capture:
+        print_tables(console, report)
+    assert sum("worker_crash" in line for line in capture.get().splitlines()) == 1
+    with console.capture() as capture:
+        print_summary(console, report, Path("out/demo"))
+    assert len(capture.get().strip().splitlines()) == 5
+
+
+@pytest.mark.parametrize(("options", "least"), [([], 150), (["--short"], 100)])
+def test_too_few_steps_for_the_faults_are_refused_before_anything_starts(
+    options: list[str], least: int, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(
+        application("demo"), ["demo", *options, "--steps", "80", "--out", str(tmp_path / "out")]
+    )
+    assert f"at least {least}" in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
 def test_losses_that_are_missing_are_a_failure(outcome: Outcome) -> None:
-    report = Report.of(outcome, {0: 5.5, 1: 4.5, 2: 4.0})
+    report = Report.of(LONG, outcome, {0: 5.5, 1: 4.5, 2: 4.0})
     assert report.failures == ["losses: 2 steps were logged, 3 in the reference run; expected the same"]
 
 
 def test_no_losses_at_all_is_an_error(outcome: Outcome) -> None:
     with pytest.raises(HoldfastError, match="nothing to report"):
-        Report.of(outcome, {})
+        Report.of(LONG, outcome, {})
 
 
 @pytest.mark.parametrize("width", [80, 140])
 @pytest.mark.parametrize("failures", [[], ["hang: no incident [/was] opened"]])
 def test_the_summary(outcome: Outcome, width: int, failures: list[str]) -> None:
-    report = replace(Report.of(outcome, outcome.losses), failures=failures)
+    report = replace(Report.of(LONG, outcome, outcome.losses), failures=failures)
     console = Console(width=width, highlight=False)
     with console.capture() as capture:
+        print_tables(console, report)
         print_summary(console, report, Path("out/demo"))
     text = capture.get()
     crash = next(line for line in text.splitlines() if line.startswith("worker_crash"))
@@ -147,15 +181,24 @@ def test_the_summary(outcome: Outcome, width: int, failures: list[str]) -> None:
     ]
     unfinished = next(line for line in text.splitlines() if line.startswith("gpu_error"))
     assert unfinished.split()[-4:] == ["–", "–", "3", "memory"]
-    assert "Goodput 80.0% of 50.0 s" in text
-    assert ("all nine faults" in text) is (not failures)
+    assert "Where the 50.0 s of the main job went" in text
+    assert ("all 9 faults" in text) is (not failures)
+    assert ("1 result of 9 faults is not as expected" in text) is bool(failures)
+    # 50 s less 40 s of use and 3 s of start are 7 s for two incidents.
+    assert (
+        "goodput 80.0%: of 50 s the start took 3 s, and 2 incidents cost 3.5 s each; with one a day it would be 99.996%"
+        in text
+    )
+    if width > 80:
+        assert text.rstrip().splitlines()[-1].startswith("out/demo/report.json")
+        assert "from a fault to the first step after it: median 0.60 s, longest 0.60 s" in text
     for failure in failures:
         assert failure in " ".join(text.split())
 
 
 def test_the_picture_is_drawn(outcome: Outcome, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    picture.draw(Report.of(outcome, outcome.losses), tmp_path / "timeline.png")
+    picture.draw(Report.of(LONG, outcome, outcome.losses), tmp_path / "timeline.png")
     data = (tmp_path / "timeline.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))

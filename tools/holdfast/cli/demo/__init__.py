@@ -1,4 +1,4 @@
-"""`holdfast demo`: train a small GPT on this machine, break it nine times, and watch it survive."""
+"""`holdfast demo`: train a small GPT on this machine, break it nine times (or three), and watch it survive."""
 
 from __future__ import annotations
 
@@ -12,26 +12,35 @@ import typer
 from holdfast.cli.client import Client
 from holdfast.cli.demo import gpu_reset_stand_in
 from holdfast.cli.demo.picture import draw, require_matplotlib
-from holdfast.cli.demo.report import Report, print_summary
-from holdfast.cli.demo.scenario import Scenario, reference_losses
+from holdfast.cli.demo.report import Report, print_summary, print_tables
+from holdfast.cli.demo.scenario import LONG, SHORT, Scenario, reference_losses
 from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack, StackOptions
 from holdfast.cli.terminal import Terminal
 from holdfast.cli.trace import tree
 from holdfast.domain.errors import InvalidSpec
 
-NODES = 10  # nine active and one spare
 FAILED = 1
 PIPE_COLUMNS = 140
 
 
 def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Start here", epilog="Example: [bold]holdfast demo --steps 300 --out out/demo[/]")(demo)
+    app.command(rich_help_panel="Start here", epilog="Example: [bold]holdfast demo --short[/]")(demo)
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for report.json, timeline.png and logs.")] = Path("out/demo"),
-    steps: Annotated[int, typer.Option(help="Training steps of the main job.", min=150)] = 300,
+    short: Annotated[
+        bool, typer.Option("--short", help="Three faults on five nodes: about a minute instead of several.")
+    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Training steps of the main job: {LONG.steps}, at least {LONG.steps_min}; "
+            f"with --short {SHORT.steps}, at least {SHORT.steps_min}.",
+            show_default=False,
+        ),
+    ] = None,
     keep_stack: Annotated[
         bool, typer.Option("--keep", help="Keep the stack running at the end until Enter or Ctrl-C.")
     ] = False,
@@ -40,12 +49,19 @@ def demo(
 
     Nine nodes are active, one is a spare. The faults: a worker crash, a lost node, a hang, a GPU that must be reset (a stand-in
     takes nvidia-smi's place, since no GPU is needed), a lost GPU without a spare, the repair, a slow rank, the loss of both
-    nodes that hold a shard, and a bug in a script.
+    nodes that hold a shard, and a bug in a script. With --short: data parallel 2 × pipeline parallel 2 on five nodes, and the
+    first three.
 
     The demo checks the finding and the action of each fault. It takes a few minutes. Ctrl-C stops and removes everything.
     """
     # a pipe has no width, and the tables need one
     console = Terminal(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    course = SHORT if short else LONG
+    steps = course.steps if steps is None else steps
+    if steps < course.steps_min:
+        raise InvalidSpec(
+            "--steps", steps, f"at least {course.steps_min}, so that there is time for {course.faults} faults"
+        )
     require_matplotlib()  # checked before minutes of training
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -55,14 +71,15 @@ def demo(
         ) from error
     began = time.time()
     resets = {"HOLDFAST_GPU_RESET_COMMAND": gpu_reset_stand_in.command(), "HOLDFAST_GPU_DEVICES": str(out / "no-gpus")}
-    options = StackOptions(directory=out / "stack", nodes=NODES, environment=resets)
+    options = StackOptions(directory=out / "stack", nodes=course.nodes, environment=resets)
     with (
         LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)) as stack,
         Client(stack.api_url) as client,
     ):
-        wait_for_nodes(client, stack, NODES)
-        console.print(f"[dim]ten nodes are up after {time.time() - began:.1f} s; API {stack.api_url}[/]")
-        scenario = Scenario(client=client, console=console, out=out.resolve(), steps=steps)
+        wait_for_nodes(client, stack, course.nodes)
+        console.print(f"[dim]{course.nodes} nodes are up after {time.time() - began:.1f} s[/]")
+        console.print(f"dashboard while it runs: [bold]{stack.api_url}[/]")
+        scenario = Scenario(client=client, console=console, out=out.resolve(), course=course, steps=steps)
         outcome = scenario.run()
         slowest = max(
             outcome.incidents, key=lambda each: (each.get("t_first_step") or 0.0) - each["t_fault"], default=None
@@ -71,12 +88,13 @@ def demo(
         if keep_stack:
             console.input(f"the stack is still running at {stack.api_url}; press Enter to stop it ")
     console.print("[dim]training the same model without faults, in one process, to compare the losses …[/]")
-    report = Report.of(outcome, reference_losses(out.resolve(), steps))
+    report = Report.of(course, outcome, reference_losses(out.resolve(), steps))
     report.write(out / "report.json")
     draw(report, out / "timeline.png")
-    print_summary(console, report, out)
     if trace is not None:
         console.print("\n[bold]The slowest incident[/] (holdfast incidents show ID --trace)")
         console.print(trace)
+    print_tables(console, report)
+    print_summary(console, report, out)
     if report.failures:
         raise typer.Exit(FAILED)

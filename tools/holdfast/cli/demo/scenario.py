@@ -1,5 +1,5 @@
-"""The faults of the demo, their expected results, and three short jobs: one with a slow rank, one that loses all nodes that
-hold a shard, and one with a bug in its script.
+"""The faults of the demo, their expected results, and, in the long form, three more jobs: one with a slow rank, one that loses
+all nodes that hold a shard, and one with a bug in its script.
 
 Faults are injected on a condition ("the job runs, has a checkpoint, and the last incident is closed"), never at a time.
 """
@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,6 @@ LAST_STEPS_TIMEOUT_S = 5.0
 REFERENCE_TIMEOUT_S = 600.0
 ENDED = ("failed", "stopped", "completed")
 
-CRASH_RANK = 4
-LOST_RANK = 7
-HUNG_RANK = 2
 RESET_RANK = 3
 XID_RANK = 5
 SLOW_RANK = 1
@@ -52,6 +49,37 @@ STORE_INTERVAL_S = 1.0
 WARNINGS = {"settles_s": 2.0, "gap_s": 0.0}
 
 View = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What the main job of a demo is, and which of its ranks are broken. One node is a spare."""
+
+    faults: int
+    steps: int  # unless the user says
+    steps_min: int  # so many the faults need
+    dp: int
+    pp: int
+    crash_rank: int
+    lost_rank: int
+    hung_rank: int
+    dp_min: int
+
+    @property
+    def active(self) -> int:
+        return self.dp * self.pp
+
+    @property
+    def nodes(self) -> int:
+        return self.active + 1
+
+    @property
+    def is_short(self) -> bool:
+        return self is SHORT
+
+
+LONG = Course(faults=9, steps=300, steps_min=150, dp=3, pp=3, crash_rank=4, lost_rank=7, hung_rank=2, dp_min=2)
+SHORT = Course(faults=3, steps=120, steps_min=100, dp=2, pp=2, crash_rank=1, lost_rank=3, hung_rank=2, dp_min=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +125,7 @@ class Outcome:
     goodput: View
     incidents: list[View]
     losses: dict[int, float]
-    uneven_job: View
-    uneven_incidents: list[View]
-    bereft_job: View
-    bereft_incidents: list[View]
-    faulty_job: View
-    faulty_incidents: list[View]
+    others: Mapping[str, tuple[View, list[View]]]  # the further jobs, with their incidents; none in the short form
     failures: list[str] = field(default_factory=list)
 
 
@@ -119,41 +142,48 @@ def training_arguments(out: Path, steps: int) -> list[str]:
 
 
 class Scenario:
-    def __init__(self, *, client: Client, console: Console, out: Path, steps: int) -> None:
+    def __init__(self, *, client: Client, console: Console, out: Path, course: Course, steps: int) -> None:
         self._client = client
         self._injector = Injector(client)
         self._console = console
         self._out = out
+        self._course = course
         self._steps = steps
         self._seen: set[tuple[str, str]] = set()
         self._failures: list[str] = []
+        self._lost = ""  # the node that was powered off
         self._display: JobDisplay = JobDisplay(console)
 
     def run(self) -> Outcome:
         """Run the jobs with all faults. A fault with an unexpected result is listed in the outcome, not raised."""
         with JobDisplay(self._console, target_step=self._steps) as self._display:
             self._client.submit(self._main_job())
-            self._display.say("training starts: data parallel 3 × pipeline parallel 3 on nine nodes, one spare")
-            self._break_it()
+            course = self._course
+            self._display.say(
+                f"training starts: data parallel {course.dp} × pipeline parallel {course.pp} on {course.active} nodes, "
+                "one spare"
+            )
+            self._break_processes_and_nodes()
+            if not course.is_short:
+                self._break_gpus()
             self._until("the job to complete", lambda job: job["phase"] == "completed")
             job = self._last_steps_counted()
         goodput = self._client.goodput(JOB)
         incidents = sorted(self._client.incidents(JOB), key=lambda incident: incident["t_fault"])
-        uneven, uneven_incidents = self._slow_rank()
-        bereft, bereft_incidents = self._both_copies_lost()
-        faulty, faulty_incidents = self._user_bug()
+        others = {}
+        if not self._course.is_short:
+            others = {
+                UNEVEN_JOB: self._slow_rank(),
+                BEREFT_JOB: self._both_copies_lost(),
+                FAULTY_JOB: self._user_bug(),
+            }
         return Outcome(
             target=self._steps,
             job=job,
             goodput=goodput,
             incidents=incidents,
             losses=read_losses(self._out / "train"),
-            uneven_job=uneven,
-            uneven_incidents=uneven_incidents,
-            bereft_job=bereft,
-            bereft_incidents=bereft_incidents,
-            faulty_job=faulty,
-            faulty_incidents=faulty_incidents,
+            others=others,
             failures=self._failures,
         )
 
@@ -166,21 +196,27 @@ class Scenario:
             self._failures.append(f"only {job['step']} of {self._steps} steps were counted")
         return job
 
-    def _break_it(self) -> None:
+    def _break_processes_and_nodes(self) -> None:
+        course = self._course
         self._settle(FIRST_FAULT_STEP)
         self._fault(
-            Expectation("worker crash", "worker_crash", "restart", rank=CRASH_RANK, source="memory"),
-            lambda: self._injector.crash(JOB, CRASH_RANK),
+            Expectation("worker crash", "worker_crash", "restart", rank=course.crash_rank, source="memory"),
+            lambda: self._injector.crash(JOB, course.crash_rank),
         )
         self._settle()
-        lost = self._node_of(LOST_RANK)
+        self._lost = lost = self._node_of(course.lost_rank)
         self._fault(
             Expectation("node loss", "node_lost", "hot_swap", node=lost, source="peer"),
             lambda: self._injector.node_loss(lost),
         )
         self._settle()
-        self._fault(Expectation("hang", "hang", "restart", rank=HUNG_RANK), lambda: self._injector.hang(JOB, HUNG_RANK))
+        self._fault(
+            Expectation("hang", "hang", "restart", rank=course.hung_rank),
+            lambda: self._injector.hang(JOB, course.hung_rank),
+        )
         self._settle()
+
+    def _break_gpus(self) -> None:
         faulty = self._node_of(RESET_RANK)
         self._fault(
             Expectation("GPU that must be reset", "gpu_error", "gpu_reset", node=faulty, source="memory"),
@@ -201,7 +237,7 @@ class Scenario:
         self._settle()
         self._fault(
             Expectation("repair", "repair", "scale_up", outcome="re-sharded from dp 2 to dp 3"),
-            lambda: self._repair(lost, broken),
+            lambda: self._repair(self._lost, broken),
         )
         self._settle()
         self._tell_resizes()
@@ -285,10 +321,10 @@ class Scenario:
             "name": JOB,
             "script": str(examples() / "gpt" / "train.py"),
             "args": training_arguments(self._out / "train", self._steps),
-            "nodes": 9,
+            "nodes": self._course.active,
             "nproc_per_node": 1,
-            "mesh": {"dp": 3, "pp": 3},
-            "elastic": {"min_dp": 2, "max_dp": 3},
+            "mesh": {"dp": self._course.dp, "pp": self._course.pp},
+            "elastic": {"min_dp": self._course.dp_min, "max_dp": self._course.dp},
             "checkpoint": {"interval_steps": CHECKPOINT_STEPS, "keep": 2},
         }
 
