@@ -37,7 +37,7 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test slurm-test kubernetes-test clean
+.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test slurm-test kubernetes-test clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -55,6 +55,9 @@ test: $(INSTALLED)  ## every test, but for the longest variations (test-slow)
 
 test-slow: $(INSTALLED)  ## what `make test` leaves out: variations that start training again and again
 	$(BIN)/pytest -m slow tests $(ARGS)
+
+first-minutes: $(INSTALLED)  ## install the built wheel into a fresh environment, and do what a new user does first
+	$(BIN)/pytest -m slow tests/acceptance/test_first_minutes.py $(ARGS)
 
 # These compute and hardly wait: a process per core, each of which imports torch and all services once.
 test-fast: $(INSTALLED)  ## the tests that start no training: a minute
