@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -528,3 +529,15 @@ async def test_a_body_in_pieces_is_looked_at_as_a_whole(api: Any) -> None:
 
     answer = await api.http.post("/v1/nodes/n1/cordon", content=pieces(), headers={"Content-Type": "application/json"})
     assert "reason: not valid" in problem(answer, 422)["detail"]
+
+
+async def test_the_page_of_the_api_loads_nothing_from_elsewhere(api: Any) -> None:
+    page = await api.http.get("/docs")
+    assert page.status_code == 200
+    loaded = re.findall(r"""(?:src|href)\s*=\s*["']([^"']+)["']""", page.text)
+    assert len(loaded) >= 2, page.text
+    assert not re.search(r"https?://(?!www\.w3\.org)", page.text)
+    for path in loaded:
+        answer = await api.http.get(path)
+        assert answer.status_code == 200, path
+        assert len(answer.content) > 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi_offline import FastAPIOffline
 
 from holdfast.supervisor.api import dashboard, events, incidents, jobs, nodes, operations, problems
 from holdfast.supervisor.api.backend import Backend, authorize
@@ -17,7 +18,7 @@ one safely. Lists have cursors. Every error is `application/problem+json` (RFC 9
 
 def build(backend: Backend, forwarding: Forwarding | None = None) -> FastAPI:
     """`forwarding`: how requests reach the leader; None = all are answered here."""
-    app = FastAPI(
+    app = FastAPIOffline(  # the files of /docs come from here: clusters have no way to a CDN
         title="Holdfast",
         version=backend.identity.version,
         description=DESCRIPTION,
