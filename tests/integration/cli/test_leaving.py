@@ -29,6 +29,9 @@ def test_leaving_a_job_that_runs_elsewhere_leaves_it_running(tmp_path: Path) -> 
         assert "Traceback" not in err
         with Client(stack.api_url) as client:
             assert client.job("remote")["phase"] not in ("stopped", "failed", "stopping")
+            assert shell("jobs", "stop", "remote", "--now", "--reason", "enough").code == 0
+            wait_until(lambda: client.job("remote")["phase"] == "stopped", description="the stop", timeout_s=30)
+            assert "enough" in client.job("remote")["reason"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -52,6 +52,7 @@ def waiting_job(stack: LocalStack) -> str:
     [
         (["jobs", "show", "nope"], ["there is no job nope"]),
         (["jobs", "stop", "nope"], ["there is no job nope"]),
+        (["jobs", "stop", "nope", "--now"], ["there is no job nope"]),
         (["jobs", "goodput", "nope"], ["there is no job nope"]),
         (["jobs", "show", "../nodes"], ["job: '../nodes'", "holdfast jobs list"]),
         (["jobs", "show", ""], ["job: ''", "holdfast jobs list"]),

@@ -118,8 +118,9 @@ class Client:
     def jobs(self) -> Iterator[Json]:
         return self._pages("/v1/jobs")
 
-    def stop(self, name: str, reason: str) -> Json:
-        return self._command(_path("jobs", name, "stop"), {"reason": reason})
+    def stop(self, name: str, reason: str, *, save: bool = True) -> Json:
+        """`save`: a last checkpoint first, if the job can."""
+        return self._command(_path("jobs", name, "stop"), {"reason": reason, "save": save})
 
     def checkpoint(self, name: str, grace_s: float | None = None) -> Json:
         """Save a checkpoint and wait until it has reached the job's last tier, for at most `grace_s`."""

@@ -22,10 +22,13 @@ def stop(
     name: Name,
     api: Api = "",
     reason: Annotated[str, typer.Option(help="Kept in the job's record.")] = "stopped by operator",
+    now: Annotated[
+        bool, typer.Option("--now", help="Without a last checkpoint: what it did since the newest one is lost.")
+    ] = False,
 ) -> None:
     """Stop a job. It saves a checkpoint first, if it can."""
     with Client(api or default_url()) as client:
-        client.stop(name, reason)
+        client.stop(name, reason, save=not now)
     console.print(f"{name}: stopping")
 
 

@@ -19,6 +19,7 @@ import typer
 
 from holdfast.agent.workers.errors import read_error_file
 from holdfast.cli.client import Client, NoApi, default_url
+from holdfast.cli.completion import names
 from holdfast.cli.endings import ENDED, FAILED
 from holdfast.cli.log_tail import Ranks, Tail, log_file
 from holdfast.cli.run import RUNS
@@ -47,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def logs(
-    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    job: Annotated[str, typer.Argument(help="Name of the job.", autocompletion=names)],
     rank: Annotated[str, typer.Option(help="Ranks: all, or a list such as 0,7.")] = "0",
     generation: Annotated[
         int, typer.Option(help="Generation; -1 = the newest, -2 = the one before. Agents keep the newest five.")

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from holdfast.cli.client import Client, default_url
+from holdfast.cli.completion import names
 from holdfast.cli.listing import EMPTY, Fields, Listing, screen
 
 WATCH_S = 0.5
@@ -43,7 +44,7 @@ STATE_STYLE = {
 Api = Annotated[str, typer.Option(help="URL of the Holdfast API.", envvar="HOLDFAST_API", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
-Name = Annotated[str, typer.Argument(help="Name, as `list` shows it.")]
+Name = Annotated[str, typer.Argument(help="Name, as `list` shows it.", autocompletion=names)]
 
 Row = Mapping[str, Any]
 console = screen()
