@@ -11,6 +11,7 @@ from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, RanksFinis
 from holdfast.supervisor.core.lifecycle import Suspended
 from holdfast.supervisor.core.notices import TOGETHER_S
 from holdfast.supervisor.protocol import (
+    IncidentChanged,
     JobPhase,
     JobStopRequested,
     LeaderStarted,
@@ -76,6 +77,23 @@ def test_an_allocation_ends_and_another_begins_and_no_step_is_done_again() -> No
     assert fleet.job.generation.restore.step == step
     assert f"of suspension, which began at step {step}" in fleet.notes()
     assert not fleet.state.incidents
+
+
+@pytest.mark.parametrize("apart_s", [0.002, TOGETHER_S / 2])
+def test_the_end_of_an_allocation_is_one_incident_whichever_node_is_heard_first(apart_s: float) -> None:
+    """The agent that is heard second was told first: its grace ends a moment earlier."""
+    fleet = running(job(dp=2), saved=10, decide=False)
+    told_to_end(fleet, "n1", grace_s=GRACE_S)
+    told_to_end(fleet, "n0", grace_s=GRACE_S - 2 * apart_s, after_s=apart_s)
+    fleet.wait(TOGETHER_S - apart_s)  # the first has waited for the others, the second has not yet
+    (asked,) = fleet.state.incidents
+    fleet.wait(apart_s)
+    assert list(fleet.state.incidents) == [asked]
+    fleet.answer()
+    fleet.expect(JobPhase.STOPPING)
+    saved_and_stopped(fleet)
+    kinds = {each.incident.id: each.incident.kind for each in fleet.records if isinstance(each, IncidentChanged)}
+    assert kinds == {asked: MAINTENANCE}
 
 
 def test_workers_end_before_the_grace_does_when_no_save_comes() -> None:

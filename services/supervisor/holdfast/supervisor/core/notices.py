@@ -166,15 +166,30 @@ def _ends(turn: Turn, notice: Notice) -> float:
 
 
 def wanted(turn: Turn, job: Job) -> tuple[str, str] | None:
-    """(node, cause): of the job's nodes with a notice the one that goes first, unless it was decided that it stays."""
+    """(node, cause): of the job's nodes with a notice the one that goes first, unless it was decided that it stays. A node about
+    which an incident is open already comes before one that goes at the same time: one end of an allocation is one incident."""
     assert job.generation is not None
     announced = turn.members(job.generation, By.ANNOUNCED)
     leaving = [(notice, name) for name in announced if (notice := _open(turn, job, name)) is not None]
     if not leaving:
         return None
-    notice, name = min(leaving, key=lambda item: (item[0].starts_at or 0.0, item[1]))
+    notice, name = min(leaving, key=_first)
+    asked = {incident.node for incident in turn.open_incidents(job.name) if incident.kind == MAINTENANCE}
+    if together := [item for item in leaving if item[1] in asked and _together(item[0], notice)]:
+        notice, name = min(together, key=_first)
     why = "leaves" if notice.source == TERMINATION else "will be taken for maintenance"
     return name, f"{name} {why}: {notice.event}"
+
+
+def _first(leaving: tuple[Notice, str]) -> tuple[float, str]:
+    notice, name = leaving
+    return notice.starts_at or 0.0, name
+
+
+def _together(one: Notice, other: Notice) -> bool:
+    """Whether they are of one event, as far as their times tell: those of agents differ by what their way took."""
+    same = one.source == other.source == TERMINATION
+    return same and abs((one.starts_at or 0.0) - (other.starts_at or 0.0)) <= TOGETHER_S
 
 
 def _open(turn: Turn, job: Job, name: str) -> Notice | None:
