@@ -376,9 +376,7 @@ def running(spec: JobSpec, spares: int = 0, *, saved: int = 0, decide: bool = Tr
     return fleet
 
 
-def told_to_end(
-    fleet: Fleet, node: str, incarnation: str = "", grace_s: float = 25.0, after_s: float = 0.01
-) -> None:
+def told_to_end(fleet: Fleet, node: str, incarnation: str = "", grace_s: float = 25.0, after_s: float = 0.01) -> None:
     """SIGTERM to the agent of a node, `after_s` after what was before."""
     fleet.now += after_s
     at, life = fleet.now, incarnation or fleet.state.nodes[node].facts.incarnation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -100,7 +101,9 @@ async def test_a_slowed_node_is_found_and_comes_back(redis_url: str, tmp_path: P
             for relay in slowed:
                 relay.bytes_per_s = SLOW
             out = await until("the slowed node to be found", SLOWED, state="cordoned", returns_by="itself")
-            assert "its network is slow with 2 nodes that are well with others" in out["reason"]
+            assert re.search(r"its network is slow with [23] nodes that are well with others", out["reason"]), out[
+                "reason"
+            ]
             newest = out["links"][-1]
             assert newest["verdict"] == "slow"
             assert newest["in_bytes_per_s"] < 5 * SLOW < newest["expected_bytes_per_s"]

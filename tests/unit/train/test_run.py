@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import wait_until
 
 import holdfast.train as hf
 from holdfast.domain import worker
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.signals import Phase
 from holdfast.shards import peek
 from holdfast.train import run as run_module
 from holdfast.train.channels import Control, Notes
@@ -46,6 +48,20 @@ class Agent:
     def order(self, kind: str, **fields: object) -> None:
         assert self._control is not None
         self._control.send(worker.encode(kind, **fields))
+
+    def order_once_saving(self, step: int, kind: str, **fields: object) -> threading.Thread:
+        """The order is sent when the save of `step` has begun; nobody else may read the notes until then."""
+
+        def saving() -> bool:
+            return any((note["phase"], note["step"]) == (Phase.CHECKPOINT, step) for note in self.notes("phase"))
+
+        def send() -> None:
+            wait_until(saving, description=f"the save of step {step}")
+            self.order(kind, **fields)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        return sender
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
         while True:
@@ -427,8 +443,7 @@ def test_after_the_save_of_a_planned_change_no_step_is_begun_that_would_be_done_
     monkeypatch.setattr(run_module, "LEAVING_S_MAX", 60.0)
     run = start_run()
     agent.order("checkpoint_now", at_step=3, leaving="hot_swap: maintenance of n1")
-    stopping = threading.Timer(0.05, lambda: agent.order("stop", save=False))
-    stopping.start()
+    stopping = agent.order_once_saving(3, "stop", save=False)
     with pytest.raises(hf.Interrupted) as caught:
         loop(run, 6)
     stopping.join()
@@ -442,8 +457,7 @@ def test_a_save_that_is_ordered_meanwhile_for_the_same_step_is_missed(
     monkeypatch.setattr(run_module, "LEAVING_S_MAX", 0.2)
     run = start_run()
     agent.order("checkpoint_now", at_step=1, leaving="hot_swap: maintenance of n1")
-    again = threading.Timer(0.05, lambda: agent.order("checkpoint_now", at_step=1))
-    again.start()
+    again = agent.order_once_saving(1, "checkpoint_now", at_step=1)
     assert loop(run, 3) == [1], "the change was dropped: training goes on"
     again.join()
     assert [note["step"] for note in agent.notes("missed")] == [1]
