@@ -171,7 +171,7 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
     if waits_for := saved.start_missing(turn, job, election):
         return waits_for, saved.next_try(turn, job) or turn.at + turn.config.scratch_s
     if election.restore.step > 0:
-        return None
+        return saved.newer_with_nodes_away(turn, job, election)
     if not saved.large_rework_expected(job):
         return None
     if again := saved.next_try(turn, job):

@@ -166,8 +166,8 @@ def _ends(turn: Turn, notice: Notice) -> float:
 
 
 def wanted(turn: Turn, job: Job) -> tuple[str, str] | None:
-    """(node, cause): of the job's nodes with a notice the one that goes first, unless it was decided that it stays. A node about
-    which an incident is open already comes before one that goes at the same time: one end of an allocation is one incident."""
+    """(node, cause): of the job's nodes with a notice the one that goes first, unless it was decided that it stays. A node
+    about which an incident is open comes before one that goes at the same time: the end of an allocation is one incident."""
     assert job.generation is not None
     announced = turn.members(job.generation, By.ANNOUNCED)
     leaving = [(notice, name) for name in announced if (notice := _open(turn, job, name)) is not None]

@@ -188,6 +188,25 @@ def large_rework_expected(job: Job) -> bool:
     return job.checkpoints.ever_saved and job.progress.best_step > 2 * job.interval_steps
 
 
+def newer_with_nodes_away(turn: Turn, job: Job, election: Election) -> tuple[str, float] | None:
+    """Why to wait for nodes that are away, with more than an ordinary loss in newer steps, and until when; None = it is not
+    worth it. As long at most as the steps in between would take again: when the nodes do not come, the job has lost at most
+    twice what it had to lose."""
+    restore, known = election.restore, job.checkpoints.step
+    pace_s = job.progress.pace_s or job.progress.step_s
+    most = 2 * job.interval_steps
+    if pace_s <= 0 or known - restore.step <= most:
+        return None
+    newest = newest_anywhere(turn, job)
+    if newest.step - restore.step <= most:
+        return None
+    since = turn.at if job.held_since is None else job.held_since
+    until = since + min((newest.step - restore.step) * pace_s, turn.config.scratch_s)
+    if turn.at >= until:
+        return None
+    return f"nodes that are away had step {newest.step}, those at hand have step {restore.step}", until
+
+
 # ---------------------------------------------------------------- learning
 
 
