@@ -206,9 +206,7 @@ class Codec(Generic[D, M]):
             return value, f"dict({read})"
         return self._single(hint, value, read, label)
 
-    def _in_either_form(
-        self, other: Instead, written: dict[str, str], wire_name: str, decoded: str, value: str
-    ) -> str:
+    def _in_either_form(self, other: Instead, written: dict[str, str], wire_name: str, decoded: str, value: str) -> str:
         read = f"m.{other.name}"
         present = f"m.HasField({other.name!r})" if self._use(other.name).has_presence else read
         if other.encode is not None:

@@ -215,11 +215,11 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         for node in chosen.nodes
     )
     turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of, suspected)
-    stay = {*claimed}.intersection(chosen.nodes)  # had a claim on them without a break: their states remain what they are
+    stay = {*claimed}.intersection(chosen.nodes)  # their states remain what they are
     for name in chosen.nodes:
         holds = turn.nodes[name].live_generations
         holds = {**holds, job.name: (*holds.get(job.name, ()), number)}
-        if name in stay:
+        if name in stay and turn.nodes[name].ranks_at:  # never idle since: no test of its network is newer
             turn.put_node(name, live_generations=holds)
         else:
             turn.put_node(name, live_generations=holds, ranks_at=turn.at)
