@@ -168,7 +168,7 @@ def _node(
         inventory_from={JOB: 1} if held else {},
         warmed=() if mine else (JOB,),
         workers=Workers(worker_runs(_workers(generation.number, placement.ranks))) if placement is not None else (),
-        workers_version=1, workers_at=_T0,
+        workers_version=1, workers_at=_T0, ranks_at=_T0 if mine else 0.0,
     )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ class _Saved:
 
     def blocks(self, cuts: Iterable[int] | None = None) -> _Blocks:
         """The copies, with runs cut at these ranks and wherever another run begins or ends; None = each rank by itself."""
-        limits = [(run.rank, run.end) for run in self.runs]
+        limits = [(run.rank, run.rank + run.width) for run in self.runs]
         if cuts is None:
             ends = {rank for begin, end in limits for rank in range(begin, end + 1)}
         else:
@@ -268,8 +268,8 @@ class _Pick(NamedTuple):
     origin: Origin
 
 
-# Of a node that restores, and of who has a shard in which tier: all sources, nearest first, and how far the nearest is.
-_Patterns = dict[tuple[str, tuple[tuple[str, str], ...]], tuple[tuple[ShardSource, ...], Origin]]
+# Of who has a shard in which tier, for one node that restores: all sources, nearest first, and how far the nearest is.
+_Patterns = dict[tuple[tuple[str, str], ...], tuple[tuple[ShardSource, ...], Origin]]
 
 
 def _cover(
@@ -281,10 +281,10 @@ def _cover(
     wanted_by = _chooser(need, blocks, zones, mounts)
     known = {holder.node: ShardSource(holder.node, holder.endpoint) for holder in saved.holders}
     picks: list[_Pick] = []
-    patterns: _Patterns = {}
     for placement in placements:
         node, rank = placement.node, placement.first_rank
         end = rank + placement.nproc
+        patterns: _Patterns = {}
         while rank < end:
             count = 1
             for wanted in wanted_by(rank, node):
@@ -294,7 +294,7 @@ def _cover(
                 digests = _digests(copies, wanted)
                 if isinstance(digests, str):
                     return digests
-                pattern = node, tuple([(holder.node, tier) for holder, tier, _ in copies])
+                pattern = tuple([(holder.node, tier) for holder, tier, _ in copies])
                 if pattern not in patterns:
                     own = _own(node, mounts)
                     patterns[pattern] = _sources(copies, own, zones.get(node, ""), known, saved.store)

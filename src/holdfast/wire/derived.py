@@ -24,7 +24,6 @@ from types import NoneType, UnionType
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from holdfast.domain.errors import MalformedMessage
 
@@ -119,7 +118,7 @@ class Codec(Generic[D, M]):
             [
                 f"def encode(v, *, {', '.join((*beside, 'compact=False'))}):",
                 *checked,
-                f"return Message({encoded}{passed})",
+                f"return Message({_as_arguments(encoded)}{passed})",
             ]
         )
         taken = [f"c_{name} = {read}" for name, read, _ in self._columns] + self._column_checks("c_") if columns else []
@@ -142,27 +141,27 @@ class Codec(Generic[D, M]):
         self._names[name] = value
         return name
 
-    def _record(self, kind: type, value: str, apart: Iterable[str] = ()) -> tuple[str, str]:
-        """The arguments of the message's constructor, and the call of `kind`'s."""
+    def _record(self, kind: type, value: str, apart: Iterable[str] = ()) -> tuple[dict[str, str], str]:
+        """By field of the message the expression that writes it, and the call of `kind`'s constructor."""
         hints = get_type_hints(kind)
-        arguments, values = [], []
+        written: dict[str, str] = {}
+        values = []
         for field in _made_of(kind):
             name, hint = field.name, hints[field.name]
             if name in apart:
                 values.append(name)
             elif name in self._inline:
                 encoded, decoded = self._record(hint, f"{value}.{name}")
-                arguments.append(encoded)
+                written |= encoded
                 values.append(decoded)
             else:
                 wire_name = self._renamed.get(name, name)
                 self._use(wire_name)
-                encoded, decoded = self._field(field, hint, f"{value}.{name}", wire_name)
+                written[wire_name], decoded = self._field(field, hint, f"{value}.{name}", wire_name)
                 if name in self._instead:
-                    encoded, decoded = self._in_either_form(self._instead[name], encoded, decoded, f"{value}.{name}")
-                arguments.append(f"{wire_name}={encoded}")
+                    decoded = self._in_either_form(self._instead[name], written, wire_name, decoded, f"{value}.{name}")
                 values.append(decoded)
-        return ", ".join(arguments), f"{self._name(kind)}({', '.join(values)})"
+        return written, f"{self._name(kind)}({', '.join(values)})"
 
     def _use(self, wire_name: str) -> Any:
         if wire_name not in self._on_wire:
@@ -207,13 +206,14 @@ class Codec(Generic[D, M]):
             return value, f"dict({read})"
         return self._single(hint, value, read, label)
 
-    def _in_either_form(self, other: Instead, encoded: str, decoded: str, value: str) -> tuple[str, str]:
+    def _in_either_form(self, other: Instead, written: dict[str, str], wire_name: str, decoded: str, value: str) -> str:
         read = f"m.{other.name}"
         present = f"m.HasField({other.name!r})" if self._use(other.name).has_presence else read
         if other.encode is not None:
             made = f"{self._name(other.encode)}({value}) if compact and {value} else None"
-            encoded = f"() if compact else {encoded}, {other.name}={made}"
-        return encoded, f"{self._name(other.decode)}({read}) if {present} else {decoded}"
+            written[wire_name] = f"() if compact else {written[wire_name]}"
+            written[other.name] = made
+        return f"{self._name(other.decode)}({read}) if {present} else {decoded}"
 
     def _single(self, hint: Any, value: str, read: str, label: str) -> tuple[str, str]:
         if hint in _VALUES:
@@ -227,13 +227,15 @@ class Codec(Generic[D, M]):
         return codec._written_into(self, value), f"{self._name(codec.decode)}({read})"
 
     def _written_into(self, other: Codec[Any, Any], value: str) -> str:
-        """The expression by which `other` encodes a part of this kind: no call per row, unless there are columns to check."""
+        """The expression by which `other` encodes a part of this kind: no call per row, unless there are columns to check.
+
+        A dictionary, of which protobuf fills the part in place: a message would be made first, and copied."""
         if self._columnar:
             return f"{other._name(self.encode)}({value})"
         writer = copy(self)
         writer._names = other._names
-        arguments, _ = writer._record(self.domain, value)
-        return f"{other._name(self._message)}({arguments})"
+        written, _ = writer._record(self.domain, value)
+        return _as_dictionary(written) if written else f"{other._name(self._message)}()"
 
     def _repeated(self, item: Any, value: str, read: str, label: str, on_wire: Any) -> tuple[str, str]:
         named = getattr(item, "_fields", None)  # of a NamedTuple
@@ -245,8 +247,7 @@ class Codec(Generic[D, M]):
             parts = tuple([part.name for part in on_wire.message_type.fields])
             if parts != named if named else len(parts) != len(get_args(item)):
                 raise TypeError(f"{on_wire.full_name} has the fields {parts} for {item}")
-            made = self._name(GetMessageClass(on_wire.message_type))
-            encoded = f"{made}({', '.join(f'{part}=x[{place}]' for place, part in enumerate(parts))})"
+            encoded = _as_dictionary({part: f"x[{place}]" for place, part in enumerate(parts)})
             decoded = f"{self._name(item) if named else ''}({', '.join(f'x.{part}' for part in parts)})"
         # Most repeated fields are empty in most messages.
         return f"[{encoded} for x in {value}]", f"(tuple([{decoded} for x in rows]) if (rows := {read}) else ())"
@@ -268,6 +269,14 @@ class Codec(Generic[D, M]):
         named = zip(self._columns, lengths, strict=True)
         listed = ", ".join(f"{name} {length}" for (name, _, _), length in named)
         raise MalformedMessage(self.label, f"columns of unequal length: {listed}")
+
+
+def _as_arguments(written: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={expression}" for name, expression in written.items())
+
+
+def _as_dictionary(written: Mapping[str, str]) -> str:
+    return f"{{{', '.join(f'{name!r}: {expression}' for name, expression in written.items())}}}"
 
 
 def _made_of(kind: type) -> list[Field[Any]]:

@@ -16,6 +16,7 @@ from holdfast.domain.orders import Inventory, Prepare, RanksFinished, RanksStepp
 from holdfast.supervisor.core import Config, Job
 from holdfast.supervisor.core.change import RETRY_RUN_S, RETRY_S
 from holdfast.supervisor.core.handover import SHARES_MAX
+from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.lifecycle import Starting
 from holdfast.supervisor.leader import snapshot, upgrades
 from holdfast.supervisor.protocol import Evaluate, GenerationChanged, JobPhase, LeaderStarted, Send, SetTimer
@@ -51,6 +52,33 @@ def test_a_spare_is_warmed_for_every_job_and_forgets_those_that_are_over() -> No
         fleet.answer_orders()
         for node, those in ranks:
             fleet.report(node, RanksFinished(name, generation.number, those, fleet.now))
+
+
+def test_a_change_writes_of_the_nodes_that_stay_only_what_they_may_run() -> None:
+    fleet = running(job(dp=3), spares=1)
+    before, began = fleet.state, fleet.state.nodes["n0"].ranks_at
+    assert began > 0
+    fleet.wait(10.0)
+    fleet.lose("n1")
+    fleet.expect(JobPhase.PREPARING)
+    assert fleet.nodes() == ("n0", "n3", "n2")
+    written = snapshot.changes(before, fleet.state)
+    assert {name for name in written if name.startswith(("nodes/n0", "nodes/n2"))} == {
+        "nodes/n0:generations",
+        "nodes/n2:generations",
+    }
+    assert [fleet.state.nodes[node].ranks_at for node in ("n0", "n2")] == [began, began]
+    assert fleet.state.nodes["n3"].ranks_at > began
+
+
+def test_a_node_whose_ranks_began_at_an_unknown_time_has_them_from_the_next_change_on() -> None:
+    """As an earlier version left it."""
+    fleet = running(job(dp=3), spares=1)
+    nodes = {name: evolve(node, ranks_at=0.0) for name, node in fleet.state.nodes.items()}
+    state = evolve(fleet.state, nodes=nodes)
+    fleet.state = state.indexed(index_of(state))
+    fleet.lose("n1")
+    assert fleet.state.nodes["n0"].ranks_at == fleet.now
 
 
 def test_a_job_starts_with_fewer_replicas_after_waiting_for_its_full_mesh() -> None:

@@ -330,6 +330,9 @@ class Send:
     order: Order
 
 
+SLOT_DIGITS_MAX = 9  # of the number that an answer names
+
+
 @dataclass(frozen=True, slots=True)
 class Broadcast:
     """One order for every slot of a generation: what the slots' orders have in common, and what each has of its own. The order
@@ -347,10 +350,11 @@ class Broadcast:
 
     def slot_of(self, command_id: str) -> int | None:
         """Of which slot this is the order, if it is one of these."""
-        own, slash, slot = command_id.rpartition("/")
-        if not slash or own != self.command_id or not slot.isdecimal() or len(slot) > len(str(len(self.placements))):
+        own, slash, digits = command_id.rpartition("/")
+        if not slash or own != self.command_id or not digits.isdecimal() or len(digits) > SLOT_DIGITS_MAX:
             return None
-        return int(slot) if int(slot) < len(self.placements) else None
+        slot = int(digits)
+        return slot if slot < len(self.placements) else None
 
     def of(self, slot: int) -> tuple[tuple[RestoreRun, ...], tuple[ShardSource, ...]]:
         """What the slot restores, and its peers."""

@@ -221,8 +221,10 @@ def _is_own(turn: Turn, node: str, ended: WorkerEnded) -> bool:
 def _generation(turn: Turn, name: str, number: int) -> Generation | None:
     """The one that runs, or the newest one, if it has this number."""
     job = turn.jobs.get(name)
-    known = (job.running, job.generation) if job is not None else ()
-    return next((each for each in known if each is not None and each.number == number and each.placements), None)
+    for each in (job.running, job.generation) if job is not None else ():
+        if each is not None and each.number == number and each.placements:
+            return each
+    return None
 
 
 def _generation_max(turn: Turn, name: str) -> int:

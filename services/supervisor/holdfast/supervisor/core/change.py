@@ -215,10 +215,14 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         for node in chosen.nodes
     )
     turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of, suspected)
+    stay = {*claimed}.intersection(chosen.nodes)  # their states remain what they are
     for name in chosen.nodes:
         holds = turn.nodes[name].live_generations
         holds = {**holds, job.name: (*holds.get(job.name, ()), number)}
-        turn.put_node(name, live_generations=holds, ranks_at=turn.at)
+        if name in stay and turn.nodes[name].ranks_at:  # never idle since: no test of its network is newer
+            turn.put_node(name, live_generations=holds)
+        else:
+            turn.put_node(name, live_generations=holds, ranks_at=turn.at)
     waiting = stop_removed_nodes(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp, before_s)
@@ -233,7 +237,6 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         turn.put_incident(evolve(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))
     recipes.follow(turn, job.name, previous)
     turn.set_timer(PrepareTimeout(job.name, number), turn.at + prepare_timeout_s(turn, job, change))
-    stay = {*claimed}.intersection(chosen.nodes)  # whose states remain what they are
     for node in sorted({*before, *chosen.nodes} - stay):
         nodes.refresh(turn, node, chosen.reason)
     for node in sorted(turn.members(generation, By.AWAY)):

@@ -87,9 +87,11 @@ def release_holds(turn: Turn, name: str, job: str, up_to: int, *, keep: tuple[in
 
 def holds_after(node: Node, job: str, up_to: int, keep: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
     """`Node.live_generations` without these generations."""
-    left = tuple([number for number in node.live_generations.get(job, ()) if number > up_to or number in keep])
-    holds = {other: numbers for other, numbers in node.live_generations.items() if other != job}
-    return {**holds, job: left} if left else holds
+    holds = dict(node.live_generations)
+    left = tuple([number for number in holds.pop(job, ()) if number > up_to or number in keep])
+    if left:
+        holds[job] = left
+    return holds
 
 
 def forget_old_lost(turn: Turn) -> None:

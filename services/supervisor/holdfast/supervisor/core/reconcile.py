@@ -186,11 +186,13 @@ def _lacks(node: Node, job: Job) -> bool:
     mine = (job.name, job.running.number)
     placement = job.running.placement_of(node.name)
     first, end = (0, 0) if placement is None else (placement.first_rank, placement.first_rank + placement.nproc)
-    living = sum(
-        max(0, min(run.end, end) - max(run.rank, first)) for run in worker_runs(node.workers) if run[:2] == mine
-    )
-    well = sum((each.job, each.generation) == mine and each.well for each in node.ended)
-    return living + well < job.spec.nproc_per_node
+    known = 0
+    for run in worker_runs(node.workers):
+        if run[:2] == mine:
+            known += max(0, min(run.end, end) - max(run.rank, first))
+    for each in node.ended:
+        known += (each.job, each.generation) == mine and each.well
+    return known < job.spec.nproc_per_node
 
 
 def _missing(turn: Turn, job: Job) -> dict[str, tuple[int, ...]]:

@@ -72,7 +72,7 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         for run in shard_runs(turn.nodes[name].inventory[job.name]):
             if run.attempt != running.attempt:
                 continue
-            begin, end = run.rank, run.end
+            begin, end = run.rank, run.rank + run.width
             if run.tier in DURABLE:
                 own[run.step].append((max(begin, first), min(end, behind)))
             if begin < first:

@@ -164,7 +164,8 @@ class Node:
     links: tuple[LinkTest, ...] = ()  # newest tests of the network with other nodes, oldest first
     link_begun_at: float = 0.0  # when the newest one began, which may have come to no end
     refused_at: float = 0.0  # when it was last noted that it speaks for others (binding.py)
-    ranks_at: float = 0.0  # when it last got ranks: what tests of its network found before is history
+    # Since when it has ranks without a break, or had them: what tests of its network found before is history.
+    ranks_at: float = 0.0
 
     @property
     def name(self) -> str:

@@ -215,31 +215,29 @@ class Turn:
         """The unanswered order of this id; of a broadcast only if `node` is among its nodes."""
         if (send := self.outbox.get(command_id)) is not None:
             return send
-        for job in self._index.get(By.CLAIM, node):
-            broadcast = self.broadcasts.get(job)
-            slot = None if broadcast is None else broadcast.slot_of(command_id)
-            if broadcast is not None and slot is not None and slot in self.unanswered[job]:
-                return broadcast.send(slot)
-        return None
+        found = self._in_broadcast(node, command_id)
+        return None if found is None else found[0].send(found[1])
 
     def addressee(self, node: str, command_id: str) -> str | None:
         """The node to which the unanswered order of this id went; of a broadcast only if `node` is among its nodes."""
         if (send := self.outbox.get(command_id)) is not None:
             return send.node
-        for job in self._index.get(By.CLAIM, node):
-            broadcast = self.broadcasts.get(job)
-            slot = None if broadcast is None else broadcast.slot_of(command_id)
-            if broadcast is not None and slot is not None and slot in self.unanswered[job]:
-                return broadcast.placements[slot].node
-        return None
+        found = self._in_broadcast(node, command_id)
+        return None if found is None else found[0].placements[found[1]].node
 
     def slot_asked(self, node: str, command_id: str) -> tuple[str, int] | None:
         """(job, slot) of the node's order of this id, if it is of a broadcast and not answered."""
+        found = self._in_broadcast(node, command_id)
+        if found is None or found[0].placements[found[1]].node != node:
+            return None
+        return found[0].order.job, found[1]
+
+    def _in_broadcast(self, node: str, command_id: str) -> tuple[Broadcast, int] | None:
+        """The broadcast to nodes of which `node` is one, and the slot in it, whose order has this id and is not answered."""
         for job in self._index.get(By.CLAIM, node):
             broadcast = self.broadcasts.get(job)
-            slot = None if broadcast is None else broadcast.slot_of(command_id)
-            if broadcast is not None and slot is not None and slot in self.unanswered[job]:
-                return (job, slot) if broadcast.placements[slot].node == node else None
+            if broadcast is not None and (slot := broadcast.slot_of(command_id)) is not None:
+                return (broadcast, slot) if slot in self.unanswered[job] else None
         return None
 
     def pooled(self, key: Hashable, make: Callable[[], T], *of: object) -> T:

@@ -110,8 +110,11 @@ class _Row:
     def differing(self, was: Any, value: Any) -> set[str]:
         """The parts in which two rows differ."""
         before, after = vars(was).values(), vars(value).values()  # in the order of the fields, as in every copy
-        replaced = compress(self._fields, map(is_not, before, after))
-        return {part for name, part in replaced if getattr(was, name) != getattr(value, name)}
+        parts: set[str] = set()
+        for name, part in compress(self._fields, map(is_not, before, after)):
+            if part not in parts and getattr(was, name) != getattr(value, name):
+                parts.add(part)
+        return parts
 
     def dumps(self, part: str, row: Any) -> bytes | None:
         return (
