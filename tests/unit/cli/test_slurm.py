@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 from waiting import wait_until
 
 from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, FAILED, SUSPENDED, UNAVAILABLE
@@ -18,6 +20,7 @@ from holdfast.cli.slurm import chain as chains
 from holdfast.cli.slurm import ending, tools
 from holdfast.cli.slurm.allocation import Here
 from holdfast.cli.slurm.chain import Chain, Link
+from holdfast.cli.slurm.commands import app as slurm_app
 from holdfast.cli.slurm.drains import Announce, Drains, Withdraw
 from holdfast.cli.slurm.ending import Ending, EndWatch
 from holdfast.cli.slurm.script import Allocation, doubts, render, seconds
@@ -174,6 +177,62 @@ def test_without_an_answer_of_slurmctld_the_signal_tells_the_end() -> None:
     assert watch.due(9_020) is None
     watch.ends_at = 9_650.0
     assert watch.due(9_030) == 9_650
+
+
+def test_a_cancellation_is_the_end_whatever_slurm_says() -> None:
+    watch = EndWatch(notice_s=600, grace_s=30, ends_at=90_000.0)
+    watch.cancelled_at = 9_000.0
+    assert watch.is_near(9_000)
+    assert watch.due(9_001) == 9_030
+    watch.announced = 9_030.0
+    assert watch.due(9_002) is None
+    near = EndWatch(notice_s=600, grace_s=30, ends_at=9_020.0, announced=9_020.0, cancelled_at=9_000.0)
+    assert near.due(9_001) is None, "it ends sooner anyway"
+    assert EndWatch(notice_s=600, grace_s=30, cancelled_at=9_000.0).due(9_001) == 9_030, "slurmctld does not answer"
+
+
+SLURM = """#!/bin/sh
+echo "$(basename $0) $*" >> "$LOG"
+[ "$(basename $0)" = squeue ] && cat "$QUEUE"
+exit 0
+"""
+
+
+@pytest.fixture
+def said_to_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commands in place of Slurm's: squeue prints `queue`, and all are written to this file."""
+    for name in ("squeue", "scancel"):
+        (tmp_path / name).write_text(SLURM)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(tmp_path / "said"))
+    monkeypatch.setenv("QUEUE", str(tmp_path / "queue"))
+    return tmp_path / "said"
+
+
+def test_cancel_takes_the_rest_of_the_chain_away_before_it_tells_the_one_that_runs(
+    said_to_slurm: Path, tmp_path: Path
+) -> None:
+    replace(Chain.new("llm"), slurm_jobs=("7", "8", "9")).write(tmp_path)
+    (tmp_path / "queue").write_text("6 RUNNING\n7 RUNNING\n8 PENDING\n9 PENDING\ngarbage\n")
+    done = CliRunner().invoke(slurm_app, ["cancel", "llm", "--dir", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert said_to_slurm.read_text().splitlines()[1:] == ["scancel 8 9", "scancel --batch --signal=USR2 7"]
+    assert "cancelled before it began: 8, 9" in done.output
+    assert "7: llm is saved and suspended" in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "queue", "reason"),
+    [("other", "7 RUNNING\n", "this one is that of llm"), ("llm", "6 RUNNING\n", "no allocation of llm")],
+)
+def test_cancel_touches_nothing_else(name: str, queue: str, reason: str, said_to_slurm: Path, tmp_path: Path) -> None:
+    replace(Chain.new("llm"), slurm_jobs=("7",)).write(tmp_path)
+    (tmp_path / "queue").write_text(queue)
+    done = CliRunner().invoke(slurm_app, ["cancel", name, "--dir", str(tmp_path)])
+    assert done.exit_code != 0
+    assert reason in str(done.exception)
+    assert not said_to_slurm.exists() or "scancel" not in said_to_slurm.read_text()
 
 
 def test_outside_of_a_batch_script() -> None:
