@@ -27,11 +27,11 @@ from holdfast.domain.mesh import Mesh
 JOB = "llm"
 END_TIMEOUT_S = 240.0
 
-MARKS = (
+MARKS = [
     pytest.mark.slurm,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())} (make slurm-test)"),
-)
+]
 
 
 @dataclass
