@@ -152,7 +152,7 @@ def undisturbed_losses(steps: int, replicas: int) -> list[float]:
             loss = (features[indices] @ weight).square().sum() / batch
             gradients += torch.autograd.grad(loss, [weight])
             if rank == 0:
-                losses.append(float(loss))
+                losses.append(float(loss.detach()))
         weight.grad = torch.stack(gradients).sum(dim=0)
         optimizer.step()
         scheduler.step()
