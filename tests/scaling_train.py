@@ -87,7 +87,8 @@ def main(run: hf.Run, options: argparse.Namespace) -> None:
             s.log(loss=loss)
         step += 1
         if world.dp_index == 0:
-            append(options.out / "steps.jsonl", step=step, dp=world.dp_size, rate=used[-1], told=rate.factor, loss=float(loss.detach()))
+            was = {"rate": used[-1], "told": rate.factor, "loss": float(loss.detach())}
+            append(options.out / "steps.jsonl", step=step, dp=world.dp_size, **was)
         time.sleep(options.step_s)
         run.checkpoint(state, step)
 
