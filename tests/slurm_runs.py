@@ -146,7 +146,7 @@ def undisturbed_losses(steps: int, replicas: int) -> list[float]:
     features = torch.randn(scaling_train.SAMPLES, 8, generator=torch.Generator().manual_seed(1))
     losses = []
     for _ in range(steps):
-        gradients = []
+        gradients: list[torch.Tensor] = []
         for rank in range(replicas):
             (indices,) = next(data[rank])
             loss = (features[indices] @ weight).square().sum() / batch

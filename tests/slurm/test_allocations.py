@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slurm_runs import JOB, MARKS, Run, runs, undisturbed_losses
@@ -98,7 +99,7 @@ def test_a_cancelled_job_goes_on_at_its_last_step_when_it_is_submitted_again(run
 
 
 def test_two_jobs_on_the_same_node_have_nothing_to_do_with_each_other(tmp_path: Path) -> None:
-    one_node = {"nodes": 1, "mesh": {"dp": 2}, "nproc_per_node": 2, "spares": 0}
+    one_node: dict[str, Any] = {"nodes": 1, "mesh": {"dp": 2}, "nproc_per_node": 2, "spares": 0}
     with runs(tmp_path, ("n0",), sharing="FORCE:2") as first:
         second = replace(first, root=tmp_path / "second", job="other")
         second.root.mkdir()

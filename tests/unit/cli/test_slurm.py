@@ -144,6 +144,22 @@ def test_a_chain_goes_on_until_another_allocation_is_of_no_use(tmp_path: Path) -
         chains.read(tmp_path, chain.id)
 
 
+def test_a_second_submission_goes_on_with_the_run_of_the_first_unless_that_is_over(tmp_path: Path) -> None:
+    first = replace(Chain.of(tmp_path, "llm"), slurm_jobs=("7", "8"))
+    first.write(tmp_path)
+    for known in (first, first.ended_by(Link("7", SUSPENDED)), first.ended_by(Link("7", FAILED))):
+        known.write(tmp_path)
+        second = Chain.of(tmp_path, "llm")
+        assert (second.id, second.slurm_jobs, second.failed_before) == (first.id, (), known.failed_before)
+    assert Chain.of(tmp_path, "other").id != first.id
+    first.ended_by(Link("7", COMPLETED)).write(tmp_path)
+    new = Chain.of(tmp_path, "llm")
+    assert new.id != first.id
+    assert new.ended == ()
+    (tmp_path / chains.FILE).write_text("{")
+    assert Chain.of(tmp_path, "llm").id != first.id
+
+
 def test_the_end_of_another_allocation_is_not_this_ones(tmp_path: Path) -> None:
     assert ending.read(tmp_path, "7") is None
     Ending("7", 1000.0).write(tmp_path)

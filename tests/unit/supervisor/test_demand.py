@@ -139,7 +139,8 @@ def test_a_plug_in_with_the_method_is_asked_if_nodes_are_allowed(
     packages.pretend(tmp_path, "acme", entries, {"acme_ticket": module})
     monkeypatch.syspath_prepend(str(tmp_path))
     both, old = providers.build("ticket", ""), providers.build("old", "")
-    assert providers.supplier(both, "", 8) is both
+    found: object = providers.supplier(both, "", 8)
+    assert found is both
     assert providers.supplier(both, "", 0) is None
     assert providers.supplier(old, "", 8) is None
     assert isinstance(providers.supplier(both, "true", 8), MoreCommand), "the command is the operator's"

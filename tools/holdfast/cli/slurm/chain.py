@@ -39,6 +39,17 @@ class Chain:
     def new(cls, job: str) -> Chain:
         return cls(secrets.token_hex(16), job)
 
+    @classmethod
+    def of(cls, directory: Path, job: str) -> Chain:
+        """The chain for a submission from this directory: it goes on with the run of the one before, unless that is over.
+        The supervisor, whose state is in the directory, knows a launcher by its token. None of the allocations before may be
+        left."""
+        try:
+            before = newest(directory)
+        except (NotFound, InvalidSpec):
+            return cls.new(job)
+        return replace(before, slurm_jobs=()) if before.job == job and before.over is None else cls.new(job)
+
     @property
     def over(self) -> int | None:
         """The exit code of the job, if a further allocation is of no use."""

@@ -100,7 +100,7 @@ def submit(
             "(file:///shared/checkpoints) or a bucket (gs://…)",
         )
     shared = (directory or DIRECTORY / spec.name).expanduser().absolute()
-    link = Chain.new(spec.name)
+    link = Chain.of(shared, spec.name)
     command = [
         *holdfast("slurm", "allocation", str(job_file.absolute())),
         *("--dir", str(shared), "--chain", link.id, "--notice", str(notice)),
