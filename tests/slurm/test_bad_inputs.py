@@ -15,7 +15,6 @@ from waiting import wait_until
 
 from holdfast.cli.slurm.chain import Chain
 from holdfast.cli.slurm.ending import FILE as ENDING
-from holdfast.cli.slurm.tools import TIMEOUT_S
 
 pytestmark = MARKS
 
@@ -75,7 +74,7 @@ def test_a_controller_that_hangs_does_not_stop_a_run(run: Run) -> None:
     (job,) = run.submit("--time", "30", steps=100_000, nodes=1, mesh={"dp": 1}, spares=0)
     run.wait_step(5)
     with run.cluster.hanging():
-        run.wait_said(job, f"sinfo has not answered within {TIMEOUT_S:g} s", timeout_s=120)
+        run.wait_said(job, "the states of nodes are not known: sinfo", timeout_s=120)  # it gives up, or is given up
         before = run.steps[-1]
         run.wait_step(before + 20)
     wait_until(lambda: run.cluster.state(job) == "RUNNING", description="the controller to answer", timeout_s=60)
