@@ -1,17 +1,13 @@
-"""What makes a process slow from outside: a cgroup that throttles it, and neighbours that want its processor."""
+"""What makes a process slow from outside: a cgroup that throttles it, as a limit of a container does."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 PERIOD_US = 100_000
-SPIN = "while True: pass"
 
 
 def _hierarchies() -> Iterator[tuple[Path, bool]]:
@@ -65,19 +61,3 @@ def throttled(pid: int, share: float) -> Iterator[None]:
         with suppress(OSError):  # it may have ended
             (before / "cgroup.procs").write_text(str(pid))
         group.rmdir()
-
-
-@contextmanager
-def crowded(pid: int, neighbours: int) -> Iterator[None]:
-    """The process has to share one CPU with others that never wait."""
-    cpu = min(os.sched_getaffinity(pid))
-    spinning = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(neighbours)]
-    threads = [int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()]
-    try:
-        for each in (*threads, *(process.pid for process in spinning)):
-            os.sched_setaffinity(each, {cpu})
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slowness import crowded, throttled, throttling
+from slowness import throttled, throttling
 from training import Cluster, cluster
 from waiting import wait_until
 
@@ -38,7 +38,7 @@ while True:
 JOB = "plain"
 SLOW_RANK = 1
 HEALTHY_STEPS = 250  # before the fault: more blocks than a window has
-FOUND_S = 40.0
+FOUND_S = 90.0
 
 
 def job(script: Path, **more: Any) -> dict[str, Any]:
@@ -67,20 +67,12 @@ def injected(run: Cluster, pid: int) -> Iterator[None]:
 CAUSES: dict[str, Callable[[Cluster, int], AbstractContextManager[None]]] = {
     "an injected fault": injected,
     "a cgroup that throttles it": lambda run, pid: throttled(pid, 0.04),
-    "neighbours on its CPU": lambda run, pid: crowded(pid, 6),
 }
 NOT_HERE = {"a cgroup that throttles it": throttling()}
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "cause",
-    [
-        "an injected fault",
-        "a cgroup that throttles it",
-        pytest.param("neighbours on its CPU", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("cause", CAUSES)
 def test_a_slow_rank_of_a_plain_ddp_script_is_named(cause: str, tmp_path: Path) -> None:
     if reason := NOT_HERE.get(cause):
         pytest.skip(reason)
