@@ -310,3 +310,84 @@ def test_an_agent_that_crashes_is_started_again_and_told_of_the_end_and_its_memo
             killer.cancel()
     assert (tmp_path / "told").read_text() == str(int(signal.SIGUSR1))
     assert not (tmp_path / "memory").exists()
+
+
+# ---------------------------------------------------------------- submit and drain, with commands in Slurm's place
+
+JOB_FILE = """
+name: llm
+script: train.py
+nodes: 2
+spares: 1
+mesh: {dp: 2}
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB_FILE)
+    return path
+
+
+def test_a_dry_run_prints_the_script_and_leaves_nothing(job_file: Path, tmp_path: Path, said_to_slurm: Path) -> None:
+    shared = tmp_path / "shared"
+    options = ["--dir", str(shared), "--spares", "3", "--time", "1:00:00", "--dry-run", "--", "--partition=gpu"]
+    done = CliRunner().invoke(slurm_app, ["submit", str(job_file), *options])
+    assert done.exit_code == 0, done.output
+    assert "#SBATCH --nodes=5\n" in done.output
+    assert "#SBATCH --partition=gpu\n" in done.output
+    assert doubts(done.output) == []
+    assert not shared.exists()
+    assert not said_to_slurm.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--nodes", "4"], "2, as in the job file"),
+        (["--chain", "2"], "a store, because the next allocation may have other nodes"),
+        (["--time", "tomorrow"], "HH:MM:SS"),
+        (["--", "--signal=USR1@30"], "sets --signal itself"),
+    ],
+)
+def test_a_submission_that_cannot_work_is_refused(
+    options: list[str], reason: str, job_file: Path, tmp_path: Path, said_to_slurm: Path
+) -> None:
+    done = CliRunner().invoke(slurm_app, ["submit", str(job_file), "--dir", str(tmp_path / "shared"), *options])
+    assert isinstance(done.exception, InvalidSpec)
+    assert reason in str(done.exception)
+    assert not said_to_slurm.exists()
+
+
+@pytest.mark.parametrize(
+    ("shown", "drained"),
+    [
+        ("n1|idle|none\nn1|idle|none\n", True),
+        ("n1|draining|disk of n1\n", False),  # somebody else has, and their reason stays
+        ("n1|down*|Not responding\n", False),
+    ],
+)
+def test_a_condemned_node_is_drained_unless_somebody_has_spoken(
+    shown: str, drained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, ...]] = []
+
+    def run(*command: str, timeout_s: float = 0.0) -> str:
+        said.append(command)
+        return shown if command[0] == "sinfo" else ""
+
+    monkeypatch.setattr(tools, "run", run)
+    done = CliRunner().invoke(slurm_app, ["drain", "n1", "Xid 79\n on GPU 3"])
+    assert done.exit_code == 0, done.output
+    changes = [command for command in said if command[0] == "scontrol"]
+    expected = ("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=holdfast: Xid 79 on GPU 3")
+    assert changes == ([expected] if drained else [])
+    assert ("left as it is" in done.output) is not drained
+
+
+def test_a_node_that_slurm_does_not_know_is_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "run", lambda *_, **__: "")
+    done = CliRunner().invoke(slurm_app, ["drain", "n[1-2]", "Xid 79"])
+    assert isinstance(done.exception, InvalidSpec)
