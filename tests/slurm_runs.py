@@ -111,6 +111,18 @@ class Run:
             lambda: words in self.said(job), description=f"{words!r} in the output of {job}", timeout_s=timeout_s
         )
 
+    def wait_moved(self, job: str, node: str) -> None:
+        """Until the node has no ranks."""
+        try:
+            wait_until(
+                lambda: node not in self.nodes_with_ranks(),
+                description=f"{node} to have no ranks",
+                timeout_s=90,
+                poll_s=0.2,
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}; allocation {job} said:\n{self.said(job)}") from error
+
     def wait_end(self, job: str, *states: str) -> None:
         try:
             self.cluster.wait_state(job, *states, timeout_s=END_TIMEOUT_S)

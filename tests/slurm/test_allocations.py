@@ -47,7 +47,7 @@ def test_nodes_that_lose_their_power_until_no_spare_is_left(run: Run) -> None:
     (job,) = run.submit("--time", "30", steps=350, elastic={"min_dp": 1, "max_dp": 2})
     run.wait_step(25)
     run.cluster.power_off(first := run.a_node_with_ranks())
-    wait_until(lambda: first not in run.nodes_with_ranks(), description=f"{first} to have no ranks", timeout_s=90)
+    run.wait_moved(job, first)
     before = run.steps[-1]
     run.wait_step(before + 25)
     assert run.records[-1]["dp"] == 2, "the spare has the ranks"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from slurm_runs import JOB, MARKS, runs, undisturbed_losses
-from waiting import wait_until
 
 pytestmark = [*MARKS, pytest.mark.core]
 
@@ -24,9 +23,7 @@ def test_a_drained_node_and_then_a_lost_one_are_swapped_and_the_job_is_cancelled
 
         drained = run.a_node_with_ranks(batch=batch)
         run.cluster("scontrol", "update", f"NodeName={drained}", "State=DRAIN", "Reason=disk | to be replaced")
-        wait_until(
-            lambda: drained not in run.nodes_with_ranks(), description=f"{drained} to have no ranks", timeout_s=90
-        )
+        run.wait_moved(job, drained)
         before = run.steps[-1]
         run.wait_step(before + 10)
         assert f"{drained}: Slurm: draining (disk | to be replaced)" in run.said(job)
@@ -35,7 +32,7 @@ def test_a_drained_node_and_then_a_lost_one_are_swapped_and_the_job_is_cancelled
 
         lost = run.a_node_with_ranks(batch=batch)
         run.cluster.power_off(lost)
-        wait_until(lambda: lost not in run.nodes_with_ranks(), description=f"{lost} to have no ranks", timeout_s=90)
+        run.wait_moved(job, lost)
         before = run.steps[-1]
         run.wait_step(before + 10)
 
