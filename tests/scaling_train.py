@@ -2,8 +2,8 @@
 
     scaling_train.py --steps 100 --out DIR [--checkpoint DIR --save-every 5]
 
-`DIR/steps.jsonl`: step, replicas and the learning rate that the step used. `DIR/events.jsonl`: what the callbacks were told,
-one line each, per rank. Under an agent or under torchrun."""
+`DIR/steps.jsonl`: step, replicas, the learning rate that the step used, and replica 0's loss. `DIR/events.jsonl`: what the
+callbacks were told, one line each, per rank. Under an agent or under torchrun."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def main(run: hf.Run, options: argparse.Namespace) -> None:
             s.log(loss=loss)
         step += 1
         if world.dp_index == 0:
-            append(options.out / "steps.jsonl", step=step, dp=world.dp_size, rate=used[-1], told=rate.factor)
+            was = {"rate": used[-1], "told": rate.factor, "loss": float(loss.detach())}
+            append(options.out / "steps.jsonl", step=step, dp=world.dp_size, **was)
         time.sleep(options.step_s)
         run.checkpoint(state, step)
 

@@ -17,6 +17,7 @@ from waiting import wait_until
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo", "scancel")
 START_TIMEOUT_S = 60.0
+# KillOnBadExit=1 would end all agents with the first: as some sites have it, and as srun's options must override it.
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -33,6 +34,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SlurmdParameters=config_overrides
 SlurmdTimeout=10
 KillWait=30
+KillOnBadExit=1
 MpiDefault=none
 StateSaveLocation={root}/state
 SlurmctldPidFile={root}/slurmctld.pid
@@ -92,12 +94,26 @@ class Slurm:
             timeout_s=timeout_s,
         )
 
+    def exit_code(self, job: str) -> int:
+        """Of its batch script."""
+        return int(self.field(job, "ExitCode").partition(":")[0])
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """The controller answers nobody."""
+        controller = psutil.Process(int((self.root / "slurmctld.pid").read_text()))
+        controller.suspend()
+        try:
+            yield
+        finally:
+            controller.resume()
+
     def slurmd(self, node: str) -> psutil.Process:
         return psutil.Process(int((self.root / f"slurmd-{node}.pid").read_text()))
 
     def power_off(self, node: str) -> None:
         """Kill the node's slurmd and everything that it has started, as if the machine had lost its power."""
-        victims = [self.slurmd(node), *_of_node(node)]
+        victims = [self.slurmd(node), *_of_node(node, str(self.root / "slurm.conf"))]
         for process in [*victims, *(child for each in victims for child in _children(each))]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -110,12 +126,14 @@ def _children(process: psutil.Process) -> Sequence[psutil.Process]:
         return ()
 
 
-def _of_node(node: str) -> list[psutil.Process]:
-    """The step daemons of a node are not children of its slurmd; their tasks know the name of their node."""
+def _of_node(node: str, configuration: str) -> list[psutil.Process]:
+    """The step daemons of a node are not children of its slurmd; their tasks know the name of their node, and which cluster
+    it is of: others may run on this machine."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.environ().get("SLURMD_NODENAME") == node:
+            environment = process.environ()
+            if environment.get("SLURMD_NODENAME") == node and environment.get("SLURM_CONF") == configuration:
                 found += [
                     process,
                     *([parent] if (parent := process.parent()) and "slurmstepd" in parent.name() else []),
@@ -124,9 +142,9 @@ def _of_node(node: str) -> list[psutil.Process]:
 
 
 @contextmanager
-def slurm(root: Path, nodes: int, *, sharing: str = "NO") -> Iterator[Slurm]:
+def slurm(root: Path, names: Sequence[str], *, sharing: str = "NO") -> Iterator[Slurm]:
     """A cluster, until the end of the block; its daemons and all that they started are ended by id."""
-    names = tuple(f"n{index}" for index in range(nodes))
+    names, nodes = tuple(names), len(names)
     host = socket.gethostname().split(".")[0]
     control, *ports = free_ports(1 + nodes)
     (root / "state").mkdir(parents=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from slowness import throttled, throttling
 from training import Cluster, cluster
 from waiting import wait_until
 
@@ -23,6 +26,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+open(f"{sys.argv[1]}/pid-{os.environ['RANK']}", "w").write(str(os.getpid()))
 steps = open(f"{sys.argv[1]}/{os.environ['RANK']}", "ab", buffering=0)
 while True:
     steps.write(b".")
@@ -34,7 +38,7 @@ while True:
 JOB = "plain"
 SLOW_RANK = 1
 HEALTHY_STEPS = 250  # before the fault: more blocks than a window has
-FOUND_S = 40.0
+FOUND_S = 90.0
 
 
 def job(script: Path, **more: Any) -> dict[str, Any]:
@@ -54,8 +58,24 @@ def found(run: Cluster) -> list[dict[str, Any]]:
     return [finding for finding in run.client.findings(job=JOB) if finding["kind"] == "straggler"]
 
 
+@contextmanager
+def injected(run: Cluster, pid: int) -> Iterator[None]:
+    run.client.inject_fault(JOB, "slow", SLOW_RANK, 120.0, 0)
+    yield
+
+
+CAUSES: dict[str, Callable[[Cluster, int], AbstractContextManager[None]]] = {
+    "an injected fault": injected,
+    "a cgroup that throttles it": lambda run, pid: throttled(pid, 0.04),
+}
+NOT_HERE = {"a cgroup that throttles it": throttling()}
+
+
 @pytest.mark.timeout(240)
-def test_a_slow_rank_of_a_plain_ddp_script_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_slow_rank_of_a_plain_ddp_script_is_named(cause: str, tmp_path: Path) -> None:
+    if reason := NOT_HERE.get(cause):
+        pytest.skip(reason)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     with cluster(tmp_path / "stack", nodes=3) as run:
@@ -69,8 +89,8 @@ def test_a_slow_rank_of_a_plain_ddp_script_is_named(tmp_path: Path) -> None:
 
         wait_until(healthy_steps, description=f"{HEALTHY_STEPS} steps of each rank", timeout_s=60)
         assert found(run) == [], "nobody is slow"
-        run.client.inject_fault(JOB, "slow", SLOW_RANK, 120.0, 0)
-        wait_until(lambda: bool(found(run)), description="the slow rank to be found", timeout_s=FOUND_S)
+        with CAUSES[cause](run, int((tmp_path / f"pid-{SLOW_RANK}").read_text())):
+            wait_until(lambda: bool(found(run)), description="the slow rank to be found", timeout_s=FOUND_S)
         finding = found(run)[0]
         assert (finding["rank"], finding["node"]) == (SLOW_RANK, slow), finding
         assert finding["severity"] == "warning"

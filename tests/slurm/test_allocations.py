@@ -1,112 +1,63 @@
-"""Jobs as allocations of a real Slurm: drained nodes, lost nodes, a time limit and what comes after it."""
+"""Jobs as allocations of a real Slurm: spares that are used up, a time limit and what comes after it, cancellations, and two
+jobs on the same node. `test_core.py` has a drain."""
 
 from __future__ import annotations
 
-import json
-import re
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import scaling_train
-import yaml
-from slurm_cluster import Slurm, missing, slurm
+from slurm_runs import JOB, MARKS, Run, runs, undisturbed_losses
 from waiting import wait_until
 
-from holdfast.cli.client import Client
-
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())} (make slurm-test)"),
-]
-
-JOB = "llm"
-
-
-@dataclass
-class Run:
-    """One job's directory on a cluster of three nodes."""
-
-    root: Path
-    cluster: Slurm
-
-    def submit(self, *options: str, steps: int, step_s: float = 0.1) -> list[str]:
-        """Submit the job: two nodes, a spare. Return the numbers of its allocations."""
-        body = {
-            "name": JOB,
-            "script": scaling_train.__file__,
-            "args": ["--steps", str(steps), "--out", str(self.root / "out"), "--step-s", str(step_s)],
-            "nodes": 2,
-            "mesh": {"dp": 2},
-            "spares": 1,
-            "checkpoint": {"interval_steps": 20, "store": f"file://{self.root}/store"},
-        }
-        (self.root / "job.yaml").write_text(yaml.safe_dump(body))
-        command = [sys.executable, "-m", "holdfast.cli.main", "slurm", "submit", str(self.root / "job.yaml")]
-        places = ["--dir", str(self.root / "shared"), "--local", str(self.root / "local")]
-        said = self.cluster(*command, *places, *options)
-        found = re.search(r"to Slurm: ([\d, ]+)", said)
-        assert found is not None, said
-        return found[1].split(", ")
-
-    @property
-    def steps(self) -> list[int]:
-        path = self.root / "out" / "steps.jsonl"
-        return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
-
-    def a_node_with_ranks(self) -> str:
-        """Not the one that runs the batch script, whose loss ends the allocation."""
-        shared = self.root / "shared"
-        api, token = json.loads((shared / "control.json").read_text())["api"], (shared / "api-token").read_text()
-        with Client(api, token=token) as client:
-            nodes = [str(rank["node"]) for rank in client.job(JOB)["ranks"]]
-        return next(node for node in nodes if node != self.cluster.nodes[0])
-
-    def said(self, job: str) -> str:
-        path = self.root / "shared" / f"slurm-{job}.out"
-        return path.read_text() if path.exists() else "(no output)"
-
-    def wait_step(self, step: int) -> None:
-        wait_until(lambda: self.steps and self.steps[-1] >= step, description=f"step {step}", timeout_s=180)
-
-    def wait_end(self, job: str, *states: str) -> None:
-        try:
-            self.cluster.wait_state(job, *states, timeout_s=240)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; it said:\n{self.said(job)}") from error
+pytestmark = MARKS
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    with slurm(tmp_path / "cluster", 3) as cluster:
-        yield Run(tmp_path, cluster)
+    with runs(tmp_path, ("n0", "n1", "n2")) as made:
+        yield made
 
 
-def test_a_drained_node_is_swapped_and_no_step_is_done_twice(run: Run) -> None:
-    (job,) = run.submit("--time", "30", steps=200)
+def assert_undisturbed(run: Run) -> None:
+    """Each step once, with the loss of a run that nothing happened to."""
+    records = run.records
+    steps = [record["step"] for record in records]
+    assert steps == list(range(1, len(steps) + 1)), "no step twice, none left out"
+    assert [record["loss"] for record in records] == undisturbed_losses(len(steps), 2)
+
+
+def test_a_drained_node_that_is_resumed_in_time_and_a_job_that_completes(run: Run) -> None:
+    (job, rest) = run.submit("--time", "30", "--chain", "2", steps=200)
     run.wait_step(20)
     node = run.a_node_with_ranks()
-    run.cluster("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=disk | to be replaced")
+    run.cluster("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    run.wait_said(job, "hot_swap")
+    run.cluster("scontrol", "update", f"NodeName={node}", "State=RESUME")
     run.wait_end(job, "COMPLETED")
-    said = run.said(job)
-    assert f"{node}: Slurm: draining (disk | to be replaced)" in said
-    assert "hot_swap" in said
-    assert run.steps == list(range(1, 201)), said
-    assert run.cluster.field(job, "ExitCode") == "0:0"
+    assert f"{node}: Slurm no longer drains it" in run.said(job)
+    assert_undisturbed(run)
+    assert len(run.steps) == 200
+    run.wait_end(rest, "CANCELLED")
 
 
-def test_a_node_that_loses_its_power_is_replaced_by_the_spare(run: Run) -> None:
-    (job,) = run.submit("--time", "30", steps=250)
+def test_nodes_that_lose_their_power_until_no_spare_is_left(run: Run) -> None:
+    (job,) = run.submit("--time", "30", steps=350, elastic={"min_dp": 1, "max_dp": 2})
     run.wait_step(25)
+    run.cluster.power_off(first := run.a_node_with_ranks())
+    run.wait_moved(job, first)
+    before = run.steps[-1]
+    run.wait_step(before + 25)
+    assert run.records[-1]["dp"] == 2, "the spare has the ranks"
     run.cluster.power_off(run.a_node_with_ranks())
     run.wait_end(job, "COMPLETED")
     said = run.said(job)
     assert "hot_swap" in said
-    assert run.steps[-1] == 250
-    assert set(run.steps) == set(range(1, 251))
+    assert "scale_down" in said
+    assert (run.steps[-1], run.records[-1]["dp"]) == (350, 1)
+    assert set(run.steps) == set(range(1, 351))
 
 
 def test_at_its_time_limit_the_job_is_saved_and_the_next_allocation_goes_on(run: Run) -> None:
@@ -114,10 +65,49 @@ def test_at_its_time_limit_the_job_is_saved_and_the_next_allocation_goes_on(run:
     run.wait_step(25)
     run.wait_end(first, "FAILED", "COMPLETED", "TIMEOUT")
     said = run.said(first)
-    assert run.cluster.field(first, "ExitCode") == "75:0", said
+    assert run.cluster.exit_code(first) == 75, said
     assert "the job is saved and suspended" in said
-    before = run.steps
-    assert before == list(range(1, len(before) + 1)), said
-    wait_until(lambda: len(run.steps) > len(before) + 20, description="the next allocation to go on", timeout_s=180)
-    assert run.steps[len(before)] == before[-1] + 1, "no step twice, none left out"
-    run.cluster("scancel", second)
+    before = len(run.steps)
+    run.wait_step(before + 20)
+    assert_undisturbed(run)
+    run.holdfast("cancel", JOB, "--dir", str(run.shared))
+    run.wait_end(second, "FAILED", "COMPLETED")
+
+
+def test_a_cancelled_job_goes_on_at_its_last_step_when_it_is_submitted_again(run: Run) -> None:
+    first, rest = run.submit("--time", "30", "--chain", "2", steps=100_000)
+    run.wait_step(25)
+    run.holdfast("cancel", JOB, "--dir", str(run.shared))
+    run.wait_end(first, "FAILED", "COMPLETED")
+    assert run.cluster.exit_code(first) == 75, run.said(first)
+    run.wait_end(rest, "CANCELLED")
+    before = len(run.steps)
+    (second,) = run.submit("--time", "30", steps=100_000)
+    run.wait_step(before + 10)
+    assert_undisturbed(run)
+
+    run.cluster("scancel", second)  # kills the ranks: what follows is from the last checkpoint
+    run.wait_end(second, "CANCELLED")
+    before = len(run.steps)
+    (third,) = run.submit("--time", "30", steps=100_000)
+    wait_until(lambda: len(run.steps) > before + 10, description="the third allocation to go on", timeout_s=180)
+    again = run.steps[before]
+    assert run.steps[before - 1] - 20 - 5 <= again - 1 <= run.steps[before - 1]
+    assert run.steps[before : before + 10] == list(range(again, again + 10))
+    run.holdfast("cancel", JOB, "--dir", str(run.shared))
+    run.wait_end(third, "FAILED", "COMPLETED")
+
+
+def test_two_jobs_on_the_same_node_have_nothing_to_do_with_each_other(tmp_path: Path) -> None:
+    one_node: dict[str, Any] = {"nodes": 1, "mesh": {"dp": 2}, "nproc_per_node": 2, "spares": 0}
+    with runs(tmp_path, ("n0",), sharing="FORCE:2") as first:
+        second = replace(first, root=tmp_path / "second", job="other")
+        second.root.mkdir()
+        jobs = [each.submit("--time", "30", "--shared-nodes", steps=60, **one_node)[0] for each in (first, second)]
+        for each in (first, second):
+            each.wait_step(5)
+        assert [first.cluster.state(job) for job in jobs] == ["RUNNING"] * 2
+        for each, job in zip((first, second), jobs, strict=True):
+            each.wait_end(job, "COMPLETED")
+            assert_undisturbed(each)
+            assert len(each.steps) == 60

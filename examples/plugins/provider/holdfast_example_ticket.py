@@ -1,6 +1,7 @@
 """A provider that files a ticket: one JSON document per machine, in the directory $EXAMPLE_TICKETS.
 
-What watches the directory buys or boots the machine. The file appears at once or not at all, and a request has one file.
+What watches the directory buys or boots the machine. The file appears at once or not at all, and a request has one file. Of
+nodes that jobs lack there is one file per pool, with the number of nodes that it should have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from holdfast.supervisor.providers import Machine
+from holdfast.supervisor.providers import Machine, MoreNodes
 
 
 class Tickets:
@@ -20,13 +21,16 @@ class Tickets:
         self._directory = directory
 
     async def replace(self, machine: Machine) -> str:
-        return await anyio.to_thread.run_sync(self._file, machine)
+        return await anyio.to_thread.run_sync(self._file, machine.request, machine)
 
-    def _file(self, machine: Machine) -> str:
+    async def more(self, asked: MoreNodes) -> str:
+        return await anyio.to_thread.run_sync(self._file, f"nodes of {asked.pool or 'no pool'}", asked)
+
+    def _file(self, name: str, wanted: Machine | MoreNodes) -> str:
         self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"{machine.request}.json"
+        path = self._directory / f"{name}.json"
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(machine), indent=2) + "\n")
+        partial.write_text(json.dumps(asdict(wanted), indent=2) + "\n")
         partial.rename(path)
         return f"ticket {path.name}"
 

@@ -16,6 +16,7 @@ class NodeState(StrEnum):
     SPARE = "spare"  # healthy, connected, no ranks
     ACTIVE = "active"  # runs ranks of a job
     CORDONED = "cordoned"  # connected, must not get ranks: an operator or a fatal finding said so
+    LEFT = "left"  # not connected: its agent was told to end, and has ended
     LOST = "lost"  # not connected
 
 

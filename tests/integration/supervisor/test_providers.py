@@ -16,6 +16,7 @@ from waiting import wait_until_async
 
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import Check, Preflight
+from holdfast.supervisor.leader import term
 from holdfast.wire.events import finding_entry
 
 pytestmark = pytest.mark.anyio
@@ -87,3 +88,39 @@ async def test_a_supervisor_with_a_provider_that_is_not_installed_does_not_start
         async with anyio.create_task_group() as tasks:
             await start_supervisor(tasks, tmp_path, redis_log(redis_url), provider="acme")
     assert "HOLDFAST_PROVIDER: 'acme' is not valid" in str(refused.value.exceptions[0])
+
+
+MORE = """
+import sys
+with open(sys.argv[1], "a") as file:
+    file.write(" ".join(sys.argv[2:]) + "\\n")
+print("the group has", sys.argv[2], "machines soon")
+"""
+
+
+async def test_nodes_that_a_job_lacks_are_asked_for_and_the_answer_is_recorded(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(term, "DEMAND_S", 0.05)
+    script, asked = tmp_path / "more.py", tmp_path / "asked"
+    script.write_text(MORE)
+    line = f"{sys.executable} {script} {asked} {{wanted}} {{missing}} {{jobs}}"
+    settings: dict[str, Any] = {"more_command": line, "more_after_s": 0.0, "more_nodes_max": 8}
+    async with anyio.create_task_group() as tasks:
+        supervisor = await start_supervisor(tasks, tmp_path, redis_log(redis_url), **settings)
+        tasks.start_soon(machine(supervisor, 1).run)
+        body = {"name": "llm", "script": "/train.py", "nodes": 3, "elastic": {"min_dp": 3}}
+        await supervisor.post("/v1/jobs", body)
+        await wait_until_async(
+            lambda: asked.exists() and "3 2 llm" in asked.read_text(), description="nodes to be asked for"
+        )
+        headers, said = {"Last-Event-ID": "0"}, ""
+        async with supervisor.client() as client, client.stream("GET", "/v1/events", headers=headers) as events:
+            with anyio.fail_after(30):
+                async for text in events.aiter_text():
+                    said += text
+                    if "the group has 3 machines soon" in said:
+                        break
+        assert "more nodes are requested, 3 in all, because of 2 nodes missing for llm; 1 there: agreed" in said
+        assert len(asked.read_text().splitlines()) <= 2, "what is asked for is not asked for again at once"
+        tasks.cancel_scope.cancel()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.workers.misses import Misses
+from holdfast.agent.workers.misses import Missed, Misses
 from holdfast.agent.workers.progress import ROWS_MAX, ProcessFacts, Progress
 from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.hang import Hang
@@ -229,18 +229,23 @@ def test_rows_are_bounded() -> None:
     assert board.dropped == 2
 
 
-def test_three_saves_missed_in_a_row_are_told_once_until_the_rank_saves_again() -> None:
+def test_three_saves_missed_in_a_row_are_told_and_again_while_it_lasts_until_the_rank_saves_again() -> None:
     misses = Misses()
 
-    def fold(kind: str, step: int, rank: int = 0) -> str:
+    def fold(kind: str, step: int, rank: int = 0) -> Missed | None:
         parsed = note(kind, step=step, rank=rank, reason="no image is free")
         assert parsed is not None
-        return misses.fold(parsed)
+        return misses.fold(parsed, float(step))
 
-    assert [fold("missed", step) for step in (10, 20)] == ["", ""]
-    assert fold("missed", 20, rank=1) == "", "another rank's"
-    assert fold("missed", 30) == "3 in a row, the last one of step 30: no image is free"
-    assert fold("missed", 40) == ""
-    assert fold("saved", 50) == ""
-    assert [fold("missed", step) for step in (60, 70)] == ["", ""]
-    assert fold("missed", 80)
+    assert [fold("missed", step) for step in (10, 20)] == [None, None]
+    assert fold("missed", 20, rank=1) is None, "another rank's"
+    assert fold("missed", 30) == Missed(30.0, "3 in a row, the last one of step 30: no image is free")
+    assert fold("missed", 40) is None
+    assert fold("missed", 329) is None
+    assert fold("missed", 330) == Missed(30.0, "6 in a row, the last one of step 330: no image is free")
+    assert fold("missed", 340) is None
+    assert fold("saved", 350) is None
+    assert [fold("missed", step) for step in (700, 710)] == [None, None]
+    again = fold("missed", 720)
+    assert again is not None
+    assert again.since == 720.0, "another trouble"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 from waiting import wait_until
 
 from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, FAILED, SUSPENDED, UNAVAILABLE
@@ -18,6 +20,7 @@ from holdfast.cli.slurm import chain as chains
 from holdfast.cli.slurm import ending, tools
 from holdfast.cli.slurm.allocation import Here
 from holdfast.cli.slurm.chain import Chain, Link
+from holdfast.cli.slurm.commands import app as slurm_app
 from holdfast.cli.slurm.drains import Announce, Drains, Withdraw
 from holdfast.cli.slurm.ending import Ending, EndWatch
 from holdfast.cli.slurm.script import Allocation, doubts, render, seconds
@@ -141,6 +144,22 @@ def test_a_chain_goes_on_until_another_allocation_is_of_no_use(tmp_path: Path) -
         chains.read(tmp_path, chain.id)
 
 
+def test_a_second_submission_goes_on_with_the_run_of_the_first_unless_that_is_over(tmp_path: Path) -> None:
+    first = replace(Chain.of(tmp_path, "llm"), slurm_jobs=("7", "8"))
+    first.write(tmp_path)
+    for known in (first, first.ended_by(Link("7", SUSPENDED)), first.ended_by(Link("7", FAILED))):
+        known.write(tmp_path)
+        second = Chain.of(tmp_path, "llm")
+        assert (second.id, second.slurm_jobs, second.failed_before) == (first.id, (), known.failed_before)
+    assert Chain.of(tmp_path, "other").id != first.id
+    first.ended_by(Link("7", COMPLETED)).write(tmp_path)
+    new = Chain.of(tmp_path, "llm")
+    assert new.id != first.id
+    assert new.ended == ()
+    (tmp_path / chains.FILE).write_text("{")
+    assert Chain.of(tmp_path, "llm").id != first.id
+
+
 def test_the_end_of_another_allocation_is_not_this_ones(tmp_path: Path) -> None:
     assert ending.read(tmp_path, "7") is None
     Ending("7", 1000.0).write(tmp_path)
@@ -174,6 +193,62 @@ def test_without_an_answer_of_slurmctld_the_signal_tells_the_end() -> None:
     assert watch.due(9_020) is None
     watch.ends_at = 9_650.0
     assert watch.due(9_030) == 9_650
+
+
+def test_a_cancellation_is_the_end_whatever_slurm_says() -> None:
+    watch = EndWatch(notice_s=600, grace_s=30, ends_at=90_000.0)
+    watch.cancelled_at = 9_000.0
+    assert watch.is_near(9_000)
+    assert watch.due(9_001) == 9_030
+    watch.announced = 9_030.0
+    assert watch.due(9_002) is None
+    near = EndWatch(notice_s=600, grace_s=30, ends_at=9_020.0, announced=9_020.0, cancelled_at=9_000.0)
+    assert near.due(9_001) is None, "it ends sooner anyway"
+    assert EndWatch(notice_s=600, grace_s=30, cancelled_at=9_000.0).due(9_001) == 9_030, "slurmctld does not answer"
+
+
+SLURM = """#!/bin/sh
+echo "$(basename $0) $*" >> "$LOG"
+[ "$(basename $0)" = squeue ] && cat "$QUEUE"
+exit 0
+"""
+
+
+@pytest.fixture
+def said_to_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commands in place of Slurm's: squeue prints `queue`, and all are written to this file."""
+    for name in ("squeue", "scancel"):
+        (tmp_path / name).write_text(SLURM)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(tmp_path / "said"))
+    monkeypatch.setenv("QUEUE", str(tmp_path / "queue"))
+    return tmp_path / "said"
+
+
+def test_cancel_takes_the_rest_of_the_chain_away_before_it_tells_the_one_that_runs(
+    said_to_slurm: Path, tmp_path: Path
+) -> None:
+    replace(Chain.new("llm"), slurm_jobs=("7", "8", "9")).write(tmp_path)
+    (tmp_path / "queue").write_text("6 RUNNING\n7 RUNNING\n8 PENDING\n9 PENDING\ngarbage\n")
+    done = CliRunner().invoke(slurm_app, ["cancel", "llm", "--dir", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert said_to_slurm.read_text().splitlines()[1:] == ["scancel 8 9", "scancel --batch --signal=USR2 7"]
+    assert "cancelled before it began: 8, 9" in done.output
+    assert "7: llm is saved and suspended" in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "queue", "reason"),
+    [("other", "7 RUNNING\n", "this one is that of llm"), ("llm", "6 RUNNING\n", "no allocation of llm")],
+)
+def test_cancel_touches_nothing_else(name: str, queue: str, reason: str, said_to_slurm: Path, tmp_path: Path) -> None:
+    replace(Chain.new("llm"), slurm_jobs=("7",)).write(tmp_path)
+    (tmp_path / "queue").write_text(queue)
+    done = CliRunner().invoke(slurm_app, ["cancel", name, "--dir", str(tmp_path)])
+    assert done.exit_code != 0
+    assert reason in str(done.exception)
+    assert not said_to_slurm.exists() or "scancel" not in said_to_slurm.read_text()
 
 
 def test_outside_of_a_batch_script() -> None:
@@ -235,3 +310,84 @@ def test_an_agent_that_crashes_is_started_again_and_told_of_the_end_and_its_memo
             killer.cancel()
     assert (tmp_path / "told").read_text() == str(int(signal.SIGUSR1))
     assert not (tmp_path / "memory").exists()
+
+
+# ---------------------------------------------------------------- submit and drain, with commands in Slurm's place
+
+JOB_FILE = """
+name: llm
+script: train.py
+nodes: 2
+spares: 1
+mesh: {dp: 2}
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB_FILE)
+    return path
+
+
+def test_a_dry_run_prints_the_script_and_leaves_nothing(job_file: Path, tmp_path: Path, said_to_slurm: Path) -> None:
+    shared = tmp_path / "shared"
+    options = ["--dir", str(shared), "--spares", "3", "--time", "1:00:00", "--dry-run", "--", "--partition=gpu"]
+    done = CliRunner().invoke(slurm_app, ["submit", str(job_file), *options])
+    assert done.exit_code == 0, done.output
+    assert "#SBATCH --nodes=5\n" in done.output
+    assert "#SBATCH --partition=gpu\n" in done.output
+    assert doubts(done.output) == []
+    assert not shared.exists()
+    assert not said_to_slurm.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--nodes", "4"], "2, as in the job file"),
+        (["--chain", "2"], "a store, because the next allocation may have other nodes"),
+        (["--time", "tomorrow"], "HH:MM:SS"),
+        (["--", "--signal=USR1@30"], "sets --signal itself"),
+    ],
+)
+def test_a_submission_that_cannot_work_is_refused(
+    options: list[str], reason: str, job_file: Path, tmp_path: Path, said_to_slurm: Path
+) -> None:
+    done = CliRunner().invoke(slurm_app, ["submit", str(job_file), "--dir", str(tmp_path / "shared"), *options])
+    assert isinstance(done.exception, InvalidSpec)
+    assert reason in str(done.exception)
+    assert not said_to_slurm.exists()
+
+
+@pytest.mark.parametrize(
+    ("shown", "drained"),
+    [
+        ("n1|idle|none\nn1|idle|none\n", True),
+        ("n1|draining|disk of n1\n", False),  # somebody else has, and their reason stays
+        ("n1|down*|Not responding\n", False),
+    ],
+)
+def test_a_condemned_node_is_drained_unless_somebody_has_spoken(
+    shown: str, drained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, ...]] = []
+
+    def run(*command: str, timeout_s: float = 0.0) -> str:
+        said.append(command)
+        return shown if command[0] == "sinfo" else ""
+
+    monkeypatch.setattr(tools, "run", run)
+    done = CliRunner().invoke(slurm_app, ["drain", "n1", "Xid 79\n on GPU 3"])
+    assert done.exit_code == 0, done.output
+    changes = [command for command in said if command[0] == "scontrol"]
+    expected = ("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=holdfast: Xid 79 on GPU 3")
+    assert changes == ([expected] if drained else [])
+    assert ("left as it is" in done.output) is not drained
+
+
+def test_a_node_that_slurm_does_not_know_is_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "run", lambda *_, **__: "")
+    done = CliRunner().invoke(slurm_app, ["drain", "n[1-2]", "Xid 79"])
+    assert isinstance(done.exception, InvalidSpec)

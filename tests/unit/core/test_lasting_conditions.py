@@ -10,11 +10,14 @@ import pytest
 from diagnosing import CATALOGUE
 from fleet import Fleet, job, running
 
+from holdfast.agent.troubles import REPEAT_S
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.engine import Engine
 from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import Action, ActionKind
+from holdfast.domain.replication import TroubleKind
 from holdfast.domain.signals import (
+    CheckpointTrouble,
     GpuHealth,
     HealthChecks,
     HostSample,
@@ -47,8 +50,8 @@ def gpu(at: float, **columns: int) -> GpuHealth:
     return replace(healthy, margin_c=(math.inf,))
 
 
-def host(at: float, *, memory: int = 50, latency_s: float = 0.01) -> HostSample:
-    return HostSample("n1", at, 1.0, 8, memory, 100, (("/data", 10, 100),), disk_latency=(("/data", latency_s),))
+def host(at: float, *, memory: int = 50, disk: int = 10, latency_s: float = 0.01) -> HostSample:
+    return HostSample("n1", at, 1.0, 8, memory, 100, (("/data", disk, 100),), disk_latency=(("/data", latency_s),))
 
 
 def check(at: float, verdict: Verdict) -> HealthChecks:
@@ -58,6 +61,12 @@ def check(at: float, verdict: Verdict) -> HealthChecks:
 def disk_line(at: float) -> KernelLine:
     text = "nvme nvme0: I/O 12 QID 3 timeout, aborting"
     return KernelLine("n1", at, text, event=KernelEvent.NVME_TIMEOUT)
+
+
+def full_tier(at: float) -> CheckpointTrouble | None:
+    """As the agent passes it on: again after five minutes."""
+    told = at % REPEAT_S < EVERY_S
+    return CheckpointTrouble("n1", 1.0, job().name, TroubleKind.TIER_FAILS, "disk", "no space left") if told else None
 
 
 READINGS: dict[str, Reading] = {
@@ -70,6 +79,8 @@ READINGS: dict[str, Reading] = {
     "a disk that cannot be written to": lambda at, bad: host(at, latency_s=math.inf if bad else 0.01),
     "another tool's check": lambda at, bad: check(at, Verdict.FAILED if bad else Verdict.OK),
     "lines of the kernel": lambda at, bad: disk_line(at) if bad else None,
+    "a tier that takes no copies": lambda at, bad: full_tier(at) if bad else None,
+    "a disk that is full": lambda at, bad: host(at, disk=98 if bad else 10),
     "a counter that grows": lambda at, bad: gpu(at, ecc_corrected=int(at % 1e6) if bad else 0),
 }
 

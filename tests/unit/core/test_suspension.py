@@ -7,6 +7,7 @@ from fleet import JOB, Fleet, job, running, told_to_end
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, IncidentState
+from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, RanksFinished, Stop
 from holdfast.supervisor.core.lifecycle import Suspended
 from holdfast.supervisor.core.notices import TOGETHER_S
@@ -365,6 +366,7 @@ def test_nodes_that_left_as_they_were_told_are_not_held_down_nor_counted() -> No
         step = saved_and_stopped(fleet)
         for name in fleet.nodes():
             fleet.lose(name)
+            assert fleet.state.nodes[name].state is NodeState.LEFT
         assert suspended(fleet).step == step
         assert fleet.state.breaker.open_until is None
         back(fleet, *fleet.nodes(), holding=step)

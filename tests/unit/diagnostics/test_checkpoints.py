@@ -1,4 +1,4 @@
-"""A rank that cannot save, or a tier that takes nothing: said once for each trouble, as a warning."""
+"""A rank that cannot save, or a tier that takes nothing: a warning for each trouble, again while it lasts."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ def test_a_rank_whose_saves_are_missed_is_a_warning_with_the_reason() -> None:
 
 def test_the_same_trouble_later_is_another_finding() -> None:
     assert len({finding.id for finding in watch(trouble(), trouble(at=T0 + 600))}) == 2
+
+
+def test_a_trouble_that_lasts_is_said_again_under_its_id() -> None:
+    detector = Alone(Checkpoints())
+    said = [detector.observe(trouble(), T0 + after) for after in (5.0, 305.0, 610.0)]
+    assert [len(findings) for findings in said] == [1, 0, 1]
+    (first,), (second,) = said[0], said[2]
+    assert (second.id, second.since, second.repeat) == (first.id, first.since, 1)
 
 
 def test_every_kind_has_words_and_one_of_a_newer_agent_is_said_too() -> None:

@@ -37,6 +37,7 @@ STATE_STYLE = {
     "cordoned": "magenta",
     "unknown": "magenta",
     "failed": "red",
+    "left": "dim",
     "lost": "red",
     "delete": "red",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import grpc
 import structlog
 from anyio.abc import TaskStatus
 
+from holdfast.agent.troubles import TroubleReports
 from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.links import LinkMeasured, MeasureLink, OpenLink
@@ -184,7 +186,7 @@ class LocalReplicator:
         on_inventory: Callable[[Inventory], None],
         on_trouble: Callable[[str, Trouble], None],
     ) -> None:
-        """`on_trouble` is called once per problem, with the job."""
+        """`on_trouble` is called with the job when a problem is new, and again while it lasts."""
         self._places = places
         self._environment = environment
         self._on_inventory = on_inventory
@@ -196,7 +198,7 @@ class LocalReplicator:
         self._listen = places.listen
         self._endpoint = ""
         self._held: dict[str, Inventory] = {}  # by job
-        self._troubles: dict[str, tuple[Trouble, ...]] = {}  # by job, as last reported
+        self._troubles = TroubleReports()
         self._retained: dict[str, CommonCheckpoint] = {}  # by job, the newest; dropped with the job
         self._served: dict[str, Configure] = {}  # by job, as last configured
         self._retain_changed = anyio.Event()
@@ -381,12 +383,8 @@ class LocalReplicator:
             self._retain_changed = anyio.Event()
 
     def _pass_on_troubles(self, job: str, troubles: tuple[Trouble, ...]) -> None:
-        known = self._troubles.pop(job, ())
-        for trouble in troubles:
-            if trouble not in known:
-                self._on_trouble(job, trouble)
-        if troubles:
-            self._troubles[job] = troubles
+        for trouble in self._troubles.due(job, troubles, time.monotonic()):
+            self._on_trouble(job, trouble)
 
     def _take(self, inventory: Inventory) -> None:
         if inventory.shards or inventory.stored:

@@ -278,6 +278,18 @@ class ProviderAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class MoreNodesRequested:
+    """Who provides machines was asked for more nodes, and has answered: a record of it, on which nothing depends."""
+
+    at: float
+    jobs: tuple[str, ...]  # that lack nodes
+    wanted: int  # nodes that there should be
+    reason: str
+    ok: bool
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class BreakerResetRequested:
     """An operator has looked: act again."""
 
@@ -311,6 +323,7 @@ Event = (
     | FindingArrived
     | PolicyAnswered
     | ProviderAnswered
+    | MoreNodesRequested
     | BreakerResetRequested
     | TimerFired
 )

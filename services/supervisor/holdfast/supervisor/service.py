@@ -76,6 +76,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         stack.push_async_callback(policies.aclose)
         progress = Progress()
         follower = Follower(event_log, history, progress)
+        provider = providers.build(settings.provider, settings.replace_command)
         leader = Leader(
             event_log=event_log,
             history=history,
@@ -87,7 +88,9 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             returns=settings.returns,
             replacements=settings.replacements,
             links=settings.links,
-            provider=providers.build(settings.provider, settings.replace_command),
+            provider=provider,
+            supplier=providers.supplier(provider, settings.more_command, settings.more_nodes_max),
+            demand=settings.demand,
             own_faults=OwnFaults(
                 settings.own_faults, event_log, event_log.server if isinstance(event_log, RedisLog) else None
             ),

@@ -12,6 +12,7 @@ from holdfast.runtime.settings import ServiceSettings
 from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.providers import name_of
+from holdfast.supervisor.providers.demand import DemandRules
 from holdfast.supervisor.return_rules import DAY_S, ReplacementRules, ReturnRules
 
 
@@ -37,6 +38,14 @@ class SupervisorSettings(ServiceSettings):
     replace_command: str = ""  # run without a shell; {node}, {hostname}, {address}, {reason} and {request} are replaced
     replace_after_s: float = Field(default=1800.0, ge=0)  # out of service for so long
     replacements_per_day: int = Field(default=10, ge=0)  # of the fleet
+
+    # More nodes where jobs lack some: docs/policies.md. Those of the leader apply.
+    more_command: str = ""  # run without a shell; {pool}, {wanted}, {missing}, {jobs} and {reason} are replaced
+    more_after_s: float = Field(default=300.0, ge=0)  # of lacking nodes
+    more_every_s: float = Field(
+        default=900.0, ge=60
+    )  # until the same is asked for again; then twice as long, and so on
+    more_nodes_max: int = Field(default=0, ge=0)  # of a pool; 0 = nobody is asked
 
     # Faults of the control plane that `holdfast inject` may cause, for jobs with `chaos: true`: docs/fault-injection.md. Those
     # of the leader apply. restarted: something starts the part again, and nobody else needs this Redis; standby: one takes over
@@ -65,6 +74,10 @@ class SupervisorSettings(ServiceSettings):
             after_s=self.replace_after_s,
             per_day_max=self.replacements_per_day,
         )
+
+    @property
+    def demand(self) -> DemandRules:
+        return DemandRules(after_s=self.more_after_s, every_s=self.more_every_s, nodes_max=self.more_nodes_max)
 
     @property
     def returns(self) -> ReturnRules:

@@ -12,6 +12,7 @@ How an allocation ends:
 |---|---|
 | the job is over | the agents are ended, the rest of the chain is cancelled, exit code as of `holdfast run` |
 | its time is nearly over: SIGUSR1, or by the clock | a file tells all nodes; the job is saved and suspended; 75 |
+| `holdfast slurm cancel`: SIGUSR2 | the same, at once |
 | `scancel`: SIGTERM to every process, also to the workers | services ignore it; the job goes on from its last checkpoint |
 | the batch node is lost | Slurm ends the allocation; the next one goes on from the newest complete step |
 """
@@ -37,7 +38,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from holdfast.cli.client import ENV_API, ENV_TOKEN, Client
-from holdfast.cli.endings import SIGNALLED, UNAVAILABLE
+from holdfast.cli.endings import SIGNALLED, SUSPENDED, UNAVAILABLE
 from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.cli.processes import stop_all
 from holdfast.cli.protection import settings_for_parts
@@ -55,6 +56,7 @@ from holdfast.runtime.files import write_whole
 CHECK_S = 0.2
 WATCH_S = 10.0  # between two looks at sinfo, and at which nodes have not been told
 WITHOUT_AGENTS_S = 120.0
+CANCELLED_S = 15.0  # without agents, after a cancellation
 LAUNCHER_PAUSE_S = 1.0
 SOURCE = "slurm"  # of notices
 CONTROL_FILE = "control.json"
@@ -105,12 +107,13 @@ class AllocationRun:
     def __init__(self, plan: Plan, here: Here, console: Console) -> None:
         self._plan, self._here, self._console = plan, here, console
         self._over = threading.Event()
-        self._end = EndWatch(plan.notice_s)
+        self._end = EndWatch(plan.notice_s, plan.grace_s)
         self._said: dict[str, str] = {}  # errors that last
 
     def run(self) -> int:
         """Return the exit code."""
         signal.signal(signal.SIGUSR1, self._on_notice)
+        signal.signal(signal.SIGUSR2, self._on_cancel)
         signal.signal(signal.SIGTERM, self._on_terminate)
         plan = self._plan
         chain = chains.read(plan.directory, plan.chain)
@@ -165,10 +168,12 @@ class AllocationRun:
                 if agents.poll() is not None and agents_ended_at is None:
                     agents_ended_at = time.monotonic()
                     self._say(f"srun, which runs the agents, ended with {agents.returncode}: see {self._logs}")
-                if agents_ended_at is not None and time.monotonic() - agents_ended_at > WITHOUT_AGENTS_S:
-                    self._say(f"no agents for {WITHOUT_AGENTS_S:g} s: the allocation ends")
+                cancelled = self._end.cancelled_at is not None
+                limit_s = CANCELLED_S if cancelled else WITHOUT_AGENTS_S
+                if agents_ended_at is not None and time.monotonic() - agents_ended_at > limit_s:
+                    self._say(f"no agents for {limit_s:g} s: the allocation ends")
                     stop_all([launcher])
-                    return UNAVAILABLE
+                    return SUSPENDED if cancelled else UNAVAILABLE
                 time.sleep(CHECK_S)
             if 0 <= code < SIGNALLED:
                 return code
@@ -222,6 +227,9 @@ class AllocationRun:
     def _on_notice(self, *_: int | FrameType | None) -> None:
         self._end.told_at = self._end.told_at or time.time()
 
+    def _on_cancel(self, *_: int | FrameType | None) -> None:
+        self._end.cancelled_at = self._end.cancelled_at or time.time()
+
     def _on_terminate(self, *_: int | FrameType | None) -> None:
         """Every process of the allocation gets it, and SIGKILL half a minute later: until then the agents may save."""
 
@@ -255,12 +263,15 @@ class AllocationRun:
         while not self._over.wait(CHECK_S) and time.monotonic() < until:
             if self._end.announced is None and self._end.is_near(time.time()):
                 return
+            if self._end.cancelled_at is not None and self._end.due(time.time()) is not None:
+                return
 
     def _announce_end(self) -> None:
         """Tell the nodes when the allocation ends, if that is soon."""
         if not self._end.is_near(time.time()):
             return
-        self._ask_for_end()
+        if self._end.cancelled_at is None:
+            self._ask_for_end()
         if (ends_at := self._end.due(time.time())) is None:
             return
         with self._saying_errors("the nodes have not been told of the end"):

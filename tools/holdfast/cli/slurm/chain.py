@@ -39,6 +39,17 @@ class Chain:
     def new(cls, job: str) -> Chain:
         return cls(secrets.token_hex(16), job)
 
+    @classmethod
+    def of(cls, directory: Path, job: str) -> Chain:
+        """The chain for a submission from this directory: it goes on with the run of the one before, unless that is over.
+        The supervisor, whose state is in the directory, knows a launcher by its token. None of the allocations before may be
+        left."""
+        try:
+            before = newest(directory)
+        except (NotFound, InvalidSpec):
+            return cls.new(job)
+        return replace(before, slurm_jobs=()) if before.job == job and before.over is None else cls.new(job)
+
     @property
     def over(self) -> int | None:
         """The exit code of the job, if a further allocation is of no use."""
@@ -59,17 +70,7 @@ class Chain:
 
 def read(directory: Path, chain_id: str) -> Chain:
     """Raises `NotFound` if this machine does not see what the submission has written, `InvalidSpec` for another chain's."""
-    path = directory / FILE
-    try:
-        raw = json.loads(path.read_bytes())
-        ended = tuple(Link(str(each["slurm_job"]), int(each["code"])) for each in raw["ended"])
-        chain = Chain(str(raw["id"]), str(raw["job"]), tuple(map(str, raw["slurm_jobs"])), ended)
-    except FileNotFoundError:
-        raise NotFound(
-            f"{path} does not exist on this node: --dir must be on a file system that the login node and all nodes share"
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InvalidSpec("--dir", str(path), f"the file that `holdfast slurm submit` has written ({error})") from error
+    chain = newest(directory)
     if chain.id != chain_id:
         raise InvalidSpec(
             "--dir",
@@ -77,3 +78,18 @@ def read(directory: Path, chain_id: str) -> Chain:
             f"the directory of this submission: {chain.job} was submitted from it again meanwhile",
         )
     return chain
+
+
+def newest(directory: Path) -> Chain:
+    """The chain that was submitted last. Raises as `read` does."""
+    path = directory / FILE
+    try:
+        raw = json.loads(path.read_bytes())
+        ended = tuple(Link(str(each["slurm_job"]), int(each["code"])) for each in raw["ended"])
+        return Chain(str(raw["id"]), str(raw["job"]), tuple(map(str, raw["slurm_jobs"])), ended)
+    except FileNotFoundError:
+        raise NotFound(
+            f"{path} does not exist on this node: --dir must be on a file system that the login node and all nodes share"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InvalidSpec("--dir", str(path), f"the file that `holdfast slurm submit` has written ({error})") from error

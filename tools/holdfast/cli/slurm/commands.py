@@ -20,7 +20,7 @@ from holdfast.cli.slurm.ending import GRACE_S
 from holdfast.cli.slurm.node import NodeTask
 from holdfast.cli.slurm.script import Allocation, render
 from holdfast.cli.terminal import Terminal
-from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.job import JobSpec
 from holdfast.domain.words import plural
 from holdfast.wire.jobfile import load_job
@@ -31,6 +31,7 @@ DIRECTORY = Path("holdfast-slurm")  # in the working directory, with the job's n
 LOCAL = Path("/tmp")
 MEMORY = Path("/dev/shm")
 REASON_CHARS_MAX = 120
+WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED"})  # states of Slurm before the batch script begins
 
 app = typer.Typer(help="Run jobs on a Slurm cluster: submit an allocation, or a chain of them.", no_args_is_help=True)
 
@@ -86,8 +87,8 @@ def submit(
 ) -> None:
     """Submit a job to Slurm: its nodes and spares as one allocation, or as a chain of allocations.
 
-    The allocation survives nodes that fail. Before its time limit, and when it is cancelled, the job is saved and suspended;
-    the next allocation of the chain goes on from the saved step. Exit codes of an allocation: as of `holdfast run`.
+    The allocation survives nodes that fail. Before its time limit, and by `holdfast slurm cancel`, the job is saved and
+    suspended; the next allocation of the chain goes on from the saved step. Exit codes of an allocation: as of `holdfast run`.
     """
     spec = load_job(job_file)
     _require_nodes(nodes, spec)
@@ -99,7 +100,7 @@ def submit(
             "(file:///shared/checkpoints) or a bucket (gs://…)",
         )
     shared = (directory or DIRECTORY / spec.name).expanduser().absolute()
-    link = Chain.new(spec.name)
+    link = Chain.of(shared, spec.name)
     command = [
         *holdfast("slurm", "allocation", str(job_file.absolute())),
         *("--dir", str(shared), "--chain", link.id, "--notice", str(notice)),
@@ -159,6 +160,38 @@ def _require_ended(shared: Path, name: str) -> None:
             f"Slurm has {plural(len(states), 'job')} of the name {name} ({', '.join(states)}), and {shared} belongs to it: "
             "wait for its end, `scancel` it, or set another --dir and name"
         )
+
+
+@app.command(epilog="Example: [bold]holdfast slurm cancel llm[/]")
+def cancel(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the job, as in its job file.")],
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help=f"As given to submit. Default: ./{DIRECTORY}/NAME.", show_default=False)
+    ] = None,
+) -> None:
+    """Cancel a job's allocations, and save it first. Submitted again, it goes on from the saved step.
+
+    `scancel` ends the ranks before they can save, because Slurm sends its signal to every process.
+    """
+    console = Terminal(highlight=False, emoji=False)
+    shared = (directory or DIRECTORY / name).expanduser().absolute()
+    link = chains.newest(shared)
+    if link.job != name:
+        raise InvalidSpec("--dir", str(shared), f"the directory of {name}: this one is that of {link.job}")
+    states = tools.states(link.slurm_jobs)
+    waiting = [job for job, state in states.items() if state in WAITING]
+    if waiting:  # first: the next one of the chain would begin when the one that runs has ended
+        tools.cancel(waiting)
+        console.print(f"cancelled before it began: {', '.join(waiting)}", soft_wrap=True)
+    for job in (job for job, state in states.items() if state == "RUNNING"):
+        tools.tell(job, "USR2")
+        console.print(
+            f"{job}: {escape(name)} is saved and suspended, and the allocation ends with exit code 75 within {GRACE_S:g} s; "
+            f"follow: tail -F {escape(str(shared))}/slurm-{job}.out",
+            soft_wrap=True,
+        )
+    if not states:  # it may have ended by itself
+        raise NotFound(f"Slurm has no allocation of {name} that waits or runs ({', '.join(link.slurm_jobs) or 'none'})")
 
 
 def _require_nodes(nodes: int | None, spec: JobSpec) -> None:

@@ -29,19 +29,23 @@ class Ending:
 
 @dataclass(slots=True)
 class EndWatch:
-    """When the nodes are to be told of the end, by Slurm's signal or by the clock. Pure; all times are Unix times.
+    """When the nodes are to be told of the end, by Slurm's signal, by the clock or by `holdfast slurm cancel`. Pure; all times
+    are Unix times.
 
-    `ends_at`: as Slurm says, None if it does not. `told_at`: the signal. `announced`: the end as the nodes have been told.
+    `grace_s`: what the nodes have after a cancellation. `ends_at`: as Slurm says, None if it does not. `told_at`: the signal.
+    `cancelled_at`: the command. `announced`: the end as the nodes have been told.
     """
 
     notice_s: float
+    grace_s: float = GRACE_S
     ends_at: float | None = None
     told_at: float | None = None
+    cancelled_at: float | None = None
     announced: float | None = None
 
     def is_near(self, now: float) -> bool:
         """Whether Slurm is to be asked: the time limit may be changed, also after the nodes were told."""
-        told = self.told_at is not None or self.announced is not None
+        told = self.told_at is not None or self.cancelled_at is not None or self.announced is not None
         return told or (self.ends_at is not None and self.ends_at - now < self.notice_s)
 
     def due(self, now: float) -> float | None:
@@ -49,6 +53,8 @@ class EndWatch:
         if not self.is_near(now):
             return None
         ends_at = self.ends_at or (self.told_at or now) + self.notice_s
+        if self.cancelled_at is not None:
+            ends_at = min(ends_at, self.cancelled_at + self.grace_s)
         return None if self.announced is not None and abs(ends_at - self.announced) <= 1.0 else ends_at
 
 

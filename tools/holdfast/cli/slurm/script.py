@@ -74,7 +74,7 @@ def render(asked: Allocation) -> str:
             "",
             "# --no-kill: the allocation outlives nodes that it loses. --no-requeue: it is not started from its beginning.",
             "# B: only the process below is told that the time is ending. singleton: the next one of the chain waits for it.",
-            "trap '' USR1  # until the command below handles it",
+            "trap '' USR1 USR2  # until the command below handles them",
             f"exec {shlex.join(asked.command)}",
             "",
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -78,6 +79,22 @@ def ends_at(job: str) -> float | None:
         return None if found is None else datetime.fromisoformat(found[1]).timestamp()
     except ValueError:
         return None
+
+
+def states(jobs: Sequence[str]) -> dict[str, str]:
+    """Return the state of each job that is queued or runs, such as PENDING. Slurm forgets others."""
+    shown = run("squeue", "-h", "-a", "--me", "-o", "%i %T")
+    found = dict(line.split(None, 1) for line in shown.splitlines() if len(line.split(None, 1)) == 2)
+    return {job: found[job].strip() for job in jobs if job in found}
+
+
+def cancel(jobs: Sequence[str]) -> None:
+    run("scancel", *jobs)
+
+
+def tell(job: str, signal_name: str) -> None:
+    """Send a signal to the process of the batch script, and to no other of the job."""
+    run("scancel", "--batch", f"--signal={signal_name}", job)
 
 
 def script_of(job: str) -> str:

@@ -97,10 +97,12 @@ class LocalGeneration:
     def trouble(self, note: Note, at: float) -> CheckpointTrouble | None:
         """What this note says of a rank's saves, when that is to be told."""
         sender = note.sender
-        if self.progress is None or not self.progress.knows(sender.rank) or not (reason := self.misses.fold(note)):
+        if self.progress is None or not self.progress.knows(sender.rank):
+            return None
+        if (missed := self.misses.fold(note, at)) is None:
             return None
         kind, place = TroubleKind.SAVES_MISSED.value, f"rank {sender.rank}"
-        return CheckpointTrouble(self.node, at, sender.job, kind, place, reason, sender.rank)
+        return CheckpointTrouble(self.node, missed.since, sender.job, kind, place, missed.reason, sender.rank)
 
     def unheard(self, at: float) -> None:
         """Its ranks were not listened to until `at` (Unix s)."""

@@ -1,4 +1,4 @@
-"""Checkpoints that are not made, moved or kept: agents and replicators report the cause, once for each.
+"""Checkpoints that are not made, moved or kept: agents and replicators report the cause, and again while it lasts.
 
 A warning: the run is healthy, but its next fault costs more than the checkpoint interval.
 """
@@ -6,15 +6,15 @@ A warning: the run is healthy, but its next fault costs more than the checkpoint
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
-from holdfast.diagnostics.bounded import Bounded
+from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.replication import TroubleKind
 from holdfast.domain.signals import CheckpointTrouble
 
-_REPORTED_MAX = 20_000
 REASON_CHARS_MAX = 500
 
 _WORDS = {
@@ -28,8 +28,8 @@ _WORDS = {
 
 @dataclass(slots=True)
 class CheckpointState:
-    # Ids of findings: an agent sends a signal again when its acknowledgement may have been lost.
-    reported: Bounded[str, None] = field(default_factory=lambda: Bounded(_REPORTED_MAX))
+    # By node, job, kind, place and time. An agent sends a signal again when its acknowledgement may have been lost, too.
+    reported: Lasting[tuple[str, str, str, str, float]] = field(default_factory=Lasting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,8 @@ class Checkpoints:
     ) -> tuple[CheckpointState, Findings]:
         if not isinstance(item, CheckpointTrouble):
             return state, ()
-        finding = _finding(item, now)
-        if finding.id in state.reported:
-            return state, ()
-        state.reported[finding.id] = None
-        return state, (finding,)
+        key = (item.node, item.job, item.kind, item.place, item.at)
+        return state, tuple(state.reported.seen(key, now, partial(_finding, item, now)))
 
 
 def _finding(item: CheckpointTrouble, now: float) -> Finding:

@@ -45,6 +45,7 @@ from typing import assert_never
 from holdfast.domain.evolve import evolve
 from holdfast.supervisor.core import (
     breaker,
+    capacity,
     change,
     fault_requests,
     final_upload,
@@ -93,6 +94,7 @@ from holdfast.supervisor.protocol import (
     JobStopRequested,
     JobSubmitted,
     LeaderStarted,
+    MoreNodesRequested,
     NodeCordonRequested,
     NodeGone,
     NodeRepaired,
@@ -293,6 +295,8 @@ def _take(turn: Turn, event: Event) -> None:
             incidents.on_answer(turn, event)
         case ProviderAnswered():
             replacements.on_answer(turn, event)
+        case MoreNodesRequested():
+            capacity.record(turn, event)
         case BreakerResetRequested():
             breaker.close(turn, event.reason)
         case TimerFired():

@@ -36,7 +36,7 @@ def unknown_job(node: Node, jobs: Container[str]) -> str:
 
 def _state(node: Node, busy_with: str) -> NodeState:
     if node.lost:
-        return NodeState.LOST
+        return NodeState.LEFT if node.told_to_end else NodeState.LOST
     if node.unschedulable_reason:
         return NodeState.CORDONED
     if busy_with:

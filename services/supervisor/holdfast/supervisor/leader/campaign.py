@@ -25,7 +25,8 @@ from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.term import LeaseTimes, Term
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.policies.runner import PolicyRunner
-from holdfast.supervisor.providers import Provider
+from holdfast.supervisor.providers import Provider, Supplier
+from holdfast.supervisor.providers.demand import DemandRules
 from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 
 CAMPAIGN_S = 0.2  # how often a standby asks for the lease
@@ -52,6 +53,8 @@ class Leader:
         replacements: ReplacementRules | None = None,
         links: LinkRules | None = None,
         provider: Provider | None = None,
+        supplier: Supplier | None = None,
+        demand: DemandRules | None = None,
         own_faults: OwnFaults | None = None,
     ) -> None:
         self._log = event_log
@@ -65,6 +68,7 @@ class Leader:
         self._replacements = replacements
         self._links = links
         self._provider = provider
+        self._supplier, self._demand = supplier, demand
         self._own_faults = own_faults
         self._term: Term | None = None
 
@@ -128,6 +132,8 @@ class Leader:
             replacements=self._replacements,
             links=self._links,
             provider=self._provider,
+            supplier=self._supplier,
+            demand=self._demand,
             own_faults=self._own_faults,
         )
         try:

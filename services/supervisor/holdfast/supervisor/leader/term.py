@@ -13,6 +13,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 import anyio
@@ -31,6 +32,7 @@ from holdfast.supervisor.agents.beats import Reported
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import State, view
+from holdfast.supervisor.core.capacity import lacking
 from holdfast.supervisor.fault_rules import OwnFaultRules
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader import snapshot
@@ -52,6 +54,7 @@ from holdfast.supervisor.protocol import (
     Evaluate,
     IncidentChanged,
     LeaderStarted,
+    MoreNodesRequested,
     PolicyAnswered,
     Post,
     ProviderAnswered,
@@ -64,7 +67,8 @@ from holdfast.supervisor.protocol import (
     StepSeen,
     TimerFired,
 )
-from holdfast.supervisor.providers import Provider, asking
+from holdfast.supervisor.providers import Provider, Supplier, asking
+from holdfast.supervisor.providers.demand import Demand, DemandRules
 from holdfast.supervisor.published import LeaderChanged, PolicyAsked
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
@@ -76,6 +80,7 @@ CONSUMER = "leader"
 BATCH_MAX = 256
 BATCHES_AHEAD = 2
 BEATS_S = 1.0
+DEMAND_S = 10.0  # between two looks at what jobs lack
 
 log = structlog.get_logger("holdfast.supervisor.leader.term")
 
@@ -113,6 +118,8 @@ class Term:
         replacements: ReplacementRules | None = None,
         links: LinkRules | None = None,
         provider: Provider | None = None,
+        supplier: Supplier | None = None,
+        demand: DemandRules | None = None,
         own_faults: OwnFaults | None = None,
     ) -> None:
         self._log = event_log
@@ -128,6 +135,7 @@ class Term:
         self._replacements = replacements
         self._links = links
         self._provider = provider
+        self._supplier, self._demand = supplier, Demand(demand or DemandRules())
         self._own_faults = own_faults or OwnFaults(OwnFaultRules(), event_log)
         self._inbox = InboxWriter(event_log)
         self.sessions = Sessions(lease.epoch, self._inbox, self._clock)
@@ -160,6 +168,8 @@ class Term:
                 guarded(tasks, "timers", lambda: self._timers.run(self._on_timer))
                 guarded(tasks, "beats", self._look_at_beats)
                 guarded(tasks, "streams", self._read_streams)
+                if self._supplier is not None:
+                    guarded(tasks, "demand", partial(self._ask_for_more, self._supplier))
                 guarded(tasks, "fold", self._fold)
         finally:
             self._folder = None
@@ -278,6 +288,17 @@ class Term:
     async def _ask_provider(self, wanted: RequestReplacement) -> None:
         ok, reason = await asking.ask(self._provider, wanted)
         self._say(Input(ProviderAnswered(self._clock(), wanted.node, wanted.request, ok, reason)))
+
+    async def _ask_for_more(self, supplier: Supplier) -> None:
+        """One request at a time. Each is recorded with its answer."""
+        while True:
+            await anyio.sleep(DEMAND_S)
+            assert self._folder is not None
+            state = self._folder.state
+            breaker_open = state.breaker.open_until is not None
+            for asked in self._demand.due(lacking(state), breaker_open=breaker_open, now=anyio.current_time()):
+                ok, said = await asking.ask_more(supplier, asked)
+                self._say(Input(MoreNodesRequested(self._clock(), asked.jobs, asked.wanted, asked.reason, ok, said)))
 
     # ------------------------------------------------------------------ fold, commit, act
 

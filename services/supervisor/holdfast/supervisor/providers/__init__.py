@@ -5,6 +5,9 @@
 | empty | nobody; `command`, if there is a `HOLDFAST_REPLACE_COMMAND` |
 | `command` | the command line of `HOLDFAST_REPLACE_COMMAND`, on the supervisor's machine |
 | another name | the plug-in of this name in the group `holdfast.providers`: `build() -> Provider` |
+
+For more nodes (demand.py decides when) the command line of `HOLDFAST_MORE_COMMAND` is asked, or a plug-in that has the method
+`more`, if `HOLDFAST_MORE_NODES_MAX` allows any.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from __future__ import annotations
 from holdfast import plugins
 from holdfast.domain.errors import InvalidSpec, PluginError
 from holdfast.plugins import Group
-from holdfast.supervisor.providers.command import Command
-from holdfast.supervisor.providers.protocol import Machine, Provider
+from holdfast.supervisor.providers.command import Command, MoreCommand
+from holdfast.supervisor.providers.protocol import Machine, MoreNodes, Provider, Supplier
 
 COMMAND = "command"
 
-__all__ = ["COMMAND", "Machine", "Provider", "build", "name_of"]
+__all__ = ["COMMAND", "Machine", "MoreNodes", "Provider", "Supplier", "build", "name_of", "supplier"]
 
 
 def name_of(provider: str, command: str) -> str:
@@ -44,3 +47,16 @@ def build(provider: str, command: str) -> Provider | None:
     if not isinstance(built, Provider):
         raise PluginError(Group.PROVIDERS, str(plugin), f"{type(built).__name__} has no method `replace`")
     return built
+
+
+def supplier(provider: Provider | None, more_command: str, nodes_max: int) -> Supplier | None:
+    """Who is asked for more nodes; None if nobody is. Raises `InvalidSpec`."""
+    if not more_command:
+        return provider if nodes_max and isinstance(provider, Supplier) else None
+    if not nodes_max:
+        raise InvalidSpec(
+            "HOLDFAST_MORE_NODES_MAX",
+            nodes_max,
+            "the most nodes that a pool may have, because HOLDFAST_MORE_COMMAND is set",
+        )
+    return MoreCommand(more_command)

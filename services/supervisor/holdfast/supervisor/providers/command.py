@@ -1,14 +1,17 @@
-"""A command line of the operator's as a provider, without a shell."""
+"""Command lines of the operator's as providers, without a shell."""
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Mapping
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime import operator_command
-from holdfast.supervisor.providers.protocol import Machine
+from holdfast.supervisor.providers.protocol import Machine, MoreNodes
 
-_SETTING = "HOLDFAST_REPLACE_COMMAND"
+REPLACE = "HOLDFAST_REPLACE_COMMAND"
+MORE = "HOLDFAST_MORE_COMMAND"
 COMMAND_S = 300.0  # less than the core waits for an answer
 
 
@@ -16,20 +19,45 @@ class Command:
     """`{node}`, `{hostname}`, `{address}`, `{reason}` and `{request}` are replaced in each word of the line."""
 
     def __init__(self, line: str, timeout_s: float = COMMAND_S) -> None:
-        try:
-            self._words = shlex.split(line)
-        except ValueError as error:
-            raise InvalidSpec(_SETTING, line, f"a command line ({error})") from error
-        if not operator_command.exists(line):
-            raise InvalidSpec(_SETTING, line, "a command line whose program is on this machine")
-        self._timeout_s = timeout_s
+        self._words, self._timeout_s = _words(REPLACE, line), timeout_s
 
     async def replace(self, machine: Machine) -> str:
         """Raises `Unavailable` if the command fails, or does not end in time."""
-        return await operator_command.run("replace", [_filled(word, machine) for word in self._words], self._timeout_s)
+        values = {name: str(getattr(machine, name)) for name in Machine.__slots__}
+        return await operator_command.run("replace", [_filled(word, values) for word in self._words], self._timeout_s)
 
 
-def _filled(word: str, machine: Machine) -> str:
-    for name in Machine.__slots__:
-        word = word.replace(f"{{{name}}}", getattr(machine, name))
-    return word
+class MoreCommand:
+    """`{pool}`, `{wanted}`, `{missing}`, `{jobs}` and `{reason}` are replaced in each word of the line."""
+
+    def __init__(self, line: str, timeout_s: float = COMMAND_S) -> None:
+        self._words, self._timeout_s = _words(MORE, line), timeout_s
+
+    async def more(self, asked: MoreNodes) -> str:
+        """Raises `Unavailable` if the command fails, or does not end in time."""
+        values = {
+            "pool": asked.pool,
+            "wanted": str(asked.wanted),
+            "missing": str(asked.missing),
+            "jobs": ",".join(asked.jobs),
+            "reason": asked.reason,
+        }
+        return await operator_command.run("more", [_filled(word, values) for word in self._words], self._timeout_s)
+
+
+def _words(setting: str, line: str) -> list[str]:
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise InvalidSpec(setting, line, f"a command line ({error})") from error
+    if not operator_command.exists(line):
+        raise InvalidSpec(setting, line, "a command line whose program is on this machine")
+    return words
+
+
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    """In one pass: what a value contains is not replaced again."""
+    return _PLACE.sub(lambda place: values.get(place[1], place[0]), word)

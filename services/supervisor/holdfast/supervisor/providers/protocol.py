@@ -1,4 +1,4 @@
-"""What a provider does: one method. Nothing of the supervisor is needed to write one."""
+"""What a provider does: one method, or two. Nothing of the supervisor is needed to write one."""
 
 from __future__ import annotations
 
@@ -27,4 +27,26 @@ class Provider(Protocol):
         The new machine need not be there yet. Runs in the supervisor's event loop: it must not block. Whatever it raises
         counts as a refusal with these words, and the request is repeated, as another one, up to three times.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MoreNodes:
+    """Jobs of a pool lack nodes."""
+
+    pool: str  # empty = jobs and nodes without one
+    wanted: int  # nodes that the pool should have in all
+    missing: int  # of them, on top of those that are there
+    jobs: tuple[str, ...]  # that lack them
+    reason: str  # one sentence
+
+
+@runtime_checkable
+class Supplier(Protocol):
+    """A provider that can also be asked for more nodes."""
+
+    async def more(self, asked: MoreNodes) -> str:
+        """Have the pool grow to `wanted` nodes, and return in a few words what was done. As `Provider.replace`, but the same is
+        asked for again while nodes are missing, perhaps by another supervisor: it is a number to reach, and not one to add.
+        Whatever it raises is a refusal with these words."""
         ...
