@@ -13,6 +13,7 @@ import structlog
 
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import Unavailable
+from holdfast.kubernetes.bridge import Bridge
 from holdfast.log import durability
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
@@ -87,10 +88,11 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             returns=settings.returns,
             replacements=settings.replacements,
             links=settings.links,
-            provider=providers.build(settings.provider, settings.replace_command),
+            provider=providers.build(settings.provider, settings.replace_command, settings.replacer),
             own_faults=OwnFaults(
                 settings.own_faults, event_log, event_log.server if isinstance(event_log, RedisLog) else None
             ),
+            bridge=Bridge(settings.bridge, time.time) if settings.kubernetes_watch else None,
         )
         control = ControlServicer(
             leader.sessions,

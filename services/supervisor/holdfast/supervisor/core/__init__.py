@@ -53,6 +53,7 @@ from holdfast.supervisor.core import (
     jobs,
     link_tests,
     loans,
+    nodes,
     notices,
     planned,
     pruning,
@@ -93,6 +94,8 @@ from holdfast.supervisor.protocol import (
     JobStopRequested,
     JobSubmitted,
     LeaderStarted,
+    MachineDeleted,
+    MachineLabelled,
     NodeCordonRequested,
     NodeGone,
     NodeRepaired,
@@ -276,6 +279,10 @@ def _take(turn: Turn, event: Event) -> None:
             upkeep.restart_agent(turn, event)
         case NoticeRequested():
             notices.on_request(turn, event)
+        case MachineLabelled():
+            nodes.set_zone(turn, event.node, event.zone)
+        case MachineDeleted():
+            nodes.forget(turn, event.node, event.reason)
         case NodeReported():
             sessions.on_reports(turn, (event,))
         case NodeGone():

@@ -165,10 +165,17 @@ class Node:
     link_begun_at: float = 0.0  # when the newest one began, which may have come to no end
     refused_at: float = 0.0  # when it was last noted that it speaks for others (binding.py)
     ranks_at: float = 0.0  # when it last got ranks: what tests of its network found before is history
+    machine_zone: str = ""  # its machine's failure domain, as the cluster's labels say; empty = not told
 
     @property
     def name(self) -> str:
         return self.facts.node
+
+    @property
+    def zone(self) -> str:
+        """Its failure domain: as its agent was told, else as the cluster says, else its own."""
+        own = self.facts.zone
+        return self.machine_zone if self.machine_zone and own in ("", self.name) else own
 
     @property
     def unfit(self) -> str:

@@ -20,6 +20,7 @@ from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.history.protocol import History
+from holdfast.supervisor.leader.cluster import ClusterBridge
 from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.term import LeaseTimes, Term
@@ -53,6 +54,7 @@ class Leader:
         links: LinkRules | None = None,
         provider: Provider | None = None,
         own_faults: OwnFaults | None = None,
+        bridge: ClusterBridge | None = None,
     ) -> None:
         self._log = event_log
         self._history = history
@@ -66,6 +68,7 @@ class Leader:
         self._links = links
         self._provider = provider
         self._own_faults = own_faults
+        self._bridge = bridge
         self._term: Term | None = None
 
     def sessions(self) -> Sessions | None:
@@ -129,6 +132,7 @@ class Leader:
             links=self._links,
             provider=self._provider,
             own_faults=self._own_faults,
+            bridge=self._bridge,
         )
         try:
             await self._term.run()
