@@ -89,7 +89,7 @@ class Api:
             answer = await self.request("GET", resource.path, f"list {resource}", query=query)
             items, about = answer.get("items") or [], answer.get("metadata") or {}
             if not isinstance(items, list) or not isinstance(about, dict):
-                raise MalformedMessage(f"the API server's list of {resource} is none")
+                raise MalformedMessage(f"list {resource}", "the API server's answer is no list")
             # Objects of a list do not say what they are.
             found += [{**each, "kind": resource.kind} for each in items if isinstance(each, dict)]
             if not (more := about.get("continue")):
@@ -181,7 +181,7 @@ async def _events(answer: httpx.Response, what: str) -> AsyncIterator[tuple[str,
         event = _object(line, what)
         kind, found = event.get("type"), event.get("object")
         if not isinstance(kind, str) or not isinstance(found, dict):
-            raise MalformedMessage(f"{what}: an event without a type or an object")
+            raise MalformedMessage(what, "an event without a type or an object")
         if kind == "ERROR":
             raise _said(int(found.get("code") or 0), str(found.get("message", "")), what)
         yield kind, found
@@ -193,7 +193,7 @@ async def _lines(answer: httpx.Response, what: str) -> AsyncIterator[bytes]:
         kept += part
         *whole, rest = kept.split(b"\n")
         if len(rest) > LINE_BYTES_MAX:
-            raise MalformedMessage(f"{what}: an event of more than {LINE_BYTES_MAX} bytes")
+            raise MalformedMessage(what, f"an event of more than {LINE_BYTES_MAX} bytes")
         kept = bytearray(rest)
         for line in whole:
             if line.strip():
@@ -204,9 +204,9 @@ def _object(content: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise MalformedMessage(f"{what}: the API server's answer is no JSON ({error})") from error
+        raise MalformedMessage(what, f"the API server's answer is no JSON ({error})") from error
     if not isinstance(found, dict):
-        raise MalformedMessage(f"{what}: the API server's answer is no object")
+        raise MalformedMessage(what, "the API server's answer is no object")
     return found
 
 

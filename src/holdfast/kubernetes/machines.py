@@ -182,7 +182,9 @@ def _metadata(found: object) -> Mapping[str, Any]:
     about = _mapping(_mapping(found).get("metadata"))
     name = about.get("name")
     if not isinstance(name, str) or not name:
-        raise MalformedMessage(f"an object of the API server has no name: {str(found)[:TEXT_CHARS_MAX]}")
+        raise MalformedMessage(
+            "metadata.name", f"an object of the API server has no name: {str(found)[:TEXT_CHARS_MAX]}"
+        )
     return about
 
 

@@ -35,14 +35,15 @@ def name_of(provider: str, command: str) -> str:
     return COMMAND if command else provider
 
 
-def build(provider: str, command: str, replacer: Callable[[], Replacer]) -> Provider | None:
-    """None if nobody is to be asked. `replacer`: of the cluster, by its settings. Raises `InvalidSpec`, or `PluginError` if the plug-in is not installed or fails."""
+def build(provider: str, command: str, replacer: Callable[[], Replacer] | None = None) -> Provider | None:
+    """None if nobody is to be asked. `replacer`: makes what replaces pods of the cluster, by its settings. Raises `InvalidSpec`,
+    or `PluginError` if the plug-in is not installed or fails."""
     name = name_of(provider, command)
     if not name:
         return None
     if name == COMMAND:
         return Command(command)
-    if name == KUBERNETES:
+    if name == KUBERNETES and replacer is not None:
         return Kubernetes(replacer())
     plugin = plugins.find(Group.PROVIDERS, name)
     if plugin is None:
