@@ -185,7 +185,7 @@ def serving(api: ClusterApi) -> Iterator[str]:
             query = dict(parse_qsl(parts.query))
             if api.down:
                 self.close_connection = True
-                return
+                return None
             if api.token and self.headers.get("Authorization") != f"Bearer {api.token}":
                 return self._send(*_status(401, "Unauthorized"))
             plural, _ = _place(parts.path)

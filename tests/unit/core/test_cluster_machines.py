@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from fleet import JOB, Fleet, job, running
 
-from holdfast.domain.findings import FindingKind
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Prepare
 from holdfast.supervisor.protocol import JobPhase, MachineDeleted, MachineLabelled, Noted, NoticeRequested
