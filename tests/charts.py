@@ -125,7 +125,7 @@ def _rights_are_the_bridges(manifests: list[Manifest]) -> None:
 
 
 def check(manifests: list[Manifest]) -> None:
-    """Assert what holds whatever the values are: objects are valid, rights are those that are needed, what is named is there."""
+    """Assert what holds whatever the values are: objects are valid, rights are those needed, what is named is there."""
     names = {(each["kind"], each["metadata"]["name"]) for each in manifests}
     assert len({(each["kind"], _place(each), each["metadata"]["name"]) for each in manifests}) == len(manifests)
     for manifest in manifests:

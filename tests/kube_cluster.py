@@ -1,7 +1,7 @@
 """An API server of nodes and pods for tests of the bridge: lists in pages, watches, and every way to fail that is asked for.
 
-As a real one: a watch from a version that is not kept any more gets 410, as an event or as an answer; a token may be refused, a right
-may be missing, and connections may break within a watch. `tests/kubernetes` runs the same bridge on a real one.
+As a real one: a watch from a version that is not kept any more gets 410; a token may be refused, a right may be missing, and
+connections may break within a watch. `tests/kubernetes` runs the same bridge on a real API server.
 """
 
 from __future__ import annotations
@@ -132,13 +132,10 @@ class ClusterApi:
                         return
                     more = [each for each in self._events if each[0] > version and each[1] == plural]
                     if not more:
-                        self._changed.wait_for(
-                            lambda: self._epoch != epoch or self._version > version or self.down, timeout=30
-                        )
+                        self._changed.wait(30)
                         if self._epoch != epoch or self.down:
                             return
-                        more = [each for each in self._events if each[0] > version and each[1] == plural]
-                        version = self._version
+                        continue
                 for number, _, kind, found in more:
                     version = max(version, number)
                     yield {"type": kind, "object": found}

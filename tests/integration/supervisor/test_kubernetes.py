@@ -1,4 +1,4 @@
-"""A real supervisor takes what the cluster says of machines: notices, failure domains, and the same again after a change of leader."""
+"""A real supervisor takes what the cluster says of machines: notices, failure domains; also after a change of leader."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def name_of(provider: str, command: str) -> str:
 
 
 def build(provider: str, command: str, replacer: Callable[[], Replacer] | None = None) -> Provider | None:
-    """None if nobody is to be asked. `replacer`: makes what replaces pods of the cluster, by its settings. Raises `InvalidSpec`,
-    or `PluginError` if the plug-in is not installed or fails."""
+    """None if nobody is to be asked. `replacer`: makes what replaces pods of the cluster, by its settings. Raises
+    `InvalidSpec`, or `PluginError` if the plug-in is not installed or fails."""
     name = name_of(provider, command)
     if not name:
         return None
