@@ -276,7 +276,13 @@ class Machine:
 
     def _beat(self) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now, "reason": "test"}
+        ready = {
+            "type": "Ready",
+            "status": "True",
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": now,
+            "reason": "test",
+        }
         room = {"cpu": "8", "memory": "16Gi", "pods": "20"}
         status = {"conditions": [ready], "capacity": room, "allocatable": room}
         self._cluster.patch(f"/api/v1/nodes/{self.name}/status", {"status": status})

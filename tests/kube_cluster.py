@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -18,13 +18,13 @@ Object = dict[str, Any]
 AGENT = {"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "agent"}
 
 
-def node(name: str, *, unschedulable: bool = False, taints: tuple[str, ...] = (), **labels: str) -> Object:
-    """`labels`: with "__" for "/" and "_" for "-"."""
-    keys = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
+def node(
+    name: str, *, unschedulable: bool = False, taints: tuple[str, ...] = (), labels: Mapping[str, str] | None = None
+) -> Object:
     spec: Object = {"unschedulable": True} if unschedulable else {}
     if taints:
         spec["taints"] = [{"key": key, "effect": "NoSchedule"} for key in taints]
-    return {"kind": "Node", "metadata": {"name": name, "labels": keys}, "spec": spec}
+    return {"kind": "Node", "metadata": {"name": name, "labels": dict(labels or {})}, "spec": spec}
 
 
 def pod(name: str, machine: str, namespace: str = "ml") -> Object:

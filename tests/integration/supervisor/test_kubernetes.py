@@ -20,6 +20,7 @@ from holdfast.wire.events import finding_entry
 pytestmark = pytest.mark.anyio
 
 CORDONED = "Kubernetes: cordoned"
+ZONE_B = {"topology.kubernetes.io/zone": "b"}
 
 
 def settings(url: str) -> dict[str, Any]:
@@ -47,7 +48,7 @@ async def test_notices_and_zones_follow_the_cluster_and_survive_a_change_of_lead
 ) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
-    api = ClusterApi(node("m1"), node("m2", topology_kubernetes_io__zone="b"))
+    api = ClusterApi(node("m1"), node("m2", labels=ZONE_B))
     api.token = "secret"
     async with AsyncExitStack() as stack:
         url = stack.enter_context(serving(api))
@@ -65,7 +66,7 @@ async def test_notices_and_zones_follow_the_cluster_and_survive_a_change_of_lead
 
         log.die_when(lambda _: True, after=False)  # the leader, in the middle of its watch
         api.put(node("m1"))
-        api.put(node("m2", taints=("ToBeDeletedByClusterAutoscaler",), topology_kubernetes_io__zone="b"))
+        api.put(node("m2", taints=("ToBeDeletedByClusterAutoscaler",), labels=ZONE_B))
         await until(second, "m2", state="cordoned")
         await until(second, "m1", state="spare")
         tasks.cancel_scope.cancel()

@@ -26,10 +26,10 @@ def test_copies_go_to_other_failure_domains_than_their_own() -> None:
     fleet.submit(job(dp=4))
     orders = fleet.orders(Prepare)
     assert len(orders) == 4
-    zone = dict(zip(("n0", "n1", "n2", "n3"), "aabb", strict=True))
+    domains = dict(zip(("n0", "n1", "n2", "n3"), "aabb", strict=True))
     for node, order in orders.items():
         assert isinstance(order, Prepare)
-        assert zone[order.peers[0].node] != zone[node]
+        assert domains[order.peers[0].node] != domains[node]
 
 
 def test_what_an_agent_was_told_comes_first_and_labels_outlive_its_restart() -> None:

@@ -132,7 +132,7 @@ def test_everything_at_once_is_said_of_each_and_once() -> None:
 
 
 def test_any_order_of_events_ends_in_what_the_cluster_is() -> None:
-    events = [
+    events: list[ClusterEvent] = [
         Put(node("m1", unschedulable=True)),
         Put(node("m1")),
         Put(node("m1", taints=("karpenter.sh/disrupted",))),
