@@ -42,6 +42,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "tls": {"certManager": {"issuer": "fleet-ca"}},
     "serviceAccount": {"annotations": {"iam.gke.io/gcp-service-account": "holdfast@project.iam.gserviceaccount.com"}},
+    "kubernetes": {"watch": True, "namespaces": ["team-a", "team-b"], "nodeSelector": "pool=gpu", "mark": "none"},
     "networkPolicy": {
         "jobNamespaces": ["team-a", "team-b"],
         "agentsFrom": [{"ipBlock": {"cidr": "10.0.0.0/16"}}],
@@ -63,8 +64,11 @@ VALUES: dict[str, dict[str, Any]] = {
         "diagnostics": {"replicas": 1},
         "networkPolicy": {"enabled": False},
         "serviceAccount": {"create": False},
+        "kubernetes": {"replacePods": True},
     },
 }
+RIGHTS = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+ASKS = ("HOLDFAST_KUBERNETES_", "HOLDFAST_PROVIDER")
 KEPT = ("defaults", "everything")  # renderings that are kept in data/rendered, for tests without helm
 
 
@@ -77,19 +81,65 @@ def load(text: str) -> list[Manifest]:
     return found
 
 
-def check(manifests: list[Manifest]) -> None:
-    """Assert what holds whatever the values are: objects are valid, nobody has rights, what is named is there."""
-    names = {(each["kind"], each["metadata"]["name"]) for each in manifests}
-    assert len(names) == len(manifests)
+def _place(manifest: Manifest) -> str:
+    return str(manifest["metadata"].get("namespace", ""))
+
+
+def _environment(pod: Manifest) -> dict[str, str]:
+    return {
+        name: value for each in kube_schemas.containers(pod) for name, value in kube_schemas.environment(each).items()
+    }
+
+
+def rights(manifests: list[Manifest]) -> dict[tuple[str, str], set[str]]:
+    """Return what somebody may do: (namespace, resource) → verbs."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for each in manifests:
+        for rule in each.get("rules", []):
+            assert rule["apiGroups"] == [""]
+            for resource in rule["resources"]:
+                found.setdefault((_place(each), resource), set()).update(rule["verbs"])
+    return found
+
+
+def _rights_are_the_bridges(manifests: list[Manifest]) -> None:
+    """Nobody has rights but supervisors that ask the API server, and they have those that they need and no others."""
+    settings: dict[str, str] = {}
     for manifest in manifests:
-        assert manifest["metadata"]["namespace"] == NAMESPACE, manifest["metadata"]["name"]
+        for pod in kube_schemas.pods(manifest):
+            settings |= {name: value for name, value in _environment(pod).items() if name.startswith(ASKS)}
+    namespaces = settings.get("HOLDFAST_KUBERNETES_NAMESPACES", "").split(",") if settings else []
+    replaces = settings.get("HOLDFAST_PROVIDER") == "kubernetes"
+    marks = replaces and settings["HOLDFAST_KUBERNETES_MARK"] != "none"
+    nodes = {"list", "watch"} | ({"get", "patch"} if marks else set())
+    pods = {"list", "watch"} | ({"delete"} if replaces else set())
+    expected = {("", "nodes"): nodes} | {(each, "pods"): pods for each in namespaces} if settings else {}
+    assert rights(manifests) == expected
+    bound = [each for each in manifests if each["kind"].endswith("RoleBinding")]
+    assert len(bound) == len(expected)
+    roles = {(each["kind"], _place(each), each["metadata"]["name"]) for each in manifests if "rules" in each}
+    account = {"kind": "ServiceAccount", "name": f"{RELEASE}-supervisor", "namespace": NAMESPACE}
+    for each in bound:
+        assert each["subjects"] == [account]
+        assert (each["roleRef"]["kind"], _place(each), each["roleRef"]["name"]) in roles
+
+
+def check(manifests: list[Manifest]) -> None:
+    """Assert what holds whatever the values are: objects are valid, rights are those needed, what is named is there."""
+    names = {(each["kind"], each["metadata"]["name"]) for each in manifests}
+    assert len({(each["kind"], _place(each), each["metadata"]["name"]) for each in manifests}) == len(manifests)
+    for manifest in manifests:
+        if manifest["kind"] not in RIGHTS:
+            assert manifest["metadata"]["namespace"] == NAMESPACE, manifest["metadata"]["name"]
         if manifest["kind"] == "Certificate":  # of cert-manager, whose schema is not here
             continue
         assert kube_schemas.problems(manifest) == [], manifest["metadata"]["name"]
         for pod in kube_schemas.pods(manifest):
             assert kube_schemas.unread(pod) == set()
             assert kube_schemas.unsafe(pod) == []
-            assert pod["spec"]["automountServiceAccountToken"] is False
+            bridge = any(name.startswith("HOLDFAST_KUBERNETES_") for name in _environment(pod))
+            assert pod["spec"]["automountServiceAccountToken"] is bridge
+            assert (pod["spec"].get("serviceAccountName") == f"{RELEASE}-supervisor") is bridge
             assert pod["spec"]["enableServiceLinks"] is False  # HOLDFAST_API_PORT=tcp://… is no setting
             for container in kube_schemas.containers(pod):
                 assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -99,7 +149,7 @@ def check(manifests: list[Manifest]) -> None:
             claims = {claim["metadata"]["name"] for claim in manifest["spec"].get("volumeClaimTemplates", [])}
             assert kube_schemas.dangling(pod) == claims  # a claim template is mounted, and is no volume of the pod
             assert ("Service", manifest["spec"]["serviceName"]) in names
-    assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & {kind for kind, _ in names}
+    _rights_are_the_bridges(manifests)
     _selectors_meet_pods(manifests)
     _hosts_exist(manifests)
 

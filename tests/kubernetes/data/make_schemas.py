@@ -27,6 +27,7 @@ KINDS = (
     "Ingress networking.k8s.io/v1",
     "NetworkPolicy networking.k8s.io/v1",
     "PodDisruptionBudget policy/v1",
+    *(f"{kind} rbac.authorization.k8s.io/v1" for kind in ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")),
 )
 CORE = re.compile(r"#/\$defs/(IoK8s\w+)")
 # Fields of JobSet whose enumeration stands in the API's documentation, and not in its OpenAPI definition.

@@ -43,6 +43,15 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
+{{/* Whether supervisors ask the API server. */}}
+{{- define "holdfast.bridge" -}}
+{{- if or .Values.kubernetes.watch .Values.kubernetes.replacePods }}yes{{ end }}
+{{- end }}
+
+{{- define "holdfast.bridgeNamespaces" -}}
+{{- prepend .Values.kubernetes.namespaces .Release.Namespace | uniq | join "," }}
+{{- end }}
+
 {{/* The endpoints of diagnostics, best first, each by its own name: agents must agree on one. */}}
 {{- define "holdfast.diagnostics" -}}
 {{- $name := printf "%s-diagnostics" (include "holdfast.name" .) }}
@@ -53,10 +62,15 @@ app.kubernetes.io/component: {{ .component }}
 {{- join "," $endpoints }}
 {{- end }}
 
-{{/* What supervisors and diagnostics have in common. Needs no access to the API server. */}}
+{{/* What supervisors and diagnostics have in common. Only supervisors, and only with the bridge, have access to the API server. */}}
 {{- define "holdfast.pod" -}}
+{{- if and (eq .component "supervisor") (include "holdfast.bridge" .root) }}
+serviceAccountName: {{ include "holdfast.name" .root }}-supervisor
+automountServiceAccountToken: true
+{{- else }}
 serviceAccountName: {{ include "holdfast.serviceAccount" .root }}
 automountServiceAccountToken: false
+{{- end }}
 enableServiceLinks: false
 terminationGracePeriodSeconds: 30
 {{- with .root.Values.image.pullSecrets }}

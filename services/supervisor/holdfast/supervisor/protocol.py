@@ -185,6 +185,24 @@ class NoticeRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineLabelled:
+    """The cluster that a node's machine belongs to says where it is."""
+
+    at: float
+    node: str
+    zone: str  # failure domain
+
+
+@dataclass(frozen=True, slots=True)
+class MachineDeleted:
+    """The cluster has no such machine any more. A node that is not lost is there all the same."""
+
+    at: float
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRepaired:
     """An operator says that the node's hardware is good again: forget the findings against it."""
 
@@ -315,6 +333,8 @@ Event = (
     | NodeCordonRequested
     | AgentRestartRequested
     | NoticeRequested
+    | MachineLabelled
+    | MachineDeleted
     | NodeRepaired
     | NodeReported
     | NodeGone

@@ -13,6 +13,7 @@ import structlog
 
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import Unavailable
+from holdfast.kubernetes.bridge import Bridge
 from holdfast.log import durability
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
@@ -76,7 +77,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         stack.push_async_callback(policies.aclose)
         progress = Progress()
         follower = Follower(event_log, history, progress)
-        provider = providers.build(settings.provider, settings.replace_command)
+        provider = providers.build(settings.provider, settings.replace_command, settings.replacer)
         leader = Leader(
             event_log=event_log,
             history=history,
@@ -94,6 +95,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             own_faults=OwnFaults(
                 settings.own_faults, event_log, event_log.server if isinstance(event_log, RedisLog) else None
             ),
+            bridge=Bridge(settings.bridge, time.time) if settings.kubernetes_watch else None,
         )
         control = ControlServicer(
             leader.sessions,

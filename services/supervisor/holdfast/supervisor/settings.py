@@ -8,6 +8,10 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from holdfast.domain.links import LinkLimits
+from holdfast.kubernetes.api import ACCOUNT, IN_CLUSTER, Access
+from holdfast.kubernetes.bridge import Options
+from holdfast.kubernetes.machines import LEAVING_TAINTS, ZONE_LABELS, Rules
+from holdfast.kubernetes.replace import Mark, Replacer
 from holdfast.runtime.settings import ServiceSettings
 from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill
 from holdfast.supervisor.link_rules import LinkRules
@@ -47,6 +51,19 @@ class SupervisorSettings(ServiceSettings):
     )  # until the same is asked for again; then twice as long, and so on
     more_nodes_max: int = Field(default=0, ge=0)  # of a pool; 0 = nobody is asked
 
+    # The cluster that the machines belong to: docs/kubernetes.md. Equal on all supervisors, too; the leader watches.
+    kubernetes_watch: bool = False  # whether notices and failure domains are taken from its API server
+    kubernetes_api: str = IN_CLUSTER
+    kubernetes_token_file: Path = ACCOUNT / "token"  # read for each request
+    kubernetes_ca_file: Path = ACCOUNT / "ca.crt"
+    kubernetes_namespaces: str = ""  # of jobs, comma-separated: where the pods of agents are
+    kubernetes_node_selector: str = ""  # labels of the machines to watch; empty = all
+    kubernetes_taints: str = ",".join(LEAVING_TAINTS)  # keys of taints with which a machine leaves, comma-separated
+    kubernetes_zone_labels: str = ",".join(ZONE_LABELS)  # the first that a machine has names its failure domain
+    kubernetes_mark: Mark = (
+        Mark.CORDON
+    )  # what the provider `kubernetes` does to a condemned machine before its pod is deleted
+
     # Faults of the control plane that `holdfast inject` may cause, for jobs with `chaos: true`: docs/fault-injection.md. Those
     # of the leader apply. restarted: something starts the part again, and nobody else needs this Redis; standby: one takes over
     fault_redis_kill: RedisKill = "no"
@@ -65,6 +82,23 @@ class SupervisorSettings(ServiceSettings):
     def links(self) -> LinkRules:
         limits = LinkLimits(self.link_test_bytes_max, self.link_test_s_max)
         return LinkRules(every_s=self.link_tests_every_s, limits=limits)
+
+    @property
+    def bridge(self) -> Options:
+        return Options(
+            access=self._access,
+            rules=Rules(_names(self.kubernetes_taints), _names(self.kubernetes_zone_labels)),
+            namespaces=_names(self.kubernetes_namespaces),
+            selector=self.kubernetes_node_selector,
+        )
+
+    def replacer(self) -> Replacer:
+        """Raises `InvalidSpec` if it has no namespaces."""
+        return Replacer(self._access, _names(self.kubernetes_namespaces), self.kubernetes_mark)
+
+    @property
+    def _access(self) -> Access:
+        return Access(url=self.kubernetes_api, token_file=self.kubernetes_token_file, ca_file=self.kubernetes_ca_file)
 
     @property
     def replacements(self) -> ReplacementRules:
@@ -91,4 +125,9 @@ class SupervisorSettings(ServiceSettings):
 
     @property
     def diagnostics_endpoints(self) -> tuple[str, ...]:
-        return tuple(part.strip() for part in self.diagnostics.split(",") if part.strip())
+        return _names(self.diagnostics)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Those that are separated by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -320,7 +320,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         inventoried=value.inventoried,
         job=_job_of(picture, value.name),
         reason=_reason(picture, value, at),
-        zone=facts.zone,
+        zone=value.zone,
         capacity=facts.capacity,
         hostname=facts.hostname,
         address=facts.address,

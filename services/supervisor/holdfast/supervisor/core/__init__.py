@@ -54,6 +54,7 @@ from holdfast.supervisor.core import (
     jobs,
     link_tests,
     loans,
+    nodes,
     notices,
     planned,
     pruning,
@@ -94,6 +95,8 @@ from holdfast.supervisor.protocol import (
     JobStopRequested,
     JobSubmitted,
     LeaderStarted,
+    MachineDeleted,
+    MachineLabelled,
     MoreNodesRequested,
     NodeCordonRequested,
     NodeGone,
@@ -278,6 +281,10 @@ def _take(turn: Turn, event: Event) -> None:
             upkeep.restart_agent(turn, event)
         case NoticeRequested():
             notices.on_request(turn, event)
+        case MachineLabelled():
+            nodes.set_zone(turn, event.node, event.zone)
+        case MachineDeleted():
+            nodes.forget(turn, event.node, event.reason)
         case NodeReported():
             sessions.on_reports(turn, (event,))
         case NodeGone():

@@ -201,7 +201,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     traceparent = traceparent_of(turn, incidents)
     self_test = any(saved.is_unexplained_corruption(turn.incidents[incident]) for incident in incidents)
     checkpoint = pacing.resolved(turn, job.name)
-    copies = peers(chosen.placements, {node: turn.nodes[node].facts.zone for node in chosen.nodes})
+    copies = peers(chosen.placements, {node: turn.nodes[node].zone for node in chosen.nodes})
     shared = evolve(
         _prepare(job, generation, election), checkpoint=checkpoint, traceparent=traceparent, self_test=self_test
     )

@@ -159,7 +159,7 @@ def _partner(node: Node, candidates: Iterable[Node]) -> Node | None:
 
 
 def _are_neighbours(one: Node, other: Node) -> bool:
-    return bool(one.facts.zone) and one.facts.zone == other.facts.zone
+    return bool(one.zone) and one.zone == other.zone
 
 
 def _look_s(turn: Turn) -> float:

@@ -13,7 +13,7 @@ from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.timers import RebootDue, ReplacementDue, ReturnDue, WitnessTimeout
+from holdfast.supervisor.timers import NoticeDue, RebootDue, ReplacementDue, ReturnDue, WitnessTimeout
 
 
 def job_of(turn: Turn, node: str) -> Job | None:
@@ -94,6 +94,23 @@ def holds_after(node: Node, job: str, up_to: int, keep: tuple[int, ...] = ()) ->
     return holds
 
 
+def set_zone(turn: Turn, name: str, zone: str) -> None:
+    """Its machine's failure domain: for the placements that are made from now on."""
+    if (node := turn.nodes.get(name)) is not None and node.machine_zone != zone:
+        turn.put_node(name, machine_zone=zone)
+
+
+def forget(turn: Turn, name: str, reason: str) -> None:
+    """Its machine is gone for good. A node that is there, or whose ranks of an unfinished job may still run, stays."""
+    node = turn.nodes.get(name)
+    if node is None or node.connected or not node.lost or job_of(turn, name) is not None:
+        return
+    if any(job in turn.jobs and not turn.jobs[job].phase.finished for job in node.live_generations):
+        return
+    _drop(turn, name)
+    turn.note(name, f"forgotten: {reason}")
+
+
 def forget_old_lost(turn: Turn) -> None:
     """Nodes that went away for good do not stay in the state for ever."""
     if turn.count(By.GONE) <= turn.config.lost_nodes_max:
@@ -102,9 +119,14 @@ def forget_old_lost(turn: Turn) -> None:
     lost = sorted((node for node in gone if not node.connected), key=lambda node: (node.gone_at, node.name))
     for node in lost[: max(0, len(lost) - turn.config.lost_nodes_max)]:
         if job_of(turn, node.name) is None:
-            for send in turn.orders(node=node.name):
-                turn.forget_order(send)
-            turn.cancel_timer(ReturnDue(node.name))
-            turn.cancel_timer(RebootDue(node.name))
-            turn.cancel_timer(ReplacementDue(node.name))
-            turn.drop_node(node.name)
+            _drop(turn, node.name)
+
+
+def _drop(turn: Turn, name: str) -> None:
+    for send in turn.orders(node=name):
+        turn.forget_order(send)
+    turn.cancel_timer(ReturnDue(name))
+    turn.cancel_timer(RebootDue(name))
+    turn.cancel_timer(ReplacementDue(name))
+    turn.cancel_timer(NoticeDue(name))
+    turn.drop_node(name)

@@ -107,7 +107,7 @@ def _as_holders(turn: Turn, job: Job, nodes: Sequence[Node]) -> list[Holder]:
 
 
 def _holder(node: Node, shards: Sequence[ShardRecord]) -> Holder:
-    return Holder(node.name, node.facts.replicator_endpoint, node.facts.zone, shards)
+    return Holder(node.name, node.facts.replicator_endpoint, node.zone, shards)
 
 
 def _knowledge(turn: Turn, job: Job) -> Knowledge:

@@ -125,7 +125,7 @@ def _able(turn: Turn, pool: str, nproc: int) -> _Able:
 
 def _spare(turn: Turn, node: Node, at: float) -> Spare:
     rate = rate_per_day(node.faults, node.known_since, at, turn.config.offenders)
-    return Spare(node.name, node.facts.zone, rate, node.probation is not None)
+    return Spare(node.name, node.zone, rate, node.probation is not None)
 
 
 def _is_able(node: Node, pool: str, nproc: int) -> bool:

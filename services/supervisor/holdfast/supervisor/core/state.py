@@ -166,10 +166,17 @@ class Node:
     refused_at: float = 0.0  # when it was last noted that it speaks for others (binding.py)
     # Since when it has ranks without a break, or had them: what tests of its network found before is history.
     ranks_at: float = 0.0
+    machine_zone: str = ""  # its machine's failure domain, as the cluster's labels say; empty = not told
 
     @property
     def name(self) -> str:
         return self.facts.node
+
+    @property
+    def zone(self) -> str:
+        """Its failure domain: as its agent was told, else as the cluster says, else its own."""
+        own = self.facts.zone
+        return self.machine_zone if self.machine_zone and own in ("", self.name) else own
 
     @property
     def unfit(self) -> str:

@@ -129,7 +129,7 @@ def _members(turn: Turn, job: Job) -> tuple[frozenset[str], dict[str, str], dict
     members = [turn.nodes[node] for node in (job.generation.nodes if job.generation else ()) if node in turn.nodes]
     zones, rates = {}, {}
     for node in members:
-        zones[node.name], rates[node.name] = node.facts.zone, faults_per_day(turn, node)
+        zones[node.name], rates[node.name] = node.zone, faults_per_day(turn, node)
     claims = {name: turn.group(By.CLAIM, name) for name in zones}
     on_probation = frozenset(node.name for node in members if node.probation is not None)
     claimed = frozenset(name for name, jobs in claims.items() if len(jobs) > (job.name in jobs))

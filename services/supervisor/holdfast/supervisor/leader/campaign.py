@@ -20,6 +20,7 @@ from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.history.protocol import History
+from holdfast.supervisor.leader.cluster import ClusterBridge
 from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.term import LeaseTimes, Term
@@ -56,6 +57,7 @@ class Leader:
         supplier: Supplier | None = None,
         demand: DemandRules | None = None,
         own_faults: OwnFaults | None = None,
+        bridge: ClusterBridge | None = None,
     ) -> None:
         self._log = event_log
         self._history = history
@@ -70,6 +72,7 @@ class Leader:
         self._provider = provider
         self._supplier, self._demand = supplier, demand
         self._own_faults = own_faults
+        self._bridge = bridge
         self._term: Term | None = None
 
     def sessions(self) -> Sessions | None:
@@ -135,6 +138,7 @@ class Leader:
             supplier=self._supplier,
             demand=self._demand,
             own_faults=self._own_faults,
+            bridge=self._bridge,
         )
         try:
             await self._term.run()

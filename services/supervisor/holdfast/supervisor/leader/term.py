@@ -36,6 +36,7 @@ from holdfast.supervisor.core.capacity import lacking
 from holdfast.supervisor.fault_rules import OwnFaultRules
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.cluster import ClusterBridge, FleetOfTerm
 from holdfast.supervisor.leader.fold import Folded, Folder
 from holdfast.supervisor.leader.inbox import InboxWriter
 from holdfast.supervisor.leader.intake import STREAMS, Input, Intake, take
@@ -121,6 +122,7 @@ class Term:
         supplier: Supplier | None = None,
         demand: DemandRules | None = None,
         own_faults: OwnFaults | None = None,
+        bridge: ClusterBridge | None = None,
     ) -> None:
         self._log = event_log
         self._lease = lease
@@ -137,6 +139,7 @@ class Term:
         self._provider = provider
         self._supplier, self._demand = supplier, Demand(demand or DemandRules())
         self._own_faults = own_faults or OwnFaults(OwnFaultRules(), event_log)
+        self._bridge = bridge
         self._inbox = InboxWriter(event_log)
         self.sessions = Sessions(lease.epoch, self._inbox, self._clock)
         self._timers = Timers(self._clock)
@@ -171,9 +174,16 @@ class Term:
                 if self._supplier is not None:
                     guarded(tasks, "demand", partial(self._ask_for_more, self._supplier))
                 guarded(tasks, "fold", self._fold)
+                if self._bridge is not None:
+                    guarded(tasks, "bridge", partial(self._bridge.run, self._fleet()))
         finally:
             self._folder = None
             self.sessions.close_all("not the leader any more")
+
+    def _fleet(self) -> FleetOfTerm:
+        assert self._folder is not None
+        folder = self._folder
+        return FleetOfTerm(lambda: folder.state, lambda event: self._say(Input(event)), self._clock)
 
     def frozen(self, length_s: float) -> None:
         """This process did not run: what agents said meanwhile comes first, then conclusions from what they did not say."""

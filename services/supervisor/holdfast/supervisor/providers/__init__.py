@@ -4,6 +4,7 @@
 |---|---|
 | empty | nobody; `command`, if there is a `HOLDFAST_REPLACE_COMMAND` |
 | `command` | the command line of `HOLDFAST_REPLACE_COMMAND`, on the supervisor's machine |
+| `kubernetes` | the API server of the cluster: the pod of the agent is deleted (docs/kubernetes.md) |
 | another name | the plug-in of this name in the group `holdfast.providers`: `build() -> Provider` |
 
 For more nodes (demand.py decides when) the command line of `HOLDFAST_MORE_COMMAND` is asked, or a plug-in that has the method
@@ -12,15 +13,20 @@ For more nodes (demand.py decides when) the command line of `HOLDFAST_MORE_COMMA
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from holdfast import plugins
 from holdfast.domain.errors import InvalidSpec, PluginError
+from holdfast.kubernetes.replace import Replacer
 from holdfast.plugins import Group
 from holdfast.supervisor.providers.command import Command, MoreCommand
+from holdfast.supervisor.providers.kubernetes import Kubernetes
 from holdfast.supervisor.providers.protocol import Machine, MoreNodes, Provider, Supplier
 
 COMMAND = "command"
+KUBERNETES = "kubernetes"
 
-__all__ = ["COMMAND", "Machine", "MoreNodes", "Provider", "Supplier", "build", "name_of", "supplier"]
+__all__ = ["COMMAND", "KUBERNETES", "Machine", "MoreNodes", "Provider", "Supplier", "build", "name_of", "supplier"]
 
 
 def name_of(provider: str, command: str) -> str:
@@ -32,17 +38,22 @@ def name_of(provider: str, command: str) -> str:
     return COMMAND if command else provider
 
 
-def build(provider: str, command: str) -> Provider | None:
-    """None if nobody is to be asked. Raises `InvalidSpec`, or `PluginError` if the plug-in is not installed or fails."""
+def build(provider: str, command: str, replacer: Callable[[], Replacer] | None = None) -> Provider | None:
+    """None if nobody is to be asked. `replacer`: makes what replaces pods of the cluster, by its settings. Raises
+    `InvalidSpec`, or `PluginError` if the plug-in is not installed or fails."""
     name = name_of(provider, command)
     if not name:
         return None
     if name == COMMAND:
         return Command(command)
+    if name == KUBERNETES and replacer is not None:
+        return Kubernetes(replacer())
     plugin = plugins.find(Group.PROVIDERS, name)
     if plugin is None:
         there = ", ".join(found.name for found in plugins.installed(Group.PROVIDERS)) or "none"
-        raise InvalidSpec("HOLDFAST_PROVIDER", name, f"command, or the name of an installed plug-in ({there})")
+        raise InvalidSpec(
+            "HOLDFAST_PROVIDER", name, f"command, kubernetes, or the name of an installed plug-in ({there})"
+        )
     built = plugins.build(plugin)
     if not isinstance(built, Provider):
         raise PluginError(Group.PROVIDERS, str(plugin), f"{type(built).__name__} has no method `replace`")

@@ -1,0 +1,62 @@
+"""The fleet as the bridge to Kubernetes sees it, for one term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, assert_never
+
+from holdfast.kubernetes.bridge import Fleet
+from holdfast.kubernetes.changes import Announce, Change, Forget, Known, SetZone, Withdraw
+from holdfast.supervisor.core import Node, State
+from holdfast.supervisor.protocol import MachineDeleted, MachineLabelled, NoticeRequested
+
+SOURCE = "kubernetes"  # of its notices
+ClusterEvent = NoticeRequested | MachineLabelled | MachineDeleted
+
+
+class ClusterBridge(Protocol):
+    """What watches a cluster: `holdfast.kubernetes.bridge.Bridge`. Never ends, and raises nothing."""
+
+    async def run(self, fleet: Fleet) -> object: ...
+
+
+class FleetOfTerm:
+    def __init__(
+        self, state: Callable[[], State], say: Callable[[ClusterEvent], None], clock: Callable[[], float]
+    ) -> None:
+        """`say`: takes an event of the core. `clock`: Unix seconds, the leader's."""
+        self._state, self._say, self._clock = state, say, clock
+
+    def version(self) -> object:
+        return self._state().nodes
+
+    def known(self) -> Mapping[str, Known]:
+        state = self._state()
+        return {name: _known(state, node) for name, node in state.nodes.items()}
+
+    def tell(self, change: Change) -> None:
+        at = self._clock()
+        match change:
+            case Announce(node, event, starts_at):
+                self._say(NoticeRequested(at, node, SOURCE, event, starts_at))
+            case Withdraw(node):
+                self._say(NoticeRequested(at, node, SOURCE, ""))
+            case SetZone(node, zone):
+                self._say(MachineLabelled(at, node, zone))
+            case Forget(node, reason):
+                self._say(MachineDeleted(at, node, reason))
+            case _:
+                assert_never(change)
+
+
+def _known(state: State, node: Node) -> Known:
+    notice = next((each for each in node.notices if each.source == SOURCE and each.event), None)
+    unfinished = any(job in state.jobs and not state.jobs[job].phase.finished for job in node.live_generations)
+    return Known(
+        node=node.name,
+        event=notice.event if notice is not None else "",
+        starts_at=notice.starts_at if notice is not None else None,
+        told_at=notice.at if notice is not None else 0.0,
+        zone=node.machine_zone,
+        away=node.lost and not node.connected and not unfinished,
+    )

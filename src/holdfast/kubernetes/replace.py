@@ -1,0 +1,109 @@
+"""Another machine for the pod of a condemned one: the pod is deleted, its Job makes another, the scheduler finds it a place.
+
+    condemned ──► the machine is marked, so that nothing new comes there ──► the agent's pod is deleted ──► another elsewhere
+
+The mark comes first: the place that a deleted pod leaves is the first that the scheduler finds. The order matters for a second
+reason: a leader that ends between the two has deleted nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import structlog
+
+from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
+from holdfast.kubernetes.api import MERGE_PATCH, Access, Api, Resource
+from holdfast.kubernetes.bridge import AGENTS
+from holdfast.kubernetes.machines import CONDEMNED, NODE, POD, Object, Pod, pod
+
+REASON_CHARS_MAX = 200
+FAULT_BEHAVIOR = (
+    "cloud.google.com/fault-behavior"  # https://cloud.google.com/ai-hypercomputer/docs/manage/manage-gke-clusters
+)
+
+log = structlog.get_logger("holdfast.kubernetes.replace")
+
+
+class Mark(StrEnum):
+    """What is done to the machine before its pod is deleted."""
+
+    NONE = "none"  # nothing: the next pod may come there again
+    CORDON = "cordon"  # `kubectl cordon`, with an annotation
+    REPORT = "report"  # cordoned, and reported as faulty to GKE, which repairs or replaces the host
+
+
+class Replacer:
+    """`namespaces`: where the pods of agents are."""
+
+    def __init__(self, access: Access, namespaces: Sequence[str], mark: Mark) -> None:
+        """Raises `InvalidSpec`."""
+        if not namespaces:
+            raise InvalidSpec(
+                "HOLDFAST_KUBERNETES_NAMESPACES", "", "the namespaces of jobs, as the provider deletes their pods"
+            )
+        self._access, self._namespaces, self._mark = access, tuple(namespaces), mark
+
+    async def replace(self, node: str, reason: str) -> str:
+        """Return what was done. Raises `NotFound` if the node has no pod, `Conflict` if it is not known which, `Refused` or
+        `Unavailable`."""
+        async with Api(self._access) as api:
+            held = await self._pod(api, node)
+            done = []
+            if self._mark is not Mark.NONE:
+                done.append(await self._condemn(api, held.machine, reason))
+            done.append(await _delete(api, held))
+            return "; ".join(done)
+
+    async def _pod(self, api: Api, node: str) -> Pod:
+        """The pod of the agent: on the machine of this name, or, where agents share machines, the pod of this name."""
+        found: list[Pod] = []
+        for namespace in self._namespaces:
+            objects, _ = await api.list(Resource(POD, "pods", namespace, AGENTS))
+            found += [held for each in objects if (held := _of_agent(each)) and node in (held.machine, held.name)]
+        if named := [held for held in found if held.name == node and held.machine]:
+            found = named
+        if not found:
+            raise NotFound(f"no pod of an agent is on {node} in {', '.join(self._namespaces)}: nothing was deleted")
+        if len(found) > 1:
+            names = ", ".join(sorted(f"{held.namespace}/{held.name}" for held in found))
+            raise Conflict(f"{node} has several pods of agents ({names}): delete the right one by kubectl delete pod")
+        return found[0]
+
+    async def _condemn(self, api: Api, machine: str, reason: str) -> str:
+        path = f"{Resource(NODE, 'nodes').path}/{machine}"
+        seen = await api.request("GET", path, f"get node {machine}")
+        was_cordoned = (seen.get("spec") or {}).get("unschedulable") is True
+        about: dict[str, object] = {}
+        if not was_cordoned:  # another's cordon stays another's
+            about["annotations"] = {CONDEMNED: " ".join(reason.split())[:REASON_CHARS_MAX]}
+        if self._mark is Mark.REPORT:
+            about["labels"] = {FAULT_BEHAVIOR: "unspecified"}
+        body = {"metadata": about, "spec": {"unschedulable": True}}
+        await api.request("PATCH", path, f"patch node {machine}", body=body, content_type=MERGE_PATCH)
+        log.warning("a machine is cordoned in the cluster", machine=machine, mark=str(self._mark), reason=reason)
+        reported = " and reported as faulty" if self._mark is Mark.REPORT else ""
+        return (
+            f"machine {machine} was cordoned already{reported}"
+            if was_cordoned
+            else f"machine {machine} is cordoned{reported}"
+        )
+
+
+def _of_agent(found: Object) -> Pod | None:
+    """None: it has ended, so nothing of it is left to delete."""
+    phase = (found.get("status") or {}).get("phase")
+    return None if phase in ("Succeeded", "Failed") else pod(found)
+
+
+async def _delete(api: Api, held: Pod) -> str:
+    resource = Resource(POD, "pods", held.namespace)
+    body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": held.uid}}
+    what = f"delete pod {held.namespace}/{held.name}"
+    try:
+        await api.request("DELETE", f"{resource.path}/{held.name}", what, body=body)
+    except NotFound:
+        return f"pod {held.name} is gone"
+    log.warning("a pod is deleted, so that another comes elsewhere", pod=held.name, namespace=held.namespace)
+    return f"pod {held.name} is deleted, and another one is scheduled"
