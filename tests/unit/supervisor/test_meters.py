@@ -95,7 +95,7 @@ async def test_the_leader_shows_the_fleet(kept: Kept, tmp_path: Path) -> None:
         tasks.cancel_scope.cancel()
     await history.aclose()
     shown = kept.shown
-    assert shown[metrics.NODES.name] == {"active": 2, "spare": 1, "cordoned": 0, "lost": 0}
+    assert shown[metrics.NODES.name] == {"active": 2, "spare": 1, "cordoned": 0, "left": 0, "lost": 0}
     assert shown[metrics.WORLD_SIZE.name] == {JOB: 2}
     assert shown[metrics.STEP_RATE.name][JOB] == pytest.approx(1.0)
     assert shown[metrics.TOKEN_RATE.name][JOB] == pytest.approx(100.0)
