@@ -15,6 +15,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +26,9 @@ from holdfast.domain import worker
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
+from holdfast.shards import Reader
 from holdfast.train.channels import Control, Notes
-from holdfast.train.checkpoint import Checkpointer
+from holdfast.train.checkpoint import Checkpointer, Load, Restored, opened
 from holdfast.train.compile_cache import CompileCache
 from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.ddp_waits import DDPWaits
@@ -34,6 +37,7 @@ from holdfast.train.recorder import Recorder
 from holdfast.train.replica_check import ReplicaCheck
 from holdfast.train.scale_events import Leaving, Leavings, OnLeaving, OnResize, Resizes, is_resize
 from holdfast.train.standalone import Session
+from holdfast.train.standalone.agreement import Proposal
 
 log = logging.getLogger("holdfast.train")
 
@@ -162,6 +166,8 @@ class Run:
         self._leave_after: dict[int, str] = {}  # steps after which a planned change ends this process, with its reason
         self._intervals = Intervals(environment.interval_steps)
         self._passed = -1  # step whose checkpoint has been made already, although it is the last that is done
+        self._asked: tuple[int, Proposal | None] = (-1, None)  # step, and what was agreed for it
+        self._interrupted: Interrupted | None = None
         self._stop: bool | None = None  # None = continue; otherwise whether to save before stopping
         # None after `started` has been sent.
         self._phases_s: dict[str, float] | None = {"process_group": process_group_s}
@@ -192,6 +198,26 @@ class Run:
             self._mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
         return self._mesh
 
+    @property
+    def restore_step(self) -> int:
+        """TEMPORARY"""
+        return self._environment.restore.step if self._environment.restore else 0
+
+    @property
+    def steps_finished(self) -> int:
+        """Number of finished steps, including those before the restored checkpoint."""
+        return self._done
+
+    @property
+    def saves(self) -> bool:
+        """Whether `checkpoint` can save: under an agent, or with a checkpoint directory."""
+        return self._checkpoints.enabled
+
+    @property
+    def newest_image(self) -> Path | None:
+        """The memory image of this process' latest save; None before the first one."""
+        return self._checkpoints.newest
+
     # ------------------------------------------------------------------ state
 
     def restore(self, state: Mapping[str, Any]) -> int:
@@ -206,7 +232,34 @@ class Run:
         if target is None or self._restored:
             return self._done
         self._notes.phase(Phase.RESTORE, time.time(), 0)
-        restored = self._checkpoints.restore(state, target)
+        self._resume(self._checkpoints.restore(state, target), state)
+        return self._done
+
+    def restore_by(self, load: Load) -> int:
+        """As `restore`, for a loader with its own way to fill the live objects: `load` gets the open shards, this rank's own first,
+        and returns the plain values that were saved with the state (`state.disassemble`). May be called again until the first
+        step, for a state that is loaded in parts.
+
+        Raises `Conflict` if this run has no checkpoint to restore, or has finished a step."""
+        target = self._environment.restore
+        if target is None or self._phases_s is None:
+            why = "no checkpoint is selected for it" if target is None else "it has finished a step since it was restored"
+            raise Conflict(f"this run cannot be restored: {why}")
+        self._lap("build")
+        self._notes.phase(Phase.RESTORE, time.time(), 0)
+        restored = self._checkpoints.restore_by(load, target)
+        if not self._restored:
+            self._resume(restored, {})
+        return self._done
+
+    def restore_parts(self) -> AbstractContextManager[list[Reader]]:
+        """Context of the shards of the selected checkpoint, opened for reading, this rank's own first. Raises `Conflict` if no
+        checkpoint is selected."""
+        if self._environment.restore is None:
+            raise Conflict("this run has no checkpoint to restore")
+        return opened(self._environment.restore)
+
+    def _resume(self, restored: Restored, state: Mapping[str, Any]) -> None:
         self._restored = True
         self._done = restored.step
         self._replicas.after_restore(state, restored.step)
@@ -214,7 +267,6 @@ class Run:
         previous = self._environment.previous_mesh
         if previous is not None and is_resize(previous, self.world.mesh):
             self._resizes.happened(World(previous, restored.rank), self.world)
-        return restored.step
 
     def on_resize(self, callback: OnResize) -> OnResize:
         """Decorator: call `callback(old, new)` once if the restored state was saved by a mesh of another size, to adjust what
@@ -261,7 +313,7 @@ class Run:
         finished steps, because a wrong number would repeat or skip a step."""
         if self._phases_s is None and step != self._done:
             raise InvalidSpec("step", step, f"{self._done}, the number of finished steps")
-        asked = self._standalone.due(step) if self._standalone is not None else None
+        asked = self._ask(step)
         leaving = self._stop is not None or (asked is not None and asked.leave)
         demanded = force or leaving or asked is not None or step in self._save_after
         due = demanded or self._intervals.due(step)
@@ -277,6 +329,23 @@ class Run:
         if leaving:
             raise Interrupted(step, saved)
         return saved
+
+    def due(self) -> bool:
+        """Whether a save is due now, by the interval or because one was asked for: equal on every rank, between two steps.
+
+        For a script whose way of saving is costly or collective and should be entered only then. Not counted: a stop, which ranks
+        may see a step apart; the next `step` raises `Interrupted` for it."""
+        return self._ask(self._done) is not None or self._done in self._save_after or self._intervals.due(self._done)
+
+    def _ask(self, step: int) -> Proposal | None:
+        """Return what ranks without an agent have agreed to save at this step; asked once per step."""
+        if self._standalone is not None and self._asked[0] != step:
+            self._asked = (step, self._standalone.due(step))
+        return self._asked[1] if self._asked[0] == step else None
+
+    def interrupt_later(self, interrupted: Interrupted) -> None:
+        """Raise `interrupted` from the next `step`: for a save inside a library that must not be left by an exception."""
+        self._interrupted = interrupted
 
     def _wait_for_end(self, step: int) -> bool:
         """Wait for the planned change that ends this process: further steps would be done again after it. Returns whether the
@@ -319,6 +388,8 @@ class Run:
         """
         if not self._restored:
             raise Conflict("this run continues from a checkpoint: call run.restore(state) before the first run.step")
+        if self._interrupted is not None:
+            raise self._interrupted
         if self._stop is not None:
             raise Interrupted(self._done, saved=False)
         if self._environment.restore is not None and self._phases_s is not None and step != self._done:

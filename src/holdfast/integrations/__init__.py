@@ -1,0 +1,1 @@
+"""Training frameworks under Holdfast: one module per framework, imported only by who uses it."""
