@@ -33,6 +33,7 @@ DCP's default planners, or derived from them. ShardedTensor is refused (FSDP1); 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -191,10 +192,8 @@ class Writer(StorageWriter, AsyncStager):
 
         A request to stop is raised by the next `run.step`, because DCP would turn it into an error of the save."""
         if threading.get_ident() == self._thread:
-            try:
+            with contextlib.suppress(Interrupted):
                 self._run.checkpoint(_planned(planner), self._run.steps_finished, force=True)
-            except Interrupted as interrupted:
-                self._run.interrupt_later(interrupted)
         elif not self._staged:
             raise Conflict(
                 "this state was staged by another stager, so training may have gone on before it is saved: call "
