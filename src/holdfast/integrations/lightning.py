@@ -200,6 +200,8 @@ class _Fit:
 
     def state_dict(self) -> dict[str, Any]:
         """What `trainer.save_checkpoint` writes, without hyperparameters, and this rank's position in the data."""
+        if self._loop._data_fetcher is None:  # asked before a restore, where tensors of the state are placed: none is sharded
+            return {}
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         for name in HYPERPARAMETERS:
             checkpoint.pop(name, None)

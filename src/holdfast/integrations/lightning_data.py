@@ -1,6 +1,6 @@
 """Where a rank is in the data of Lightning's fit loop, and how it gets there again.
 
-A loader that knows its position is set to it. Any other is replayed: the random state at which the epoch's iterator was made, and that at
+A loader that knows its position, and whose sampler has a known order (`replay.KNOWN_ORDER`), is set to it. Any other is replayed: the random state at which the epoch's iterator was made, and that at
 which its first batch was fetched, are part of the checkpoint; from there the same batches come in the same order, and those that
 have been used are dropped. What the dropped ones contain does not matter, their order does:
 
@@ -15,30 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset
 
+from holdfast.integrations.replay import Moment, has_known_order
 from holdfast.train import rng
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The random states of the process and of the loaders' own generators."""
-
-    process: dict[str, Any]
-    loaders: list[bytes]
-
-    @classmethod
-    def now(cls, loaders: list[Any]) -> Moment:
-        return cls(rng.capture(), [bytes(each.get_state().tolist()) for each in _generators(loaders)])
-
-    def restore(self, loaders: list[Any]) -> None:
-        rng.restore(self.process)
-        self.restore_loaders(loaders)
-
-    def restore_loaders(self, loaders: list[Any]) -> None:
-        for generator, state in zip(_generators(loaders), self.loaders, strict=True):
-            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +36,7 @@ class Position:
 
     def as_plain(self) -> dict[str, Any]:
         def plain(value: Any) -> Any:
-            return {"process": value.process, "loaders": value.loaders} if isinstance(value, Moment) else value
+            return value.as_plain() if isinstance(value, Moment) else value
 
         return {name: plain(getattr(self, name)) for name in self.__slots__}
 
@@ -122,8 +102,10 @@ class Feed:
     def position(self, *, batches: int, mid_epoch: bool, replicas: int, fetcher: Any) -> Position:
         state = None
         # Several loaders have a state together, and one without a length has a batch fetched ahead.
-        if fetcher.length is not None and len(self.loaders) == 1 and _knows_its_position(self.loaders[0]):
-            state = self.loaders[0].state_dict()
+        if fetcher.length is not None and len(self.loaders) == 1:
+            (loader,) = self.loaders
+            if _knows_its_position(loader) and has_known_order(loader):
+                state = loader.state_dict()
         return Position(
             batches=batches if mid_epoch else 0,
             mid_epoch=mid_epoch,
@@ -176,15 +158,3 @@ def _iterates_here(loader: Any) -> bool:
     if not isinstance(dataset, IterableDataset) or getattr(loader, "num_workers", 0):
         return False
     return not (_knows_its_position(loader) and _knows_its_position(dataset))
-
-
-def _generators(loaders: list[Any]) -> list[torch.Generator]:
-    """Return the generators that loaders and their samplers own, in a fixed order."""
-    found: dict[int, torch.Generator] = {}
-    for loader in loaders:
-        batches = getattr(loader, "batch_sampler", None)
-        for owner in (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator):
-                found.setdefault(id(generator), generator)
-    return list(found.values())
