@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import holdfast.train as hf
-from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.errors import Conflict, IncompatibleVersion, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.integrations import accelerate as subject
 from holdfast.shards import peek
@@ -184,8 +184,8 @@ def test_what_is_not_supported_is_named(start_run: Callable[..., hf.Run], monkey
     with pytest.raises(InvalidSpec, match="distributed_type: 'NO'"):
         subject.attach(accelerator)
     monkeypatch.setattr(subject, "HELD", ("_no_such",))
-    with pytest.raises(InvalidSpec, match=r"Accelerator\._no_such"):
+    with pytest.raises(IncompatibleVersion, match=r"Accelerator\._no_such"):
         subject.attach(accelerator)
     monkeypatch.setattr(subject.DataLoaderShard, "set_epoch", lambda self: None)
-    with pytest.raises(InvalidSpec, match=r"DataLoaderShard\.set_epoch"):
+    with pytest.raises(IncompatibleVersion, match=r"DataLoaderShard\.set_epoch"):
         subject.attach(accelerator)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast.train as hf
-from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.errors import IncompatibleVersion, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.integrations import lightning as subject
 from holdfast.integrations.lightning import HoldfastCallback
@@ -245,7 +245,7 @@ def test_a_lightning_with_another_signature_is_refused_by_name(
     monkeypatch.setattr(
         subject._FitLoop, "on_advance_end", lambda self, more=None: None
     )
-    with pytest.raises(InvalidSpec, match=r"_FitLoop\.on_advance_end"):
+    with pytest.raises(IncompatibleVersion, match=r"_FitLoop\.on_advance_end"):
         subject._require_supported(pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
 
 

@@ -22,68 +22,56 @@ numbers. A dataset that is iterated must not draw its order from the random numb
 
 **Refused**, by name: distributed types other than one process and DistributedDataParallel (for FSDP2, use `holdfast.integrations.dcp`);
 loaders that one process reads for all (`dispatch_batches`); another number of replicas than the one that saved, because the position
-is that of each rank; another Accelerate than the tested ones."""
+is that of each rank; an Accelerate with other signatures."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
 
-import accelerate
-import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import DistributedType
 
 import holdfast.train as hf
-from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.errors import Conflict, IncompatibleVersion, InvalidSpec
 from holdfast.domain.signals import Phase
 from holdfast.integrations.replay import Moment, has_known_order
+from holdfast.integrations.tested import require_signatures, warn_if_untested
 from holdfast.train import rng
 
 __all__ = ["AcceleratedRun", "attach"]
 
-log = logging.getLogger("holdfast.train")
+log = logging.getLogger("holdfast.integrations")
 
-TESTED = ((1, 15), (1, 16))  # from, below
+TESTED = ((1, 15), (1, 15))
 HELD = ("_models", "_optimizers", "_schedulers", "_custom_objects", "scaler", "step", "sync_gradients")
-SIGNATURES = (
-    (Accelerator, "register_for_checkpointing", ("self", "objects")),
-    (DataLoaderShard, "__iter__", ("self",)),
-    (DataLoaderShard, "set_epoch", ("self", "epoch")),
-)
+SIGNATURES: dict[type, dict[str, tuple[str, ...]]] = {
+    Accelerator: {"register_for_checkpointing": ("objects",)},
+    DataLoaderShard: {"__iter__": (), "set_epoch": ("epoch",)},
+}
 TYPES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 def attach(accelerator: Accelerator, *, checkpoint: hf.Checkpoints | None = None) -> AcceleratedRun:
     """Return the run of this process with what `accelerator` has prepared and registered, restored if there is a checkpoint.
 
-    `checkpoint`: where to save without an agent, as in `hf.launch`. Raises `InvalidSpec` that names what is not supported,
-    and what `hf.attach` raises."""
+    `checkpoint`: where to save without an agent, as in `hf.launch`. Raises `InvalidSpec` or `IncompatibleVersion` that names what is
+    not supported, and what `hf.attach` raises."""
     _require_supported(accelerator)
     return AcceleratedRun(accelerator, hf.attach(checkpoint=checkpoint))
 
 
 def _require_supported(accelerator: Accelerator) -> None:
-    version = tuple(int(part) for part in accelerate.__version__.split(".")[:2])
-    if not TESTED[0] <= version < TESTED[1]:
-        raise InvalidSpec("accelerate", accelerate.__version__, "1.15.x, with which this release was tested")
-    for owner, name, expected in SIGNATURES:
-        method = getattr(owner, name, None)
-        found = tuple(inspect.signature(method).parameters) if callable(method) else ()
-        if found != expected:
-            raise InvalidSpec(
-                f"accelerate {accelerate.__version__}: {owner.__name__}.{name}",
-                f"({', '.join(found)})" if found else "missing",
-                f"({', '.join(expected)})",
-            )
-    for name in HELD:
-        if not hasattr(accelerator, name):
-            raise InvalidSpec(f"accelerate {accelerate.__version__}: Accelerator.{name}", "missing", "an attribute")
+    release = warn_if_untested("accelerate", TESTED)
+    for owner, expected in SIGNATURES.items():
+        require_signatures("accelerate", owner, expected)
+    missing = [name for name in HELD if not hasattr(accelerator, name)]
+    if missing:
+        raise IncompatibleVersion(f"accelerate {release} differs from what its integration uses: no Accelerator.{missing[0]}")
     if accelerator.distributed_type not in TYPES:
         raise InvalidSpec("distributed_type", accelerator.distributed_type.value, ", ".join(each.value for each in TYPES))
 

@@ -41,7 +41,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,12 +55,12 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from holdfast.domain.errors import Conflict, IntegrityError, InvalidSpec
-from holdfast.shards import Reader as Shard
 from holdfast.train import Interrupted, Run
 from holdfast.train import state as states
 from holdfast.train.dcp_contents import Contents, overlapping
 from holdfast.train.dcp_reader import ShardReader
-from holdfast.train.tensors import over, tensor_of
+from holdfast.train.lent_image import LentImage
+from holdfast.train.tensors import tensor_of
 
 __all__ = ["Reader", "Stager", "Writer"]
 
@@ -75,7 +74,7 @@ class Stager(AsyncStager):
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._lent: weakref.WeakSet[_Lent] = weakref.WeakSet()
+        self._lent: weakref.WeakSet[LentImage] = weakref.WeakSet()
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of the state on the CPU: the image's own memory, or DCP's copy if the image could not be written."""
@@ -85,9 +84,9 @@ class Stager(AsyncStager):
             return _copied(state_dict)
         image = self._run.newest_image
         assert image is not None  # there has been a save
-        lent = _Lent(image)
+        lent = LentImage(image)
         self._lent.add(lent)
-        return lent.state(state_dict)
+        return lent.tree(state_dict)
 
     def synchronize_staging(self) -> None:
         """Part of DCP's interface; nothing is left to wait for."""
@@ -99,41 +98,6 @@ class Stager(AsyncStager):
 def _copied(state_dict: dict[str, Any]) -> dict[str, Any]:
     copied: dict[str, Any] = BlockingAsyncStager().stage(state_dict)
     return copied
-
-
-class _Lent:
-    """The content of an image as a state dict. The image is locked against the next save until every tensor of it is gone."""
-
-    def __init__(self, image: Path) -> None:
-        self._shard = Shard(image)
-        self._left = 1  # views that are alive, and `state`
-        self._lock = threading.Lock()
-
-    def state(self, live: Mapping[str, Any]) -> dict[str, Any]:
-        leaves = states.leaves(live)
-
-        def leaf(name: str, described: dict[str, Any] | None) -> torch.Tensor:
-            spec, view = self._shard.spec(name), self._shard.view(name)
-            with self._lock:
-                self._left += 1
-            weakref.finalize(view, self._returned)
-            tensor = over(view, spec)
-            if described is None:
-                return tensor
-            # As DCP's stager does: the local part is on the CPU, whatever the mesh's device is.
-            return DTensor(tensor, leaves[name]._spec, requires_grad=False)  # type: ignore[no-any-return, call-arg]
-
-        try:
-            tree, _ = states.disassemble(self._shard.extra, leaf)
-        finally:
-            self._returned()
-        return tree
-
-    def _returned(self) -> None:
-        with self._lock:
-            self._left -= 1
-            if not self._left:
-                self._shard.close()
 
 
 class Writer(StorageWriter, AsyncStager):
@@ -304,7 +268,7 @@ class Reader(StorageReader):
         return False
 
 
-def _require_covered(plan: LoadPlan, planner: LoadPlanner, contents: Contents, shards: list[Shard]) -> None:
+def _require_covered(plan: LoadPlan, planner: LoadPlanner, contents: Contents, shards: Any) -> None:
     """DCP's planner plans what it finds; what no shard holds would keep its old value silently."""
     if not isinstance(planner, DefaultLoadPlanner):
         raise InvalidSpec("planner", type(planner).__qualname__, "DefaultLoadPlanner, or a class derived from it")

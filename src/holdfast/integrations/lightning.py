@@ -24,7 +24,6 @@ not saved: the script passes them again. The first `fit` of a process is covered
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import warnings
 from collections.abc import Callable
@@ -35,31 +34,33 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
 import holdfast.train as hf
-from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.errors import IncompatibleVersion, InvalidSpec
 from holdfast.domain.signals import Phase
 from holdfast.integrations.lightning_data import Feed, Position
+from holdfast.integrations.tested import require_signatures, warn_if_untested
 
 __all__ = ["HoldfastCallback"]
 
-log = logging.getLogger("holdfast.train")
+log = logging.getLogger("holdfast.integrations")
 
-TESTED = ((2, 6), (2, 7))  # from, below
+TESTED = ((2, 6), (2, 6))
 # What is called or replaced, with its parameters: another Lightning may mean something else by the same name.
-SIGNATURES: tuple[tuple[type, str, tuple[str, ...]], ...] = (
-    (_CheckpointConnector, "resume_start", ("self", "checkpoint_path", "weights_only")),
-    (_CheckpointConnector, "dump_checkpoint", ("self", "weights_only")),
-    (_FitLoop, "_load_combined_loader_states", ("self",)),
-    (_FitLoop, "on_advance_start", ("self",)),
-    (_FitLoop, "on_advance_end", ("self",)),
-    (_TrainingEpochLoop, "on_run_start", ("self", "data_fetcher")),
-    (_TrainingEpochLoop, "on_advance_end", ("self", "data_fetcher")),
-)
+SIGNATURES: dict[type, dict[str, tuple[str, ...]]] = {
+    _CheckpointConnector: {
+        "resume_start": ("checkpoint_path", "weights_only"),
+        "dump_checkpoint": ("weights_only",),
+    },
+    _FitLoop: {"_load_combined_loader_states": (), "on_advance_start": (), "on_advance_end": ()},
+    _TrainingEpochLoop: {"on_run_start": ("data_fetcher",), "on_advance_end": ("data_fetcher",)},
+    _Loop: {"reset_restart_stage": ()},
+}
 STRATEGIES = (SingleDeviceStrategy, DDPStrategy)
 GRAD_NORMS = ("grad_norm", "grad_2.0_norm_total")  # under which scripts log it; the second is that of Lightning's `grad_norm`
 HYPERPARAMETERS = tuple(
@@ -73,7 +74,7 @@ class HoldfastCallback(Callback):
     """Steps, checkpoints and restore of `trainer.fit` through `hf.attach`.
 
     `checkpoint`: where to save without an agent, as in `hf.launch`. `optional`: log the reason instead of raising if the trainer cannot
-    be covered; so added by the entry point. Raises `InvalidSpec` that names what is not supported, in `fit`."""
+    be covered; so added by the entry point. `fit` raises `InvalidSpec` or `IncompatibleVersion` that names what is not supported."""
 
     _had_a_fit = False  # of the process
 
@@ -92,7 +93,7 @@ class HoldfastCallback(Callback):
         HoldfastCallback._had_a_fit = True
         try:
             _require_supported(trainer)
-        except InvalidSpec as error:
+        except (InvalidSpec, IncompatibleVersion) as error:
             if not self._optional:
                 raise
             log.warning("holdfast leaves this run to the script's own checkpoints: %s", error)
@@ -125,7 +126,7 @@ class HoldfastCallback(Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What follows in the script, such as `trainer.test`, has no steps."""
         if self._fit is not None:
-            self._fit.close()
+            self._fit.finish()
             self._fit = None
 
     def _evaluates(self, begins: bool) -> None:
@@ -134,18 +135,9 @@ class HoldfastCallback(Callback):
 
 
 def _require_supported(trainer: pl.Trainer) -> None:
-    version = tuple(int(part) for part in pl.__version__.split(".")[:2])
-    if not TESTED[0] <= version < TESTED[1]:
-        raise InvalidSpec("lightning", pl.__version__, "2.6.x, with which this release was tested")
-    for owner, name, expected in SIGNATURES:
-        method = getattr(owner, name, None)
-        found = tuple(inspect.signature(method).parameters) if callable(method) else ()
-        if found != expected:
-            raise InvalidSpec(
-                f"lightning {pl.__version__}: {owner.__name__}.{name}",
-                f"({', '.join(found)})" if found else "missing",
-                f"({', '.join(expected)})",
-            )
+    warn_if_untested("lightning", TESTED)
+    for owner, expected in SIGNATURES.items():
+        require_signatures("lightning", owner, expected)
     if type(trainer.strategy) not in STRATEGIES:
         names = " or ".join(strategy.__name__ for strategy in STRATEGIES)
         raise InvalidSpec("strategy", type(trainer.strategy).__name__, f"{names}; sharded ones gather their state on rank 0")
@@ -183,9 +175,9 @@ class _Fit:
         original = getattr(owner, name)
         setattr(owner, name, lambda *args, **kwargs: by(original, *args, **kwargs))
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self._phases.close()
-        self._run.close()
+        self._run.finish()
 
     def evaluates(self, begins: bool) -> None:
         self._phases.close()

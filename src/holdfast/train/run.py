@@ -159,6 +159,7 @@ class Run:
         self._leavings = Leavings(device)
         self._restored = environment.restore is None
         self._done = 0  # steps finished
+        self._finished = False
         self._step: Step | None = None
         self._stall_reported_s = 0.0
         self._said_unsaved = False
@@ -184,6 +185,11 @@ class Run:
     def generation(self) -> int:
         """The number of the current assignment of ranks to nodes; 0 without an agent."""
         return self.world.generation
+
+    @property
+    def inert(self) -> bool:
+        """Whether nobody listens and nothing can be saved: no agent has started this process, and no directory is set."""
+        return not self._environment.job and self._standalone is None
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -473,10 +479,13 @@ class Run:
         """Announce work other than steps ("eval", "compile"), so that it is not reported as a hang."""
         self._notes.phase(Phase(phase), time.time(), self._done)
         yield
-        self._notes.phase(Phase.STEP, time.time(), self._done)
+        self._notes.phase(Phase.DONE if self._finished else Phase.STEP, time.time(), self._done)
 
     def finish(self) -> None:
-        """The script has ended normally."""
+        """The last step is done: what the script still does is not watched for hangs. `hf.launch` calls this at the end."""
+        if self._finished:
+            return
+        self._finished = True
         if self._compile_cache is not None:
             self._compile_cache.close()
         self._notes.phase(Phase.DONE, time.time(), self._done)
