@@ -1,6 +1,6 @@
 """torch's own tutorial, "Getting started with Distributed Checkpoint": FSDP2, `dcp.async_save`, `dcp.load`; with a data loader.
 
-    torchrun --nproc-per-node 2 dcp_fsdp.py                    as it is: its own files, its own resume
+    torchrun --nproc-per-node 2 dcp_fsdp.py                    as it is: saves are directories below checkpoint/
     holdfast run --local --nproc-per-node 2 dcp_fsdp.py        the same calls go through memory, disk, peer and object store
 
 Needs torchdata. Prints a hash of the final weights.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import time
 from typing import Any
 
 import torch
@@ -65,7 +66,10 @@ class ToyModel(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--save-every", type=int, default=20, help="outside of Holdfast, which has an interval of its own")
+    parser.add_argument(
+        "--save-every", type=int, default=20, help="outside of Holdfast, which has an interval of its own"
+    )
+    parser.add_argument("--step-s", type=float, default=0.0, help="so long a step takes at least, to look at faults")
     args = parser.parse_args()
 
     run = hf.attach()
@@ -93,6 +97,7 @@ def main() -> None:
         run.reapply_rng()  # making the iterator has drawn a number
         for x, y in batches:
             with run.step(step) as s:
+                time.sleep(args.step_s)
                 loss = nn.functional.mse_loss(model(x.to(run.device)), y.to(run.device))
                 optimizer.zero_grad()
                 loss.backward()
@@ -102,7 +107,9 @@ def main() -> None:
             if writer.due if writer is not None else step % args.save_every == 0:
                 if pending is not None:
                     pending.result()
-                pending = dcp.async_save(state, checkpoint_id=CHECKPOINT, storage_writer=writer, process_group=saving)
+                pending = dcp.async_save(
+                    state, checkpoint_id=f"{CHECKPOINT}/step-{step}", storage_writer=writer, process_group=saving
+                )
             if dist.get_rank() == 0 and step % 20 == 0:
                 print(f"step {step}  loss {loss.item():.4f}", flush=True)
             if step >= args.steps:

@@ -97,7 +97,9 @@ def start_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return start
 
 
-def train(seen: list[str], *, noise: float = 1.0, stateful: bool = False, seedable: bool = False, accumulated: int = 1) -> str:
+def train(
+    seen: list[str], *, noise: float = 1.0, stateful: bool = False, seedable: bool = False, accumulated: int = 1
+) -> str:
     torch.manual_seed(3)
     accelerator = Accelerator(
         cpu=True,

@@ -1,9 +1,9 @@
-"""`trainer.fit` that is ended after any step and begun again in a new trainer: the same batches, weights and hooks as without."""
+"""`trainer.fit` that is ended after any step and begun again in a new trainer: the same batches, weights and hooks as
+without."""
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,10 @@ def loader_of(kind: str) -> Any:
             return DataLoader(Samples(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(5))
         case "two":
             return CombinedLoader(
-                {"a": DataLoader(Samples(), BATCH, shuffle=True), "b": StatefulDataLoader(Samples(), 2 * BATCH, shuffle=True)},
+                {
+                    "a": DataLoader(Samples(), BATCH, shuffle=True),
+                    "b": StatefulDataLoader(Samples(), 2 * BATCH, shuffle=True),
+                },
                 "max_size_cycle",
             )
     raise AssertionError(kind)
@@ -200,7 +203,15 @@ def test_a_fit_that_is_killed_after_any_step_ends_as_one_that_was_not(
     calm: list[str] = []
     expected = fit(tmp_path, calm, loader, **how)
     batches = [entry for entry in calm if entry.startswith("batch")]
-    steps = 14 if how.get("max_epochs") == 2 else 17 if "max_steps" in how else 12 if "accumulate_grad_batches" in how else 21
+    steps = (
+        14
+        if how.get("max_epochs") == 2
+        else 17
+        if "max_steps" in how
+        else 12
+        if "accumulate_grad_batches" in how
+        else 21
+    )
     for killed_after in sorted({1, 3, 4, 7, 8, 12, steps}):  # 7 ends an epoch, or 4 with accumulation
         for image in (tmp_path / "images").glob("*"):
             image.unlink()
@@ -242,9 +253,7 @@ def test_a_lightning_with_another_signature_is_refused_by_name(
     tmp_path: Path, start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start_run(1)
-    monkeypatch.setattr(
-        subject._FitLoop, "on_advance_end", lambda self, more=None: None
-    )
+    monkeypatch.setattr(subject._FitLoop, "on_advance_end", lambda self, more=None: None)
     with pytest.raises(IncompatibleVersion, match=r"_FitLoop\.on_advance_end"):
         subject._require_supported(pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
 

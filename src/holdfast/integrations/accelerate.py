@@ -7,22 +7,23 @@
             with run.step(), accelerator.accumulate(model):
                 ...
 
-**State**: the prepared models, optimizers and schedulers, the gradient scaler, and the objects of `accelerator.register_for_checkpointing`.
-They must be prepared and registered before `attach`.
+**State**: the prepared models, optimizers and schedulers, the gradient scaler, and the objects of
+`accelerator.register_for_checkpointing`. They must be prepared and registered before `attach`.
 
-**Steps.** `with run.step()` surrounds one batch. A step of the run ends with the batch after which `accelerator.sync_gradients` is set; the
-batches that are accumulated before it belong to it. At its end a save is made if one is due. `run.log(loss=…)` reports values of
-the step.
+**Steps.** `with run.step()` surrounds one batch. A step of the run ends with the batch after which
+`accelerator.sync_gradients` is set; the batches that are accumulated before it belong to it. At its end a save is made if one
+is due. What `with run.step() as step` logs by `step.log(loss=…)` is reported with the step.
 
-**Position in the data.** A loader that Accelerate made a `StatefulDataLoader` is set to its position if its sampler has a known order and
-its dataset uses no random numbers of the training process: `DataLoaderConfiguration(use_stateful_dataloader=True,
-use_seedable_sampler=True)`. Any other is replayed: its iterator is made again from the same random state, and the batches that have been used are fetched and dropped,
-which takes as long as the fetching. `accelerate.skip_first_batches` would be faster, and give other batches where a dataset uses random
-numbers. A dataset that is iterated must not draw its order from the random numbers of the training process after the first batch.
+**Position in the data.** A loader that Accelerate made a `StatefulDataLoader` is set to its position if its sampler has a
+known order and its dataset uses no random numbers of the training process:
+`DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True)`. Any other is replayed: its iterator is
+made again from the same random state, and the batches that have been used are fetched and dropped, which takes as long as the
+fetching. `accelerate.skip_first_batches` would be faster, and give other batches where a dataset uses random numbers. A
+dataset that is iterated must not draw its order from the random numbers of the training process after the first batch.
 
-**Refused**, by name: distributed types other than one process and DistributedDataParallel (for FSDP2, use `holdfast.integrations.dcp`);
-loaders that one process reads for all (`dispatch_batches`); another number of replicas than the one that saved, because the position
-is that of each rank; an Accelerate with other signatures."""
+**Refused**, by name: distributed types other than one process and DistributedDataParallel (for FSDP2, use
+`holdfast.integrations.dcp`); loaders that one process reads for all (`dispatch_batches`); another number of replicas than the
+one that saved, because the position is that of each rank; an Accelerate with other signatures."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ TYPES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GP
 def attach(accelerator: Accelerator, *, checkpoint: hf.Checkpoints | None = None) -> AcceleratedRun:
     """Return the run of this process with what `accelerator` has prepared and registered, restored if there is a checkpoint.
 
-    `checkpoint`: where to save without an agent, as in `hf.launch`. Raises `InvalidSpec` or `IncompatibleVersion` that names what is
-    not supported, and what `hf.attach` raises."""
+    `checkpoint`: where to save without an agent, as in `hf.launch`. Raises `InvalidSpec` or `IncompatibleVersion` that names
+    what is not supported, and what `hf.attach` raises."""
     _require_supported(accelerator)
     return AcceleratedRun(accelerator, hf.attach(checkpoint=checkpoint))
 
@@ -71,9 +72,13 @@ def _require_supported(accelerator: Accelerator) -> None:
         require_signatures("accelerate", owner, expected)
     missing = [name for name in HELD if not hasattr(accelerator, name)]
     if missing:
-        raise IncompatibleVersion(f"accelerate {release} differs from what its integration uses: no Accelerator.{missing[0]}")
+        raise IncompatibleVersion(
+            f"accelerate {release} differs from what its integration uses: no Accelerator.{missing[0]}"
+        )
     if accelerator.distributed_type not in TYPES:
-        raise InvalidSpec("distributed_type", accelerator.distributed_type.value, ", ".join(each.value for each in TYPES))
+        raise InvalidSpec(
+            "distributed_type", accelerator.distributed_type.value, ", ".join(each.value for each in TYPES)
+        )
 
 
 class AcceleratedRun:
@@ -85,7 +90,6 @@ class AcceleratedRun:
         self._data = _Position(accelerator, run)
         self._state = _state(accelerator, self._data)
         self._step: hf.Step | None = None
-        self._values: dict[str, Any] = {}
         run.restore(self._state)
 
     @property
@@ -99,14 +103,16 @@ class AcceleratedRun:
         return self.run.steps_finished
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Return the batches of one epoch of a prepared train loader; in the restored epoch, those that are left. One loader per run.
+        """Return the batches of one epoch of a prepared train loader; in the restored epoch, those that are left. One loader
+        per run.
 
         Raises `InvalidSpec` for a loader that Accelerate has not prepared, or that is read by one process for all."""
         return self._data.batches(loader)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[hf.Step]:
-        """Context of one batch. Saves at the end of a step if a save is due. Raises what `hf.Run.step` and `checkpoint` raise."""
+        """Context of one batch. Saves at the end of a step if a save is due. Raises what `hf.Run.step` and `checkpoint`
+        raise."""
         if self._step is None:
             self._step = self.run.begin_step(self.run.steps_finished)
         yield self._step
@@ -190,9 +196,15 @@ class _Position:
 
     def batches(self, loader: Any) -> Iterator[Any]:
         if type(loader) is not DataLoaderShard:
-            raise InvalidSpec("loader", type(loader).__name__, "DataLoaderShard, as accelerator.prepare makes it without dispatch_batches")
+            raise InvalidSpec(
+                "loader",
+                type(loader).__name__,
+                "DataLoaderShard, as accelerator.prepare makes it without dispatch_batches",
+            )
         if self._loader is not None and loader is not self._loader:
-            raise Conflict("run.batches was given another loader before: the position of one train loader is part of the state")
+            raise Conflict(
+                "run.batches was given another loader before: the position of one train loader is part of the state"
+            )
         self._loader = loader
         self._stateful = bool(loader.use_stateful_dataloader) and has_known_order(loader)
         iterator = self._begin(loader) if self._resume is None else self._continue(loader, self._resume)
@@ -247,5 +259,6 @@ class _Position:
 
 
 def _is_primed(loader: Any) -> bool:
-    """Whether a `StatefulDataLoader` has made its next iterator, and drawn a seed for it, when its state was asked for first."""
+    """Whether a `StatefulDataLoader` has made its next iterator, and drawn a seed for it, when its state was asked for
+    first."""
     return bool(getattr(loader.base_dataloader, "_initial_iter_for_state_dict", False))

@@ -1,5 +1,5 @@
-"""What other packages' entry points call. Imports nothing but the standard library until it is clear that a worker of Holdfast runs it,
-so that an installed Holdfast costs other programs nothing."""
+"""What other packages' entry points call. Imports nothing but the standard library until it is clear that a worker of
+Holdfast runs it, so that an installed Holdfast costs other programs nothing."""
 
 from __future__ import annotations
 

@@ -11,25 +11,25 @@
         if writer.due:                                   # or the script's own interval
             dcp.async_save(state, storage_writer=writer)
 
-**Writer.** A save is a checkpoint of the run: this rank's part of the whole state dict is copied into its memory image, which the
-replicator copies to disk, to a peer and to the object store. `dcp.async_save` returns after that copy; `dcp.save` does the same. DCP
-distributes tensors that all ranks hold over the ranks, and this writer does not: every rank saves all that it holds, so that a restart
-restores from its own memory, and a plain value stays that of its rank. A save that finds no image free is skipped, logged and counted,
-as by `run.checkpoint`; the call returns normally. `checkpoint_id` has no meaning: a save belongs to the run's step. `async_save` in
-another process (`AsyncCheckpointerType.PROCESS`) is refused.
+**Writer.** A save is a checkpoint of the run: this rank's part of the whole state dict is copied into its memory image, which
+the replicator copies to disk, to a peer and to the object store. `dcp.async_save` returns after that copy; `dcp.save` does
+the same. DCP distributes tensors that all ranks hold over the ranks, and this writer does not: every rank saves all that it
+holds, so that a restart restores from its own memory, and a plain value stays that of its rank. A save that finds no image
+free is skipped, logged and counted, as by `run.checkpoint`; the call returns normally. `checkpoint_id` has no meaning: a save
+belongs to the run's step. `async_save` in another process (`AsyncCheckpointerType.PROCESS`) is refused.
 
-**Reader.** Reads the selected checkpoint, straight from the mapped shards; with another number of ranks, what this rank needs from all of
-them. In contrast to DCP's own reader, it raises `IntegrityError` if the shards do not cover a tensor. If the run has none, it reads the
-DCP checkpoint `first`, which any DCP wrote: a first start from existing checkpoints. `checkpoint.resume` of a job file takes Holdfast's
-own checkpoints only.
+**Reader.** Reads the selected checkpoint, straight from the mapped shards; with another number of ranks, what this rank needs
+from all of them. In contrast to DCP's own reader, it raises `IntegrityError` if the shards do not cover a tensor. If the run
+has none, it reads the DCP checkpoint `first`, which any DCP wrote: a first start from existing checkpoints.
+`checkpoint.resume` of a job file takes Holdfast's own checkpoints only.
 
-**Stager.** For scripts that keep their own DCP files: `dcp.async_save(state, checkpoint_id=…, async_stager=Stager(run))`. Training waits for
-the copy into the image, and the background write reads from there, without a second copy. Until it has ended, that image cannot take
-the next save. If the image could not be written, the state is copied as DCP does.
+**Stager.** For scripts that keep their own DCP files: `dcp.async_save(state, checkpoint_id=…, async_stager=Stager(run))`.
+Training waits for the copy into the image, and the background write reads from there, without a second copy. Until it has
+ended, that image cannot take the next save. If the image could not be written, the state is copied as DCP does.
 
-What the state may contain is the same as for `run.checkpoint`; a value that cannot be saved is refused by its path. A planner must be one of
-DCP's default planners, or derived from them. ShardedTensor is refused (FSDP1); use FSDP2. A data loader of torchdata goes into
-`holdfast.integrations.loaders.PerRank`, because DCP loads only what the new object already has."""
+What the state may contain is the same as for `run.checkpoint`; a value that cannot be saved is refused by its path. A planner
+must be one of DCP's default planners, or derived from them. ShardedTensor is refused (FSDP1); use FSDP2. A data loader of
+torchdata goes into `holdfast.integrations.loaders.PerRank`, because DCP loads only what the new object already has."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ __all__ = ["Reader", "Stager", "Writer"]
 
 
 class Stager(AsyncStager):
-    """`dcp.async_save(state, checkpoint_id=…, async_stager=Stager(run))`: the copy that training waits for is a save of the run.
+    """`dcp.async_save(state, checkpoint_id=…, async_stager=Stager(run))`: the copy that training waits for is a save of the
+    run.
 
     `stage` raises `Interrupted` like `run.checkpoint`. One stager per run; not for several threads."""
 
@@ -283,6 +284,6 @@ def _require_covered(plan: LoadPlan, planner: LoadPlanner, contents: Contents, s
         if found[name] != elements or overlapping(entry):
             ranks = sorted(shard.key.rank for shard in shards)
             raise IntegrityError(
-                f"the shards do not cover the state: of the {elements} elements of {name!r} that this rank needs, those of ranks "
-                f"{ranks}, saved on {shards[0].header.stamp.mesh}, hold {found[name]}"
+                f"the shards do not cover the state: of the {elements} elements of {name!r} that this rank needs, those "
+                f"of ranks {ranks}, saved on {shards[0].header.stamp.mesh}, hold {found[name]}"
             )

@@ -1,25 +1,27 @@
-"""Lightning under Holdfast. Nothing has to be written: the entry point `lightning.pytorch.callbacks_factory` adds the callback to every
-`Trainer` in a worker of `holdfast run`. Under torchrun, a script gives it to the trainer itself:
+"""Lightning under Holdfast. Nothing has to be written: the entry point `lightning.pytorch.callbacks_factory` adds the
+callback to every `Trainer` in a worker of `holdfast run`. Under torchrun, a script gives it to the trainer itself:
 
     trainer = L.Trainer(callbacks=[HoldfastCallback(checkpoint=hf.Checkpoints(directory="…"))])
 
-**What it does.** A step is a batch after which `trainer.global_step` has advanced. After it, and after the validation that belongs to it,
-`run.checkpoint` saves what `trainer.save_checkpoint` would write, from memory to memory; after the last step of an epoch, when the hooks of
-its end have run. A restarted `trainer.fit` continues there, whatever its `ckpt_path` is. Evaluation and Lightning's own saving are
-announced as phases. Files that the script saves stay as they are.
+**What it does.** A step is a batch after which `trainer.global_step` has advanced. After it, and after the validation that
+belongs to it, `run.checkpoint` saves what `trainer.save_checkpoint` would write, from memory to memory; after the last step
+of an epoch, when the hooks of its end have run. A restarted `trainer.fit` continues there, whatever its `ckpt_path` is.
+Evaluation and Lightning's own saving are announced as phases. Files that the script saves stay as they are.
 
-**Position in the data** (`lightning_data`). A single train loader that knows its position (torchdata's `StatefulDataLoader`) is set to it.
-Others are replayed: the epoch's iterator is made again from the same random state, and the batches that have been used are fetched
-and dropped, which takes as long as the fetching. Where neither is exact, nothing is saved and the reason is given.
+**Position in the data** (`lightning_data`). A single train loader that knows its position (torchdata's `StatefulDataLoader`)
+is set to it. Others are replayed: the epoch's iterator is made again from the same random state, and the batches that have
+been used are fetched and dropped, which takes as long as the fetching. Where neither is exact, nothing is saved and the
+reason is given.
 
-**Refused**, by name: strategies other than one device and DDP; `training_step(dataloader_iter)`; another number of replicas than
-the one that saved, because the position is that of each rank; a Lightning whose loops have other signatures than those that this was
-written for. Added by the entry point, the callback then logs the reason and leaves the run alone: restarts continue from the
-script's own checkpoints.
+**Refused**, by name: strategies other than one device and DDP; `training_step(dataloader_iter)`; another number of replicas
+than the one that saved, because the position is that of each rank; a Lightning whose loops have other signatures than those
+that this was written for. Added by the entry point, the callback then logs the reason and leaves the run alone: restarts
+continue from the script's own checkpoints.
 
-**Not covered.** Averages of metrics that are logged with `on_epoch=True`: in the resumed epoch they cover the batches since the restart, as
-after `ckpt_path`. Gradients between two steps of an accumulation are never saved, because saves are made between steps. Hyperparameters are
-not saved: the script passes them again. The first `fit` of a process is covered, further ones run without saves."""
+**Not covered.** Averages of metrics that are logged with `on_epoch=True`: in the resumed epoch they cover the batches since
+the restart, as after `ckpt_path`. Gradients between two steps of an accumulation are never saved, because saves are made
+between steps. Hyperparameters are not saved: the script passes them again. The first `fit` of a process is covered, further
+ones run without saves."""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ SIGNATURES: dict[type, dict[str, tuple[str, ...]]] = {
     _Loop: {"reset_restart_stage": ()},
 }
 STRATEGIES = (SingleDeviceStrategy, DDPStrategy)
-GRAD_NORMS = ("grad_norm", "grad_2.0_norm_total")  # under which scripts log it; the second is that of Lightning's `grad_norm`
+# Names under which scripts log the gradient norm; the second is that of Lightning's `grad_norm`.
+GRAD_NORMS = ("grad_norm", "grad_2.0_norm_total")
 HYPERPARAMETERS = tuple(
     getattr(owner, f"CHECKPOINT_HYPER_PARAMS_{part}")
     for owner in (pl.LightningModule, pl.LightningDataModule)
@@ -73,8 +76,9 @@ HYPERPARAMETERS = tuple(
 class HoldfastCallback(Callback):
     """Steps, checkpoints and restore of `trainer.fit` through `hf.attach`.
 
-    `checkpoint`: where to save without an agent, as in `hf.launch`. `optional`: log the reason instead of raising if the trainer cannot
-    be covered; so added by the entry point. `fit` raises `InvalidSpec` or `IncompatibleVersion` that names what is not supported."""
+    `checkpoint`: where to save without an agent, as in `hf.launch`. `optional`: log the reason instead of raising if the
+    trainer cannot be covered; so added by the entry point. `fit` raises `InvalidSpec` or `IncompatibleVersion` that names
+    what is not supported."""
 
     _had_a_fit = False  # of the process
 
@@ -102,8 +106,8 @@ class HoldfastCallback(Callback):
 
     def _is_second(self, trainer: pl.Trainer) -> bool:
         """Whether the script has given another one to the trainer, which then counts."""
-        first = next(callback for callback in trainer.callbacks if isinstance(callback, HoldfastCallback))  # type: ignore[attr-defined]
-        return first is not self
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        return next(callback for callback in callbacks if isinstance(callback, HoldfastCallback)) is not self
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -140,11 +144,14 @@ def _require_supported(trainer: pl.Trainer) -> None:
         require_signatures("lightning", owner, expected)
     if type(trainer.strategy) not in STRATEGIES:
         names = " or ".join(strategy.__name__ for strategy in STRATEGIES)
-        raise InvalidSpec("strategy", type(trainer.strategy).__name__, f"{names}; sharded ones gather their state on rank 0")
+        raise InvalidSpec(
+            "strategy", type(trainer.strategy).__name__, f"{names}; sharded ones gather their state on rank 0"
+        )
 
 
 class _Fit:
-    """One `trainer.fit` under a run: replaces five methods of this trainer's loops by ones that call them and do their own part."""
+    """One `trainer.fit` under a run: replaces five methods of this trainer's loops by ones that call them and do their own
+    part."""
 
     def __init__(self, trainer: pl.Trainer, run: hf.Run, *, optional: bool) -> None:
         self._trainer = trainer
@@ -192,7 +199,7 @@ class _Fit:
 
     def state_dict(self) -> dict[str, Any]:
         """What `trainer.save_checkpoint` writes, without hyperparameters, and this rank's position in the data."""
-        if self._loop._data_fetcher is None:  # asked before a restore, where tensors of the state are placed: none is sharded
+        if self._loop._data_fetcher is None:  # asked by a restore, which places the tensors of a sharded state
             return {}
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         for name in HYPERPARAMETERS:
@@ -212,7 +219,9 @@ class _Fit:
 
     # ------------------------------------------------------------ restore
 
-    def _resume_start(self, original: Callable[..., Any], checkpoint_path: Any = None, weights_only: Any = None) -> None:
+    def _resume_start(
+        self, original: Callable[..., Any], checkpoint_path: Any = None, weights_only: Any = None
+    ) -> None:
         """Give Lightning the checkpoint of the run from memory. Its own restore methods do the rest."""
         connector = self._trainer._checkpoint_connector
         if not self._run.restore_step:
@@ -252,7 +261,9 @@ class _Fit:
 
     def _batches_start(self, original: Callable[[Any], None], data_fetcher: Any) -> None:
         if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
-            raise InvalidSpec("training_step", "a parameter dataloader_iter", "a batch: the position in the data is not known")
+            raise InvalidSpec(
+                "training_step", "a parameter dataloader_iter", "a batch: the position in the data is not known"
+            )
         if self._trainer.current_epoch > 0 and self._resume is None:
             self._feed.iterator_is_made()  # in the original
         original(data_fetcher)

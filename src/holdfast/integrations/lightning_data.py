@@ -1,11 +1,13 @@
 """Where a rank is in the data of Lightning's fit loop, and how it gets there again.
 
-A loader that knows its position, and whose sampler has a known order (`replay.KNOWN_ORDER`), is set to it. Any other is replayed: the random state at which the epoch's iterator was made, and that at
-which its first batch was fetched, are part of the checkpoint; from there the same batches come in the same order, and those that
-have been used are dropped. What the dropped ones contain does not matter, their order does:
+A loader that knows its position, and whose sampler has a known order (`replay.KNOWN_ORDER`), is set to it. Any other is
+replayed: the random state at which the epoch's iterator was made, and that at which its first batch was fetched, are part of
+the checkpoint; from there the same batches come in the same order, and those that have been used are dropped. What the
+dropped ones contain does not matter, their order does:
 
 * A sampler draws its order when the epoch begins, as torch's own do.
-* A dataset that is iterated in the training process may draw its order at any time, between the training's own random numbers. If it
+* A dataset that is iterated in the training process may draw its order at any time, between the training's own random
+numbers. If it
   uses random numbers after the first batch, the order cannot be repeated, and `Feed.refusal` says so. In worker processes
   (`num_workers` > 0) it has random numbers of its own, and can."""
 

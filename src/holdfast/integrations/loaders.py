@@ -3,11 +3,12 @@
     loader = StatefulDataLoader(...)
     state = {"model": model, "optim": optim, "data": PerRank(loader, run.world)}
 
-`loader.state_dict()` describes what this rank has read. That is exact as long as the number of replicas does not change. With another
-number, samples would be skipped and repeated, so loading is refused then: use `hf.ElasticSampler` for a job that changes its size.
+`loader.state_dict()` describes what this rank has read. That is exact as long as the number of replicas does not change. With
+another number, samples would be skipped and repeated, so loading is refused then: use `hf.ElasticSampler` for a job that
+changes its size.
 
-The state is one value of bytes, because DCP loads only those keys that the state of the new, unused object already has, and a loader that
-has not been used has fewer."""
+The state is one value of bytes, because DCP loads only those keys that the state of the new, unused object already has, and a
+loader that has not been used has fewer."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ class Positioned(Protocol):
 class PerRank:
     """The position of `loader` as part of the state of a run.
 
-    Make the loader's iterator after the restore, then call `run.reapply_rng()`, because making it draws a random number. Raises
-    `InvalidSpec` for a loader without `state_dict` and `load_state_dict`, and when the position was saved with another number of
-    replicas."""
+    Make the loader's iterator after the restore, then call `run.reapply_rng()`, because making it draws a random number.
+    Raises `InvalidSpec` for a loader without `state_dict` and `load_state_dict`, and when the position was saved with another
+    number of replicas."""
 
     def __init__(self, loader: Positioned, world: World) -> None:
         for name in ("state_dict", "load_state_dict"):
@@ -59,8 +60,8 @@ class PerRank:
             raise InvalidSpec(
                 "replicas",
                 self._world.dp_size,
-                f"{position['replicas']}, with which the position of {type(self._loader).__qualname__} was saved: it is that of "
-                "one rank. A job that changes its number of replicas needs hf.ElasticSampler",
+                f"{position['replicas']}, with which the position of {type(self._loader).__qualname__} was saved: it is that "
+                "of one rank. A job that changes its number of replicas needs hf.ElasticSampler",
             )
         # Only what `torch.save` writes of plain values and tensors; a type of the user's is refused with its name.
         self._loader.load_state_dict(torch.load(io.BytesIO(position["state"]), weights_only=True))

@@ -40,7 +40,8 @@ class Moment:
                 generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-# Samplers whose order follows from their own state, or from their arguments and the epoch. By name, because some are of optional packages.
+# Samplers whose order follows from their own state, or from their arguments and the epoch. By name, because some are of
+# optional packages.
 KNOWN_ORDER = frozenset({
     "torch.utils.data.sampler.SequentialSampler",
     "torch.utils.data.dataloader._InfiniteConstantSampler",  # of an iterable dataset

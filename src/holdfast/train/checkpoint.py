@@ -184,8 +184,8 @@ class Checkpointer:
         return self.restore_by(lambda parts: _load(parts, live), target)
 
     def restore_by(self, load: Load, target: RestoreTarget) -> Restored:
-        """As `restore`, for a state that `load` fills from the open shards. `load` returns the plain values that were saved with
-        the state (`state.disassemble`)."""
+        """As `restore`, for a state that `load` fills from the open shards. `load` returns the plain values that were saved
+        with the state (`state.disassemble`)."""
         with opened(target) as parts, _pages_ahead(parts[0]):
             also = load(parts)
             saved_by, mesh = parts[0].key.rank, parts[0].header.stamp.mesh

@@ -267,14 +267,16 @@ class Run:
         return self._done
 
     def restore_by(self, load: Load) -> int:
-        """As `restore`, for a loader with its own way to fill the live objects: `load` gets the open shards, this rank's own first,
-        and returns the plain values that were saved with the state (`state.disassemble`). May be called again until the first
-        step, for a state that is loaded in parts.
+        """As `restore`, for a loader with its own way to fill the live objects: `load` gets the open shards, this rank's own
+        first, and returns the plain values that were saved with the state (`state.disassemble`). May be called again until
+        the first step, for a state that is loaded in parts.
 
         Raises `Conflict` if this run has no checkpoint to restore, or has finished a step."""
         target = self._environment.restore
         if target is None or self._phases_s is None:
-            why = "no checkpoint is selected for it" if target is None else "it has finished a step since it was restored"
+            why = (
+                "no checkpoint is selected for it" if target is None else "it has finished a step since it was restored"
+            )
             raise Conflict(f"this run cannot be restored: {why}")
         self._lap("build")
         self._notes.phase(Phase.RESTORE, time.time(), 0)
@@ -365,8 +367,8 @@ class Run:
     def due(self) -> bool:
         """Whether a save is due now, by the interval or because one was asked for: equal on every rank, between two steps.
 
-        For a script whose way of saving is costly or collective and should be entered only then. Not counted: a stop, which ranks
-        may see a step apart; the next `step` raises `Interrupted` for it."""
+        For a script whose way of saving is costly or collective and should be entered only then. Not counted: a stop, which
+        ranks may see a step apart; the next `step` raises `Interrupted` for it."""
         return self._ask(self._done) is not None or self._done in self._save_after or self._intervals.due(self._done)
 
     def _ask(self, step: int) -> Proposal | None:
