@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import DataLoaderConfiguration
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -91,7 +92,7 @@ def start_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             return saved
 
         run.checkpoint = save_and_die  # type: ignore[method-assign]
-        monkeypatch.setattr(subject.hf, "attach", lambda **_: run)
+        monkeypatch.setattr(hf, "attach", lambda **_: run)
         return run
 
     return start
@@ -188,6 +189,6 @@ def test_what_is_not_supported_is_named(start_run: Callable[..., hf.Run], monkey
     monkeypatch.setattr(subject, "HELD", ("_no_such",))
     with pytest.raises(IncompatibleVersion, match=r"Accelerator\._no_such"):
         subject.attach(accelerator)
-    monkeypatch.setattr(subject.DataLoaderShard, "set_epoch", lambda self: None)
+    monkeypatch.setattr(DataLoaderShard, "set_epoch", lambda self: None)
     with pytest.raises(IncompatibleVersion, match=r"DataLoaderShard\.set_epoch"):
         subject.attach(accelerator)

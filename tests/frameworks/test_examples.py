@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -30,7 +31,7 @@ def workers(mark: str) -> list[psutil.Process]:
 
 
 def weights(text: str) -> str:
-    found = re.findall(r"^(?:\[.*\] |\S+ \| )?.*weights ([0-9a-f]{16})", text, re.MULTILINE)
+    found = re.findall(r"weights ([0-9a-f]{16})", text)
     assert found, text
     return str(found[-1])
 
@@ -54,17 +55,26 @@ def undisturbed(script: Path, directory: Path) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["lightning_autoencoder", "accelerate_loop", "dcp_fsdp"])
-def test_a_killed_rank_leaves_no_trace_in_the_weights(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [("lightning_autoencoder", "lightning"), ("accelerate_loop", "accelerate"), ("dcp_fsdp", "torchdata")],
+)
+def test_a_killed_rank_leaves_no_trace_in_the_weights(name: str, needs: str, tmp_path: Path) -> None:
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed: make frameworks-test")
     script = examples() / "frameworks" / f"{name}.py"
     expected = undisturbed(script, tmp_path)
     mark = f"{os.getpid()}-{random.random()}"
-    arguments = [str(script), "--steps", str(STEPS), "--step-s", "0.05"]
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"name: {name.replace('_', '-')}\nscript: {script}\nargs: [--steps, '{STEPS}', --step-s, '0.05']\n"
+        "nodes: 1\nnproc_per_node: 2\nmesh: {dp: 2}\ncheckpoint: {interval_steps: 5}\nenv: {OMP_NUM_THREADS: '1'}\n"
+    )
     output = tmp_path / "output.log"
     with output.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli.main", "run", "--local", "--nproc-per-node", "2", *arguments],
-            env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-m", "holdfast.cli.main", "run", "--local", str(job)],
+            env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -82,12 +92,15 @@ def test_a_killed_rank_leaves_no_trace_in_the_weights(name: str, tmp_path: Path)
         before[-1].send_signal(signal.SIGKILL)
         assert process.wait(TIMEOUT_S) == 0, output.read_text()
     finally:
-        process.kill()
-        process.wait()
+        if process.poll() is None:
+            process.terminate()  # ends the local stack as well
+        process.wait(TIMEOUT_S)
     text = output.read_text()
     assert "SIGKILL" in text
     assert weights(text) == expected, text
     steps = [int(step) for step in re.findall(r"step (\d+)  loss", text)]
-    assert steps.count(steps[0]) == 1, f"from a checkpoint, not from the start: {text}"
+    early = [step for step in steps if step <= KILL_AT - 20]
+    assert early, text
+    assert len(early) == len(set(early)), f"from a checkpoint shortly before the kill, not from the start: {text}"
     wait_until(lambda: not marked(mark), description="every process of the run to be gone")
     assert memory_of(process.pid) == []

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -59,7 +60,7 @@ class DrawingStream(IterableDataset[torch.Tensor]):
             yield torch.full((4,), float(index)) + torch.rand(4)
 
 
-class Model(pl.LightningModule):
+class Model(pl.LightningModule):  # type: ignore[misc]
     def __init__(self, seen: list[str], schedule: str = "step") -> None:
         super().__init__()
         self.seen = seen
@@ -98,7 +99,7 @@ class Model(pl.LightningModule):
         }
 
 
-class KillAfter(Callback):
+class KillAfter(Callback):  # type: ignore[misc]
     """Ends the process after `steps` steps were saved."""
 
     def __init__(self, run: hf.Run, steps: int) -> None:
@@ -134,7 +135,7 @@ def start_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             control=Control(None),
             process_group_s=0.0,
         )
-        monkeypatch.setattr(subject.hf, "attach", lambda **_: run)
+        monkeypatch.setattr(hf, "attach", lambda **_: run)
         monkeypatch.setattr(HoldfastCallback, "_had_a_fit", False)
         return run
 
@@ -182,7 +183,7 @@ def fit(directory: Path, seen: list[str], loader: str, *callbacks: Callback, sch
     return hashlib.sha256(b"".join(each.numpy().tobytes() for each in model.state_dict().values())).hexdigest()
 
 
-CASES = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stateful": ("stateful", {}),
     "plain": ("plain", {}),
     "stream": ("stream", {}),
@@ -253,7 +254,7 @@ def test_a_lightning_with_another_signature_is_refused_by_name(
     tmp_path: Path, start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start_run(1)
-    monkeypatch.setattr(subject._FitLoop, "on_advance_end", lambda self, more=None: None)
+    monkeypatch.setattr(_FitLoop, "on_advance_end", lambda self, more=None: None)
     with pytest.raises(IncompatibleVersion, match=r"_FitLoop\.on_advance_end"):
         subject._require_supported(pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
 

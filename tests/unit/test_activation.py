@@ -17,7 +17,9 @@ print(*(name for name in ("torch", "lightning", "holdfast.train") if name in sys
 
 
 def test_lightning_gets_no_callback_outside_of_a_worker_and_nothing_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", CALLED], env={}, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CALLED], env={}, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
     assert worker.ENV_JOB == "HOLDFAST_JOB"
 

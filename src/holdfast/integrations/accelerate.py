@@ -249,7 +249,7 @@ class _Position:
             log.info("replaying %d batches to the restored position", self._used)
         with self._run.phase(Phase.RESTORE):
             self._at_iterator.restore([loader])
-            iterator = iter(loader)
+            iterator: Iterator[Any] = iter(loader)
             for number in range(self._used):
                 if number == self._used - 1:
                     Moment(**saved["at_latest"]).restore([loader])

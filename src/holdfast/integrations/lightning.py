@@ -73,7 +73,7 @@ HYPERPARAMETERS = tuple(
 )
 
 
-class HoldfastCallback(Callback):
+class HoldfastCallback(Callback):  # type: ignore[misc]  # Lightning is optional, so its types are not known
     """Steps, checkpoints and restore of `trainer.fit` through `hf.attach`.
 
     `checkpoint`: where to save without an agent, as in `hf.launch`. `optional`: log the reason instead of raising if the
@@ -106,7 +106,7 @@ class HoldfastCallback(Callback):
 
     def _is_second(self, trainer: pl.Trainer) -> bool:
         """Whether the script has given another one to the trainer, which then counts."""
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks: list[Callback] = trainer.callbacks
         return next(callback for callback in callbacks if isinstance(callback, HoldfastCallback)) is not self
 
     def on_train_batch_end(

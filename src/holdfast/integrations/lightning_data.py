@@ -45,9 +45,10 @@ class Position:
     @classmethod
     def of_plain(cls, fields: dict[str, Any]) -> Position:
         moments = ("now", "at_iterator", "at_first_batch", "at_latest_batch")
-        return cls(**{
+        found: dict[str, Any] = {
             name: Moment(**value) if name in moments and value is not None else value for name, value in fields.items()
-        })  # fmt: skip
+        }
+        return cls(**found)
 
 
 class Feed:
@@ -157,6 +158,6 @@ def _knows_its_position(loader: Any) -> bool:
 
 def _iterates_here(loader: Any) -> bool:
     dataset = getattr(loader, "dataset", None)
-    if not isinstance(dataset, IterableDataset) or getattr(loader, "num_workers", 0):
+    if not isinstance(dataset, IterableDataset) or getattr(loader, "num_workers", 0) > 0:
         return False
     return not (_knows_its_position(loader) and _knows_its_position(dataset))

@@ -36,7 +36,7 @@ class LentImage:
             if described is None:
                 return tensor
             # As DCP's stager does: the local part is on the CPU, whatever the mesh's device is.
-            return DTensor(tensor, leaves[name]._spec, requires_grad=False)  # type: ignore[no-any-return, call-arg]
+            return DTensor(tensor, leaves[name]._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
         try:
             tree, _ = state.disassemble(self._shard.extra, leaf)

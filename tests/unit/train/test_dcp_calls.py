@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
 import holdfast.train as hf
 from holdfast.domain.errors import Conflict, InvalidSpec
@@ -100,9 +103,10 @@ def newest(images: Path) -> RestoreTarget:
 
 def save(state: dict[str, Any], run: hf.Run, how: str) -> None:
     if how == "save":
-        dcp.save(state, storage_writer=Writer(run))
+        save_now(state, storage_writer=Writer(run))
     else:
-        dcp.async_save(state, storage_writer=Writer(run)).result()
+        saving: Any = async_save(state, storage_writer=Writer(run))
+        saving.result()
 
 
 @pytest.mark.parametrize("how", ["save", "async_save"])
@@ -119,7 +123,7 @@ def test_a_load_continues_what_a_save_has_saved(how: str, start_run: StartRun, t
     reader = Reader(again, first=tmp_path / "not-read")
     assert reader.available
     assert again.restore_step == 3
-    dcp.load(other, storage_reader=reader)
+    load(other, storage_reader=reader)
     assert torch.equal(torch.rand(3), expected)
     assert (other["seen"], other["data"]._loader.at) == (1, {"read": 17})
     for name, tensor in state["app"].model.state_dict().items():
@@ -137,7 +141,7 @@ def test_what_dcp_loaded_is_what_run_restore_loads(start_run: StartRun, tmp_path
     run = start_run()
     state = {"app": App(1), "seen": 1}
     steps(run, 5)
-    dcp.save(state, storage_writer=Writer(run))
+    save_now(state, storage_writer=Writer(run))
     again, other = start_run(restore=newest(tmp_path / "images")), {"app": App(2), "seen": 2}
     assert again.restore(other) == 5
     assert other["seen"] == 1
@@ -147,20 +151,20 @@ def test_what_dcp_loaded_is_what_run_restore_loads(start_run: StartRun, tmp_path
 def test_a_state_can_be_loaded_in_parts(start_run: StartRun, tmp_path: Path) -> None:
     run = start_run()
     steps(run, 5)
-    dcp.save({"a": torch.ones(2), "b": torch.ones(3)}, storage_writer=Writer(run))
+    save_now({"a": torch.ones(2), "b": torch.ones(3)}, storage_writer=Writer(run))
     again = start_run(restore=newest(tmp_path / "images"))
     a, b = {"a": torch.zeros(2)}, {"b": torch.zeros(3)}
     reader = Reader(again)
-    dcp.load(a, storage_reader=reader)
-    dcp.load(b, storage_reader=reader)
+    load(a, storage_reader=reader)
+    load(b, storage_reader=reader)
     assert (a["a"].tolist(), b["b"].tolist()) == ([1.0] * 2, [1.0] * 3)
 
 
 def test_a_first_start_reads_a_checkpoint_that_dcp_wrote(start_run: StartRun, tmp_path: Path) -> None:
     app = App(1)
-    dcp.save({"app": app}, checkpoint_id=tmp_path / "theirs")
+    save_now({"app": app}, checkpoint_id=tmp_path / "theirs")
     run, fresh = start_run(), App(2)
-    dcp.load({"app": fresh}, storage_reader=Reader(run, first=tmp_path / "theirs"))
+    load({"app": fresh}, storage_reader=Reader(run, first=tmp_path / "theirs"))
     assert torch.equal(fresh.model.weight, app.model.weight)
     assert run.steps_finished == 0
 
@@ -168,8 +172,8 @@ def test_a_first_start_reads_a_checkpoint_that_dcp_wrote(start_run: StartRun, tm
 def test_nothing_to_load_is_said(start_run: StartRun) -> None:
     reader = Reader(start_run())
     assert not reader.available
-    with pytest.raises(dcp.CheckpointException, match=r"reader\.available"):
-        dcp.load({"w": torch.ones(1)}, storage_reader=reader)
+    with pytest.raises(CheckpointException, match=r"reader\.available"):
+        load({"w": torch.ones(1)}, storage_reader=reader)
 
 
 def test_the_stager_lends_the_image_to_the_scripts_own_files(start_run: StartRun, tmp_path: Path) -> None:
@@ -177,12 +181,12 @@ def test_the_stager_lends_the_image_to_the_scripts_own_files(start_run: StartRun
     app, stager = App(1), Stager(run)
     steps(run, 4)
     kept = app.model.weight.detach().clone()
-    saving = dcp.async_save({"app": app, "at": 4}, checkpoint_id=tmp_path / "own", async_stager=stager)
+    saving: Any = async_save({"app": app, "at": 4}, checkpoint_id=tmp_path / "own", async_stager=stager)
     with torch.no_grad():
         app.model.weight.zero_()  # training goes on
     saving.result()
     loaded = {"app": App(2), "at": 0}
-    dcp.load(loaded, checkpoint_id=tmp_path / "own")
+    load(loaded, checkpoint_id=tmp_path / "own")
     assert torch.equal(loaded["app"].model.weight, kept)  # type: ignore[attr-defined]
     assert (loaded["at"], newest(tmp_path / "images").step) == (4, 4)
 
@@ -210,8 +214,8 @@ def test_an_image_that_is_lent_is_not_overwritten_and_comes_back(
 
 def test_a_state_that_another_stager_has_copied_is_refused(start_run: StartRun) -> None:
     run = start_run()
-    saving = dcp.async_save({"w": torch.ones(1)}, storage_writer=Writer(run), async_stager=Stager(run))
-    with pytest.raises(dcp.CheckpointException, match="without async_stager"):
+    saving: Any = async_save({"w": torch.ones(1)}, storage_writer=Writer(run), async_stager=Stager(run))
+    with pytest.raises(CheckpointException, match="without async_stager"):
         saving.result()
 
 
@@ -219,7 +223,7 @@ def test_a_stop_is_raised_by_the_next_step(start_run: StartRun) -> None:
     run = start_run()
     steps(run, 1)
     run._stop = True
-    dcp.save({"w": torch.ones(1)}, storage_writer=Writer(run))
+    save_now({"w": torch.ones(1)}, storage_writer=Writer(run))
     with pytest.raises(hf.Interrupted) as caught:
         run.step(1)
     assert (caught.value.step, caught.value.saved) == (1, True)
@@ -233,7 +237,7 @@ def test_a_save_is_due_at_the_interval_and_when_it_was_asked_for(start_run: Star
         steps(run, 1)
         due.append(writer.due)
         if due[-1]:
-            dcp.save({"w": torch.ones(1)}, storage_writer=writer)
+            save_now({"w": torch.ones(1)}, storage_writer=writer)
     assert [step + 1 for step, is_due in enumerate(due) if is_due] == [5, 7, 10]
 
 
