@@ -239,6 +239,7 @@ class _Position:
         if _is_primed(loader) and not self._primed:
             loader.base_dataloader.load_state_dict({})
         self._at_iterator = Moment(**saved["at_iterator"])
+        iterator: Iterator[Any]
         if saved["loader"] is not None:
             loader.load_state_dict(saved["loader"])
             iterator = iter(loader)
@@ -249,7 +250,7 @@ class _Position:
             log.info("replaying %d batches to the restored position", self._used)
         with self._run.phase(Phase.RESTORE):
             self._at_iterator.restore([loader])
-            iterator: Iterator[Any] = iter(loader)
+            iterator = iter(loader)
             for number in range(self._used):
                 if number == self._used - 1:
                     Moment(**saved["at_latest"]).restore([loader])
