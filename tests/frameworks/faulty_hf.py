@@ -15,7 +15,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "frameworks"))
-import hf_trainer
+import hf_trainer  # type: ignore[import-not-found]
 
 SIGNALS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     }
 
 
-class KillAt(transformers.TrainerCallback):  # type: ignore[misc]
+class KillAt(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
     def __init__(self, event: str, step: int) -> None:
         self._step = step
         setattr(self, event, self._strike)
@@ -105,7 +105,7 @@ Train = Callable[..., Any]
 
 
 @pytest.fixture
-def train(tmp_path: Path, checkpoint: hf.Checkpoints) -> Iterator[Train]:
+def train(tmp_path: Path, checkpoint: hf.Checkpoints) -> Train:
     """Attach, train to the end or to `Killed`, and close as the exit of the process would."""
 
     def run(*callbacks: Any, **changes: Any) -> Any:

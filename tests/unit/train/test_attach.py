@@ -256,10 +256,12 @@ def test_a_stop_is_an_interruption_however_the_process_leaves(
     session = run._standalone
     assert session is not None
     for name in ("finish", "interrupt", "abandon"):
-        original = getattr(type(session), name)
-        monkeypatch.setattr(
-            type(session), name, lambda self, name=name, end=original: (ends.append(name), end(self))[1]
-        )
+
+        def ended(self: object, name: str = name, end: Callable[[object], None] = getattr(type(session), name)) -> None:
+            ends.append(name)
+            end(self)
+
+        monkeypatch.setattr(type(session), name, ended)
     run._stop = False
     with pytest.raises(hf.Interrupted):
         run.begin_step(0)
