@@ -7,7 +7,7 @@ ended on a link of its own: a template that ends ends no worker.
 Messages are JSON objects with a `type`, as in `holdfast.domain.worker`; file descriptors travel beside them (SCM_RIGHTS).
 
     agent → template
-      fork    script:str args:[str] cwd:str env:{name: value}
+      fork    runs:str target:str args:[str] cwd:str env:{name: value}     runs: script, module or program
               + 4 descriptors: the reaper's end of the link, and of the worker its end of the control channel, its standard
               output, its standard error
       drain   (nothing)   fork no more, and end
@@ -33,6 +33,11 @@ from typing import Any
 MESSAGE_BYTES_MAX = (
     180_000  # below the default net.core.wmem_default, so that a message always fits the socket's buffer
 )
+
+# What a worker runs.
+SCRIPT = "script"  # the path of a Python file, or of a directory or archive with a __main__.py
+MODULE = "module"  # a dotted name
+PROGRAM = "program"  # the path of a program that replaces the forked process
 
 ENV_SOCKET_FD = "HOLDFAST_TEMPLATE_FD"  # the template's end of the pair
 ENV_PRELOAD = "HOLDFAST_TEMPLATE_PRELOAD"  # JSON list of modules to import

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.domain import template as protocol
+from holdfast.train.entry import Entry
 from holdfast.train.forked import Launch, run_script
 from holdfast.train.reaper import fork_worker
 
@@ -154,9 +155,7 @@ class Template:
             control, stdout, stderr = fds[1:]
             fork_worker(link, self._agent, (control, stdout, stderr))
             return Launch(
-                script=message["script"],
-                args=tuple(message["args"]),
-                cwd=message["cwd"],
+                entry=Entry(message["runs"], message["target"], tuple(message["args"]), message["cwd"]),
                 env=message["env"],
                 control=control,
                 stdout=stdout,

@@ -49,11 +49,17 @@ def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def worker_environment(
-    order: Prepare, local_rank: int, site: Site, error_path: Path, inherited: Mapping[str, str]
+    order: Prepare,
+    local_rank: int,
+    site: Site,
+    error_path: Path,
+    inherited: Mapping[str, str],
+    secrets: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Everything that is known before `start`. What torchrun sets wins over what the job asks for."""
+    """Everything that is known before `start`. What torchrun sets wins over what the job asks for. `secrets`: the values of
+    `env_from`."""
     rank, world_size = order.placement.first_rank + local_rank, order.mesh.world_size
-    environment = {**inherited, **dict(order.launch.env)}
+    environment = {**inherited, **dict(order.launch.env), **(secrets or {})}
     if order.placement.nproc > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     environment |= {

@@ -15,19 +15,21 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent import tracing
+from holdfast.agent.workers.entry import Entry, entry_of
 from holdfast.agent.workers.environment import Site, start_environment, worker_environment
 from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.keeper import TemplateKeeper
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.orphans import become_subreaper
+from holdfast.agent.workers.secrets import read_all
 from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.subprocess import run_subprocess
 from holdfast.agent.workers.template import Template, TemplateKey
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
 from holdfast.agent.workers.worker_set import WorkerSet
 from holdfast.domain import worker as worker_protocol
-from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.nodes import RunningWorker, TemplateState
 from holdfast.domain.notes import MissedNote, Note
@@ -139,7 +141,8 @@ class WorkerPool:
 
     async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
         """Fork this generation's workers; they wait. Raises `HoldfastError`; then none of them is left."""
-        _check_launch(order.launch)
+        launch = order.launch
+        entry = entry_of(launch, self._job_environment(launch))
         generation = LocalGeneration(self._node, order, self._logs.create(order.job, order.generation))
         key = (order.job, order.generation)
         if key in self._generations:
@@ -149,13 +152,14 @@ class WorkerPool:
         try:
             if order.placement.first_rank == 0:
                 generation.master = reserve_port()
-            template = await self._template(self._key(order.job, order.launch))
+            secrets = await read_all(launch.env_from, self._job_environment(launch)) if launch.env_from else {}
+            template = await self._template(self._key(order.job, launch))
             self.worker_set.template_changed()
             async with (
                 anyio.create_task_group() as forks
             ):  # a reaper forks its worker while the template forks the next one
                 for local_rank in range(order.placement.nproc):
-                    forks.start_soon(self._fork_one, template, generation, local_rank)
+                    forks.start_soon(self._fork_one, template, generation, local_rank, entry, secrets)
             generation.workers = dict(sorted(generation.workers.items()))
             with freeze.patience(READY_TIMEOUT_S) as limit:
                 for worker in generation.workers.values():
@@ -300,7 +304,8 @@ class WorkerPool:
     # ------------------------------------------------------------------ workers
 
     def _key(self, job: str, launch: LaunchSpec) -> TemplateKey:
-        key = TemplateKey.of(launch.script, launch.preload, dict(launch.env), self._inherited)
+        directory = launch.script if Path(launch.script).is_dir() else os.path.dirname(launch.script) or launch.cwd
+        key = TemplateKey.of(directory, launch.preload, dict(launch.env), self._inherited)
         self._keys[job] = key
         self._keys.move_to_end(job)
         while len(self._keys) > JOBS_MAX:
@@ -319,7 +324,17 @@ class WorkerPool:
             raise Unavailable("the agent is still starting")
         return await self._keeper.ensure(key)
 
-    async def _fork_one(self, template: Template, generation: LocalGeneration, local_rank: int) -> None:
+    def _job_environment(self, launch: LaunchSpec) -> dict[str, str]:
+        return {**self._inherited, **dict(launch.env)}
+
+    async def _fork_one(
+        self,
+        template: Template,
+        generation: LocalGeneration,
+        local_rank: int,
+        entry: Entry,
+        secrets: Mapping[str, str],
+    ) -> None:
         order, directory = generation.order, generation.log_directory
         rank = order.placement.first_rank + local_rank
         identity = WorkerIdentity(
@@ -332,18 +347,12 @@ class WorkerPool:
         )
         generation.recorders[rank] = self.site.recorder(order.job, order.generation, rank)
         _make_directory(self.site.images(order.job, local_rank))
-        environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited)
+        environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited, secrets)
         log_fd = open_log(identity.log_path)
         try:
-            worker = await Worker.launch(
-                template,
-                identity,
-                script=order.launch.script,
-                args=order.launch.args,
-                cwd=order.launch.cwd,
-                env=environment,
-                log_fd=log_fd,
-            )
+            if entry.note:
+                os.write(log_fd, f"holdfast: {entry.note}\n".encode(errors="replace"))
+            worker = await Worker.launch(template, identity, entry=entry, env=environment, log_fd=log_fd)
         finally:
             os.close(log_fd)
         generation.workers[rank] = worker
@@ -436,13 +445,6 @@ class WorkerPool:
                 log.warning("worker log trimmed", path=str(path), dropped_bytes=dropped)
         except OSError as error:  # it is looked at again soon; nothing that runs depends on it
             log.warning("worker log not trimmed", path=str(path), reason=str(error))
-
-
-def _check_launch(launch: LaunchSpec) -> None:
-    if not Path(launch.script).is_file():
-        raise InvalidSpec("script", launch.script, "a file that exists on this node")
-    if launch.cwd and not Path(launch.cwd).is_dir():
-        raise InvalidSpec("cwd", launch.cwd, "a directory that exists on this node")
 
 
 def _make_directory(path: Path) -> None:

@@ -41,15 +41,15 @@ class TemplateKey:
 
     @classmethod
     def of(
-        cls, script: str, preload: tuple[str, ...], env: Mapping[str, str], inherited: Mapping[str, str]
+        cls, directory: str, preload: tuple[str, ...], env: Mapping[str, str], inherited: Mapping[str, str]
     ) -> TemplateKey:
-        """The template for a script; modules beside it can be preloaded. What `inherited` says anyway makes no difference."""
+        """The template for a job; modules in `directory` can be preloaded. What `inherited` says anyway makes no difference."""
         differing = {
             name: value
             for name, value in env.items()
             if (name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES)) and inherited.get(name) != value
         }
-        return cls(preload, (os.path.dirname(script),) if preload else (), tuple(sorted(differing.items())))
+        return cls(preload, (directory,) if preload and directory else (), tuple(sorted(differing.items())))
 
 
 @dataclass(slots=True)
@@ -99,14 +99,21 @@ class Template:
             raise Unavailable(f"the worker template cannot serve: {self.failure}")
 
     async def fork(
-        self, *, script: str, args: tuple[str, ...], cwd: str, env: Mapping[str, str], fds: tuple[int, int, int]
+        self,
+        *,
+        kind: str,
+        target: str,
+        args: tuple[str, ...],
+        cwd: str,
+        env: Mapping[str, str],
+        fds: tuple[int, int, int],
     ) -> Forked:
         """Fork one worker on `fds` (control, stdout, stderr).
 
         Raises `Unavailable`, or `InvalidSpec` for a request that does not fit a message.
         """
         try:
-            raw = protocol.encode("fork", script=script, args=args, cwd=cwd, env=dict(env))
+            raw = protocol.encode("fork", runs=kind, target=target, args=args, cwd=cwd, env=dict(env))
         except ValueError as error:
             raise InvalidSpec("args, env", f"{len(args)} arguments, {len(env)} variables", str(error)) from error
         link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
