@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.mesh import Mesh
 
 
-class EnvSource(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class EnvSource:
     """Where each node finds the value of an environment variable that is stored and shown nowhere. One of the two is set."""
 
     name: str

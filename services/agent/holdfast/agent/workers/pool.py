@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from holdfast.agent import tracing
 from holdfast.agent.workers.entry import Entry, entry_of
 from holdfast.agent.workers.environment import Site, start_environment, worker_environment
+from holdfast.agent.workers.ft_server import FtServer, Rank, append_to_log
 from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.keeper import TemplateKeeper
@@ -74,6 +75,7 @@ class WorkerPool:
         self._assume_started_after_s = assume_started_after_s
         self._logs = WorkerLogs(site.agent_dir / "logs")
         self._inbox = NotesInbox(site.notes, self._take_note)
+        self._ft = FtServer(site.rank_monitor, self._monitored, self._overdue)
         self._standstill = StandstillWatch(node=node, generations=lambda: list(self._generations.values()), emit=emit)
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
         self.worker_set = WorkerSet(self.running, report, template=self._template_state)
@@ -96,6 +98,7 @@ class WorkerPool:
             guarded(tasks, "worker notes", self._inbox.run)
             guarded(tasks, "worker logs", self._bound_logs)
             guarded(tasks, "standstill", self._standstill.run)
+            guarded(tasks, "rank monitor", self._ft.run)
             guarded(tasks, "worker set", self.worker_set.run)
             tasks.start_soon(self._warm_at_start, name="first template")
             try:
@@ -268,6 +271,7 @@ class WorkerPool:
         """This agent did not run until `at` (Unix s): what its ranks did not say meanwhile proves nothing."""
         for generation in self._generations.values():
             generation.unheard(at)
+        self._ft.unheard()
 
     @property
     def notes_lost(self) -> int:
@@ -300,6 +304,36 @@ class WorkerPool:
         if (stepping := generation.stepping(time.time(), self._assume_started_after_s)) is not None:
             self._report(stepping)
             tracing.stepped(generation, stepping.at)
+
+    # ------------------------------------------------------------------ scripts with nvidia-resiliency-ext's client
+
+    def _monitored(self) -> list[Rank]:
+        return [
+            Rank(
+                job=generation.order.job,
+                generation=generation.order.generation,
+                rank=rank,
+                pid=worker.pid,
+                environment=self._job_environment(generation.order.launch),
+                least_s=generation.order.hang.init_s,
+            )
+            for generation in self._generations.values()
+            for rank, worker in generation.workers.items()
+            if worker.alive
+        ]
+
+    def _overdue(self, who: Rank, reason: str) -> None:
+        """The client's own monitor ends such a rank; what follows is decided as for every worker that ends by itself."""
+        generation = self.running_generation(who.job, who.generation)
+        worker = None if generation is None else generation.workers.get(who.rank)
+        if worker is None or worker.pid != who.pid or not worker.alive:
+            return
+        log.warning("rank is overdue by its own monitoring", job=who.job, rank=who.rank, reason=reason)
+        try:
+            append_to_log(worker.identity.log_path, f"rank {who.rank} is ended: {reason}")
+        except OSError as error:
+            log.warning("worker log not written", path=str(worker.identity.log_path), reason=str(error))
+        worker.kill()
 
     # ------------------------------------------------------------------ workers
 
