@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 
 from holdfast.domain import worker
 from holdfast.domain.template import PROGRAM
-from holdfast.train import entry, error_file, observed_steps
+from holdfast.train import entry, error_file, imports, observed_steps
 from holdfast.train.entry import Entry
 from holdfast.train.rendezvous import wait_until_served
 
@@ -112,6 +112,7 @@ def _run(launch: Launch) -> int:
             code = _exit_code(exit_request)
         else:
             code = 0
+        imports.record()  # if the script had no step that could be observed
         # As the interpreter does first at its end: wait for threads.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

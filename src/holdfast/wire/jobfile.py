@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -666,7 +667,8 @@ def _path(field: str, value: str, base: Path | None, *, directory: bool = False,
         if not value.startswith("/"):
             raise InvalidSpec(field, value, "an absolute path: the nodes do not know your working directory")
         return value
-    path = (base / value).resolve()
+    # A program is what it is called: the interpreter of a virtual environment is a link to that of the system.
+    path = Path(os.path.abspath(base / value)) if field == "command" else (base / value).resolve()
     runs = field == "script" and (path / "__main__.py").is_file()
     if exists and not (path.is_dir() if directory else path.is_file() or runs):
         kind = "directory" if directory else "file"

@@ -33,6 +33,11 @@ class Site:
         """Socket for scripts with nvidia-resiliency-ext's client (`ft_server`)."""
         return self.agent_dir / "ft.sock"
 
+    @property
+    def learned(self) -> Path:
+        """Directory of what scripts import (`learned`)."""
+        return self.agent_dir / "learned"
+
     def recorder(self, job: str, generation: int, rank: int) -> Path:
         """Socket of a worker's flight recorder. Short: a socket's path has at most 107 bytes."""
         return self.agent_dir / f"fr-{zlib.crc32(job.encode()):08x}-{generation}-{rank}.sock"

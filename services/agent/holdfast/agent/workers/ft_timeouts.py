@@ -96,15 +96,16 @@ class Watch:
         return next((f"{what}; {why}" for what, why in self._overdue(now)), "")
 
     def _overdue(self, now: float) -> Iterator[tuple[str, str]]:
+        """A section first, because it says most."""
         said = self.timeouts
+        for name, since in self._open.items():
+            learned = self._learned(self._sections.get(name, _Seen()))
+            yield from _past(f"section {name!r} has been open", now - since, said.sections.get(name), self._by, learned)
         if not self.beats:
             yield from _past("the first heartbeat has not come", now - self.began, said.initial, self._by, None)
         else:
             learned = self._learned(self._between)
             yield from _past("no heartbeat has come", now - self._beat_at, said.subsequent, self._by, learned)
-        for name, since in self._open.items():
-            learned = self._learned(self._sections.get(name, _Seen()))
-            yield from _past(f"section {name!r} has been open", now - since, said.sections.get(name), self._by, learned)
         if not self._open:
             learned = self._learned(self._outside)
             outside_s = now - self._outside_since

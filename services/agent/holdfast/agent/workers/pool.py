@@ -21,6 +21,7 @@ from holdfast.agent.workers.ft_server import FtServer, Rank, append_to_log
 from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.keeper import TemplateKeeper
+from holdfast.agent.workers.learned import AUTO, Learned
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.orphans import become_subreaper
 from holdfast.agent.workers.secrets import read_all
@@ -81,6 +82,10 @@ class WorkerPool:
         self.worker_set = WorkerSet(self.running, report, template=self._template_state)
         self._keys: OrderedDict[str, TemplateKey] = OrderedDict()  # by job, what its template was told to be
         self._steps_dropped = 0  # by generations that are over
+        self._learned = Learned(site.learned)
+        self._learning: TemplateKey | None = (
+            None  # the last that was begun; it is not begun again while nothing changes
+        )
         self._tasks: TaskGroup | None = None
         self._keeper: TemplateKeeper | None = None
 
@@ -338,13 +343,46 @@ class WorkerPool:
     # ------------------------------------------------------------------ workers
 
     def _key(self, job: str, launch: LaunchSpec) -> TemplateKey:
-        directory = launch.script if Path(launch.script).is_dir() else os.path.dirname(launch.script) or launch.cwd
-        key = TemplateKey.of(directory, launch.preload, dict(launch.env), self._inherited)
+        key, learned = self._kinds(launch)
+        if learned is not None and self._keeper is not None and self._keeper.serves(learned):
+            key = learned
         self._keys[job] = key
         self._keys.move_to_end(job)
         while len(self._keys) > JOBS_MAX:
             self._keys.popitem(last=False)
         return key
+
+    def _kinds(self, launch: LaunchSpec) -> tuple[TemplateKey, TemplateKey | None]:
+        """The template that the job asks for, and the one that has what its last workers have imported, if that is known."""
+        directory = launch.script if Path(launch.script).is_dir() else os.path.dirname(launch.script) or launch.cwd
+        preload, env = tuple(name for name in launch.preload if name != AUTO), dict(launch.env)
+        modules = self._learned.modules(launch)
+        return (
+            TemplateKey.of(directory, preload, env, self._inherited),
+            TemplateKey.of(directory, preload, env, self._inherited, modules) if modules else None,
+        )
+
+    def _learn(self) -> None:
+        """Make the templates for what the running scripts have imported, behind the run: nothing waits for them."""
+        for generation in self._generations.values():
+            launch = generation.order.launch
+            if AUTO not in launch.preload or generation.started_at is None or generation.stopping:
+                continue
+            _, key = self._kinds(launch)
+            if key is None or key == self._learning or self._keeper is None or self._keeper.serves(key):
+                continue
+            self._learning = key
+            assert self._tasks is not None  # generations exist only while `run` does
+            self._tasks.start_soon(self._learn_one, key, name="template with what was learned")
+            return
+
+    async def _learn_one(self, key: TemplateKey) -> None:
+        assert self._keeper is not None
+        try:
+            await self._keeper.ensure(key)
+            self.worker_set.template_changed()
+        except HoldfastError as error:
+            log.warning("no template with what the last workers imported", reason=str(error))
 
     def _template_state(self) -> TemplateState:
         if self._keeper is None or self._keeper.key is None:
@@ -382,10 +420,13 @@ class WorkerPool:
         generation.recorders[rank] = self.site.recorder(order.job, order.generation, rank)
         _make_directory(self.site.images(order.job, local_rank))
         environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited, secrets)
+        if AUTO in order.launch.preload and local_rank == 0:
+            _make_directory(self.site.learned)
+            environment[worker_protocol.ENV_IMPORTS] = str(self._learned.path(order.launch))
         log_fd = open_log(identity.log_path)
         try:
-            if entry.note:
-                os.write(log_fd, f"holdfast: {entry.note}\n".encode(errors="replace"))
+            for note in _notes(entry, template, order.launch):
+                os.write(log_fd, f"holdfast: {note}\n".encode(errors="replace"))
             worker = await Worker.launch(template, identity, entry=entry, env=environment, log_fd=log_fd)
         finally:
             os.close(log_fd)
@@ -469,6 +510,7 @@ class WorkerPool:
     async def _bound_logs(self) -> None:
         while True:
             await anyio.sleep(LOG_CHECK_INTERVAL_S)
+            self._learn()
             for generation in self._generations.values():
                 for worker in generation.workers.values():
                     self._bound_log(worker.identity.log_path)
@@ -479,6 +521,14 @@ class WorkerPool:
                 log.warning("worker log trimmed", path=str(path), dropped_bytes=dropped)
         except OSError as error:  # it is looked at again soon; nothing that runs depends on it
             log.warning("worker log not trimmed", path=str(path), reason=str(error))
+
+
+def _notes(entry: Entry, template: Template, launch: LaunchSpec) -> list[str]:
+    """What the user should know about how this worker starts. Modules that nobody named are no news."""
+    left_out = [
+        f"not preloaded: {name}, because {why}" for name, why in template.left_out.items() if name in launch.preload
+    ]
+    return [entry.note, *left_out] if entry.note else left_out
 
 
 def _make_directory(path: Path) -> None:
