@@ -192,7 +192,6 @@ def run(
             str(directory),
             f"--dir only for a local stack, but the job is submitted to {url}; add --local to start one",
         )
-    spec = _with_environment(spec, given, url, is_file)
     place = (directory or RUNS / spec.name).expanduser()
     if resume and not url and not place.exists():
         raise Unavailable(
@@ -202,6 +201,9 @@ def run(
         )
     start = Start(resume, fresh, step, Launcher.of(spec.name, url) if attach else None)
     own = None if url else _Own(place, spec.spares if spares is None else spares)
+    if own is not None:
+        _require_room(spec, own)
+    spec = _with_environment(spec, given, url, is_file)
     try:
         if url and not name and not attach and not resume and not is_file:
             spec = _with_free_name(spec, url)
@@ -299,11 +301,9 @@ def _how_here(directory: Path) -> How:
     return How("run the same command with --resume", f"delete the directory {directory}")
 
 
-def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack) -> LocalStack:
-    if spec.policy:
-        require_usable(spec.policy_spec)  # the supervisor checks it too, but only after the stack has been started
-    nodes = spec.nodes + own.spares
-    if nodes > NODES_MAX:
+def _require_room(spec: JobSpec, own: _Own) -> None:
+    """Raises `InvalidSpec` if a local stack cannot have so many nodes."""
+    if spec.nodes + own.spares > NODES_MAX:
         field, value = ("nodes", spec.nodes) if spec.nodes > NODES_MAX else ("spares", own.spares)
         raise InvalidSpec(
             field,
@@ -311,6 +311,12 @@ def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack)
             f"at most {NODES_MAX} nodes including spares, because all nodes of a local stack run on this machine "
             "(`holdfast agent` starts a node on another machine)",
         )
+
+
+def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack) -> LocalStack:
+    if spec.policy:
+        require_usable(spec.policy_spec)  # the supervisor checks it too, but only after the stack has been started
+    nodes = spec.nodes + own.spares
     console.print(
         f"starting a local stack with {plural(nodes, 'node')} for this job; checkpoints and logs are in "
         f"{escape(str(own.directory))}",
