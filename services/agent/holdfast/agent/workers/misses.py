@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.agent.troubles import REPEAT_S
 from holdfast.domain.notes import MissedNote, Note, SavedNote
 
 MISSES_MAX = 3
-REPEAT_S = 300.0  # while it lasts: the supervisor asks the policy about what lasts
 
 
 @dataclass(slots=True)

@@ -128,6 +128,11 @@ class JobProgress:
     seen_at: float = 0.0  # when that was reported: the last sign of a step
     pace_s: float = 0.0  # recent time from one step to the next, with what the script does between them; 0 = not known
 
+    @property
+    def seconds_per_step(self) -> float:
+        """From one step to the next, or of a step alone where no more is known; 0 = not known."""
+        return self.pace_s or self.step_s
+
 
 @dataclass(frozen=True)
 class Checkpoints:

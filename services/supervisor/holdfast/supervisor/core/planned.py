@@ -45,11 +45,7 @@ def _save_first(turn: Turn, job: Job, incident: str, action: Action, tries: int)
 
 def patience_s(turn: Turn, job: Job, at_step: int) -> float:
     """How long a checkpoint at `at_step` may take until every rank has it."""
-    return turn.config.save_s + max(0, at_step - job.progress.step) * _pace_s(job)
-
-
-def _pace_s(job: Job) -> float:
-    return job.progress.pace_s or job.progress.step_s
+    return turn.config.save_s + max(0, at_step - job.progress.step) * job.progress.seconds_per_step
 
 
 def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: str = "") -> int:
@@ -65,7 +61,8 @@ def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: s
     if asked is not None and asked.to_object_store >= to_object_store and asked.leaving >= bool(leaving):
         return asked.at_step
     interval = job.interval_steps
-    ahead = _AHEAD_STEPS + (math.ceil((STEP_REPORT_LAG_S + _AHEAD_S) / _pace_s(job)) if _pace_s(job) > 0 else interval)
+    pace_s = job.progress.seconds_per_step
+    ahead = _AHEAD_STEPS + (math.ceil((STEP_REPORT_LAG_S + _AHEAD_S) / pace_s) if pace_s > 0 else interval)
     due = (job.progress.step // interval + 1) * interval  # saved in any case
     in_time = to_object_store or bool(leaving) or due - job.progress.step >= ahead
     at_step = job.progress.step + ahead if in_time else due

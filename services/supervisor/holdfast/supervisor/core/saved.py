@@ -193,7 +193,7 @@ def newer_with_nodes_away(turn: Turn, job: Job, election: Election) -> tuple[str
     worth it. As long at most as the steps in between would take again: when the nodes do not come, the job has lost at most
     twice what it had to lose."""
     restore, known = election.restore, job.checkpoints.step
-    pace_s = job.progress.pace_s or job.progress.step_s
+    pace_s = job.progress.seconds_per_step
     most = 2 * job.interval_steps
     if pace_s <= 0 or known - restore.step <= most:
         return None
