@@ -57,7 +57,7 @@ class Course:
 
     faults: int
     steps: int  # unless the user says
-    steps_min: int  # so many the faults need
+    steps_min: int  # FIRST_FAULT_STEP, and per fault STEPS_BETWEEN_FAULTS and as many until the fault is made: steps are quick
     dp: int
     pp: int
     crash_rank: int
@@ -78,8 +78,8 @@ class Course:
         return self is SHORT
 
 
-LONG = Course(faults=9, steps=300, steps_min=150, dp=3, pp=3, crash_rank=4, lost_rank=7, hung_rank=2, dp_min=2)
-SHORT = Course(faults=3, steps=120, steps_min=100, dp=2, pp=2, crash_rank=1, lost_rank=3, hung_rank=2, dp_min=1)
+LONG = Course(faults=9, steps=400, steps_min=300, dp=3, pp=3, crash_rank=4, lost_rank=7, hung_rank=2, dp_min=2)
+SHORT = Course(faults=3, steps=200, steps_min=150, dp=2, pp=2, crash_rank=1, lost_rank=3, hung_rank=2, dp_min=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +214,9 @@ class Scenario:
             Expectation("hang", "hang", "restart", rank=course.hung_rank),
             lambda: self._injector.hang(JOB, course.hung_rank),
         )
-        self._settle()
 
     def _break_gpus(self) -> None:
+        self._settle()
         faulty = self._node_of(RESET_RANK)
         self._fault(
             Expectation("GPU that must be reset", "gpu_error", "gpu_reset", node=faulty, source="memory"),
