@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement, RestoreRun, ShardSource
-from holdfast.domain.job import CheckpointSpec, LaunchSpec
+from holdfast.domain.job import CheckpointSpec, EnvSource, LaunchSpec
 from holdfast.domain.names import is_job_name
 from holdfast.domain.nodes import PROTOCOL_VERSION, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import (
@@ -39,6 +39,7 @@ _SPECS_MAX = 64  # generations whose orders go out at the same time
 
 # ---------------------------------------------------------------- parts
 
+_ENV_SOURCE = Codec(EnvSource, pb.EnvSource, "env_from")
 _LAUNCH = Codec(LaunchSpec, pb.LaunchSpec, "launch")
 _CHECKPOINT = Codec(CheckpointSpec, pb.CheckpointSpec, "checkpoint")
 _PLACEMENT = Codec(Placement, pb.Placement, "placement")
