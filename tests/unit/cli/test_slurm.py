@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, FAILED, SUSPENDED, UNAVAILABLE
 from holdfast.cli.slurm import chain as chains
-from holdfast.cli.slurm import ending, tools
+from holdfast.cli.slurm import ending, node, tools
 from holdfast.cli.slurm.allocation import Here
 from holdfast.cli.slurm.chain import Chain, Link
 from holdfast.cli.slurm.commands import app as slurm_app
@@ -310,6 +310,23 @@ def test_an_agent_that_crashes_is_started_again_and_told_of_the_end_and_its_memo
             killer.cancel()
     assert (tmp_path / "told").read_text() == str(int(signal.SIGUSR1))
     assert not (tmp_path / "memory").exists()
+
+
+REFUSES = """
+import pathlib, sys
+runs = pathlib.Path(sys.argv[1]) / "runs"
+runs.write_text((runs.read_text() if runs.exists() else "") + "x")
+sys.exit(2)
+"""
+
+
+def test_an_agent_that_is_refused_is_tried_a_few_times_because_what_it_needs_may_come(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(REFUSES)
+    task = [sys.executable, "-c", TASK, str(tmp_path)]
+    done = subprocess.run(task, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert (tmp_path / "runs").read_text() == "x" * node.USAGE_MAX
+    assert "the agent ended with 2; starting it again" in done.stderr
 
 
 # ---------------------------------------------------------------- submit and drain, with commands in Slurm's place

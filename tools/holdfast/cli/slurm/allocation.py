@@ -198,7 +198,7 @@ class AllocationRun:
         srun = [
             *("srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--cpu-bind=none"),
             *("--ntasks-per-node=1", f"--ntasks={self._here.nodes}", f"--nodes={self._here.nodes}"),
-            *("--job-name=holdfast-agents", f"--output={self._logs}/%j-%N.log"),
+            *("--job-name=holdfast-agents", f"--output={self._logs}/%j-%N-%t.log"),
         ]
         environment = {**os.environ, **stack.joining, "HOLDFAST_TERMINATION_GRACE_S": f"{plan.grace_s:g}"}
         return subprocess.Popen(tied([*srun, *node]), env=environment, stdin=subprocess.DEVNULL, start_new_session=True)

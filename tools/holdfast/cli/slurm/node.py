@@ -21,7 +21,8 @@ from holdfast.cli.slurm import ending
 from holdfast.cli.tending import Restarts
 from holdfast.runtime.children import tied
 
-USAGE = 2  # of a service: a setting that is wrong will be wrong again
+USAGE = 2  # of a service: a setting that is wrong, or something that is not there yet, such as a port or a file system
+USAGE_MAX = 3  # in a row: a setting that is wrong will be wrong again
 POLL_S = 0.2
 LOOK_S = 5.0  # at the shared directory
 
@@ -41,9 +42,11 @@ class NodeTask:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._on_signal)
         restarts = Restarts(time.monotonic())
+        refusals = 0
         while True:
             code = self._one_agent()
-            if self._leaving or code in (0, USAGE):
+            refusals = refusals + 1 if code == USAGE else 0
+            if self._leaving or code == 0 or refusals == USAGE_MAX:
                 break
             pause_s = restarts.ended(time.monotonic())
             sys.stderr.write(f"the agent ended with {code}; starting it again in {pause_s:g} s\n")
