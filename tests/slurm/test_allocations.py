@@ -86,7 +86,7 @@ def test_a_cancelled_job_goes_on_at_its_last_step_when_it_is_submitted_again(run
     run.wait_step(before + 10)
     assert_undisturbed(run)
 
-    run.cluster("scancel", second)  # kills the ranks: what follows is from the last checkpoint
+    run.cluster("scancel", second)  # with linuxproc it kills the ranks: what follows is from the last checkpoint
     run.wait_end(second, "CANCELLED")
     before = len(run.steps)
     (third,) = run.submit("--time", "30", steps=100_000)
@@ -96,6 +96,24 @@ def test_a_cancelled_job_goes_on_at_its_last_step_when_it_is_submitted_again(run
     assert run.steps[before : before + 10] == list(range(again, again + 10))
     run.holdfast("cancel", JOB, "--dir", str(run.shared))
     run.wait_end(third, "FAILED", "COMPLETED")
+
+
+def test_scancel_saves_the_job_where_slurms_signal_goes_to_its_own_tasks_only(tmp_path: Path) -> None:
+    """As with cgroups. Without them, process groups have the same effect: agents and workers have groups of their own."""
+    with runs(tmp_path, ("n0", "n1", "n2"), tracking="pgid") as run:
+        (first,) = run.submit("--time", "30", steps=100_000)
+        run.wait_step(25)
+        run.cluster("scancel", first)
+        run.wait_end(first, "CANCELLED")
+        said = run.said(first)
+        assert "Slurm ends the allocation" in said
+        before = run.records[-1]["step"]
+        assert f"it goes on from step {before} " in said, said
+        (second,) = run.submit("--time", "30", steps=100_000)
+        run.wait_step(before + 10)
+        assert_undisturbed(run)
+        run.cluster("scancel", second)
+        run.wait_end(second, "CANCELLED")
 
 
 def test_two_jobs_on_the_same_node_have_nothing_to_do_with_each_other(tmp_path: Path) -> None:

@@ -1,8 +1,16 @@
 """What runs on each node of an allocation: the agent, started again if it crashes, and told when the allocation ends.
 
-Slurm sends its signals to every process of the step, so the agent gets them itself, and they are not passed on: a second
-SIGTERM ends an agent at once. After an agent that has left in good order its memory tier is removed: the machine's next user
-needs the memory, and the save is on disk and in the store. After any other end it stays, for the next agent of this node.
+Which processes get Slurm's SIGTERM (`scancel`, preemption) depends on its process tracking:
+
+| ProctrackType | who gets SIGTERM | what follows |
+|---|---|---|
+| cgroup, pgid | this process; the agent is in a process group of its own | the agent is told, once: the job is saved |
+| linuxproc | every process of the step, workers included | the workers die; the job goes on from its last checkpoint |
+
+The agent is told by SIGUSR1, because a second SIGTERM would end it at once, and with linuxproc it has got one already.
+
+After an agent that has left in good order its memory tier is removed: the machine's next user needs the memory, and the save is
+on disk and in the store. After any other end it stays, for the next agent of this node.
 """
 
 from __future__ import annotations
@@ -59,11 +67,13 @@ class NodeTask:
         return code
 
     def _one_agent(self) -> int:
-        agent = subprocess.Popen(tied(self._command), stdin=subprocess.DEVNULL)
+        agent = subprocess.Popen(tied(self._command), stdin=subprocess.DEVNULL, process_group=0)
+        told = False
         while (code := agent.poll()) is None:
             time.sleep(POLL_S)
-            if not self._leaving and self._is_ending():
-                self._leaving = True
+            self._leaving = self._leaving or self._is_ending()
+            if self._leaving and not told:
+                told = True
                 os.kill(agent.pid, signal.SIGUSR1)
         return code
 
