@@ -112,8 +112,8 @@ def agent(
 
 
 def own_directory(parent: Path, name: str, bytes_max: int) -> Path:
-    """Return `parent`/`name`, or a digest in the name's place if that path is longer than `bytes_max`: Unix sockets are made below
-    it. The same for the same name, so that an agent finds what the one before has left."""
+    """Return `parent`/`name`, or a digest in the name's place if that path is longer than `bytes_max`: Unix sockets are made in
+    it. The same for the same name: an agent finds what the one before has left."""
     whole = parent.absolute() / name
     if len(os.fsencode(whole)) <= bytes_max or len(os.fsencode(name)) <= DIGEST_CHARS:
         return whole

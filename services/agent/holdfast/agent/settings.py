@@ -20,7 +20,6 @@ from holdfast.runtime.settings import ServiceSettings
 NONE = "none"  # a variable that is empty counts as one that is not set
 
 
-
 class AgentSettings(ServiceSettings):
     """One node."""
 
@@ -131,5 +130,7 @@ class AgentSettings(ServiceSettings):
     @classmethod
     def _sockets_fit(cls, value: Path) -> Path:
         if len(str(value.absolute()).encode()) > AGENT_DIRECTORY_BYTES_MAX:
-            raise ValueError(f"a path of at most {AGENT_DIRECTORY_BYTES_MAX} bytes, because Unix sockets are made in it")
+            raise ValueError(
+                f"a path of at most {AGENT_DIRECTORY_BYTES_MAX} bytes, because Unix sockets are made in it"
+            )
         return value.absolute()

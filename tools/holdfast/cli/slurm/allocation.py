@@ -13,7 +13,8 @@ How an allocation ends:
 | the job is over | the agents are ended, the rest of the chain is cancelled, exit code as of `holdfast run` |
 | its time is nearly over: SIGUSR1, or by the clock | a file tells all nodes; the job is saved and suspended; 75 |
 | `holdfast slurm cancel`: SIGUSR2 | the same, at once |
-| `scancel`, preemption: SIGTERM to this process and to each `holdfast slurm node`, SIGKILL after `KillWait` | services ignore SIGTERM; the nodes tell their agents, the job is saved and suspended; 75. If workers get SIGTERM, too (`node.py`): from the last checkpoint |
+| `scancel`, preemption: SIGTERM to this process and to the nodes' | agents are told: the same, within KillWait |
+| the same, where workers get SIGTERM as well (`node.py`) | they die; the job goes on from its last checkpoint |
 | the batch node is lost | Slurm ends the allocation; the next one goes on from the newest complete step |
 """
 
@@ -165,9 +166,7 @@ class AllocationRun:
         agents_ended_at: float | None = None
         while True:
             # in a group of its own: SIGTERM from Slurm must not end it before the job is suspended
-            launcher = subprocess.Popen(
-                tied(command), env=dict(environment), stdin=subprocess.DEVNULL, process_group=0
-            )
+            launcher = subprocess.Popen(tied(command), env=dict(environment), stdin=subprocess.DEVNULL, process_group=0)
             while (code := launcher.poll()) is None:
                 stack.tend()
                 self._say_terminated()
@@ -243,7 +242,9 @@ class AllocationRun:
     def _say_terminated(self) -> None:
         if self._terminated_at is not None and not self._terminated_said:
             self._terminated_said = True
-            self._say("[yellow]Slurm ends the allocation[/] (scancel or preemption): the job is saved and suspended, if time allows")
+            self._say(
+                "[yellow]Slurm ends the allocation[/] (scancel or preemption); the job is saved, if there is time"
+            )
 
     def _watch(self, api: str, token: str) -> None:
         """Compare what Slurm says with what the supervisor has been told, until the allocation is over."""

@@ -174,7 +174,7 @@ def cancel(
 ) -> None:
     """Cancel a job's allocations, and save it first. Submitted again, it goes on from the saved step.
 
-    `scancel` ends the ranks before they can save, because Slurm sends its signal to every process.
+    `scancel` saves as well, but only if Slurm tracks processes by cgroups, and within its KillWait (30 s by default).
     """
     console = Terminal(highlight=False, emoji=False)
     shared = (directory or DIRECTORY / name).expanduser().absolute()
