@@ -25,6 +25,7 @@ from holdfast.cli.client import Client
 from holdfast.domain.mesh import Mesh
 
 JOB = "llm"
+INTERVAL_STEPS = 20
 END_TIMEOUT_S = 240.0
 
 MARKS = [
@@ -59,7 +60,7 @@ class Run:
             "nodes": 2,
             "mesh": {"dp": 2},
             "spares": 1,
-            "checkpoint": {"interval_steps": 20, "store": f"file://{self.root}/store"},
+            "checkpoint": {"interval_steps": INTERVAL_STEPS, "store": f"file://{self.root}/store"},
             **more,
         }
         path = self.root / "job.yaml"
