@@ -24,6 +24,7 @@ from holdfast.domain import worker
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
+from holdfast.train import imports
 from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.compile_cache import CompileCache
@@ -390,6 +391,7 @@ class Run:
         if self._phases_s is not None:
             self._lap("first_step")
             self._notes.started(self._phases_s)
+            imports.record()
             self._phases_s = None
         if self._compile_cache is not None:
             self._compile_cache.step()
