@@ -3,6 +3,7 @@ jobs on the same node. `test_core.py` has a drain."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -103,16 +104,15 @@ def test_a_cancelled_job_goes_on_at_its_last_step_when_it_is_submitted_again(run
 def test_scancel_saves_the_job_where_slurms_signal_goes_to_its_own_tasks_only(tmp_path: Path) -> None:
     """As with cgroups. Without them, process groups have the same effect: agents and workers have groups of their own."""
     with runs(tmp_path, ("n0", "n1", "n2"), tracking="pgid") as run:
-        (first,) = run.submit("--time", "30", steps=100_000)
+        first, second = run.submit("--time", "30", "--chain", "2", steps=100_000)
         run.wait_step(25)
         run.cluster("scancel", first)
         run.wait_end(first, "CANCELLED")
         said = run.said(first)
         assert "Slurm ends the allocation" in said
-        before = run.records[-1]["step"]
-        assert f"it goes on from step {before} " in said, said
-        (second,) = run.submit("--time", "30", steps=100_000)
-        run.wait_step(before + 10)
+        saved = re.search(r"it goes on from step (\d+) ", said)
+        assert saved is not None, said
+        run.wait_step(int(saved[1]) + 10)  # of the next allocation of the chain
         assert_undisturbed(run)
         run.cluster("scancel", second)
         run.wait_end(second, "CANCELLED")
