@@ -26,7 +26,7 @@ SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={munge}
 CredType=cred/munge
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracking}
 TaskPlugin=task/none
 SelectType=select/linear
 ReturnToService=2
@@ -142,8 +142,9 @@ def _of_node(node: str, configuration: str) -> list[psutil.Process]:
 
 
 @contextmanager
-def slurm(root: Path, names: Sequence[str], *, sharing: str = "NO") -> Iterator[Slurm]:
-    """A cluster, until the end of the block; its daemons and all that they started are ended by id."""
+def slurm(root: Path, names: Sequence[str], *, sharing: str = "NO", tracking: str = "linuxproc") -> Iterator[Slurm]:
+    """A cluster, until the end of the block; its daemons and all that they started are ended by id. `tracking`: how Slurm finds
+    the processes of a step, and so which of them get its signals."""
     names, nodes = tuple(names), len(names)
     host = socket.gethostname().split(".")[0]
     control, *ports = free_ports(1 + nodes)
@@ -156,7 +157,13 @@ def slurm(root: Path, names: Sequence[str], *, sharing: str = "NO") -> Iterator[
     )
     (root / "slurm.conf").write_text(
         CONFIGURATION.format(
-            host=host, control=control, munge=munge / "socket", root=root, nodes=lines, sharing=sharing
+            host=host,
+            control=control,
+            munge=munge / "socket",
+            root=root,
+            nodes=lines,
+            sharing=sharing,
+            tracking=tracking,
         )
     )
     cluster = Slurm(root, names)

@@ -25,6 +25,7 @@ from holdfast.cli.client import Client
 from holdfast.domain.mesh import Mesh
 
 JOB = "llm"
+INTERVAL_STEPS = 20
 END_TIMEOUT_S = 240.0
 
 MARKS = [
@@ -36,10 +37,12 @@ MARKS = [
 
 @dataclass
 class Run:
-    """One job and its directory. `memory`: its own place on the machine's tmpfs, which all clusters of this machine share."""
+    """One job and its directory. `local`, `memory`: its own places on the machine's disk and tmpfs, which all clusters of this
+    machine share. Their paths are short, as on the machines of a cluster: the agents make Unix sockets in them."""
 
     root: Path
     cluster: Slurm
+    local: Path
     memory: Path
     job: str = JOB
     spec: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class Run:
             "nodes": 2,
             "mesh": {"dp": 2},
             "spares": 1,
-            "checkpoint": {"interval_steps": 20, "store": f"file://{self.root}/store"},
+            "checkpoint": {"interval_steps": INTERVAL_STEPS, "store": f"file://{self.root}/store"},
             **more,
         }
         path = self.root / "job.yaml"
@@ -68,7 +71,7 @@ class Run:
         return self.cluster(sys.executable, "-m", "holdfast.cli.main", "slurm", *command)
 
     def places(self) -> list[str]:
-        return ["--dir", str(self.shared), "--local", str(self.root / "local"), "--memory", str(self.memory)]
+        return ["--dir", str(self.shared), "--local", str(self.local), "--memory", str(self.memory)]
 
     def submit(self, *options: str, steps: int, step_s: float = 0.1, **more: Any) -> list[str]:
         """Submit the job. Return the numbers of its allocations."""
@@ -131,14 +134,15 @@ class Run:
 
 
 @contextmanager
-def runs(root: Path, names: Sequence[str], *, sharing: str = "NO") -> Iterator[Run]:
+def runs(root: Path, names: Sequence[str], *, sharing: str = "NO", tracking: str = "linuxproc") -> Iterator[Run]:
     """A cluster, and a job for it."""
-    memory = Path(tempfile.mkdtemp(prefix="holdfast-slurm-", dir="/dev/shm"))
+    local, memory = (Path(tempfile.mkdtemp(prefix="holdfast-slurm-", dir=place)) for place in ("/tmp", "/dev/shm"))
     try:
-        with slurm(root / "cluster", names, sharing=sharing) as cluster:
-            yield Run(root, cluster, memory)
+        with slurm(root / "cluster", names, sharing=sharing, tracking=tracking) as cluster:
+            yield Run(root, cluster, local, memory)
     finally:
-        shutil.rmtree(memory, ignore_errors=True)
+        for path in (local, memory):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def undisturbed_losses(steps: int, replicas: int) -> list[float]:

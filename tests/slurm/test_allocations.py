@@ -3,13 +3,14 @@ jobs on the same node. `test_core.py` has a drain."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_runs import JOB, MARKS, Run, runs, undisturbed_losses
+from slurm_runs import INTERVAL_STEPS, JOB, MARKS, Run, runs, undisturbed_losses
 from waiting import wait_until
 
 pytestmark = MARKS
@@ -30,7 +31,8 @@ def assert_undisturbed(run: Run) -> None:
 
 
 def test_a_drained_node_that_is_resumed_in_time_and_a_job_that_completes(run: Run) -> None:
-    (job, rest) = run.submit("--time", "30", "--chain", "2", steps=200)
+    # Longer than two looks at sinfo, which are ten seconds apart.
+    (job, rest) = run.submit("--time", "30", "--chain", "2", steps=400)
     run.wait_step(20)
     node = run.a_node_with_ranks()
     run.cluster("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
@@ -39,7 +41,7 @@ def test_a_drained_node_that_is_resumed_in_time_and_a_job_that_completes(run: Ru
     run.wait_end(job, "COMPLETED")
     assert f"{node}: Slurm no longer drains it" in run.said(job)
     assert_undisturbed(run)
-    assert len(run.steps) == 200
+    assert len(run.steps) == 400
     run.wait_end(rest, "CANCELLED")
 
 
@@ -86,16 +88,34 @@ def test_a_cancelled_job_goes_on_at_its_last_step_when_it_is_submitted_again(run
     run.wait_step(before + 10)
     assert_undisturbed(run)
 
-    run.cluster("scancel", second)  # kills the ranks: what follows is from the last checkpoint
+    run.cluster("scancel", second)  # with linuxproc it kills the ranks: what follows is from the last checkpoint
     run.wait_end(second, "CANCELLED")
     before = len(run.steps)
     (third,) = run.submit("--time", "30", steps=100_000)
     wait_until(lambda: len(run.steps) > before + 10, description="the third allocation to go on", timeout_s=180)
     again = run.steps[before]
-    assert run.steps[before - 1] - 20 - 5 <= again - 1 <= run.steps[before - 1]
+    # the last interval, and one more if its save was not complete
+    assert run.steps[before - 1] - 2 * INTERVAL_STEPS - 5 <= again - 1 <= run.steps[before - 1]
     assert run.steps[before : before + 10] == list(range(again, again + 10))
     run.holdfast("cancel", JOB, "--dir", str(run.shared))
     run.wait_end(third, "FAILED", "COMPLETED")
+
+
+def test_scancel_saves_the_job_where_slurms_signal_goes_to_its_own_tasks_only(tmp_path: Path) -> None:
+    """As with cgroups. Without them, process groups have the same effect: agents and workers have groups of their own."""
+    with runs(tmp_path, ("n0", "n1", "n2"), tracking="pgid") as run:
+        first, second = run.submit("--time", "30", "--chain", "2", steps=100_000)
+        run.wait_step(25)
+        run.cluster("scancel", first)
+        run.wait_end(first, "CANCELLED")
+        said = run.said(first)
+        assert "Slurm ends the allocation" in said
+        saved = re.search(r"it goes on from step (\d+) ", said)
+        assert saved is not None, said
+        run.wait_step(int(saved[1]) + 10)  # of the next allocation of the chain
+        assert_undisturbed(run)
+        run.cluster("scancel", second)
+        run.wait_end(second, "CANCELLED")
 
 
 def test_two_jobs_on_the_same_node_have_nothing_to_do_with_each_other(tmp_path: Path) -> None:
@@ -103,11 +123,11 @@ def test_two_jobs_on_the_same_node_have_nothing_to_do_with_each_other(tmp_path: 
     with runs(tmp_path, ("n0",), sharing="FORCE:2") as first:
         second = replace(first, root=tmp_path / "second", job="other")
         second.root.mkdir()
-        jobs = [each.submit("--time", "30", "--shared-nodes", steps=60, **one_node)[0] for each in (first, second)]
+        jobs = [each.submit("--time", "30", "--shared-nodes", steps=300, **one_node)[0] for each in (first, second)]
         for each in (first, second):
             each.wait_step(5)
         assert [first.cluster.state(job) for job in jobs] == ["RUNNING"] * 2
         for each, job in zip((first, second), jobs, strict=True):
             each.wait_end(job, "COMPLETED")
             assert_undisturbed(each)
-            assert len(each.steps) == 60
+            assert len(each.steps) == 300

@@ -80,6 +80,8 @@ def pool_name(text: str) -> str:
     return text
 
 
+AGENT_DIRECTORY_BYTES_MAX = 90  # of the 107 bytes of a Unix socket's path; the rest is for file names
+
 TERMINATION = (
     "termination"  # source of a notice: the agent itself, which was told to end. Over when an agent starts there
 )

@@ -4,7 +4,7 @@ A service never ends by itself. `serve` runs until it is cancelled; if it return
 error. A signal cancels it, and its `finally` blocks clean up. If that takes longer than `shutdown_timeout_s`, or the signal
 arrives twice, the process exits at once with a message. Children exit with it (`runtime.children`).
 
-A service that has something to do before (`Farewell`) gets SIGTERM and SIGUSR1 first; the next signal cancels it."""
+A service that has something to do before (`Farewell`) gets SIGTERM and SIGUSR1 first; the next SIGTERM or SIGINT cancels it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LoopEnded(RuntimeError):
 @dataclass(slots=True)
 class Farewell:
     """What a service does between SIGTERM, or SIGUSR1, and its end. It takes as long as it takes: until it returns, or the next
-    signal."""
+    SIGTERM or SIGINT. A repeated SIGUSR1 changes nothing."""
 
     say: Callable[[], Awaitable[object]] | None = None  # None: nothing yet, the service is still starting
 
@@ -149,6 +149,9 @@ async def _until_signal(
                     said = True
                     log.info("leaving", service=name, reason=f"received {received.name}")
                     tasks.start_soon(say, farewell.say, name=f"farewell of {name}")
+                    continue
+                if received == signal.SIGUSR1 and said:
+                    log.info("signal ignored: already leaving", service=name, signal=received.name)
                     continue
                 log.info("stopping", service=name, reason=f"received {received.name}")
                 end()

@@ -125,6 +125,17 @@ def test_a_second_signal_ends_the_leave(start: Start, number: signal.Signals) ->
     assert "cleaned up" in errors
 
 
+def test_a_notice_that_is_repeated_changes_nothing(start: Start) -> None:
+    process = start(FAREWELL.format(seconds=3600))
+    assert process.stderr is not None
+    for expected in ("taking leave", "already leaving"):
+        process.send_signal(signal.SIGUSR1)
+        while expected not in process.stderr.readline():
+            assert process.poll() is None
+    code, errors = end(process, signal.SIGTERM)
+    assert (code, "cleaned up" in errors) == (0, True)
+
+
 def test_ctrl_c_takes_no_leave(start: Start) -> None:
     code, errors = end(start(FAREWELL.format(seconds=3600)), signal.SIGINT)
     assert (code, "taking leave" in errors) == (0, False)

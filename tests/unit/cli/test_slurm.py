@@ -15,9 +15,10 @@ import pytest
 from typer.testing import CliRunner
 from waiting import wait_until
 
+from holdfast.cli.agent import DIGEST_CHARS, own_directory
 from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, FAILED, SUSPENDED, UNAVAILABLE
 from holdfast.cli.slurm import chain as chains
-from holdfast.cli.slurm import ending, tools
+from holdfast.cli.slurm import ending, node, tools
 from holdfast.cli.slurm.allocation import Here
 from holdfast.cli.slurm.chain import Chain, Link
 from holdfast.cli.slurm.commands import app as slurm_app
@@ -312,7 +313,65 @@ def test_an_agent_that_crashes_is_started_again_and_told_of_the_end_and_its_memo
     assert not (tmp_path / "memory").exists()
 
 
+STAYS_A_WHILE = """
+import pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGUSR1, lambda number, frame: (here / "told").open("a").write("x"))
+signal.signal(signal.SIGTERM, lambda number, frame: (here / "told").open("a").write("SIGTERM"))
+(here / "runs").write_text("x")
+while not (here / "left").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_slurms_sigterm_reaches_the_agent_as_one_notice(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(STAYS_A_WHILE)
+    with subprocess.Popen([sys.executable, "-c", TASK, str(tmp_path)], process_group=0) as task:
+        killer = threading.Timer(60, task.kill)
+        killer.start()
+        try:
+            wait_until((tmp_path / "runs").exists, description="the agent")
+            os.killpg(task.pid, signal.SIGTERM)  # as with ProctrackType=proctrack/pgid
+            wait_until((tmp_path / "told").exists, description="the agent to be told")
+            os.killpg(task.pid, signal.SIGTERM)  # as srun passes it on
+            (tmp_path / "left").touch()
+            assert task.wait(30) == 0
+        finally:
+            killer.cancel()
+    assert (tmp_path / "told").read_text() == "x"
+
+
+REFUSES = """
+import pathlib, sys
+runs = pathlib.Path(sys.argv[1]) / "runs"
+runs.write_text((runs.read_text() if runs.exists() else "") + "x")
+sys.exit(2)
+"""
+
+
+def test_an_agent_that_is_refused_is_tried_a_few_times_because_what_it_needs_may_come(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(REFUSES)
+    task = [sys.executable, "-c", TASK, str(tmp_path)]
+    done = subprocess.run(task, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert (tmp_path / "runs").read_text() == "x" * node.USAGE_MAX
+    assert "the agent ended with 2; starting it again" in done.stderr
+
+
 # ---------------------------------------------------------------- submit and drain, with commands in Slurm's place
+
+
+def test_an_agents_directory_is_short_enough_for_its_sockets() -> None:
+    parent = Path("/scratch/holdfast-1000/llm")
+    assert own_directory(parent, "rack2-b03", 90) == parent / "rack2-b03"
+    short = own_directory(parent, "gpu-a100-rack12-node03.cluster.example", 40)
+    assert (short.parent, len(short.name)) == (parent, DIGEST_CHARS)
+    assert own_directory(parent, "gpu-a100-rack12-node03.cluster.example", 40) == short, (
+        "where the disk tier is found again"
+    )
+    assert own_directory(parent, "gpu-a100-rack12-node04.cluster.example", 40) != short
+    assert own_directory(parent, "n1", 20) == parent / "n1", "a digest would be longer"
+
 
 JOB_FILE = """
 name: llm
@@ -350,6 +409,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(job_file: Path, tmp_path
         (["--chain", "2"], "a store, because the next allocation may have other nodes"),
         (["--time", "tomorrow"], "HH:MM:SS"),
         (["--", "--signal=USR1@30"], "sets --signal itself"),
+        (["--local", "/scratch/" + "x" * 60], "because the agents make Unix sockets below it"),
     ],
 )
 def test_a_submission_that_cannot_work_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
@@ -13,10 +14,11 @@ import typer
 
 from holdfast.cli.preflight import PORT_MAX
 from holdfast.domain.errors import InvalidSpec
-from holdfast.domain.nodes import pool_name
+from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
 
 AGENT_DIRECTORY = Path("/var/lib/holdfast")
 MEMORY_DIRECTORY = Path("/dev/shm/holdfast")
+DIGEST_CHARS = 8  # instead of a name that is too long for a path
 
 
 def register(app: typer.Typer) -> None:
@@ -85,11 +87,12 @@ def agent(
     except ValueError as error:
         raise InvalidSpec("--pool", pool, str(error)) from error
     name = node or socket.gethostname()
+    own = own_directory(directory, name, AGENT_DIRECTORY_BYTES_MAX)
     environment = {
         "HOLDFAST_SUPERVISOR": supervisor,
         "HOLDFAST_NODE": name,
-        "HOLDFAST_AGENT_DIR": str(directory / name),
-        "HOLDFAST_DISK_DIR": str(directory / name / "disk"),
+        "HOLDFAST_AGENT_DIR": str(own),
+        "HOLDFAST_DISK_DIR": str(own / "disk"),
         "HOLDFAST_MEMORY_DIR": str(memory / name),
         "HOLDFAST_CAPACITY": str(capacity or _gpus() or 1),
         "HOLDFAST_ZONE": zone or name,
@@ -106,6 +109,15 @@ def agent(
         environment["HOLDFAST_PREFLIGHT_EVERY_S"] = "0"
     # replaces this process, so that signals, exit codes and PR_SET_PDEATHSIG apply to the agent
     os.execve(sys.executable, [sys.executable, "-m", "holdfast.agent"], {**os.environ, **environment})
+
+
+def own_directory(parent: Path, name: str, bytes_max: int) -> Path:
+    """Return `parent`/`name`, or a digest in the name's place if that path is longer than `bytes_max`: Unix sockets are made in
+    it. The same for the same name: an agent finds what the one before has left."""
+    whole = parent.absolute() / name
+    if len(os.fsencode(whole)) <= bytes_max or len(os.fsencode(name)) <= DIGEST_CHARS:
+        return whole
+    return whole.with_name(hashlib.sha256(name.encode()).hexdigest()[:DIGEST_CHARS])
 
 
 def _gpus() -> int:

@@ -14,12 +14,10 @@ from holdfast.agent.faults import MachineFaultRules
 from holdfast.agent.gpu_reset import ResetRules
 from holdfast.agent.machine import BOOT_ID, PRODUCT_UUID
 from holdfast.domain.faults import LOSS_PERCENT_MAX, LOSS_PERCENT_MIN, OFFSET_S_MAX
-from holdfast.domain.nodes import pool_name
+from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
 from holdfast.runtime.settings import ServiceSettings
 
 NONE = "none"  # a variable that is empty counts as one that is not set
-
-SOCKET_PATH_BYTES_MAX = 90  # of the 107 bytes of a Unix socket's path; the rest is for file names
 
 
 class AgentSettings(ServiceSettings):
@@ -131,6 +129,8 @@ class AgentSettings(ServiceSettings):
     @field_validator("agent_dir")
     @classmethod
     def _sockets_fit(cls, value: Path) -> Path:
-        if len(str(value.absolute()).encode()) > SOCKET_PATH_BYTES_MAX:
-            raise ValueError(f"a path of at most {SOCKET_PATH_BYTES_MAX} bytes, because Unix sockets are made in it")
+        if len(str(value.absolute()).encode()) > AGENT_DIRECTORY_BYTES_MAX:
+            raise ValueError(
+                f"a path of at most {AGENT_DIRECTORY_BYTES_MAX} bytes, because Unix sockets are made in it"
+            )
         return value.absolute()

@@ -13,7 +13,8 @@ How an allocation ends:
 | the job is over | the agents are ended, the rest of the chain is cancelled, exit code as of `holdfast run` |
 | its time is nearly over: SIGUSR1, or by the clock | a file tells all nodes; the job is saved and suspended; 75 |
 | `holdfast slurm cancel`: SIGUSR2 | the same, at once |
-| `scancel`: SIGTERM to every process, also to the workers | services ignore it; the job goes on from its last checkpoint |
+| `scancel`, preemption: SIGTERM to this process and to the nodes' | agents are told: the same, within KillWait |
+| the same, where workers get SIGTERM as well (`node.py`) | they die; the job goes on from its last checkpoint |
 | the batch node is lost | Slurm ends the allocation; the next one goes on from the newest complete step |
 """
 
@@ -108,6 +109,8 @@ class AllocationRun:
         self._plan, self._here, self._console = plan, here, console
         self._over = threading.Event()
         self._end = EndWatch(plan.notice_s, plan.grace_s)
+        self._terminated_at: float | None = None
+        self._terminated_said = False
         self._said: dict[str, str] = {}  # errors that last
 
     def run(self) -> int:
@@ -162,13 +165,15 @@ class AllocationRun:
         command = [*holdfast("run"), "--attach", *(["--resume"] if resumes else []), str(self._plan.job_file)]
         agents_ended_at: float | None = None
         while True:
-            launcher = subprocess.Popen(tied(command), env=dict(environment), stdin=subprocess.DEVNULL)
+            # in a group of its own: SIGTERM from Slurm must not end it before the job is suspended
+            launcher = subprocess.Popen(tied(command), env=dict(environment), stdin=subprocess.DEVNULL, process_group=0)
             while (code := launcher.poll()) is None:
                 stack.tend()
+                self._say_terminated()
                 if agents.poll() is not None and agents_ended_at is None:
                     agents_ended_at = time.monotonic()
                     self._say(f"srun, which runs the agents, ended with {agents.returncode}: see {self._logs}")
-                cancelled = self._end.cancelled_at is not None
+                cancelled = self._end.cancelled_at is not None or self._terminated_at is not None
                 limit_s = CANCELLED_S if cancelled else WITHOUT_AGENTS_S
                 if agents_ended_at is not None and time.monotonic() - agents_ended_at > limit_s:
                     self._say(f"no agents for {limit_s:g} s: the allocation ends")
@@ -198,7 +203,7 @@ class AllocationRun:
         srun = [
             *("srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--cpu-bind=none"),
             *("--ntasks-per-node=1", f"--ntasks={self._here.nodes}", f"--nodes={self._here.nodes}"),
-            *("--job-name=holdfast-agents", f"--output={self._logs}/%j-%N.log"),
+            *("--job-name=holdfast-agents", f"--output={self._logs}/%j-%N-%t.log"),
         ]
         environment = {**os.environ, **stack.joining, "HOLDFAST_TERMINATION_GRACE_S": f"{plan.grace_s:g}"}
         return subprocess.Popen(tied([*srun, *node]), env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -231,7 +236,15 @@ class AllocationRun:
         self._end.cancelled_at = self._end.cancelled_at or time.time()
 
     def _on_terminate(self, *_: int | FrameType | None) -> None:
-        """Every process of the allocation gets it, and SIGKILL half a minute later: until then the agents may save."""
+        """The tasks of all nodes get it as well, and tell their agents. SIGKILL follows after Slurm's KillWait."""
+        self._terminated_at = self._terminated_at or time.time()
+
+    def _say_terminated(self) -> None:
+        if self._terminated_at is not None and not self._terminated_said:
+            self._terminated_said = True
+            self._say(
+                "[yellow]Slurm ends the allocation[/] (scancel or preemption); the job is saved, if there is time"
+            )
 
     def _watch(self, api: str, token: str) -> None:
         """Compare what Slurm says with what the supervisor has been told, until the allocation is over."""

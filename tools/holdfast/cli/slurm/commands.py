@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from holdfast.cli.agent import DIGEST_CHARS, own_directory
 from holdfast.cli.slurm import chain as chains
 from holdfast.cli.slurm import tools
 from holdfast.cli.slurm.allocation import AllocationRun, Here, Plan, holdfast
@@ -22,6 +23,7 @@ from holdfast.cli.slurm.script import Allocation, render
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.job import JobSpec
+from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX
 from holdfast.domain.words import plural
 from holdfast.wire.jobfile import load_job
 
@@ -92,6 +94,7 @@ def submit(
     """
     spec = load_job(job_file)
     _require_nodes(nodes, spec)
+    _require_short(local)
     if chain > 1 and not spec.checkpoint.store:
         raise InvalidSpec(
             "checkpoint.store",
@@ -171,7 +174,7 @@ def cancel(
 ) -> None:
     """Cancel a job's allocations, and save it first. Submitted again, it goes on from the saved step.
 
-    `scancel` ends the ranks before they can save, because Slurm sends its signal to every process.
+    `scancel` saves as well, but only if Slurm tracks processes by cgroups, and within its KillWait (30 s by default).
     """
     console = Terminal(highlight=False, emoji=False)
     shared = (directory or DIRECTORY / name).expanduser().absolute()
@@ -201,6 +204,14 @@ def _require_nodes(nodes: int | None, spec: JobSpec) -> None:
         )
 
 
+def _require_short(local: Path) -> None:
+    limit = AGENT_DIRECTORY_BYTES_MAX - 2 * (1 + DIGEST_CHARS) - len(f"/holdfast-{os.getuid()}")
+    if len(os.fsencode(local.absolute())) > limit:
+        raise InvalidSpec(
+            "--local", str(local), f"a path of at most {limit} bytes, because the agents make Unix sockets below it"
+        )
+
+
 # ---------------------------------------------------------------- what runs in the allocation
 
 
@@ -217,15 +228,16 @@ def allocation(
     """What the batch script runs: the control plane and the agents of this allocation, and the job's launcher."""
     here = Here.read(os.environ)
     spec = load_job(job_file)
-    mine = f"holdfast-{os.getuid()}/{spec.name}"
+    user = f"holdfast-{os.getuid()}"
+    room = AGENT_DIRECTORY_BYTES_MAX - 1 - DIGEST_CHARS  # for the name of a node
     plan = Plan(
         directory=directory,
         chain=chain,
         job_file=job_file,
         job_name=spec.name,
         workers_per_node=spec.nproc_per_node,
-        local=local / mine,
-        memory=memory / mine,
+        local=own_directory(local / user, spec.name, room),
+        memory=memory / user / spec.name,
         notice_s=notice,
         grace_s=min(GRACE_S, notice),
         drains_condemned=drain_condemned,

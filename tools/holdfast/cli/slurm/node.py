@@ -1,8 +1,16 @@
 """What runs on each node of an allocation: the agent, started again if it crashes, and told when the allocation ends.
 
-Slurm sends its signals to every process of the step, so the agent gets them itself, and they are not passed on: a second
-SIGTERM ends an agent at once. After an agent that has left in good order its memory tier is removed: the machine's next user
-needs the memory, and the save is on disk and in the store. After any other end it stays, for the next agent of this node.
+Which processes get Slurm's SIGTERM (`scancel`, preemption) depends on its process tracking:
+
+| ProctrackType | who gets SIGTERM | what follows |
+|---|---|---|
+| cgroup, pgid | this process; the agent is in a process group of its own | the agent is told, once: the job is saved |
+| linuxproc | every process of the step, workers included | the workers die; the job goes on from its last checkpoint |
+
+The agent is told by SIGUSR1, because a second SIGTERM would end it at once, and with linuxproc it has got one already.
+
+After an agent that has left in good order its memory tier is removed: the machine's next user needs the memory, and the save is
+on disk and in the store. After any other end it stays, for the next agent of this node.
 """
 
 from __future__ import annotations
@@ -21,7 +29,8 @@ from holdfast.cli.slurm import ending
 from holdfast.cli.tending import Restarts
 from holdfast.runtime.children import tied
 
-USAGE = 2  # of a service: a setting that is wrong will be wrong again
+USAGE = 2  # of a service: a setting that is wrong, or something that is not there yet, such as a port or a file system
+USAGE_MAX = 3  # in a row: a setting that is wrong will be wrong again
 POLL_S = 0.2
 LOOK_S = 5.0  # at the shared directory
 
@@ -41,9 +50,11 @@ class NodeTask:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._on_signal)
         restarts = Restarts(time.monotonic())
+        refusals = 0
         while True:
             code = self._one_agent()
-            if self._leaving or code in (0, USAGE):
+            refusals = refusals + 1 if code == USAGE else 0
+            if self._leaving or code == 0 or refusals == USAGE_MAX:
                 break
             pause_s = restarts.ended(time.monotonic())
             sys.stderr.write(f"the agent ended with {code}; starting it again in {pause_s:g} s\n")
@@ -56,11 +67,13 @@ class NodeTask:
         return code
 
     def _one_agent(self) -> int:
-        agent = subprocess.Popen(tied(self._command), stdin=subprocess.DEVNULL)
+        agent = subprocess.Popen(tied(self._command), stdin=subprocess.DEVNULL, process_group=0)
+        told = False
         while (code := agent.poll()) is None:
             time.sleep(POLL_S)
-            if not self._leaving and self._is_ending():
-                self._leaving = True
+            self._leaving = self._leaving or self._is_ending()
+            if self._leaving and not told:
+                told = True
                 os.kill(agent.pid, signal.SIGUSR1)
         return code
 
