@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import kube_schemas
+import pytest
 import yaml
 from kube_schemas import Manifest
 
@@ -17,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "kubernetes" / "chart"
 RENDERED = Path(__file__).parent / "kubernetes" / "data" / "rendered"
 RELEASE, NAMESPACE = "holdfast", "ml"
+NEEDS_HELM = pytest.mark.skipif(shutil.which("helm") is None, reason="not installed: helm (make kubernetes-test)")
 SETTINGS: dict[str, type[SupervisorSettings] | type[DiagnosticsSettings]] = {
     "supervisor": SupervisorSettings,
     "diagnostics": DiagnosticsSettings,
@@ -70,6 +74,26 @@ VALUES: dict[str, dict[str, Any]] = {
 RIGHTS = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 ASKS = ("HOLDFAST_KUBERNETES_", "HOLDFAST_PROVIDER")
 KEPT = ("defaults", "everything")  # renderings that are kept in data/rendered, for tests without helm
+
+
+def rendered(*templates: str, chart: Path = CHART, **kubernetes: Any) -> str:
+    """Return these templates, or all, with values of `kubernetes`, such as `watch=True`."""
+    shown = [f"--show-only=templates/{name}" for name in templates]
+    values = [f"--set=kubernetes.{name}={str(value).lower()}" for name, value in kubernetes.items()]
+    command = ["helm", "template", RELEASE, str(chart), "--namespace", NAMESPACE, *shown, *values]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def for_old_servers(directory: Path) -> Path:
+    """Return a copy of the chart for Kubernetes 1.20, which tests run: it needs another version of PodDisruptionBudget."""
+    chart = directory / "chart"
+    shutil.copytree(CHART, chart)
+    about = chart / "Chart.yaml"
+    about.write_text(re.sub("kubeVersion: .*\n", "", about.read_text()))
+    for template in (chart / "templates").glob("*.yaml"):
+        text = template.read_text().replace("apiVersion: policy/v1\n", "apiVersion: policy/v1beta1\n")
+        template.write_text(text.replace("  unhealthyPodEvictionPolicy: AlwaysAllow\n", ""))
+    return chart
 
 
 def load(text: str) -> list[Manifest]:

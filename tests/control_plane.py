@@ -17,13 +17,15 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 from waiting import wait_until
+
+from holdfast.runtime.children import tied
 
 VERSION = "1.20.2"
 DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast-test" / f"kubernetes-{VERSION}"
@@ -34,6 +36,7 @@ ADMIN = "admin-of-the-test"  # bearer token
 HEARTBEAT_S = 1.0
 GRACE_S = 8  # a machine without a heartbeat is NotReady after this long
 START_S = 120.0
+TOOL_S = 120.0
 Object = dict[str, Any]
 
 
@@ -42,13 +45,11 @@ def is_built() -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 class Cluster:
@@ -141,7 +142,7 @@ class Cluster:
 
     def _start(self, program: str, *arguments: str) -> None:
         with (self.directory / f"{program}.log").open("ab") as log:
-            command = [str(DIRECTORY / program), *arguments]
+            command = tied([str(DIRECTORY / program), *arguments])  # they end with this process, however it ends
             self._running[program] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _alive(self) -> None:
@@ -196,14 +197,6 @@ class Cluster:
         if answer.status_code != httpx.codes.NOT_FOUND:
             _checked(answer)
 
-    def apply(self, manifest: Object) -> None:
-        """Create an object of `rbac.authorization.k8s.io` or the core."""
-        place = manifest["metadata"].get("namespace")
-        version = manifest["apiVersion"]
-        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        plural = f"{manifest['kind'].lower()}s"
-        self.post(f"{root}/{f'namespaces/{place}/' if place else ''}{plural}", manifest)
-
     # ------------------------------------------------------------ machines
 
     def add_machine(self, name: str, **labels: str) -> Machine:
@@ -219,6 +212,14 @@ class Cluster:
         taints = [{"key": key, "effect": "NoSchedule"} for key in keys]
         self.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
 
+    def wait_untainted(self) -> None:
+        """Until the controllers have taken their taint off every new machine."""
+
+        def untainted() -> bool:
+            return not any(each["spec"].get("taints") for each in self.items("/api/v1/nodes"))
+
+        wait_until(untainted, description="machines without taints", timeout_s=START_S, poll_s=0.2)
+
     def evict(self, pod: str) -> None:
         """As `kubectl drain` does after its cordon."""
         body = {
@@ -230,6 +231,32 @@ class Cluster:
 
     def pods(self) -> list[Object]:
         return self.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
+
+    def kubectl(self, *arguments: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.tool("kubectl", *arguments, stdin=stdin, check=check)
+
+    def tool(self, *command: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run kubectl or helm as the administrator. Their caches and settings are kept in the cluster's directory."""
+        environment = {**os.environ, "KUBECONFIG": str(self.directory / "kubeconfig"), "HOME": str(self.directory)}
+        done = subprocess.run(
+            command, input=stdin, env=environment, check=False, capture_output=True, text=True, timeout=TOOL_S
+        )
+        assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done
+
+    def clear(self) -> None:
+        """Delete what a test has left: machines, jobs and pods. Starts the API server if it was killed."""
+        if "kube-apiserver" not in self._running:
+            self.start_api_server()
+        for machine in self.machines.values():
+            machine.stop()
+        self.machines.clear()
+        for path in (
+            f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs",
+            f"/api/v1/namespaces/{NAMESPACE}/pods",
+            "/api/v1/nodes",
+        ):
+            _checked(self.client.delete(path, params={"gracePeriodSeconds": "0", "propagationPolicy": "Background"}))
 
     def token(self, account: str, *, bound_to: str = "") -> str:
         """A token of a service account; `bound_to`: a Secret, with which it ends."""
@@ -276,7 +303,13 @@ class Machine:
 
     def _beat(self) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now, "reason": "test"}
+        ready = {
+            "type": "Ready",
+            "status": "True",
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": now,
+            "reason": "test",
+        }
         room = {"cpu": "8", "memory": "16Gi", "pods": "20"}
         status = {"conditions": [ready], "capacity": room, "allocatable": room}
         self._cluster.patch(f"/api/v1/nodes/{self.name}/status", {"status": status})

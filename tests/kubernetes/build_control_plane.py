@@ -29,7 +29,9 @@ TAG = "+k8s:openapi-gen="
 def run(words: Sequence[str], where: Path, **environment: str) -> str:
     """Raises `CalledProcessError`."""
     command = ["nice", "-n", "15", *words]
-    done = subprocess.run(command, cwd=where, env={**os.environ, **environment}, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=where, env={**os.environ, **environment}, check=False, capture_output=True, text=True
+    )
     if done.returncode:
         sys.stderr.write(done.stderr[-4000:])
         done.check_returncode()
@@ -37,7 +39,7 @@ def run(words: Sequence[str], where: Path, **environment: str) -> str:
 
 
 def fetch(work: Path) -> None:
-    """By an apt that has settings, lists and a cache of its own. Raises `CalledProcessError` where there is no Debian mirror."""
+    """By an apt with settings, lists and a cache of its own. Raises `CalledProcessError` where there is no Debian mirror."""
     (work / "lists" / "partial").mkdir(parents=True)
     (work / "archives" / "partial").mkdir(parents=True)
     (work / "sources.list").write_text(f"deb {MIRROR}\ndeb-src {MIRROR}\n")
@@ -77,12 +79,14 @@ def build(work: Path, tree: Path) -> Path:
         "GOROOT": str(root), "GOPATH": str(work / "go"), "GOCACHE": str(work / "cache"), "GOFLAGS": "",
         "GO111MODULE": "off", "CGO_ENABLED": "0", "PATH": f"{root}/bin:{os.environ['PATH']}",
     }  # fmt: skip
-    run([go, "build", "-o", str(work / "openapi-gen"), "./vendor/k8s.io/kube-openapi/cmd/openapi-gen"], tree, **settings)
+    run(
+        [go, "build", "-o", str(work / "openapi-gen"), "./vendor/k8s.io/kube-openapi/cmd/openapi-gen"], tree, **settings
+    )
     package = "k8s.io/kubernetes/pkg/generated/openapi"
     header = "vendor/k8s.io/code-generator/hack/boilerplate.go.txt"
     generated = ["-p", package, "-O", "zz_generated.openapi", "-h", header, "-r", str(work / "violations")]
     run([str(work / "openapi-gen"), "--logtostderr", "-i", ",".join(tagged(tree)), *generated], tree, **settings)
-    name = "k8s.io/component-base/version."
+    name = "k8s.io/kubernetes/vendor/k8s.io/component-base/version."
     flags = f"-s -w -X {name}gitVersion=v{VERSION} -X {name}gitMajor=1 -X {name}gitMinor=20"
     (work / "bin").mkdir()
     commands = [f"./cmd/{server}" for server in SERVERS]
