@@ -35,7 +35,7 @@ NAMESPACE = "ml"
 ADMIN = "admin-of-the-test"  # bearer token
 HEARTBEAT_S = 1.0
 GRACE_S = 8  # a machine without a heartbeat is NotReady after this long
-START_S = 120.0
+START_S = 300.0  # seconds are enough on an idle machine
 TOOL_S = 120.0
 Object = dict[str, Any]
 
@@ -108,6 +108,14 @@ class Cluster:
             "--service-account-key-file", key, "--service-account-signing-key-file", key,
             "--disable-admission-plugins=ServiceAccount", "--allow-privileged=false",
         )  # fmt: skip
+
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until the API server serves; starts it if it was killed."""
+        if "kube-apiserver" not in self._running:
+            self.start_api_server()
+            return
 
         def ready() -> bool:
             self._alive()
@@ -245,9 +253,8 @@ class Cluster:
         return done
 
     def clear(self) -> None:
-        """Delete what a test has left: machines, jobs and pods. Starts the API server if it was killed."""
-        if "kube-apiserver" not in self._running:
-            self.start_api_server()
+        """Delete what a test has left: machines, jobs and pods."""
+        self.wait_ready()
         for machine in self.machines.values():
             machine.stop()
         self.machines.clear()

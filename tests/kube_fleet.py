@@ -10,6 +10,8 @@ from waiting import wait_until_async
 
 from holdfast.kubernetes.changes import Announce, Change, Forget, Known, SetZone, Withdraw
 
+WAIT_S = 90.0
+
 
 class Told:
     """Takes every change at once, and records it in `said`."""
@@ -43,4 +45,6 @@ class Told:
         return {name: each.event for name, each in self.nodes.items() if each.event}
 
     async def until(self, leaving: Mapping[str, str]) -> None:
-        await wait_until_async(lambda: self.leaving() == leaving, description=f"the notices {leaving}")
+        await wait_until_async(
+            lambda: self.leaving() == leaving, description=f"the notices {leaving}", timeout_s=WAIT_S
+        )

@@ -23,7 +23,7 @@ from holdfast.kubernetes.changes import DELETED, Announce, Change, Forget, Known
 from holdfast.kubernetes.machines import CONDEMNED, NODE, SCHEDULED, Object
 from holdfast.kubernetes.replace import FAULT_BEHAVIOR, Mark, Replacer
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.anyio, pytest.mark.timeout(300), charts.NEEDS_HELM]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.anyio, pytest.mark.timeout(900), charts.NEEDS_HELM]
 
 ACCOUNT = f"{charts.RELEASE}-supervisor"
 BINDING = f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{ACCOUNT}-{NAMESPACE}"
@@ -31,7 +31,7 @@ CORDONED = "Kubernetes: cordoned"
 IMPENDING = "cloud.google.com/impending-node-termination"
 TERMINATED = f"Kubernetes: taint {IMPENDING}"
 POD_SPEC = {"containers": [{"name": "agent", "image": "none"}], "terminationGracePeriodSeconds": 0}
-WAIT_S = 60.0
+WAIT_S = 90.0
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,7 @@ def access(cluster: Cluster, tmp_path: Path) -> Iterator[Access]:
     cluster.kubectl("apply", "-f", "-", stdin=rights)
     new_token(cluster, tmp_path, "first")
     yield Access(url=cluster.url, token_file=tmp_path / "token", ca_file=cluster.ca_file)
+    cluster.wait_ready()
     cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=rights)
     cluster.kubectl("delete", "secret", "-n", NAMESPACE, "--ignore-not-found", "first", "second")
 
@@ -238,14 +239,14 @@ async def test_versions_that_the_api_server_no_longer_has_are_listed_again(
         hidden = anyio.Path(access.token_file or "")
         token = await hidden.read_text()
         await hidden.write_text("none")
-        await in_thread(cluster.start_api_server)
+        cluster.start_api_server()
         cluster.cordon("m1", cordoned=False)
         cluster.machines["m2"].delete()
         for number in range(20):
             cluster.patch("/api/v1/nodes/m1", {"metadata": {"annotations": {"n": str(number)}}})
         cluster.compact()
         await in_thread(cluster.kill, "kube-apiserver")
-        await in_thread(cluster.start_api_server)
+        cluster.start_api_server()
         await until(shell, "does not accept the token")
         assert listed == []
         await hidden.write_text(token)

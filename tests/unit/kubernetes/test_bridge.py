@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -18,7 +17,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
 from holdfast.kubernetes import bridge, watch
 from holdfast.kubernetes.api import Access, Api, Refused, Resource
 from holdfast.kubernetes.bridge import Bridge, Options
-from holdfast.kubernetes.changes import DELETED, Announce, Change, Forget, Known, SetZone, Withdraw
+from holdfast.kubernetes.changes import DELETED, Announce, Known, Withdraw
 from holdfast.kubernetes.machines import CONDEMNED, NODE
 from holdfast.kubernetes.replace import FAULT_BEHAVIOR, Mark, Replacer
 
