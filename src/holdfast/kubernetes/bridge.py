@@ -98,6 +98,8 @@ class Bridge:
                 await self._run(fleet)
             except Exception as error:  # a bug here must not cost the leader its term
                 log.error("the bridge to Kubernetes failed, and begins again", exc_info=error)
+            finally:
+                self._watches = []  # a supervisor that no longer leads sees nothing
             await anyio.sleep(FAILED_PAUSE_S)
 
     async def _run(self, fleet: Fleet) -> None:
