@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import kube_schemas
+import pytest
 import yaml
 from kube_schemas import Manifest
 
@@ -17,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "kubernetes" / "chart"
 RENDERED = Path(__file__).parent / "kubernetes" / "data" / "rendered"
 RELEASE, NAMESPACE = "holdfast", "ml"
+NEEDS_HELM = pytest.mark.skipif(shutil.which("helm") is None, reason="not installed: helm (make kubernetes-test)")
 SETTINGS: dict[str, type[SupervisorSettings] | type[DiagnosticsSettings]] = {
     "supervisor": SupervisorSettings,
     "diagnostics": DiagnosticsSettings,
@@ -70,6 +75,35 @@ VALUES: dict[str, dict[str, Any]] = {
 RIGHTS = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 ASKS = ("HOLDFAST_KUBERNETES_", "HOLDFAST_PROVIDER")
 KEPT = ("defaults", "everything")  # renderings that are kept in data/rendered, for tests without helm
+
+
+def rendered(*templates: str, chart: Path = CHART, **kubernetes: Any) -> str:
+    """Return these templates, or all, with values of `kubernetes`, such as `watch=True`."""
+    shown = [f"--show-only=templates/{name}" for name in templates]
+    values = [f"--set=kubernetes.{name}={str(value).lower()}" for name, value in kubernetes.items()]
+    command = ["helm", "template", RELEASE, str(chart), "--namespace", NAMESPACE, *shown, *values]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+NEWER: Mapping[str, str] = {  # what Kubernetes 1.20 does not have → what it has
+    "apiVersion: policy/v1\n": "apiVersion: policy/v1beta1\n",  # 1.21
+    "  unhealthyPodEvictionPolicy: AlwaysAllow\n": "",  # 1.26
+    "grpc: {port: 8472}\n": "tcpSocket: {port: telemetry}\n",  # 1.24
+}
+
+
+def for_old_servers(directory: Path) -> Path:
+    """Return a copy of the chart for the API server of the tests, which is older than those that the chart is for."""
+    chart = directory / "chart"
+    shutil.copytree(CHART, chart)
+    about = chart / "Chart.yaml"
+    about.write_text(re.sub("kubeVersion: .*\n", "", about.read_text()))
+    for template in (chart / "templates").glob("*.yaml"):
+        text = template.read_text()
+        for newer, older in NEWER.items():
+            text = text.replace(newer, older)
+        template.write_text(text)
+    return chart
 
 
 def load(text: str) -> list[Manifest]:
@@ -152,6 +186,23 @@ def check(manifests: list[Manifest]) -> None:
     _rights_are_the_bridges(manifests)
     _selectors_meet_pods(manifests)
     _hosts_exist(manifests)
+    _ports_name_their_protocol(manifests)
+
+
+def _ports_name_their_protocol(manifests: list[Manifest]) -> None:
+    """The protocol is part of a port's key: server-side apply (helm 4) refuses a port without it on older API servers, and
+    `kubectl apply` and GitOps tools find a difference each time."""
+    for manifest in manifests:
+        spec = manifest.get("spec", {})
+        ports = list(spec.get("ports", []))
+        ports += [port for rule in spec.get("ingress", []) for port in rule.get("ports", [])]
+        ports += [
+            port
+            for pod in kube_schemas.pods(manifest)
+            for each in kube_schemas.containers(pod)
+            for port in each["ports"]
+        ]
+        assert all(port["protocol"] == "TCP" for port in ports), manifest["metadata"]["name"]
 
 
 def _selectors_meet_pods(manifests: list[Manifest]) -> None:

@@ -5,16 +5,14 @@ No defaults, no webhooks, no controllers: it shows what they send, and that they
 
 from __future__ import annotations
 
-import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import json_server
 import kube_schemas
 import yaml
 
@@ -122,45 +120,15 @@ def _status(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
 def serving(api: KubeApi, config: Path) -> Iterator[None]:
     """Serve on a free port, and write a configuration of kubectl for it."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(json_server.JsonHandler):
         def _serve(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else {}
-            code, answer = api.answer(self.command, urlsplit(self.path).path, body)
-            text = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+            self.send(*api.answer(self.command, urlsplit(self.path).path, self.read()))
 
         do_GET = do_POST = do_PATCH = _serve  # noqa: N815
 
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    host, port = server.server_address[:2]
-    cluster = {"name": "test", "cluster": {"server": f"http://{host!s}:{port}"}}
-    context = {"name": "test", "context": {"cluster": "test", "user": ""}}
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [cluster],
-                "contexts": [context],
-                "current-context": "test",
-            }
-        )
-    )
-    try:
+    with json_server.serving(Handler) as url:
+        cluster = {"name": "test", "cluster": {"server": url}}
+        context = {"name": "test", "context": {"cluster": "test", "user": ""}}
+        kubeconfig = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [context]}
+        config.write_text(yaml.safe_dump({**kubeconfig, "current-context": "test"}))
         yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

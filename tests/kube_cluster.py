@@ -10,9 +10,10 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+import json_server
 
 Object = dict[str, Any]
 AGENT = {"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "agent"}
@@ -172,23 +173,19 @@ def _status(code: int, message: str) -> tuple[int, Object]:
 def serving(api: ClusterApi) -> Iterator[str]:
     """Serve on a free port of this machine; yields the URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(json_server.JsonHandler):
         def _serve(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else {}
-            parts = urlsplit(self.path)
+            body, parts = self.read(), urlsplit(self.path)
             query = dict(parse_qsl(parts.query))
             if api.down:
                 self.close_connection = True
                 return None
             if api.token and self.headers.get("Authorization") != f"Bearer {api.token}":
-                return self._send(*_status(401, "Unauthorized"))
+                return self.send(*_status(401, "Unauthorized"))
             plural, _ = _place(parts.path)
             if "watch" in query and plural not in api.refuse:
                 return self._watch(plural, int(query["resourceVersion"]))
-            return self._send(*api.answer(self.command, parts.path, query, body))
+            return self.send(*api.answer(self.command, parts.path, query, body))
 
         def _watch(self, plural: str, version: int) -> None:
             self.send_response(200)
@@ -204,27 +201,10 @@ def serving(api: ClusterApi) -> Iterator[str]:
                 pass  # the other end is gone
             self.close_connection = True
 
-        def _send(self, code: int, answer: Object) -> None:
-            text = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
         do_GET = do_PATCH = do_DELETE = _serve  # noqa: N815
 
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        api.drop()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with json_server.serving(Handler) as url:
+        try:
+            yield url
+        finally:
+            api.drop()

@@ -7,27 +7,25 @@ pod by SIGTERM, replaces one that has failed, and starts the launcher again.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import charts
-import kube_schemas
 import pytest
 import scaling_train
 import yaml
 from kube_schemas import Manifest, component, containers, pods
+from kubelet import Kubelet
 from waiting import wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.endings import COMPLETED, SUSPENDED
-from holdfast.cli.processes import kill_tree
 from holdfast.cli.stack import LocalStack, StackOptions
 from holdfast.runtime.probe import probe
 
@@ -35,54 +33,6 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 JOB = "llm"
 UID = "7d0e6cf1-4a36-4f0c-9f4e-0f3bd6f3f6aa"  # of the JobSet
-
-
-@dataclass
-class Kubelet:
-    """Runs containers as processes. `places`: paths and names of the cluster → those of this machine."""
-
-    root: Path
-    places: dict[str, str]
-    environment: dict[str, str]
-    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def start(self, pod: Manifest, name: str, fields: dict[str, str]) -> subprocess.Popen[bytes]:
-        (container,) = containers(pod)
-        fields = {"status.podIP": "127.0.0.1", "metadata.name": name, **fields}
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
-        for each in container["env"]:
-            source = each.get("valueFrom", {})
-            if "fieldRef" in source:
-                environment[each["name"]] = fields[source["fieldRef"]["fieldPath"]]
-            elif "secretKeyRef" in source:
-                environment[each["name"]] = self.environment[each["name"]]
-            else:
-                environment[each["name"]] = self._here(each["value"])
-        arguments = [self._here(self._expanded(text, environment)) for text in kube_schemas.command(container)[1:]]
-        environment["HOME"] = str(self.root)
-        environment["HOLDFAST_PREFLIGHT_EVERY_S"] = "0"  # tests of a whole machine take longer than this test
-        with (self.root / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.cli.main", *arguments],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.root,
-            )
-        self.running.append(process)
-        return process
-
-    def _here(self, text: str) -> str:
-        for there, here in self.places.items():
-            text = text.replace(there, here)
-        return text
-
-    @staticmethod
-    def _expanded(text: str, environment: dict[str, str]) -> str:
-        for name, value in environment.items():
-            text = text.replace(f"$({name})", value)
-        return text
 
 
 @dataclass
@@ -145,10 +95,7 @@ def cluster(root: Path, memory: Path, *, steps: int) -> Iterator[Cluster]:
         try:
             yield Cluster(kubelet, {component(pod): pod for pod in pods(jobset)}, client)
         finally:
-            for process in kubelet.running:
-                if process.poll() is None:
-                    kill_tree(process.pid)
-                    process.wait()
+            kubelet.stop()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_runs import INTERVAL_STEPS, JOB, MARKS, Run, runs, undisturbed_losses
+from scaling_losses import undisturbed_losses
+from slurm_runs import INTERVAL_STEPS, JOB, MARKS, Run, runs
 from waiting import wait_until
 
 pytestmark = MARKS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slurm_runs import JOB, MARKS, runs, undisturbed_losses
+from scaling_losses import undisturbed_losses
+from slurm_runs import JOB, MARKS, runs
 
 pytestmark = [*MARKS, pytest.mark.core]
 

@@ -132,4 +132,4 @@ def test_the_control_plane_is_where_jobs_look_for_it() -> None:
     policy = rendering["NetworkPolicy", "holdfast-supervisor"]["spec"]["ingress"]
     agents = {"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "agent"}
     assert {"podSelector": {"matchLabels": agents}} in policy[0]["from"]
-    assert policy[0]["ports"] == [{"port": "control"}]
+    assert policy[0]["ports"] == [{"port": "control", "protocol": "TCP"}]

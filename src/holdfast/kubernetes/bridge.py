@@ -39,6 +39,16 @@ class Options:
     selector: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How well the bridge sees one collection of objects."""
+
+    what: str  # such as "pods of namespace ml"
+    problem: str  # why it is not seen now; empty = it is, or has not been asked for yet
+    problem_since: float | None  # Unix seconds; None = no problem
+    confirmed_at: float | None  # Unix seconds, when the API server last answered; None = never
+
+
 class Fleet(Protocol):
     """The supervisor's side, for one term."""
 
@@ -66,9 +76,20 @@ class Bridge:
         self._said: dict[str, tuple[Change, float]] = {}  # by node: what it was told last, and when
         self._news = anyio.Event()
 
+    def sights(self) -> list[Sight]:
+        """Return how well each collection is seen; empty = nothing has been watched yet."""
+        at, wall = anyio.current_time(), self._wall()
+
+        def unix(loop_time: float | None) -> float | None:
+            return None if loop_time is None else wall - (at - loop_time)
+
+        return [
+            Sight(each.what, each.problem, unix(each.problem_since), unix(each.confirmed_at)) for each in self._watches
+        ]
+
     @property
     def problems(self) -> list[str]:
-        """What keeps the cluster from being seen, by kind of object; empty = nothing does."""
+        """What keeps the cluster from being seen, by collection; empty = nothing does."""
         return [each.problem for each in self._watches if each.problem]
 
     async def run(self, fleet: Fleet) -> NoReturn:
@@ -77,6 +98,8 @@ class Bridge:
                 await self._run(fleet)
             except Exception as error:  # a bug here must not cost the leader its term
                 log.error("the bridge to Kubernetes failed, and begins again", exc_info=error)
+            finally:
+                self._watches = []  # a supervisor that no longer leads sees nothing
             await anyio.sleep(FAILED_PAUSE_S)
 
     async def _run(self, fleet: Fleet) -> None:

@@ -34,6 +34,12 @@ class Watch:
         self._said, self._said_at = "", -SAY_AGAIN_S
         self.confirmed_at: float | None = None
         self.problem = ""  # why it does not work now; empty = it does
+        self.problem_since: float | None = None  # by the loop's clock; None = no problem
+
+    @property
+    def what(self) -> str:
+        """The collection, for people."""
+        return str(self._resource)
 
     async def run(self) -> NoReturn:
         """Until cancelled. Raises nothing that an API server can cause."""
@@ -88,9 +94,12 @@ class Watch:
         if self.problem:
             log.info("the API server answers again", what=str(self._resource), now=how)
         self.problem = self._said = ""
+        self.problem_since = None
 
     def _complain(self, error: HoldfastError) -> None:
         self.problem = str(error)
+        if self.problem_since is None:
+            self.problem_since = anyio.current_time()
         if self.problem != self._said or anyio.current_time() - self._said_at >= SAY_AGAIN_S:
             advice = "give the service account the right to list and watch it" if isinstance(error, Refused) else ""
             log.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,35 @@ async def test_a_condemned_node_has_its_pod_deleted(redis_url: str, tmp_path: Pa
     await log.aclose()
 
 
+async def test_a_right_that_is_missing_shows_in_the_api_until_it_is_given(redis_url: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    api = ClusterApi(node("m1", unschedulable=True))
+    api.refuse["nodes"] = 403
+    async with AsyncExitStack() as stack:
+        url = stack.enter_context(serving(api))
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        supervisor = await start_supervisor(
+            tasks, tmp_path, redis_log(redis_url), kubernetes_token_file=token, **settings(url)
+        )
+        tasks.start_soon(PlayedAgent("m1", [supervisor.control]).run)
+
+        async def seen(problem: str) -> Any:
+            bridge = await supervisor.get("/v1/kubernetes")
+            problems = {each["what"]: each["problem"] for each in bridge["watched"]}
+            there = "nodes" in problems and (problem in problems["nodes"] if problem else not problems["nodes"])
+            return problems if there else None
+
+        problems = await wait_until_async(partial(seen, "has no right to"), description="the refusal")
+        assert problems["nodes"].startswith("may not list nodes: the service account has no right to")
+        assert problems["pods of namespace ml"] == ""
+        await until(supervisor, "m1", state="spare")
+        del api.refuse["nodes"]
+        await until(supervisor, "m1", state="cordoned")
+        await wait_until_async(partial(seen, ""), description="no problem")
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_supervisor_without_the_bridge_asks_nobody(redis_url: str, tmp_path: Path) -> None:
     api = ClusterApi(node("m1", unschedulable=True))
     async with AsyncExitStack() as stack:
@@ -110,4 +140,5 @@ async def test_a_supervisor_without_the_bridge_asks_nobody(redis_url: str, tmp_p
         tasks.start_soon(PlayedAgent("m1", [supervisor.control]).run)
         await until(supervisor, "m1", state="spare")
         assert api.requests == []
+        assert await supervisor.get("/v1/kubernetes") == {"watch": False, "watched": []}
         tasks.cancel_scope.cancel()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 from kube_cluster import ClusterApi, node, pod, serving
+from kube_fleet import Told
 from waiting import wait_until_async
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
 from holdfast.kubernetes import bridge, watch
 from holdfast.kubernetes.api import Access, Api, Refused, Resource
 from holdfast.kubernetes.bridge import Bridge, Options
-from holdfast.kubernetes.changes import DELETED, Announce, Change, Forget, Known, SetZone, Withdraw
+from holdfast.kubernetes.changes import DELETED, Announce, Known, Withdraw
 from holdfast.kubernetes.machines import CONDEMNED, NODE
 from holdfast.kubernetes.replace import FAULT_BEHAVIOR, Mark, Replacer
 
@@ -31,41 +31,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """An API server that refuses is asked again soon."""
     monkeypatch.setattr(watch, "PAUSE_S_MAX", 0.3)
     monkeypatch.setattr(bridge, "LOOK_S", 0.05)
-
-
-class Told:
-    """A supervisor that takes at once what it is told."""
-
-    def __init__(self, *names: str) -> None:
-        self.nodes: Mapping[str, Known] = {name: Known(name) for name in names}
-        self.said: list[Change] = []
-
-    def version(self) -> object:
-        return self.nodes
-
-    def known(self) -> Mapping[str, Known]:
-        return self.nodes
-
-    def tell(self, change: Change) -> None:
-        self.said.append(change)
-        nodes = dict(self.nodes)
-        before = nodes[change.node]
-        match change:
-            case Announce(event=event, starts_at=starts_at):
-                nodes[change.node] = replace(before, event=event, starts_at=starts_at, told_at=time.time())
-            case Withdraw():
-                nodes[change.node] = replace(before, event="", starts_at=None)
-            case SetZone(zone=zone):
-                nodes[change.node] = replace(before, zone=zone)
-            case Forget():
-                del nodes[change.node]
-        self.nodes = nodes
-
-    def leaving(self) -> dict[str, str]:
-        return {name: each.event for name, each in self.nodes.items() if each.event}
-
-    async def until(self, leaving: Mapping[str, str]) -> None:
-        await wait_until_async(lambda: self.leaving() == leaving, description=f"the notices {leaving}")
 
 
 @asynccontextmanager

@@ -69,7 +69,7 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
     free = list(applications)
     policies = PolicyRunner()
 
-    async def make(token: str = "") -> Api:
+    async def make(token: str = "", cluster: Any = None) -> Api:
         log, progress = MemoryLog(block_s=0.02), Progress()
         history = await SqliteHistory.open(tmp_path / "history.sqlite3")
 
@@ -83,6 +83,7 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
             look=look,
             progress=progress,
             policies=policies,
+            cluster=cluster,
         )
         if free:
             app = free.pop()

@@ -20,6 +20,7 @@ from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
 from holdfast.domain.job import PolicySpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
+from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.policy import restart
 from holdfast.supervisor.core.state import Breaker, Config, State
@@ -462,6 +463,19 @@ async def test_the_dashboard_is_served_and_asks_only_this_api(api: Any) -> None:
         assert "://" not in answer.text
         assert "innerHTML" not in answer.text
     problem(await api.http.get("/../settings.py"), 404)
+
+
+async def test_the_bridge_to_kubernetes_says_what_it_does_not_see(api: Any, make_api: Any) -> None:
+    assert (await api.http.get("/v1/kubernetes")).json() == {"watch": False, "watched": []}
+    refused = Sight("nodes", "may not watch nodes: the service account has no right to", 90.0, 80.0)
+    watching = await make_api(cluster=lambda: [refused, Sight("pods of namespace ml", "", None, 100.0)])
+    assert (await watching.http.get("/v1/kubernetes")).json() == {
+        "watch": True,
+        "watched": [
+            {"what": "nodes", "problem": refused.problem, "problem_since": 90.0, "confirmed_at": 80.0},
+            {"what": "pods of namespace ml", "problem": "", "problem_since": None, "confirmed_at": 100.0},
+        ],
+    }
 
 
 async def test_the_breaker_says_whether_and_why_it_holds_back(api: Any) -> None:

@@ -246,6 +246,10 @@ class Client:
             raise self._not_ours("its version has no protocol number")
         return answer
 
+    def kubernetes(self) -> Json:
+        """Return how well the leader sees the cluster of its machines. Raises `NotFound` if the API is too old."""
+        return self._get("/v1/kubernetes")
+
     def events(self) -> Iterator[tuple[str, Json]]:
         """Server-sent events from now on: (type, data). Ends when the server closes the stream."""
         try:

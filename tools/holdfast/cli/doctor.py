@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from glob import glob
@@ -24,7 +25,7 @@ from holdfast.cli.client import Client, default_url
 from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.distribution import install_command
-from holdfast.domain.errors import HoldfastError, PluginError
+from holdfast.domain.errors import HoldfastError, NotFound, PluginError
 from holdfast.domain.words import plural
 from holdfast.log import durability
 from holdfast.plugins import Group
@@ -32,6 +33,10 @@ from holdfast.shards.opening import ASIDE
 from holdfast.stores import StoreKind
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
+CLUSTER_ADVICE = (
+    "until it is mended, cordons and maintenance of machines are not noticed, and notices end within the hour "
+    "(docs/kubernetes.md, the bridge)"
+)
 _PLUGIN_KINDS: dict[Group, tuple[str, Any]] = {  # what each is called, and the type that the service asks for
     Group.COLLECTORS: ("collector", Callable),
     Group.DETECTORS: ("detector", Callable),
@@ -192,10 +197,26 @@ def _api(url: str) -> Iterator[Check]:
     try:
         with Client(url) as client:
             version = client.version()
+            cluster = list(_cluster(client))
     except HoldfastError as error:
         yield Check("API", "note", f"nothing at {url}", str(error).partition("; ")[2])
         return
     yield Check("API", "ok", f"{url}, version {version.get('version', '?')}")
+    yield from cluster
+
+
+def _cluster(client: Client) -> Iterator[Check]:
+    """Whether the leader sees the machines of its Kubernetes cluster. Nothing where it is not told to watch one."""
+    try:
+        bridge = client.kubernetes()
+    except NotFound:  # an older supervisor
+        return
+    problems = [each for each in bridge["watched"] if each["problem"]]
+    for each in problems:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["problem_since"]))
+        yield Check("Kubernetes", "problem", f"since {since}: {each['problem']}", CLUSTER_ADVICE)
+    if bridge["watched"] and not problems:
+        yield Check("Kubernetes", "ok", f"watched: {', '.join(each['what'] for each in bridge['watched'])}")
 
 
 PROBES: tuple[Callable[[], Iterator[Check]], ...] = (

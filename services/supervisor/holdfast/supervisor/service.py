@@ -78,6 +78,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         progress = Progress()
         follower = Follower(event_log, history, progress)
         provider = providers.build(settings.provider, settings.replace_command, settings.replacer)
+        bridge = Bridge(settings.bridge, time.time) if settings.kubernetes_watch else None
         leader = Leader(
             event_log=event_log,
             history=history,
@@ -95,7 +96,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             own_faults=OwnFaults(
                 settings.own_faults, event_log, event_log.server if isinstance(event_log, RedisLog) else None
             ),
-            bridge=Bridge(settings.bridge, time.time) if settings.kubernetes_watch else None,
+            bridge=bridge,
         )
         control = ControlServicer(
             leader.sessions,
@@ -111,6 +112,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             look=viewer.look,
             progress=progress,
             policies=policies,
+            cluster=bridge.sights if bridge is not None else None,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.domain.job import PolicySpec
+from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
 from holdfast.plugins import POLICY_PREFIX
@@ -50,11 +52,14 @@ class Backend:
         look: Look,
         progress: Progress,
         policies: PolicyRunner,
+        cluster: Callable[[], Sequence[Sight]] | None = None,
     ) -> None:
+        """`cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge."""
         self.identity = identity
         self.log = log
         self.history = history
         self.progress = progress
+        self.cluster = cluster
         self._look = look
         self._policies = policies
         self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet

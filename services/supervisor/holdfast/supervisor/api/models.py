@@ -480,6 +480,29 @@ class Breaker(Model):
     changes: Annotated[int, Field(description="generation changes within the window")]
 
 
+class WatchedObjects(Model):
+    """How well the leader sees one collection of objects of its cluster."""
+
+    what: Annotated[str, Field(description="such as nodes, or pods of namespace ml")]
+    problem: Annotated[
+        str, Field(description="why it is not seen now: a right, the token, the API server; empty = it is")
+    ]
+    problem_since: Annotated[float | None, Field(description="Unix seconds; null: no problem")]
+    confirmed_at: Annotated[
+        float | None, Field(description="Unix seconds, when the API server last answered; null: never in this term")
+    ]
+
+
+class Kubernetes(Model):
+    """The bridge to the cluster of the machines (docs/kubernetes.md). While there is a problem no notice is given or withdrawn,
+    and notices end an hour after they were last confirmed."""
+
+    watch: Annotated[bool, Field(description="HOLDFAST_KUBERNETES_WATCH of the supervisor that answers")]
+    watched: Annotated[
+        list[WatchedObjects], Field(description="empty: nothing is watched, or this supervisor does not lead")
+    ]
+
+
 class Version(Model):
     version: str
     protocol_version: int

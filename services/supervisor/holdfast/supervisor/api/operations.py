@@ -1,4 +1,4 @@
-"""`/v1/operations`, `/v1/breaker`, `/v1/version` and `/healthz`."""
+"""`/v1/operations`, `/v1/breaker`, `/v1/kubernetes`, `/v1/version` and `/healthz`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,20 @@ async def reset_breaker(commands: Commands, body: models.ReasonBody | None = Non
     """An operator has looked: act on faults again."""
     reason = (body or models.ReasonBody()).reason
     return await commands.command(BreakerResetRequested(time.time(), reason))
+
+
+@router.get("/kubernetes")
+async def get_kubernetes(backend: Serving) -> models.Kubernetes:
+    """Whether the cluster of the machines is watched, and what keeps it from being seen."""
+    if backend.cluster is None:
+        return models.Kubernetes(watch=False, watched=[])
+    watched = [
+        models.WatchedObjects(
+            what=each.what, problem=each.problem, problem_since=each.problem_since, confirmed_at=each.confirmed_at
+        )
+        for each in backend.cluster()
+    ]
+    return models.Kubernetes(watch=True, watched=watched)
 
 
 @router.get("/version")

@@ -1,0 +1,58 @@
+"""`holdfast doctor`: what it says of the Kubernetes cluster that the supervisors watch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.cli import doctor
+from holdfast.cli.client import Client
+
+URL = "http://127.0.0.1:1"
+VERSION = {"version": "0.1.0", "protocol_version": 1}
+
+
+def found(monkeypatch: pytest.MonkeyPatch, bridge: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+    """`bridge`: what `/v1/kubernetes` answers; None = the supervisor does not know it."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/version":
+            return httpx.Response(200, json=VERSION)
+        if bridge is None:
+            return httpx.Response(
+                404, json={"detail": "Not Found"}, headers={"content-type": "application/problem+json"}
+            )
+        return httpx.Response(200, json=bridge)
+
+    monkeypatch.setattr(doctor, "Client", lambda url: Client(url, transport=httpx.MockTransport(answer)))
+    return [(each.what, each.level, each.found) for each in doctor._api(URL)]
+
+
+def watched(what: str, problem: str = "") -> dict[str, Any]:
+    since = 1_800_000_000.0 if problem else None
+    return {"what": what, "problem": problem, "problem_since": since, "confirmed_at": None}
+
+
+def test_a_cluster_that_is_not_watched_or_of_an_older_supervisor_is_not_mentioned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = [("API", "ok", f"{URL}, version 0.1.0")]
+    assert found(monkeypatch, None) == api
+    assert found(monkeypatch, {"watch": False, "watched": []}) == api
+
+
+def test_a_cluster_that_is_seen_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, cluster = found(monkeypatch, {"watch": True, "watched": [watched("nodes"), watched("pods of namespace ml")]})
+    assert cluster == ("Kubernetes", "ok", "watched: nodes, pods of namespace ml")
+
+
+def test_what_the_supervisor_cannot_see_is_a_problem_with_its_reason_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = "may not watch nodes: the service account has no right to"
+    _, cluster = found(
+        monkeypatch, {"watch": True, "watched": [watched("nodes", refused), watched("pods of namespace ml")]}
+    )
+    assert cluster[:2] == ("Kubernetes", "problem")
+    assert cluster[2].startswith("since 2027-01-1")
+    assert cluster[2].endswith(refused)
