@@ -136,14 +136,15 @@ class Wiring:
             self._control.close()
 
     def leave_group(self) -> None:
-        """Destroy the group if it was made here. Not after an error: other ranks may hang in a collective, and this rank's exit
-        ends it."""
-        if not self._made_group or not self._ended_well or not dist.is_initialized():
+        """At the end of the process: destroy the group if it was made here. Not after an error: other ranks may hang in a
+        collective, and this rank's exit ends it."""
+        if not self._ended_well or not dist.is_initialized():
             return
-        dist.destroy_process_group()
-        # A DeviceMesh that torch caches keeps gloo's threads alive. If such a thread releases its last work while the
-        # interpreter shuts down, the process aborts ("terminate called without an active exception", torch 2.13), so run the
-        # threads first.
+        if self._made_group:
+            dist.destroy_process_group()
+        # A group that is not destroyed, or that a DeviceMesh caches, keeps gloo's threads alive. If such a thread releases its
+        # last work while the interpreter shuts down, the process aborts ("terminate called without an active exception",
+        # torch 2.13), so run the threads first.
         time.sleep(LAST_WORK_S)
 
     def _end(self, error: BaseException | None) -> None:
