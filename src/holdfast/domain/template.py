@@ -38,9 +38,14 @@ ENV_SOCKET_FD = "HOLDFAST_TEMPLATE_FD"  # the template's end of the pair
 ENV_PRELOAD = "HOLDFAST_TEMPLATE_PRELOAD"  # JSON list of modules to import
 ENV_PATH = "HOLDFAST_TEMPLATE_PATH"  # JSON list of directories to look for them first
 
-# Set for the template alone, before its interpreter starts: a pool of threads must not come with an import of NumPy, and
-# asking whether there is a GPU must not touch it.
-IMPORT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+# Set for the template alone, before its interpreter starts: importing NumPy must not start OpenBLAS's thread pool, asking
+# whether there is a GPU must not open it, and importing pyarrow (which Hugging Face's datasets imports) must not start the
+# background thread of Arrow's jemalloc, whose variables have the prefix JE_ARROW_.
+IMPORT_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 
 
 def encode(kind: str, **fields: object) -> bytes:

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import Store
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.signals import Phase
 from holdfast.domain.worker import ENV_JOB
-from holdfast.train import error_file, observed_steps
+from holdfast.train import error_file, gloo_threads, observed_steps
 from holdfast.train.channels import Control, Notes
 from holdfast.train.compile_cache import CompileCache, Key
 from holdfast.train.ddp_buckets import DDPBuckets
@@ -33,8 +33,6 @@ from holdfast.train.recorder import Recorder
 from holdfast.train.rendezvous import wait_until_served
 from holdfast.train.run import Interrupted, Run
 from holdfast.train.standalone import Checkpoints, Session, open_session
-
-LAST_WORK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +134,13 @@ class Wiring:
             self._control.close()
 
     def leave_group(self) -> None:
-        """At the end of the process: destroy the group if it was made here. Not after an error: other ranks may hang in a
-        collective, and this rank's exit ends it."""
-        if not self._ended_well or not dist.is_initialized():
+        """At the end of the process: destroy the group if it was made here, and wait for gloo's threads. Not after an error:
+        other ranks may hang in a collective, and this rank's exit ends it."""
+        if not self._ended_well:
             return
-        if self._made_group:
+        if self._made_group and dist.is_initialized():
             dist.destroy_process_group()
-        # A group that is not destroyed, or that a DeviceMesh caches, keeps gloo's threads alive. If such a thread releases its
-        # last work while the interpreter shuts down, the process aborts ("terminate called without an active exception",
-        # torch 2.13), so run the threads first.
-        time.sleep(LAST_WORK_S)
+        gloo_threads.wait_until_idle()
 
     def _end(self, error: BaseException | None) -> None:
         session = self._session

@@ -30,7 +30,6 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]
         monkeypatch.delenv(name, raising=False)
     handlers: list[Callable[[], None]] = []
     monkeypatch.setattr(wiring, "_current", None)
-    monkeypatch.setattr(wiring, "LAST_WORK_S", 0.0)
     monkeypatch.setattr(atexit, "register", handlers.append)
     monkeypatch.setattr(sys, "excepthook", lambda *error: None)
     yield handlers

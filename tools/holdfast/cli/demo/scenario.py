@@ -57,7 +57,8 @@ class Course:
 
     faults: int
     steps: int  # unless the user says
-    steps_min: int  # FIRST_FAULT_STEP, and per fault STEPS_BETWEEN_FAULTS and as many until the fault is made: steps are quick
+    # FIRST_FAULT_STEP, and per fault STEPS_BETWEEN_FAULTS and as many until the fault is made: steps are quick
+    steps_min: int
     dp: int
     pp: int
     crash_rank: int
