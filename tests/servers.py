@@ -114,7 +114,7 @@ def redis_server(choice: Choice, directory: Path | None = None) -> Iterator[Redi
             contained.remove()
         return
     binary = os.environ.get(ENV_BINARY)
-    with OwnRedis(directory, binary=Path(binary) if binary else None) as own:
+    with OwnRedis(directory, on_loopback=True, binary=Path(binary) if binary else None) as own:  # as a container's
         yield own
 
 

@@ -123,7 +123,7 @@ class Rig:
             self._mounts.append(path)
 
     def _start_all(self) -> None:
-        self._redis = EmbeddedRedis(self.work / "redis")
+        self._redis = EmbeddedRedis(self.work / "redis", on_loopback=True)  # the relays stand before it
         self.start("redis")
         host, port = "127.0.0.1", int(self._redis.url.rsplit(":", 1)[1].split("/")[0])
         self.relays = {name: Relay((host, port)) for name in (*DIAGNOSTICS, *SUPERVISORS)}

@@ -5,6 +5,7 @@ One stack for all tests, in this order: each waits until the job trains on four 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -155,6 +156,15 @@ def test_a_partitioned_node_and_its_replacement_never_both_train(calm: Compose) 
     steps = sorted(calm.losses())
     assert steps == list(range(steps[0], steps[-1] + 1)), "no step is missing"
     _wait_workers(calm, victim)
+
+
+def test_training_cannot_reach_redis(calm: Compose) -> None:
+    [address] = json.loads(run("docker", "inspect", calm.container("redis")))[0]["NetworkSettings"]["Networks"].values()
+    program = "import socket, sys\nsocket.create_connection((sys.argv[1], 6379), 5)"
+    for target in ("redis", address["IPAddress"]):
+        with pytest.raises(AssertionError, match=r"gaierror|TimeoutError|Network is unreachable|Connection refused"):
+            calm.inside("node-0", "python", "-c", program, target)
+    calm.inside("supervisor-a", "python", "-c", program, "redis")  # as the program itself shows
 
 
 def test_training_goes_on_without_redis_and_so_does_the_supervisor_afterwards(calm: Compose) -> None:

@@ -50,6 +50,13 @@ def test_what_is_mounted_exists(service: str) -> None:
             assert source in COMPOSE["volumes"] or (service, source) == ENGINE_SOCKET, f"{service} mounts {source}"
 
 
+def test_only_supervisors_and_diagnostics_share_a_network_with_redis() -> None:
+    beside = {name for name, service in SERVICES.items() if "control" in service.get("networks", ())}
+    assert beside == {"redis", "diagnostics", "supervisor-a", "supervisor-b"}
+    assert SERVICES["redis"]["networks"] == ["control"]
+    assert "ports" not in SERVICES["redis"]
+
+
 def test_every_variable_is_set_and_every_setting_is_used() -> None:
     used = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)(?::\?[^}]*)?\}", (ROOT / "docker-compose.yml").read_text()))
     assert used <= VARIABLES.keys(), "docker-compose.yml asks for what .env does not set"

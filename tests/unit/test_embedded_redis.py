@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -24,24 +27,45 @@ def client_of(server: EmbeddedRedis) -> redis.Redis:
     return redis.Redis.from_url(server.url)
 
 
-def test_it_answers_on_loopback_and_leaves_nothing_behind() -> None:
+def test_only_its_user_can_connect_and_it_leaves_nothing_behind() -> None:
     server = EmbeddedRedis()
     server.start()
     pid = server.pid
     with client_of(server) as client:
         directory = Path(client.config_get("dir")["dir"])
-        assert client.config_get("bind") == {"bind": "127.0.0.1"}
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
-    with redis.Redis(unix_socket_path=str(directory / "redis.sock")) as client:
-        assert client.ping()
+    assert server.url == f"unix://{directory}/redis.sock?db=0"
+    assert not psutil.Process(pid).net_connections("inet"), "it listens on no port"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (directory, directory / "redis.sock")} == {0o700}
     server.stop()
     server.stop()
     assert not psutil.pid_exists(pid)
     assert not directory.exists()
 
 
-def test_data_and_port_survive_stop_and_start(tmp_path: Path) -> None:
-    server = EmbeddedRedis(tmp_path)
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process can be started by root only")
+def test_another_user_of_the_machine_is_refused(tmp_path: Path) -> None:
+    (directory := Path(tempfile.mkdtemp())).chmod(0o755)
+    try:
+        (directory / "redis").mkdir(mode=0o755)  # made by an earlier version: who can enter it cannot connect either
+        with EmbeddedRedis(directory / "redis"):
+            program = f"import socket; socket.socket(socket.AF_UNIX).connect({str(directory / 'redis/redis.sock')!r})"
+            tried = subprocess.run(
+                ["/usr/bin/env", "-i", "python3", "-c", program],
+                capture_output=True,
+                text=True,
+                user=65534,
+                cwd="/",
+                check=False,
+            )
+        assert "PermissionError" in tried.stderr, tried
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("on_loopback", [False, True])
+def test_data_and_address_survive_stop_and_start(tmp_path: Path, on_loopback: bool) -> None:
+    server = EmbeddedRedis(tmp_path, on_loopback=on_loopback)
     with server, client_of(server) as client:
         url = server.url
         client.set("kept", "yes")
@@ -51,8 +75,23 @@ def test_data_and_port_survive_stop_and_start(tmp_path: Path) -> None:
     assert not (tmp_path / "redis.sock").exists()
 
 
-def test_a_directory_longer_than_a_socket_path(tmp_path: Path) -> None:
-    with EmbeddedRedis(tmp_path / ("d" * 120)) as server, client_of(server) as client:
+def test_a_directory_longer_than_a_socket_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidSpec, match=r"d{120}' is not valid; expected a shorter path: .* redis\.sock, may have 107 bytes"
+    ):
+        EmbeddedRedis(tmp_path / ("d" * 120)).start()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_link_makes_the_path_of_a_directory_short(tmp_path: Path) -> None:
+    (long := tmp_path / ("d" * 120)).mkdir()
+    (tmp_path / "s").symlink_to(long, target_is_directory=True)
+    with EmbeddedRedis(tmp_path / "s") as server, client_of(server) as client:
+        assert client.ping()
+
+
+def test_a_path_with_signs_that_mean_something_in_a_url(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "a?b@c%41 d") as server, client_of(server) as client:
         assert client.ping()
 
 
@@ -98,12 +137,12 @@ def test_two_servers_never_share_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_replaced_at_first_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    with EmbeddedRedis() as first:
+    with EmbeddedRedis(on_loopback=True) as first:
         taken = int(first.url.split(":")[2].split("/")[0])
         choose = embedded._free_port
         ports = iter([taken, choose()])
         monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
-        with EmbeddedRedis() as second, client_of(second) as client:
+        with EmbeddedRedis(on_loopback=True) as second, client_of(second) as client:
             assert second.url != first.url
             assert client.ping()
 
@@ -137,12 +176,15 @@ def test_a_server_that_dies_at_start_shows_the_end_of_its_log(tmp_path: Path) ->
         EmbeddedRedis(tmp_path).start()
 
 
-def test_one_that_outlives_its_starter_is_adopted_with_its_port_and_its_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_loopback", [False, True], ids=["socket", "port, as versions before"])
+def test_one_that_outlives_its_starter_is_adopted_with_its_address_and_its_data(
+    tmp_path: Path, on_loopback: bool
+) -> None:
     starting = f"""
 import time
 from pathlib import Path
 from holdfast.log.embedded import EmbeddedRedis
-server = EmbeddedRedis(Path({str(tmp_path)!r}), outlives_us=True)
+server = EmbeddedRedis(Path({str(tmp_path)!r}), outlives_us=True, on_loopback={on_loopback})
 server.start()
 print(server.url, server.pid, flush=True)
 time.sleep(600)

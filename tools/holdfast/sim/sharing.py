@@ -54,7 +54,7 @@ class SharingPromises:
         """By counts: all nodes are alike. Nodes that were kept for somebody were given up, and are no free ones."""
         job, old = after.jobs[name], before.jobs[name].generation if name in before.jobs else None
         assert job.generation is not None
-        kept = {node for each in before.jobs.values() for node in each.kept}
+        kept = {node for each in before.jobs.values() if not each.phase.finished for node in each.kept}
         taken = set(job.generation.nodes) - set(old.nodes if old is not None else ()) - kept
         free = taken | (_idle(before) | _idle(after)) - kept
         left, of_others = len(free), 0
