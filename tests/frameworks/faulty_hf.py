@@ -1,14 +1,16 @@
-"""examples/frameworks/hf_trainer.py, in which a rank does to itself what a fault would do, at a (rank, step) of a generation.
+"""examples/frameworks/hf_trainer.py, in which a rank does to itself what a fault would do, once, at a (rank, step).
 
-    faulty_hf.py --steps 80 --out DIR --fault kill:1:1:17 --fault hang:2:0:31      (what:generation:rank:step)
+    faulty_hf.py --steps 80 --out DIR --fault kill:1:17 --fault hang:0:31      (what:rank:step)
 
-Each strikes between two batches of one step: the gradients of the first are accumulated, and the optimizer has not stepped."""
+Each strikes between two batches of one step: the gradients of the first are accumulated, and the optimizer has not stepped.
+A file below DIR says that it has struck, so that the same step passes when it is done again."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,18 @@ SIGNALS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
 
 class Fault(TrainerCallback):  # type: ignore[misc]
     def __init__(self, told: str) -> None:
-        what, generation, rank, step = told.split(":")
+        what, rank, step = told.split(":")
         self._signal = SIGNALS[what]
-        self._strikes = (generation, rank) == (os.environ.get("HOLDFAST_GENERATION", "1"), os.environ["RANK"])
+        self._here = rank == os.environ["RANK"]
         self._step = int(step)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._strikes and state.global_step + 1 == self._step:
-            os.kill(os.getpid(), self._signal)
+        if self._here and state.global_step + 1 == self._step:
+            struck = Path(args.output_dir) / f"struck-{self._step}"
+            struck.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                struck.touch(exist_ok=False)
+                os.kill(os.getpid(), self._signal)
 
 
 if __name__ == "__main__":

@@ -80,18 +80,18 @@ def job(out: Path, *faults: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_kills_and_hangs_within_an_accumulation_and_a_lost_node_leave_no_trace(
     tmp_path: Path, undisturbed: tuple[str, list[dict[str, float]]]
 ) -> None:
     out = tmp_path / "rough"
-    faults = ("kill:1:1:13", "hang:2:0:27", "hang:3:1:45")
+    faults = ("kill:1:13", "hang:0:27", "hang:1:45")
     with cluster(tmp_path / "stack", nodes=3) as run:
         run.client.submit(job(out, *faults))
-        run.wait_resolved("trainer", 2)
-        run.wait("trainer", "the third fault", lambda view: view["generation"] == 3 and (view["step"] or 0) >= 44)
+        run.wait_resolved("trainer", 2, TIMEOUT_S)
+        run.wait("trainer", "the third fault", lambda view: (out / "struck-45").exists(), TIMEOUT_S)
         run.inject.node_loss(run.node_of("trainer", 1))  # its rank stands still: nothing outruns the loss
-        incidents = run.wait_resolved("trainer", 3)
+        incidents = run.wait_resolved("trainer", 3, TIMEOUT_S)
         assert run.wait_end("trainer", TIMEOUT_S)["phase"] == "completed"
     assert [incident["action"]["kind"] for incident in incidents] == ["restart", "restart", "hot_swap"]
     assert [incident["kind"] for incident in incidents[:2]] == ["worker_crash", "hang"]
@@ -99,26 +99,26 @@ def test_kills_and_hangs_within_an_accumulation_and_a_lost_node_leave_no_trace(
     assert outcome(out) == undisturbed
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_holdfast_run_takes_the_script_as_torchrun_does(
     tmp_path: Path, undisturbed: tuple[str, list[dict[str, float]]]
 ) -> None:
     out = tmp_path / "rough"
     command = ["holdfast.cli.main", "run", "--local", "--nproc-per-node", "2", str(FAULTY), "--steps", str(STEPS)]
-    done = start([*command, "--out", str(out), "--fault", "kill:1:1:40"], TMPDIR=str(tmp_path), HOME=str(tmp_path))
+    done = start([*command, "--out", str(out), "--fault", "kill:1:40"], TMPDIR=str(tmp_path), HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SIGKILL" in done.stdout
     assert outcome(out) == undisturbed
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_torchrun_alone_goes_on_from_a_checkpoint_directory(
     tmp_path: Path, undisturbed: tuple[str, list[dict[str, float]]]
 ) -> None:
     out, directory = tmp_path / "rough", tmp_path / "ckpt"
     environ = {"HOLDFAST_CHECKPOINT_DIR": str(directory), "HOLDFAST_CHECKPOINT_INTERVAL_STEPS": "5"}
     try:
-        killed = torchrun(FAULTY, "--out", str(out), "--fault", "kill:1:1:33", **environ)
+        killed = torchrun(FAULTY, "--out", str(out), "--fault", "kill:1:33", **environ)
         assert killed.returncode != 0
         assert re.search(r"exitcode\s+: -9", killed.stderr), killed.stderr
         again = torchrun(FAULTY, "--out", str(out), **environ)
