@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -42,8 +43,8 @@ def test_it_waits_for_two_looks_without_a_thread_that_could_run(
     monkeypatch: pytest.MonkeyPatch, looks: list[list[str]], reached: bool
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(gloo_threads.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(gloo_threads.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
     monkeypatch.setattr(gloo_threads, "states", lambda: looks.pop(0) if looks else ["R"])
     assert gloo_threads.wait_until_idle() is reached
     assert now[0] <= gloo_threads.WAIT_S_MAX + gloo_threads.LOOK_S
