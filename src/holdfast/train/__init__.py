@@ -16,6 +16,7 @@
 
 The same file runs as plain `python train.py` (one process, no services), under `torchrun`, and under `holdfast run`.
 `hf.launch(main, checkpoint=hf.Checkpoints(directory="…"))` makes `run.checkpoint` save in the first two as well.
+`hf.attach()` returns the run in a process whose `main` and process group belong to a framework.
 The step loop never waits for a service: it sends datagrams without blocking, and continues if no service receives them.
 """
 
@@ -30,6 +31,7 @@ if importlib.util.find_spec("torch") is None:
     )
 
 from holdfast.train import scaling
+from holdfast.train.attach import attach
 from holdfast.train.environment import World
 from holdfast.train.launch import launch
 from holdfast.train.run import Interrupted, Run, Step
@@ -37,4 +39,15 @@ from holdfast.train.sampler import ElasticSampler
 from holdfast.train.scale_events import Leaving
 from holdfast.train.standalone import Checkpoints
 
-__all__ = ["Checkpoints", "ElasticSampler", "Interrupted", "Leaving", "Run", "Step", "World", "launch", "scaling"]
+__all__ = [
+    "Checkpoints",
+    "ElasticSampler",
+    "Interrupted",
+    "Leaving",
+    "Run",
+    "Step",
+    "World",
+    "attach",
+    "launch",
+    "scaling",
+]

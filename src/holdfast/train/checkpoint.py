@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,9 @@ class Restored:
     rank: int  # the rank that saved the shard; after a resize it can differ from this rank
 
 
+Load = Callable[[Sequence[Reader]], Mapping[str, Any]]
+
+
 class Checkpointer:
     """One worker's saves and its one restore. `stall_s` sums the time that training has waited for saves."""
 
@@ -62,6 +65,7 @@ class Checkpointer:
         self._preparing: threading.Thread | None = None
         self._targets: weakref.WeakKeyDictionary[Image, list[torch.Tensor]] = weakref.WeakKeyDictionary()
         self._device_copies = DeviceCopies(CudaDriver(device)) if device.type == "cuda" else None
+        self.newest: Path | None = None  # image of the latest save
         self.stall_s = 0.0
         self.missed = 0
 
@@ -84,6 +88,7 @@ class Checkpointer:
         self.stall_s += took_s
         match outcome:
             case Staged():
+                self.newest = outcome.path
                 stall_s = took_s - outcome.waited_s  # what a save costs, from which its interval follows
                 self._notes.saved(
                     step=step, attempt=self._environment.attempt, image=str(outcome.path), stall_s=stall_s
@@ -176,16 +181,13 @@ class Checkpointer:
         Raises `IntegrityError` if a file is not the expected shard or if the shards do not cover the state, and
         `InvalidSpec` if the checkpoint does not fit `live`.
         """
-        with ExitStack() as stack:
-            parts = [stack.enter_context(Reader(Path(path))) for path in target.parts]
-            for part in parts:
-                if (part.key.step, part.key.attempt) != (target.step, target.attempt):
-                    raise IntegrityError(
-                        f"{part.path} holds step {part.key.step} of attempt {part.key.attempt}, "
-                        f"not step {target.step} of attempt {target.attempt}"
-                    )
-            stack.enter_context(_pages_ahead(parts[0]))
-            also = _load(parts, live)
+        return self.restore_by(lambda parts: _load(parts, live), target)
+
+    def restore_by(self, load: Load, target: RestoreTarget) -> Restored:
+        """As `restore`, for a state that `load` fills from the open shards. `load` returns the plain values that were saved
+        with the state (`state.disassemble`)."""
+        with opened(target) as parts, _pages_ahead(parts[0]):
+            also = load(parts)
             saved_by, mesh = parts[0].key.rank, parts[0].header.stamp.mesh
         rank = self._environment.world.rank
         if saved_by == self._environment.world.mesh.counterpart(rank, mesh):
@@ -196,6 +198,20 @@ class Checkpointer:
             # On every rank, also on those whose shard another rank saved, because setting the order is collective.
             self._buckets.restored(also.get("ddp_buckets"))
         return Restored(target.step, saved_by)
+
+
+@contextmanager
+def opened(target: RestoreTarget) -> Iterator[list[Reader]]:
+    """Lock and map the shards of a target; this rank's own comes first. Raises IntegrityError for a shard of another step."""
+    with ExitStack() as stack:
+        parts = [stack.enter_context(Reader(Path(path))) for path in target.parts]
+        for part in parts:
+            if (part.key.step, part.key.attempt) != (target.step, target.attempt):
+                raise IntegrityError(
+                    f"{part.path} holds step {part.key.step} of attempt {part.key.attempt}, "
+                    f"not step {target.step} of attempt {target.attempt}"
+                )
+        yield parts
 
 
 @contextmanager

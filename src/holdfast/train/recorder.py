@@ -30,17 +30,20 @@ class Recorder:
 
     def __init__(self, path: str, notes: Notes) -> None:
         self._path = path
+        self._served = ""  # the path, once it is served
         self._notes = notes
         self._told = 0
         self._server: Any = None
 
     def open(self) -> None:
-        """Start to serve. Call this when the process group has been joined; before that there is nothing to read."""
-        if self._path:
-            self._server = _serve(self._path)
+        """Start to serve, once, if there is a process group: before that there is nothing to read."""
+        if self._path and dist.is_initialized():
+            self._served, self._path = self._path, ""
+            self._server = _serve(self._served)
 
     def tell_groups(self) -> None:
         """Report the members of new groups. Called between steps; costs one comparison if there are none."""
+        self.open()
         if self._server is None or not dist.is_initialized():
             return
         try:
@@ -55,7 +58,7 @@ class Recorder:
 
     def close(self) -> None:
         if self._server is not None:
-            _wait_until_it_serves(self._path)
+            _wait_until_it_serves(self._served)
             self._server.shutdown()
             self._server = None
 

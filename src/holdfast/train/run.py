@@ -15,26 +15,33 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from holdfast.domain import worker
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
-from holdfast.train import imports
+from holdfast.shards import Reader
+from holdfast.train import imports, rng
 from holdfast.train.channels import Control, Notes
-from holdfast.train.checkpoint import Checkpointer
+from holdfast.train.checkpoint import Checkpointer, Load, Restored, opened
 from holdfast.train.compile_cache import CompileCache
 from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment, World
+from holdfast.train.intervals import Intervals
 from holdfast.train.recorder import Recorder
 from holdfast.train.replica_check import ReplicaCheck
 from holdfast.train.scale_events import Leaving, Leavings, OnLeaving, OnResize, Resizes, is_resize
 from holdfast.train.standalone import Session
+from holdfast.train.standalone.agreement import Proposal
 
 log = logging.getLogger("holdfast.train")
 
@@ -46,8 +53,6 @@ LEAVING_S_MAX, LEAVING_POLL_S = 1.0, 0.005
 # For a save that the supervisor, a signal or the script has asked for: so long may memory images be in use. A save that is only
 # due is skipped then, since the next one replaces it.
 DEMANDED_WAIT_S = 5.0
-
-INTERVALS_MAX = 8  # pending changes of the interval
 
 
 class Interrupted(SystemExit):
@@ -106,23 +111,17 @@ class Step:
             self._run._finish(self)
 
 
-class Intervals:
-    """The checkpoint interval by step. An order changes it from a future step that no rank has reached yet."""
+class Owner(Protocol):
+    """What has made a run and ends it: `holdfast.train.wiring`."""
 
-    def __init__(self, interval_steps: int) -> None:
-        self._plan = [(0, interval_steps)]  # (from step, interval), by step
-
-    def change(self, from_step: int, interval_steps: int) -> None:
-        kept = [entry for entry in self._plan if entry[0] < from_step]
-        self._plan = [*kept[-INTERVALS_MAX:], (from_step, interval_steps)]
-
-    def due(self, step: int) -> bool:
-        interval = next((interval for start, interval in reversed(self._plan) if start <= step), 0)
-        return interval > 0 and step % interval == 0
+    def join(self) -> None: ...
+    def close(self, error: BaseException | None = None) -> None: ...
 
 
 class Run:
-    """The handle of one rank of one generation, created by `hf.launch`."""
+    """The handle of one rank of one generation, created by `hf.launch` or `hf.attach`.
+
+    As a context manager, and by `close`, it is ended; in a script that uses `hf.launch`, that does it."""
 
     def __init__(
         self,
@@ -137,6 +136,7 @@ class Run:
         compile_cache: CompileCache | None = None,
         buckets: DDPBuckets | None = None,
         waits: DDPWaits | None = None,
+        owner: Owner | None = None,
     ) -> None:
         self.world = environment.world
         self.device = device
@@ -149,6 +149,9 @@ class Run:
         self._compile_cache = compile_cache
         self._buckets = buckets
         self._waits = waits
+        self._owner = owner
+        self._rng_restored: dict[str, Any] | None = None
+        self._interrupted: Interrupted | None = None
         self._checkpoints = Checkpointer(environment, device, notes, buckets)
         self._replicas = ReplicaCheck(environment.replica_check_steps, notes, environment.world.rank)
         self._mesh: DeviceMesh | None = None
@@ -156,6 +159,7 @@ class Run:
         self._leavings = Leavings(device)
         self._restored = environment.restore is None
         self._done = 0  # steps finished
+        self._finished = False
         self._step: Step | None = None
         self._stall_reported_s = 0.0
         self._said_unsaved = False
@@ -163,6 +167,7 @@ class Run:
         self._leave_after: dict[int, str] = {}  # steps after which a planned change ends this process, with its reason
         self._intervals = Intervals(environment.interval_steps)
         self._passed = -1  # step whose checkpoint has been made already, although it is the last that is done
+        self._asked: tuple[int, Proposal | None] = (-1, None)  # step, and what was agreed for it
         self._stop: bool | None = None  # None = continue; otherwise whether to save before stopping
         # None after `started` has been sent.
         self._phases_s: dict[str, float] | None = {"process_group": process_group_s}
@@ -182,6 +187,11 @@ class Run:
         return self.world.generation
 
     @property
+    def inert(self) -> bool:
+        """Whether nobody listens and nothing can be saved: no agent has started this process, and no directory is set."""
+        return not self._environment.job and self._standalone is None
+
+    @property
     def mesh(self) -> DeviceMesh:
         """The ranks as a torch `DeviceMesh` with the job's dimensions, which always include `dp`.
 
@@ -189,11 +199,57 @@ class Run:
         is collective, so every rank must use it.
         """
         if self._mesh is None:
+            if self._owner is not None and not dist.is_initialized():
+                self._owner.join()
             names, sizes = zip(*_with_dp(self.world.mesh).dims, strict=True)
             self._mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
         return self._mesh
 
+    @property
+    def steps_finished(self) -> int:
+        """Number of finished steps, including those before the restored checkpoint."""
+        return self._done
+
+    @property
+    def saves(self) -> bool:
+        """Whether `checkpoint` can save: under an agent, or with a checkpoint directory."""
+        return self._checkpoints.enabled
+
+    @property
+    def newest_image(self) -> Path | None:
+        """The memory image of this process' latest save; None before the first one."""
+        return self._checkpoints.newest
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the run, once: the last checkpoint is written and the channels are closed. `error`: the exception that ends the
+        script, if any; it is not raised. Steps and saves are not possible afterwards."""
+        if self._owner is not None:
+            self._owner.close(error if error is not None else self._interrupted)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
     # ------------------------------------------------------------------ state
+
+    @property
+    def restore_step(self) -> int:
+        """The step that `restore` restores, or has restored; 0 if there is no checkpoint. Known before any state exists."""
+        target = self._environment.restore
+        return 0 if target is None else target.step
+
+    def reapply_rng(self) -> None:
+        """Set the random number generators again as they were when `restore` returned. For a framework that uses random numbers
+        between the restore and the first step, as skipping batches does. Does nothing if nothing was restored, and after the
+        first step."""
+        if self._rng_restored is not None:
+            rng.restore(self._rng_restored)
 
     def restore(self, state: Mapping[str, Any]) -> int:
         """Load the selected checkpoint into `state` and return its step; 0 if there is no checkpoint.
@@ -207,7 +263,37 @@ class Run:
         if target is None or self._restored:
             return self._done
         self._notes.phase(Phase.RESTORE, time.time(), 0)
-        restored = self._checkpoints.restore(state, target)
+        self._resume(self._checkpoints.restore(state, target), state)
+        return self._done
+
+    def restore_by(self, load: Load) -> int:
+        """As `restore`, for a loader with its own way to fill the live objects: `load` gets the open shards, this rank's own
+        first, and returns the plain values that were saved with the state (`state.disassemble`). May be called again until
+        the first step, for a state that is loaded in parts.
+
+        Raises `Conflict` if this run has no checkpoint to restore, or has finished a step."""
+        target = self._environment.restore
+        if target is None or self._phases_s is None:
+            why = (
+                "no checkpoint is selected for it" if target is None else "it has finished a step since it was restored"
+            )
+            raise Conflict(f"this run cannot be restored: {why}")
+        self._lap("build")
+        self._notes.phase(Phase.RESTORE, time.time(), 0)
+        restored = self._checkpoints.restore_by(load, target)
+        if not self._restored:
+            self._resume(restored, {})
+        return self._done
+
+    def restore_parts(self) -> AbstractContextManager[list[Reader]]:
+        """Context of the shards of the selected checkpoint, opened for reading, this rank's own first. Raises `Conflict` if no
+        checkpoint is selected."""
+        if self._environment.restore is None:
+            raise Conflict("this run has no checkpoint to restore")
+        return opened(self._environment.restore)
+
+    def _resume(self, restored: Restored, state: Mapping[str, Any]) -> None:
+        self._rng_restored = rng.capture()
         self._restored = True
         self._done = restored.step
         self._replicas.after_restore(state, restored.step)
@@ -215,7 +301,6 @@ class Run:
         previous = self._environment.previous_mesh
         if previous is not None and is_resize(previous, self.world.mesh):
             self._resizes.happened(World(previous, restored.rank), self.world)
-        return restored.step
 
     def on_resize(self, callback: OnResize) -> OnResize:
         """Decorator: call `callback(old, new)` once if the restored state was saved by a mesh of another size, to adjust what
@@ -262,7 +347,7 @@ class Run:
         finished steps, because a wrong number would repeat or skip a step."""
         if self._phases_s is None and step != self._done:
             raise InvalidSpec("step", step, f"{self._done}, the number of finished steps")
-        asked = self._standalone.due(step) if self._standalone is not None else None
+        asked = self._ask(step)
         leaving = self._stop is not None or (asked is not None and asked.leave)
         demanded = force or leaving or asked is not None or step in self._save_after
         due = demanded or self._intervals.due(step)
@@ -276,8 +361,21 @@ class Run:
         if planned and saved and not leaving:
             leaving = self._wait_for_end(step)
         if leaving:
-            raise Interrupted(step, saved)
+            raise self._interrupt(step, saved)
         return saved
+
+    def due(self) -> bool:
+        """Whether a save is due now, by the interval or because one was asked for: equal on every rank, between two steps.
+
+        For a script whose way of saving is costly or collective and should be entered only then. Not counted: a stop, which
+        ranks may see a step apart; the next `step` raises `Interrupted` for it."""
+        return self._ask(self._done) is not None or self._done in self._save_after or self._intervals.due(self._done)
+
+    def _ask(self, step: int) -> Proposal | None:
+        """Return what ranks without an agent have agreed to save at this step; asked once per step."""
+        if self._standalone is not None and self._asked[0] != step:
+            self._asked = (step, self._standalone.due(step))
+        return self._asked[1] if self._asked[0] == step else None
 
     def _wait_for_end(self, step: int) -> bool:
         """Wait for the planned change that ends this process: further steps would be done again after it. Returns whether the
@@ -320,8 +418,10 @@ class Run:
         """
         if not self._restored:
             raise Conflict("this run continues from a checkpoint: call run.restore(state) before the first run.step")
+        if self._interrupted is not None:  # and held back: DCP's writer must not raise
+            raise self._interrupted
         if self._stop is not None:
-            raise Interrupted(self._done, saved=False)
+            raise self._interrupt(self._done, saved=False)
         if self._environment.restore is not None and self._phases_s is not None and step != self._done:
             raise InvalidSpec("step", step, f"{self._done}, which run.restore returned")
         if self._recorder is not None:
@@ -331,6 +431,29 @@ class Run:
         self._done = step
         self._step = Step(self)
         return self._step
+
+    def begin_step(self, step: int) -> Step:
+        """Begin a step that `end_step` ends: `with run.step(step)`, for a framework that calls back at both ends.
+
+        A step that is begun again, or never ended, is not finished. Raises what `step` raises."""
+        return self.step(step)
+
+    def end_step(
+        self,
+        *,
+        loss: float | torch.Tensor | None = None,
+        grad_norm: float | torch.Tensor | None = None,
+        local_grad_norm: float | torch.Tensor | None = None,
+        tokens: int = 0,
+    ) -> None:
+        """End the step that `begin_step` has begun, and report these values of it as `Step.log` does.
+
+        Raises `Conflict` if no step has been begun, and `Interrupted` if the agent requests the run to stop."""
+        step = self._step
+        if step is None:
+            raise Conflict("no step has been begun: call run.begin_step(step) first")
+        step.log(loss=loss, grad_norm=grad_norm, local_grad_norm=local_grad_norm, tokens=tokens)
+        self._finish(step)
 
     @contextlib.contextmanager
     def data_wait(self) -> Iterator[None]:
@@ -358,10 +481,13 @@ class Run:
         """Announce work other than steps ("eval", "compile"), so that it is not reported as a hang."""
         self._notes.phase(Phase(phase), time.time(), self._done)
         yield
-        self._notes.phase(Phase.STEP, time.time(), self._done)
+        self._notes.phase(Phase.DONE if self._finished else Phase.STEP, time.time(), self._done)
 
     def finish(self) -> None:
-        """The script has ended normally."""
+        """The last step is done: what the script still does is not watched for hangs. `hf.launch` calls this at the end."""
+        if self._finished:
+            return
+        self._finished = True
         if self._compile_cache is not None:
             self._compile_cache.close()
         self._notes.phase(Phase.DONE, time.time(), self._done)
@@ -392,13 +518,13 @@ class Run:
             self._lap("first_step")
             self._notes.started(self._phases_s)
             imports.record()
-            self._phases_s = None
+            self._phases_s = self._rng_restored = None
         if self._compile_cache is not None:
             self._compile_cache.step()
         for order in self._control.poll():
             self._obey(order)
         if self._stop is False:
-            raise Interrupted(self._done, saved=False)
+            raise self._interrupt(self._done, saved=False)
 
     def _obey(self, order: Mapping[str, Any]) -> None:
         match order:
@@ -416,6 +542,10 @@ class Run:
                 self._stop = bool(more.get("save"))
             case _:
                 log.debug("ignored an order of unknown kind: %s", order)
+
+    def _interrupt(self, step: int, saved: bool) -> Interrupted:
+        self._interrupted = Interrupted(step, saved)
+        return self._interrupted
 
     def _lap(self, name: str) -> None:
         """Record the duration of a phase of the start; phases after the first step are ignored."""

@@ -114,15 +114,25 @@ def apply(state: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
     _apply_mapping(state, tree, "state", ParameterNames(state))
 
 
+def leaves(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the live tensors and arrays of a state, by the names that `collect` gives them."""
+    return _leaves(state, ParameterNames(state))
+
+
+def _leaves(state: Mapping[str, Any], names: ParameterNames) -> dict[str, Any]:
+    walked = _Names()
+    with torch.no_grad():
+        walked.walk(_snapshot(dict(state), names), "", 0)
+    return {name: leaf for leaf, (_, name) in zip(walked.leaves, walked.by_id.values(), strict=True)}
+
+
 class Places:
     """Placement of each tensor of a live state, including tensors that do not exist yet, such as the moments of a new
     optimizer."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         names = ParameterNames(state)
-        walked = _Names()
-        walked.walk(_snapshot(dict(state), names), "", 0)
-        self._live = {name: leaf for leaf, (_, name) in zip(walked.leaves, walked.by_id.values(), strict=True)}
+        self._live = _leaves(state, names)
         self._parameters = dict(_parameters(state, "", names))
         spread = [leaf for leaf in (*self._parameters.values(), *self._live.values()) if is_sharded(leaf)]
         self._meshes = list({id(leaf.device_mesh): leaf.device_mesh for leaf in spread}.values())

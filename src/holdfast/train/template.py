@@ -8,8 +8,8 @@ would stay locked in the child) and has **used no device** (a CUDA context does 
 every import, so that the responsible module can be named; otherwise the template refuses to serve.
 
 NumPy's OpenBLAS starts its thread pool when it is imported, so the agent's `IMPORT_ENVIRONMENT` gives it a pool of one, and
-workers keep that. torch's own pool starts at first use, and each worker sizes it by its `OMP_NUM_THREADS`
-(`holdfast.train.forked`)."""
+workers keep that. It keeps pyarrow's allocator from starting a thread, too. torch's own pool starts at first use, and each
+worker sizes it by its `OMP_NUM_THREADS` (`holdfast.train.forked`)."""
 
 from __future__ import annotations
 

@@ -417,6 +417,13 @@ def test_what_a_script_has_imported_is_there_when_it_starts_again(agent: Agent, 
     assert agent.worker_log("learns", 1, 0) == "False\n"
 
 
+def test_a_preloaded_pyarrow_starts_no_thread(agent: Agent, tmp_path: Path) -> None:
+    """Its allocator starts one when it is imported by anybody else."""
+    path = script(tmp_path, "threads", "import os, pyarrow\nprint(len(os.listdir('/proc/self/task')), flush=True)\n")
+    start_job(agent.plane, prepare_order("arrow", path, preload=("pyarrow",)))
+    assert wait_until(lambda: agent.worker_log("arrow", 1, 0), description="the script's line") == "1\n"
+
+
 def test_another_template_takes_over_without_touching_running_workers(agent: Agent, tmp_path: Path) -> None:
     path = script(tmp_path, "sleeper", SLEEPER)
     (tmp_path / "mine.py").write_text("import os\nIMPORTED_IN = os.getpid()\n")

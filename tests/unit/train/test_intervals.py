@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.train.run import INTERVALS_MAX, Intervals
+from holdfast.train.intervals import INTERVALS_MAX, Intervals
 
 
 def due(intervals: Intervals, steps: int) -> list[int]:

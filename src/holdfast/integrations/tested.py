@@ -1,0 +1,50 @@
+"""What an integration checks of its framework before it changes anything: the release, and the signatures that it relies on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+
+from holdfast.domain.errors import IncompatibleVersion
+
+log = logging.getLogger("holdfast.integrations")
+
+
+def warn_if_untested(distribution: str, tested: tuple[tuple[int, int], tuple[int, int]]) -> str:
+    """Return the installed release of `distribution`; log a warning if its (major, minor) is outside of `tested`, which is
+    (first, last) and includes both."""
+    release = importlib.metadata.version(distribution)
+    major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in (*release.split("."), "0")[:2])
+    first, last = tested
+    if not first <= (major, minor) <= last:
+        log.warning(
+            "%s %s: the integration is tested with %d.%d to %d.%d. Its internals have the expected signatures, so it is used",
+            distribution,
+            release,
+            *first,
+            *last,
+        )
+    return release
+
+
+def require_signatures(distribution: str, owner: type, expected: Mapping[str, Sequence[str]]) -> None:
+    """Raise `IncompatibleVersion` unless `owner` has all these methods with exactly these parameters (without `self`).
+
+    The message names every method that differs."""
+    differing = []
+    for name, parameters in expected.items():
+        method = inspect.getattr_static(owner, name, None)
+        if method is None:
+            differing.append(f"{owner.__name__}.{name} does not exist")
+            continue
+        found = tuple(inspect.signature(method).parameters)[1:]
+        if found != tuple(parameters):
+            differing.append(f"{owner.__name__}.{name} takes ({', '.join(found)}), not ({', '.join(parameters)})")
+    if differing:
+        release = importlib.metadata.version(distribution)
+        raise IncompatibleVersion(
+            f"{distribution} {release} differs from what its integration uses: {'; '.join(differing)}. Install a release that "
+            "is tested (docs/frameworks.md), or train without the integration: a restart from your own checkpoints remains"
+        )

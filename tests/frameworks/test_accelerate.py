@@ -1,0 +1,194 @@
+"""A loop over prepared loaders that is ended after any step and begun again: the same batches and weights as without."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import DataLoaderConfiguration
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import holdfast.train as hf
+from holdfast.domain.errors import Conflict, IncompatibleVersion, InvalidSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.integrations import accelerate as subject
+from holdfast.shards import peek
+from holdfast.train.channels import Control, Notes
+from holdfast.train.environment import Environment, RestoreTarget, World
+
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+SAMPLES, BATCH, EPOCHS = 26, 4, 3
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+class Samples(Dataset[torch.Tensor]):
+    def __init__(self, noise: float) -> None:
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample = torch.full((4,), float(index))
+        return sample + self.noise * torch.rand(4) if self.noise else sample
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches = state["batches"]
+
+
+@pytest.fixture
+def start_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., hf.Run]:
+    images = tmp_path / "images"
+
+    def start(generation: int, dp: int = 2, kill_after: int = 0) -> hf.Run:
+        restore = None
+        headers = {path: header for path in images.glob("*.image") if (header := peek(path)) is not None}
+        if headers:
+            path, header = max(headers.items(), key=lambda item: item[1].stamp.key.step)
+            restore = RestoreTarget(header.stamp.key.step, header.stamp.key.attempt, str(path))
+        run = hf.Run(
+            environment=Environment(
+                World(Mesh.of({"dp": dp}), 0, generation),
+                job="t",
+                attempt=generation,
+                images=str(images),
+                interval_steps=1,
+                restore=restore,
+            ),
+            device=torch.device("cpu"),
+            notes=Notes(agent="", replicator="", job="t", generation=generation, rank=0),
+            control=Control(None),
+            process_group_s=0.0,
+        )
+        checkpoint = run.checkpoint
+
+        def save_and_die(state: Any, step: int, **how: Any) -> bool:
+            saved = checkpoint(state, step, **how)
+            if step == kill_after:
+                raise Killed
+            return saved
+
+        run.checkpoint = save_and_die  # type: ignore[method-assign]
+        monkeypatch.setattr(hf, "attach", lambda **_: run)
+        return run
+
+    return start
+
+
+def train(
+    seen: list[str], *, noise: float = 1.0, stateful: bool = False, seedable: bool = False, accumulated: int = 1
+) -> str:
+    torch.manual_seed(3)
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=accumulated,
+        dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=stateful, use_seedable_sampler=seedable),
+    )
+    model: Any = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
+    loader: Any = DataLoader(Samples(noise), BATCH, shuffle=True)
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    counter = Counter()
+    accelerator.register_for_checkpointing(counter)
+    run = subject.attach(accelerator)
+    for epoch in range(run.epoch, EPOCHS):
+        for batch in run.batches(loader):
+            with run.step() as step, accelerator.accumulate(model):
+                loss = model(batch).square().mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                step.log(loss=loss)
+                counter.batches += 1
+                seen.append(f"{epoch} {counter.batches} {batch.sum().item():.4f} {torch.rand(1).item():.4f}")
+    return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "without random data": {"noise": 0.0},
+    "stateful": {"stateful": True, "seedable": True, "noise": 0.0},
+    "stateful with random data": {"stateful": True, "seedable": True},
+    "stateful with an order from the process": {"stateful": True, "noise": 0.0},
+    "accumulated": {"accumulated": 2},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loop_that_is_killed_after_any_step_ends_as_one_that_was_not(
+    case: str, tmp_path: Path, start_run: Callable[..., hf.Run]
+) -> None:
+    calm: list[str] = []
+    run = start_run(1)
+    expected = train(calm, **CASES[case])
+    steps = run.steps_finished
+    assert steps == (12 if "accumulated" in CASES[case] else 21)
+    for killed_after in sorted({1, 2, 6, 7, 8, 11, steps}):  # 7 ends an epoch
+        for image in (tmp_path / "images").glob("*"):
+            image.unlink()
+        seen: list[str] = []
+        start_run(1, kill_after=killed_after)
+        with pytest.raises(Killed):
+            train(seen, **CASES[case])
+        # The batches of a step count when it is finished, and so do what follows in the script.
+        run = start_run(2)
+        assert run.restore_step == killed_after
+        digest = train(seen, **CASES[case])
+        assert seen == calm, f"killed after {killed_after}"
+        assert digest == expected, f"killed after {killed_after}"
+        assert run.steps_finished == steps
+
+
+def test_another_number_of_replicas_is_refused(start_run: Callable[..., hf.Run]) -> None:
+    start_run(1, kill_after=2)
+    with pytest.raises(Killed):
+        train([])
+    start_run(2, dp=3)
+    with pytest.raises(InvalidSpec, match="replicas: 3"):
+        train([])
+
+
+def test_what_is_not_supported_is_named(start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(cpu=True)
+    start_run(1)
+    run = subject.attach(accelerator)
+    with pytest.raises(InvalidSpec, match="DataLoaderShard"):
+        next(run.batches(DataLoader(Samples(0.0))))
+    first, second = accelerator.prepare(DataLoader(Samples(0.0)), DataLoader(Samples(0.0)))
+    next(run.batches(first))
+    with pytest.raises(Conflict, match="another loader"):
+        next(run.batches(second))
+    monkeypatch.setattr(subject, "TYPES", ())
+    with pytest.raises(InvalidSpec, match="distributed_type: 'NO'"):
+        subject.attach(accelerator)
+    monkeypatch.setattr(subject, "HELD", ("_no_such",))
+    with pytest.raises(IncompatibleVersion, match=r"Accelerator\._no_such"):
+        subject.attach(accelerator)
+    monkeypatch.setattr(DataLoaderShard, "set_epoch", lambda self: None)
+    with pytest.raises(IncompatibleVersion, match=r"DataLoaderShard\.set_epoch"):
+        subject.attach(accelerator)

@@ -1,0 +1,106 @@
+"""The examples of frameworks under `holdfast run`: a killed rank costs a few steps, and leaves no trace in the weights."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from leftovers import MARK, marked, memory_of
+from waiting import wait_until
+
+from holdfast.cli.demo.scenario import examples
+
+pytestmark = pytest.mark.frameworks
+STEPS, KILL_AT = 150, 40
+TIMEOUT_S = 240.0
+
+
+def workers(mark: str) -> list[psutil.Process]:
+    """The forked workers: processes whose parent is a template, and whose grandparent is an agent."""
+    templates = {process.pid for process in marked(mark) if "holdfast.train.template" in process.cmdline()}
+    return [process for process in marked(mark) if process.ppid() in templates]
+
+
+def weights(text: str) -> str:
+    found = re.findall(r"weights ([0-9a-f]{16})", text)
+    assert found, text
+    return str(found[-1])
+
+
+def undisturbed(script: Path, directory: Path) -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    done = subprocess.run(
+        [*torchrun, str(script), "--steps", str(STEPS)],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return weights(done.stdout)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [("lightning_autoencoder", "lightning"), ("accelerate_loop", "accelerate"), ("dcp_fsdp", "torchdata")],
+)
+def test_a_killed_rank_leaves_no_trace_in_the_weights(name: str, needs: str, tmp_path: Path) -> None:
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed: make frameworks-test")
+    script = examples() / "frameworks" / f"{name}.py"
+    expected = undisturbed(script, tmp_path)
+    mark = f"{os.getpid()}-{random.random()}"
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"name: {name.replace('_', '-')}\nscript: {script}\nargs: [--steps, '{STEPS}', --step-s, '0.05']\n"
+        "nodes: 1\nnproc_per_node: 2\nmesh: {dp: 2}\ncheckpoint: {interval_steps: 5}\nenv: {OMP_NUM_THREADS: '1'}\n"
+    )
+    output = tmp_path / "output.log"
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.cli.main", "run", "--local", str(job)],
+            env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_until(
+            lambda: f"step {KILL_AT} " in output.read_text() or process.poll() is not None,
+            description=f"step {KILL_AT}",
+            timeout_s=TIMEOUT_S,
+        )
+        assert process.poll() is None, output.read_text()
+        before = workers(mark)
+        assert len(before) == 2
+        before[-1].send_signal(signal.SIGKILL)
+        assert process.wait(TIMEOUT_S) == 0, output.read_text()
+    finally:
+        if process.poll() is None:
+            process.terminate()  # ends the local stack as well
+        process.wait(TIMEOUT_S)
+    text = output.read_text()
+    assert "SIGKILL" in text
+    assert weights(text) == expected, text
+    steps = [int(step) for step in re.findall(r"step (\d+)  loss", text)]
+    early = [step for step in steps if step <= KILL_AT - 20]
+    assert early, text
+    assert len(early) == len(set(early)), f"from a checkpoint shortly before the kill, not from the start: {text}"
+    wait_until(lambda: not marked(mark), description="every process of the run to be gone")
+    assert memory_of(process.pid) == []
