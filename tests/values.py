@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.incidents import Action
-from holdfast.domain.job import ChecksSpec, JobSpec, LaunchSpec
+from holdfast.domain.job import ChecksSpec, EnvSource, JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.signals import (
@@ -160,5 +160,8 @@ _SPECIAL: dict[Any, Callable[[], st.SearchStrategy[Any]]] = {
         cwd=text,
         env=st.dictionaries(text, text, max_size=ROWS_MAX).map(lambda env: tuple(env.items())),
         preload=st.lists(text, max_size=ROWS_MAX).map(tuple),
+        module=text,
+        command=text,
+        env_from=st.lists(st.builds(EnvSource, text, text, text), max_size=ROWS_MAX).map(tuple),
     ),
 }

@@ -43,7 +43,7 @@ quick = settings(max_examples=40, deadline=None)
 @given(data=st.data(), epoch=st.integers(0, 2**63 - 1))
 @quick
 def test_order(kind: type, data: st.DataObject, epoch: int) -> None:
-    order = data.draw(value_of(kind))
+    order = data.draw(orders(kind))
     raw = control.encode_order(epoch, "c-1", order, "00-trace").SerializeToString()
     command = control_pb2.SupervisorMessage.FromString(raw).command
     if isinstance(order, Prepare | Start | ResetGpu) and not order.traceparent:
@@ -53,12 +53,20 @@ def test_order(kind: type, data: st.DataObject, epoch: int) -> None:
     assert control.decode_order(command) == order
 
 
+@st.composite
+def orders(draw: st.DrawFn, kind: type) -> Any:
+    """For a job whose name can be one; what else is refused is in tests/security."""
+    return dataclasses.replace(
+        draw(value_of(kind)), job=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True))
+    )
+
+
 def alone(each: RankRestore) -> RestoreRun:
     return RestoreRun(each.rank, each.shard, (each.digest,), each.sources, each.sharing)
 
 
 @given(
-    order=value_of(Prepare),
+    order=orders(Prepare),
     epoch=st.integers(0, 2**63 - 1),
     in_runs=st.booleans(),
     width=st.integers(1, 3),

@@ -11,14 +11,34 @@ from holdfast.domain.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchSpec:
-    """What each worker runs: a Python script, forked from the node's warm template and started as `__main__`."""
+class EnvSource:
+    """Where each node finds the value of an environment variable that is stored and shown nowhere. One of the two is set."""
 
-    script: str  # absolute path on every node
+    name: str
+    file: str = ""  # path on the node; the value is its text, without the newline at its end
+    command: str = ""  # command line that the node runs, without a shell; the value is what it prints, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """What each worker runs: exactly one of script, module and command is set. What is Python is forked from the node's warm
+    template and started as `__main__`."""
+
+    script: str = (
+        ""  # absolute path on every node: of a Python script, or of a directory or archive with a `__main__.py`
+    )
     args: tuple[str, ...] = ()
-    cwd: str = ""  # working directory; empty = the script's own directory
+    cwd: str = ""  # working directory; empty = the script's own directory, otherwise the agent's
     env: tuple[tuple[str, str], ...] = ()
     preload: tuple[str, ...] = ()  # modules that the template imports besides torch and holdfast.train
+    module: str = ""  # as `python -m`
+    command: str = ""  # a program: an absolute path on every node, or a name that is looked for in PATH
+    env_from: tuple[EnvSource, ...] = ()
+
+    @property
+    def target(self) -> str:
+        """What is run, in the user's words."""
+        return self.script or self.module or self.command
 
 
 @dataclass(frozen=True, slots=True)

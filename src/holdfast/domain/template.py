@@ -7,13 +7,13 @@ ended on a link of its own: a template that ends ends no worker.
 Messages are JSON objects with a `type`, as in `holdfast.domain.worker`; file descriptors travel beside them (SCM_RIGHTS).
 
     agent → template
-      fork    script:str args:[str] cwd:str env:{name: value}
+      fork    runs:str target:str args:[str] cwd:str env:{name: value}     runs: script, module or program
               + 4 descriptors: the reaper's end of the link, and of the worker its end of the control channel, its standard
               output, its standard error
       drain   (nothing)   fork no more, and end
 
     template → agent
-      ready        pid:int import_s:float
+      ready        pid:int import_s:float left_out:{module: reason}
       failed       reason:str                       it cannot serve; it ends after this
 
     reaper → agent, on the link
@@ -28,24 +28,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 MESSAGE_BYTES_MAX = (
     180_000  # below the default net.core.wmem_default, so that a message always fits the socket's buffer
 )
 
+# What a worker runs.
+SCRIPT = "script"  # the path of a Python file, or of a directory or archive with a __main__.py
+MODULE = "module"  # a dotted name
+PROGRAM = "program"  # the path of a program that replaces the forked process
+
 ENV_SOCKET_FD = "HOLDFAST_TEMPLATE_FD"  # the template's end of the pair
 ENV_PRELOAD = "HOLDFAST_TEMPLATE_PRELOAD"  # JSON list of modules to import
 ENV_PATH = "HOLDFAST_TEMPLATE_PATH"  # JSON list of directories to look for them first
 
-# Set for the template alone, before its interpreter starts: importing NumPy must not start OpenBLAS's thread pool, asking
-# whether there is a GPU must not open it, and importing pyarrow (which Hugging Face's datasets imports) must not start the
-# background thread of Arrow's jemalloc, whose variables have the prefix JE_ARROW_.
-IMPORT_ENVIRONMENT = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
+ENV_LEARNED = "HOLDFAST_TEMPLATE_LEARNED"  # JSON list of modules that an earlier worker has imported
+ENV_SCOUT = "HOLDFAST_TEMPLATE_SCOUT"  # "1": every module is tried in a fork first
+
+
+@dataclass(frozen=True, slots=True)
+class Trap:
+    """A module that would start a thread or touch a device when it is imported, and the variable that prevents it."""
+
+    module: str
+    variable: str
+    value: str
+    source: str
+
+
+# Set for the template alone, before its interpreter starts. Workers have their own environment; what a library has read by
+# then stays.
+TRAPS = (
+    Trap("numpy", "OPENBLAS_NUM_THREADS", "1", "OpenBLAS starts its pool of threads when it is loaded"),
+    Trap("torch", "PYTORCH_NVML_BASED_CUDA_CHECK", "1", "torch.cuda.is_available: asks NVML instead of the device"),
+    Trap(
+        "pyarrow",
+        "JE_ARROW_MALLOC_CONF",
+        "background_thread:false",
+        "Arrow's jemalloc starts a thread for unused pages (memory_pool_jemalloc.cc); they are freed by whoever allocates now",
+    ),
+)
+IMPORT_ENVIRONMENT = {trap.variable: trap.value for trap in TRAPS}
 
 
 def encode(kind: str, **fields: object) -> bytes:

@@ -38,6 +38,7 @@ ENV_COPY_THREADS = "HOLDFAST_COPY_THREADS"  # optional: threads that copy a save
 ENV_INTERVAL_STEPS = "HOLDFAST_CHECKPOINT_INTERVAL_STEPS"
 ENV_REPLICA_CHECK_STEPS = "HOLDFAST_REPLICA_CHECK_STEPS"  # parameters are compared across replicas so often; 0 = never
 ENV_OBSERVE_STEPS = "HOLDFAST_OBSERVE_STEPS"  # of a script that reports none (`train.observed_steps`); "0" = no
+ENV_IMPORTS = "HOLDFAST_IMPORTS"  # file for the names of the modules that the script has imported; absent = not wanted
 ENV_RESTORE = "HOLDFAST_RESTORE"  # JSON: {"step": 120, "attempt": 2, "path": "/dev/shm/…"}; absent = from scratch.
 # "paths" beside "path" when there are several: the state was sharded otherwise, and is put together from all of them
 ENV_TRACEPARENT = "TRACEPARENT"

@@ -19,14 +19,15 @@ import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Final, NoReturn
 
 from holdfast.domain import worker
-from holdfast.train import error_file, observed_steps
+from holdfast.domain.template import PROGRAM
+from holdfast.train import entry, error_file, imports, observed_steps
+from holdfast.train.entry import Entry
 from holdfast.train.rendezvous import wait_until_served
+from holdfast.train.title import set_title
 
 STORE_HEAD_START_S: Final = 0.25
 
@@ -35,9 +36,7 @@ STORE_HEAD_START_S: Final = 0.25
 class Launch:
     """What to run, and the descriptors to run it with."""
 
-    script: str
-    args: tuple[str, ...]
-    cwd: str
+    entry: Entry
     env: Mapping[str, str]
     control: int
     stdout: int
@@ -54,7 +53,10 @@ def run_script(launch: Launch) -> NoReturn:
         os.environ.update(_wait_for_start(control))
         control.detach()  # the trainer library opens the descriptor again by its number
         _let_rank_0_open_its_store()
-        observed_steps.observe(os.environ)
+        if launch.entry.kind == PROGRAM:
+            os.set_inheritable(launch.control, True)  # it may itself use the trainer library
+        else:
+            observed_steps.observe(os.environ)
         code = _run(launch)
     except BaseException:  # a failure of this module; no interpreter above would print it
         traceback.print_exc()
@@ -74,6 +76,7 @@ def _become_worker(launch: Launch) -> None:
     os.environ.clear()
     os.environ.update(launch.env)
     os.environ[worker.ENV_CONTROL_FD] = str(launch.control)
+    set_title(os.environ.get(worker.ENV_JOB, ""), os.environ.get("RANK", ""))
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     threads, torch = os.environ.get("OMP_NUM_THREADS", ""), sys.modules.get("torch")
@@ -106,11 +109,12 @@ def _run(launch: Launch) -> int:
     """Run the script and return its exit code."""
     try:
         try:
-            _execute(launch)
+            launch.entry.run()
         except SystemExit as exit_request:
             code = _exit_code(exit_request)
         else:
             code = 0
+        imports.record()  # if the script had no step that could be observed
         # As the interpreter does first at its end: wait for threads.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -118,22 +122,6 @@ def _run(launch: Launch) -> int:
         _report(error)
         return 1
     return code
-
-
-def _execute(launch: Launch) -> None:
-    script = launch.script
-    os.chdir(launch.cwd or os.path.dirname(script))
-    if (directory := os.path.dirname(script)) not in sys.path[:1]:
-        sys.path.insert(0, directory)
-    sys.argv = [script, *launch.args]
-    # A new module that stays in `sys.modules`, so that pickle and multiprocessing find the script's names in
-    # `__main__`.
-    main = ModuleType("__main__")
-    main.__file__ = script
-    main.__loader__ = SourceFileLoader("__main__", script)
-    main.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = main
-    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
 
 
 def _exit_code(request: SystemExit) -> int:
@@ -158,7 +146,7 @@ def _report(error: BaseException) -> None:
 def _own_frames_removed(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback starting at the script's first frame; None for a syntax error in the script."""
     rest = trace
-    while rest is not None and rest.tb_frame.f_code.co_filename == __file__:
+    while rest is not None and rest.tb_frame.f_code.co_filename in (__file__, entry.__file__):
         rest = rest.tb_next
     return rest
 

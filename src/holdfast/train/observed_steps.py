@@ -22,6 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.domain import worker
+from holdfast.train import imports
 from holdfast.train.channels import Notes
 from holdfast.train.ddp_waits import DDPWaits
 
@@ -69,6 +70,8 @@ class StepObserver:
             return  # a process that the script has forked
         self._step += 1
         waited_s = self._waits.take(self._every) if self._step % self._every == 0 else None
+        if self._step == 1:
+            imports.record()
         if self._step == 0:
             self._started_at = self._clock()
             return

@@ -29,7 +29,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
 from holdfast.shards import Reader
-from holdfast.train import rng
+from holdfast.train import imports, rng
 from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer, Load, Restored, opened
 from holdfast.train.compile_cache import CompileCache
@@ -517,6 +517,7 @@ class Run:
         if self._phases_s is not None:
             self._lap("first_step")
             self._notes.started(self._phases_s)
+            imports.record()
             self._phases_s = self._rng_restored = None
         if self._compile_cache is not None:
             self._compile_cache.step()

@@ -22,12 +22,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.domain import template as protocol
+from holdfast.train import imports
+from holdfast.train.entry import Entry
 from holdfast.train.forked import Launch, run_script
 from holdfast.train.reaper import fork_worker
+from holdfast.train.scout import IMPORT_FAILS, import_all
 
 # Modules that most training scripts import. Half of the time is `_dynamo`, which the first optimizer imports.
 MODULES: Final = (
@@ -58,43 +61,75 @@ def main() -> None:
     began = time.monotonic()
     gc.disable()  # collections take a fifth of the import time, and modules are no garbage
     try:
-        prepare(
+        left_out = prepare(
             preload=json.loads(os.environ.get(protocol.ENV_PRELOAD, "[]")),
             path=json.loads(os.environ.get(protocol.ENV_PATH, "[]")),
+            learned=json.loads(os.environ.get(protocol.ENV_LEARNED, "[]")),
+            scout=os.environ.get(protocol.ENV_SCOUT, "") == "1",
         )
+    except Spoiled:
+        channel.set_inheritable(True)
+        os.environ[protocol.ENV_SCOUT] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "holdfast.train.template"])
     except CannotServe as error:
         channel.send(protocol.encode("failed", reason=str(error)))
         sys.exit(1)
     gc.collect()
     gc.freeze()  # a collection in a child then does not write to shared pages
     gc.enable()
-    channel.send(protocol.encode("ready", pid=os.getpid(), import_s=time.monotonic() - began))
+    channel.send(protocol.encode("ready", pid=os.getpid(), import_s=time.monotonic() - began, left_out=left_out))
     launch = Template(channel).serve()
     if launch is not None:  # this is the child
         run_script(launch)
 
 
-def prepare(preload: list[str], path: list[str]) -> None:
-    """Import all modules. Raises `CannotServe` that names a module that failed, started a thread or opened a device."""
+class Spoiled(CannotServe):
+    """A module of the job has started a thread or opened a device. A new process, which tries modules first, leaves it out."""
+
+
+def prepare(preload: list[str], path: list[str], learned: Sequence[str] = (), *, scout: bool = False) -> dict[str, str]:
+    """Import all modules. Returns those of the job that are left out, with the reason.
+
+    Raises `CannotServe` that names a module that failed, started a thread or opened a device; `Spoiled` if leaving it out
+    would help. `learned`: modules that an earlier worker has imported; they are always tried in a fork first
+    (`holdfast.train.scout`), those of `preload` with `scout`."""
     if not sys.flags.safe_path:
         sys.path.pop(0)  # `-m` inserted the agent's working directory; a script has its own directory there
     sys.path[:0] = path
     optional = [name for name in OPTIONAL_MODULES if importlib.util.find_spec(name) is not None]
-    for name in (*MODULES, *optional, *preload):
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            raise CannotServe(f"importing {name} failed: {type(error).__name__}: {error}") from error
-        if (threads := len(os.listdir("/proc/self/task"))) > 1:
-            raise CannotServe(
-                f"importing {name} started {threads - 1} thread(s): {', '.join(_thread_names())}; "
-                "a process with threads cannot be forked safely. Take the module out of `preload`"
-            )
-        if devices := _open_devices():
-            raise CannotServe(
-                f"importing {name} opened {', '.join(devices)}; a GPU context does not survive a fork. "
-                "Take the module out of `preload`"
-            )
+    for name in (*MODULES, *optional):
+        _import(name, CannotServe)
+    imports.set_base(sys.modules)
+    for name in () if scout else preload:
+        _import(name, Spoiled)
+    tried = [*(preload if scout else ()), *(name for name in learned if name not in sys.modules)]
+    try:
+        left_out = import_all(tried, spoiled_by, asked_for=frozenset(preload))
+    except Exception as error:  # a module that behaves otherwise here than in the scout
+        raise CannotServe(f"importing modules of earlier workers failed: {type(error).__name__}: {error}") from error
+    for name in preload:  # what does not fail because of the template fails in the script as well
+        if left_out.get(name, "").startswith(IMPORT_FAILS):
+            raise CannotServe(f"importing {name} failed: {left_out[name].removeprefix(IMPORT_FAILS)}")
+    return left_out
+
+
+def _import(name: str, spoiled: type[CannotServe]) -> None:
+    """Raises `CannotServe` when it fails, `spoiled` when this process cannot be forked afterwards."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise CannotServe(f"importing {name} failed: {type(error).__name__}: {error}") from error
+    if reason := spoiled_by(name):
+        raise spoiled(f"importing {reason}; such a process cannot be forked safely")
+
+
+def spoiled_by(name: str) -> str:
+    """What the import of this module has done to the process, so that it cannot serve as a template; empty = nothing."""
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"{name} started {threads - 1} thread(s): {', '.join(_thread_names())}"
+    if devices := _open_devices():
+        return f"{name} opened {', '.join(devices)}, and a GPU context does not survive a fork"
+    return ""
 
 
 def _thread_names() -> list[str]:
@@ -154,9 +189,7 @@ class Template:
             control, stdout, stderr = fds[1:]
             fork_worker(link, self._agent, (control, stdout, stderr))
             return Launch(
-                script=message["script"],
-                args=tuple(message["args"]),
-                cwd=message["cwd"],
+                entry=Entry(message["runs"], message["target"], tuple(message["args"]), message["cwd"]),
                 env=message["env"],
                 control=control,
                 stdout=stdout,

@@ -164,18 +164,34 @@ class Command(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ..., prune: _Optional[_Union[Prune, _Mapping]] = ..., reset_gpu: _Optional[_Union[ResetGpu, _Mapping]] = ..., inject: _Optional[_Union[Inject, _Mapping]] = ..., reboot_node: _Optional[_Union[RebootNode, _Mapping]] = ..., restart_agent: _Optional[_Union[RestartAgent, _Mapping]] = ..., check_link: _Optional[_Union[CheckLink, _Mapping]] = ...) -> None: ...
 
 class LaunchSpec(_message.Message):
-    __slots__ = ("script", "args", "cwd", "env", "preload")
+    __slots__ = ("script", "args", "cwd", "env", "preload", "module", "command", "env_from")
     SCRIPT_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
     CWD_FIELD_NUMBER: _ClassVar[int]
     ENV_FIELD_NUMBER: _ClassVar[int]
     PRELOAD_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    ENV_FROM_FIELD_NUMBER: _ClassVar[int]
     script: str
     args: _containers.RepeatedScalarFieldContainer[str]
     cwd: str
     env: _containers.RepeatedCompositeFieldContainer[EnvVar]
     preload: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, script: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ..., cwd: _Optional[str] = ..., env: _Optional[_Iterable[_Union[EnvVar, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ...) -> None: ...
+    module: str
+    command: str
+    env_from: _containers.RepeatedCompositeFieldContainer[EnvSource]
+    def __init__(self, script: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ..., cwd: _Optional[str] = ..., env: _Optional[_Iterable[_Union[EnvVar, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., module: _Optional[str] = ..., command: _Optional[str] = ..., env_from: _Optional[_Iterable[_Union[EnvSource, _Mapping]]] = ...) -> None: ...
+
+class EnvSource(_message.Message):
+    __slots__ = ("name", "file", "command")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    file: str
+    command: str
+    def __init__(self, name: _Optional[str] = ..., file: _Optional[str] = ..., command: _Optional[str] = ...) -> None: ...
 
 class EnvVar(_message.Message):
     __slots__ = ("name", "value")

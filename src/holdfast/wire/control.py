@@ -11,9 +11,11 @@ from typing import Any, NamedTuple, get_args
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement, RestoreRun, ShardSource
-from holdfast.domain.job import CheckpointSpec, LaunchSpec
+from holdfast.domain.job import CheckpointSpec, EnvSource, LaunchSpec
+from holdfast.domain.names import is_job_name
 from holdfast.domain.nodes import PROTOCOL_VERSION, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import (
+    CheckLink,
     CheckpointNow,
     Hello,
     Inventory,
@@ -22,7 +24,10 @@ from holdfast.domain.orders import (
     Prepare,
     RanksFinished,
     RanksStepping,
+    RebootNode,
     Report,
+    ResetGpu,
+    RestartAgent,
     StepReached,
     WorkersChanged,
 )
@@ -34,6 +39,7 @@ _SPECS_MAX = 64  # generations whose orders go out at the same time
 
 # ---------------------------------------------------------------- parts
 
+_ENV_SOURCE = Codec(EnvSource, pb.EnvSource, "env_from")
 _LAUNCH = Codec(LaunchSpec, pb.LaunchSpec, "launch")
 _CHECKPOINT = Codec(CheckpointSpec, pb.CheckpointSpec, "checkpoint")
 _PLACEMENT = Codec(Placement, pb.Placement, "placement")
@@ -70,6 +76,7 @@ _ORDERS = _codecs(
         CheckpointNow: {"renamed": {"to_object_store": "far"}},
     },
 )
+_OF_THE_NODE = (ResetGpu, RebootNode, RestartAgent, CheckLink)  # and of no job, if its name is empty
 _ORDER_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _ORDERS.values()}
 
 
@@ -141,12 +148,15 @@ def encode_slot(
 
 
 def decode_order(command: pb.Command) -> Order:
-    """The order inside; its epoch, id and traceparent are the command's own fields. Raises `MalformedMessage`."""
+    """The order inside; its epoch, id and traceparent are the command's own fields. Raises `MalformedMessage`, also for a job
+    whose name cannot be part of a path: agents make directories of jobs, and delete them."""
     kind = command.WhichOneof("order")
     codec = _ORDER_IN.get(kind)
     if kind is None or codec is None:
         raise MalformedMessage("command.order", f"command {command.command_id!r} has none that is known here")
     order: Order = codec.decode(getattr(command, kind), *([command.traceparent] if codec.apart else []))
+    if not (is_job_name(order.job) or (not order.job and isinstance(order, _OF_THE_NODE))):
+        raise MalformedMessage(f"command.{kind}.job", f"{order.job[:200]!r} is no name of a job")
     return order
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +25,9 @@ from pydantic import (
     GetJsonSchemaHandler,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -34,6 +38,7 @@ from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.domain.job import (
     CheckpointSpec,
     ChecksSpec,
+    EnvSource,
     HangSpec,
     JobSpec,
     LaunchSpec,
@@ -70,6 +75,12 @@ def _name(text: str) -> str:
 def _module(text: str) -> str:
     if not all(part.isidentifier() for part in text.split(".")):
         raise ValueError("a module's dotted name, such as transformers.models.llama")
+    return text
+
+
+def _program(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError("the path of a program, or its name if it is in PATH")
     return text
 
 
@@ -288,14 +299,63 @@ class Warnings(_Part):
     )
 
 
+class Source(_Part):
+    """Where each node finds a value that is neither stored with the job nor shown: one of the two."""
+
+    file: Annotated[str, Field(description="file on the node; a newline at its end does not count")] = ""
+    command: Annotated[
+        str, Field(description="command line that the node runs, without a shell; the value is what it prints")
+    ] = ""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if bool(self.file.strip()) == bool(self.command.strip()):
+            raise ValueError("either {file: PATH} or {command: COMMAND LINE}")
+        if self.command:
+            try:
+                shlex.split(self.command)
+            except ValueError as error:
+                raise ValueError(f"a command line ({error})") from error
+        return self
+
+
 class JobFile(_Part):
     """One training job. Relative paths are relative to the file."""
 
     name: Annotated[str, AfterValidator(_name)]
-    script: Annotated[str, Field(min_length=1, description="Python script that every worker runs")]
+    module: Annotated[
+        str,
+        AfterValidator(lambda text: _module(text) if text else text),
+        Field(description="Python module that every worker runs, as `python -m`; instead of `script`"),
+    ] = ""
+    command: Annotated[
+        str,
+        AfterValidator(lambda text: _program(text) if text else text),
+        Field(
+            description="program that every worker runs, instead of `script`: a path, or a name in PATH. One that is no Python "
+            "program of the nodes' environment starts without the worker template, which takes longer"
+        ),
+    ] = ""
+    script: Annotated[
+        str,
+        Field(
+            validate_default=True,
+            description="Python script that every worker runs, or a directory or archive with a __main__.py",
+        ),
+    ] = ""
     args: Annotated[list[Text], Field(max_length=ITEMS_MAX)] = []
-    cwd: Annotated[str, Field(description="working directory; absent = the script's own")] = ""
+    cwd: Annotated[
+        str, Field(description="working directory; absent = the script's own; of a module or command, the job file's")
+    ] = ""
     env: Annotated[dict[Annotated[str, AfterValidator(_variable)], Text], Field(max_length=ITEMS_MAX)] = {}
+    env_from: Annotated[
+        dict[Annotated[str, AfterValidator(_variable)], Source],
+        Field(
+            max_length=ITEMS_MAX,
+            description="variables whose values each node reads when it starts workers: they are neither stored nor "
+            "shown",
+        ),
+    ] = {}
     preload: Annotated[
         list[Annotated[str, AfterValidator(_module)]],
         Field(max_length=ITEMS_MAX, description="modules that the worker template imports ahead of time"),
@@ -355,6 +415,24 @@ class JobFile(_Part):
         ),
     ] = ""
 
+    @field_validator("script")
+    @classmethod
+    def _one_target(cls, script: str, info: ValidationInfo) -> str:
+        given = [name for name in ("module", "command") if info.data.get(name)]
+        invalid = {"module", "command"} - info.data.keys()  # their own mistakes are named already
+        if not script and not given and not invalid:
+            raise ValueError("a value: one of script, module and command is required")
+        if len(given) + bool(script) > 1:
+            raise ValueError(f"only one of script, module and command; {' and '.join(given)} is given as well")
+        return script
+
+    @field_validator("env_from")
+    @classmethod
+    def _once(cls, sources: dict[str, Source], info: ValidationInfo) -> dict[str, Source]:
+        if twice := sorted(sources.keys() & info.data.get("env", {}).keys()):
+            raise ValueError(f"variables that are not in env as well; {', '.join(twice)} is in both")
+        return sources
+
 
 def schema() -> dict[str, Any]:
     """The format as JSON Schema."""
@@ -382,9 +460,15 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
     return {
         "name": spec.name,
         "script": launch.script,
+        "module": launch.module,
+        "command": launch.command,
         "args": list(launch.args),
         "cwd": launch.cwd,
         "env": dict(launch.env),
+        "env_from": {
+            source.name: {"file": source.file} if source.file else {"command": source.command}
+            for source in launch.env_from
+        },
         "preload": list(launch.preload),
         "nodes": spec.nodes,
         "nproc_per_node": spec.nproc_per_node,
@@ -468,9 +552,9 @@ def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
         raise InvalidSpecs(sorted(found, key=_line)) from error
     problems: list[InvalidSpec] = []
 
-    def path(field: str, value: str, *, directory: bool = False) -> str:
+    def path(field: str, value: str, *, directory: bool = False, exists: bool = True) -> str:
         try:
-            return _path(field, value, base, directory=directory) if value else ""
+            return _path(field, value, base, directory=directory, exists=exists) if value else ""
         except InvalidSpec as problem:
             problems.append(_located(problem, where))
             return value
@@ -478,9 +562,15 @@ def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
     launch = LaunchSpec(
         script=path("script", job.script),
         args=tuple(job.args),
-        cwd=path("cwd", job.cwd, directory=True),
+        cwd=path("cwd", job.cwd or ("" if job.script or base is None else "."), directory=True),
         env=tuple(job.env.items()),
         preload=tuple(job.preload),
+        module=job.module,
+        command=path("command", job.command) if "/" in job.command else job.command,
+        env_from=tuple(
+            EnvSource(name, path(f"env_from.{name}.file", source.file, exists=False), source.command)
+            for name, source in job.env_from.items()
+        ),
     )
     policy = PolicySpec()
     try:
@@ -527,7 +617,7 @@ def _policy(given: Policy, base: Path | None) -> PolicySpec:
     """With its text, if this is the machine to read it from."""
     if given.source or not given.file or given.file.startswith(POLICY_PREFIX):
         return PolicySpec(given.file, given.source, given.params)
-    path = _path("policy", given.file, base, directory=False)
+    path = _path("policy", given.file, base)
     return PolicySpec(path, "" if base is None else read_policy(Path(path)), given.params)
 
 
@@ -569,14 +659,18 @@ def _checkpoint(given: Checkpoint) -> CheckpointSpec:
     return CheckpointSpec(**{field.name: getattr(given, field.name) for field in fields(CheckpointSpec)})
 
 
-def _path(field: str, value: str, base: Path | None, *, directory: bool) -> str:
-    """Absolute, and there if this is the machine to look at."""
+def _path(field: str, value: str, base: Path | None, *, directory: bool = False, exists: bool = True) -> str:
+    """Absolute, and there if this is the machine to look at; without `exists` it may be on the nodes alone."""
+    if value.startswith("~/") and not exists:
+        return value  # of the user whom the agent runs as
     if base is None:
         if not value.startswith("/"):
             raise InvalidSpec(field, value, "an absolute path: the nodes do not know your working directory")
         return value
-    path = (base / value).resolve()
-    if not (path.is_dir() if directory else path.is_file()):
+    # A program is what it is called: the interpreter of a virtual environment is a link to that of the system.
+    path = Path(os.path.abspath(base / value)) if field == "command" else (base / value).resolve()
+    runs = field == "script" and (path / "__main__.py").is_file()
+    if exists and not (path.is_dir() if directory else path.is_file() or runs):
         kind = "directory" if directory else "file"
         raise InvalidSpec(field, value, f"an existing {kind}; {path} is not one")
     return str(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from agent_harness import Agent, prepare_order, running_agent, script, start_job
 from leftovers import gone
 from waiting import quickest, wait_until
 
+from holdfast.agent.workers.learned import Learned
 from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.job import HangSpec, LaunchSpec
 from holdfast.domain.nodes import TemplateState
@@ -90,6 +92,21 @@ while True:
 """
 
 REAPER = "holdfast-reaper"
+STANDARD = (
+    "cmd",
+    "pdb",
+    "imaplib",
+    "poplib",
+    "smtplib",
+    "mailbox",
+    "wave",
+    "colorsys",
+    "sched",
+    "shelve",
+    "dbm",
+    "tabnanny",
+    "turtle",
+)
 
 UNTIL_TOLD = """
 import os, sys, time
@@ -354,10 +371,6 @@ def test_what_cannot_be_prepared_says_why_and_leaves_nothing(agent: Agent, tmp_p
     preload = agent.plane.ask(Warm("bad", LaunchSpec(fine, preload=("no_such_module",))))
     assert not preload.ok
     assert "no_such_module" in preload.reason
-    script(tmp_path, "threads_at_import", STARTS_A_THREAD)
-    threads = agent.plane.ask(Warm("bad", LaunchSpec(fine, preload=("threads_at_import",))))
-    assert not threads.ok
-    assert "threads_at_import started 1 thread" in threads.reason
     nobody = agent.plane.ask(CheckpointNow("bad", 1, 5))
     assert not nobody.ok
     assert "no workers here" in nobody.reason
@@ -370,6 +383,45 @@ def test_a_preloaded_pyarrow_starts_no_thread(agent: Agent, tmp_path: Path) -> N
     path = script(tmp_path, "threads", "import os, pyarrow\nprint(len(os.listdir('/proc/self/task')), flush=True)\n")
     start_job(agent.plane, prepare_order("arrow", path, preload=("pyarrow",)))
     assert wait_until(lambda: agent.worker_log("arrow", 1, 0), description="the script's line") == "1\n"
+
+
+def test_a_module_that_starts_a_thread_is_left_out_and_named(agent: Agent, tmp_path: Path) -> None:
+    script(tmp_path, "threads_at_import", STARTS_A_THREAD)
+    script(tmp_path, "needs_it", "import threads_at_import\n")
+    script(tmp_path, "ends_at_import", "import os\nos._exit(3)\n")
+    script(tmp_path, "harmless", "import os\nIMPORTED_IN = os.getpid()\n")
+    path = script(tmp_path, "uses", "import os, harmless\nprint(harmless.IMPORTED_IN != os.getpid(), flush=True)\n")
+    preload = ("threads_at_import", "needs_it", "ends_at_import", "harmless")
+    start_job(agent.plane, prepare_order("threads", path, preload=preload))
+    agent.plane.wait_for_signal(WorkerExited, lambda each: each.job == "threads")
+    *notes, last = agent.worker_log("threads", 1, 0).splitlines()
+    assert last == "True", "preloaded"
+    assert [note.partition(", because ")[0] for note in notes] == [
+        f"holdfast: not preloaded: {name}" for name in ("threads_at_import", "needs_it", "ends_at_import")
+    ]
+    assert "threads_at_import started 1 thread(s)" in notes[0]
+    assert "its import ends the process" in notes[2]
+
+
+def test_what_a_script_has_imported_is_there_when_it_starts_again(agent: Agent, tmp_path: Path) -> None:
+    """Installed packages, that is: here the last directory of the template's path stands for one."""
+    uses = "import os, sys\nprint('yaml' in sys.modules, flush=True)\nimport yaml\n"
+    path = script(tmp_path, "learns", uses + UNTIL_TOLD.replace("sys.argv[1]", f"{str(tmp_path / 'end')!r}"))
+    recorded = agent.directory / "learned"
+    learned = [f"yaml.{name}" for name in ("nodes", "error", "tokens", "events", "scanner", "reader")]
+    launch = LaunchSpec(path, preload=("auto",))
+    start_job(agent.plane, prepare_order("learns", path, preload=("auto",)))
+    (recorded / Learned(recorded).path(launch).name).write_text(json.dumps(["no.such", "yaml", *learned, *STANDARD]))
+    wait_until(
+        lambda: "'no.such':" in agent.log() or '"no.such":' in agent.log(),
+        description="a template with what was learned",
+        timeout_s=60,
+    )
+    assert agent.plane.ask(Stop("learns", 1)).ok
+    (tmp_path / "end").touch()
+    start_job(agent.plane, prepare_order("learns", path, generation=2, preload=("auto",)))
+    assert wait_until(lambda: agent.worker_log("learns", 2, 0), description="the script's line") == "True\n"
+    assert agent.worker_log("learns", 1, 0) == "False\n"
 
 
 def test_another_template_takes_over_without_touching_running_workers(agent: Agent, tmp_path: Path) -> None:
@@ -389,6 +441,13 @@ def test_another_template_takes_over_without_touching_running_workers(agent: Age
     wait_until(
         lambda: not before & set(agent.running("holdfast.train.template")), description="the old template to end"
     )
+
+
+def test_a_worker_is_shown_with_its_job_and_rank(agent: Agent, tmp_path: Path) -> None:
+    running = start_job(agent.plane, prepare_order("shown", script(tmp_path, "sleeper", SLEEPER), nproc=2))
+    shown = [psutil.Process(worker.pid).cmdline()[0] for worker in running.workers]
+    assert shown == ["holdfast: shown rank 0", "holdfast: shown rank 1"]
+    assert agent.plane.ask(Stop("shown", 1)).ok
 
 
 def templates(agent: Agent) -> list[psutil.Process]:

@@ -163,7 +163,11 @@ def test_the_agents_own_settings_stay_with_it() -> None:
 
 def test_only_what_matters_at_import_needs_another_template() -> None:
     inherited = {"PYTHONPATH": "/lib"}
-    plain = TemplateKey.of("/a/train.py", (), {"LR": "1", "PYTHONPATH": "/lib", "OMP_NUM_THREADS": "8"}, inherited)
+    plain = TemplateKey.of("/a", (), {"LR": "1", "PYTHONPATH": "/lib", "OMP_NUM_THREADS": "8"}, inherited)
     assert plain == TemplateKey()
-    assert TemplateKey.of("/a/train.py", (), {"PYTHONPATH": "/other"}, inherited) != plain
-    assert TemplateKey.of("/a/train.py", ("model",), {}, inherited) == TemplateKey(("model",), ("/a",))
+    assert TemplateKey.of("/a", (), {"PYTHONPATH": "/other"}, inherited) != plain
+    assert TemplateKey.of("/a", ("model",), {}, inherited) == TemplateKey(("model",), ("/a",))
+    learned = TemplateKey.of("/a", (), {"LR": "1", "PYTHONPATH": "/lib"}, inherited, ("yaml",))
+    assert learned == TemplateKey(env=(("LR", "1"),), learned=("yaml",)), (
+        "modules that nobody named see the whole environment"
+    )

@@ -85,17 +85,7 @@ def test_every_flag_of_torchrun_is_taken_or_refused_by_name(recorder: Recorder) 
                 typed("--nproc-per-node=2", flag, *value, "train.py")
                 continue
             refused.add(torchrun.spelling(flag))
-    assert refused == {
-        *(
-            "-m",
-            "--module",
-            "--no-python",
-            "--run-path",
-            "--virtual-local-rank",
-            "--numa-binding",
-            "--signals-to-handle",
-        )
-    }
+    assert refused == {"--virtual-local-rank", "--numa-binding", "--signals-to-handle"}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +103,32 @@ def test_the_scripts_arguments_pass_untouched(recorder: Recorder, arguments: lis
     spec = spec_of(recorder, "--nnodes=1", "train.py", *arguments)
     assert spec.launch.args == tuple(arguments)
     assert spec.name == "train"
+
+
+@pytest.mark.parametrize(
+    ("flags", "target", "key", "name"),
+    [
+        (["-m"], "pkg.train_llm", "module", "train-llm"),
+        (["--module"], "pkg.__main__", "module", "pkg"),
+        (["--no-python"], "llamafactory-cli", "command", "llamafactory-cli"),
+        (["--run-path"], "train.py", "script", "train"),
+    ],
+)
+def test_what_is_started(recorder: Recorder, flags: list[str], target: str, key: str, name: str) -> None:
+    spec = spec_of(recorder, *flags, target, "train", "-m", "--lr=1")
+    assert Path(getattr(spec.launch, key)).name == target
+    assert (spec.launch.target, spec.name) == (getattr(spec.launch, key), name)
+    assert spec.launch.args == ("train", "-m", "--lr=1")
+    assert spec.launch.cwd == os.getcwd()
+
+
+def test_modules_and_variables(recorder: Recorder) -> None:
+    spec = spec_of(
+        recorder, "--preload", "a.b, c", "--preload=d", "--env", "MODE=fast", "--env-from", "K=file:k", "train.py"
+    )
+    assert spec.launch.preload == ("a.b", "c", "d")
+    assert spec.launch.env == (("MODE", "fast"),)
+    assert spec.launch.env_from[0].file == "k"
 
 
 def test_a_range_of_nodes_is_a_range_of_replicas(recorder: Recorder) -> None:
@@ -179,8 +195,11 @@ def test_whose_output_is_shown(recorder: Recorder, flags: list[str], ranks: set[
         (["--show-ranks", "x", "train.py"], r"--show-ranks: 'x' .*all, or ranks separated by commas"),
         (["--show-ranks", "1", "train.py"], r"--show-ranks: 1 .*0 to 0"),
         (["--tee", "9", "train.py"], r"--tee: '9' .*0 to 3.*--show-ranks"),
-        (["-m", "pkg.train", "--lr", "1"], r"--module: 'pkg\.train' .*the path of a script"),
-        (["--no_python", "train.sh"], r"--no-python: True "),
+        (["-m", "--no-python", "pkg.train"], r"--no-python: '--module' .*only one of"),
+        (["-m", "pkg/train.py"], r"module: 'pkg/train\.py' .*a module's dotted name"),
+        (["--no-python", "./missing"], r"command: '\./missing' .*an existing file"),
+        (["--preload", "a b", "train.py"], r"preload\[0\]: 'a b' .*a module's dotted name"),
+        (["--env", "=1", "train.py"], r"--env: "),
         (["missing.py"], r"script: 'missing\.py' .*an existing file; .*/missing\.py is not one"),
         (["--policy", "missing.py", "train.py"], r"policy: 'missing\.py' .*an existing file"),
         (["--name", "Not Valid", "train.py"], r"name: 'Not Valid' .*lower-case letters"),
@@ -215,6 +234,7 @@ JOB = "name: llm\nscript: train.py\nnodes: 2\nspares: 1\n"
         (["--name", "x"], r"--name: 'x' .*set name: in the file"),
         (["--max-restarts", "1"], r"--max-restarts: 1 "),
         (["--policy", "policy.py"], r"--policy: "),
+        (["--preload", "a"], r"--preload: .*set preload: in the file"),
     ],
 )
 def test_a_flag_beside_a_job_file_is_not_dropped_in_silence(recorder: Recorder, flags: list[str], message: str) -> None:

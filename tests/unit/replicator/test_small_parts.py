@@ -12,9 +12,10 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import InvalidSpec, MalformedMessage, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.names import job_name
 from holdfast.domain.replication import Configure
 from holdfast.replicator.jobs import Remembered
-from holdfast.replicator.names import job_name, parse_shard_path, shard_path
+from holdfast.replicator.names import parse_shard_path, shard_path
 from holdfast.replicator.threads import Pace
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,9 @@ class _Many:
     ranks: tuple[str, ...] = ()
 
 
+BESIDE: dict[str, Any] = {"cwd": "", "env": (), "module": "", "command": "", "env_from": ()}
+
+
 def test_another_form_goes_only_to_those_that_take_it_and_is_read_by_all() -> None:
     """Ranks, which may be replaced with the arguments of a script."""
 
@@ -88,7 +92,7 @@ def test_another_form_goes_only_to_those_that_take_it_and_is_read_by_all() -> No
             _Many,
             pb.LaunchSpec,
             "x",
-            beside=["cwd", "env"],
+            beside=[*BESIDE],
             renamed={"job": "script", "ranks": "preload"},
             instead={"ranks": Instead(name, lambda args: tuple(arg.upper() for arg in args), lambda args: args)},
         )
@@ -96,8 +100,8 @@ def test_another_form_goes_only_to_those_that_take_it_and_is_read_by_all() -> No
     with pytest.raises(TypeError, match=r"_Many and its message differ in \['more'\]"):
         codec("more")
     value = _Many("gpt", ("A", "B"))
-    plain = codec("args").encode(value, cwd="", env=())
-    compact = codec("args").encode(value, cwd="", env=(), compact=True)
+    plain = codec("args").encode(value, **BESIDE)
+    compact = codec("args").encode(value, **BESIDE, compact=True)
     assert plain == pb.LaunchSpec(script="gpt", preload=["A", "B"])
     assert compact == pb.LaunchSpec(script="gpt", args=["A", "B"])
     assert codec("args").decode(plain) == codec("args").decode(compact) == value

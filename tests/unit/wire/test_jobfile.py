@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from values import jobs
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
-from holdfast.domain.job import CheckpointSpec, JobSpec, PolicySpec, ResumeSpec
+from holdfast.domain.job import CheckpointSpec, EnvSource, JobSpec, PolicySpec, ResumeSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.wire.jobfile import JobFile, load_job, parse_job, parse_policy, schema, to_body
 
@@ -77,6 +77,47 @@ spares: 1
     )
     assert spec.policy_spec == PolicySpec(str(tmp_path / "policy.py"), "def decide(i, j): ...\n")
     assert spec.checks.replica_every_steps == 100
+
+
+def test_a_module_or_a_program_instead_of_a_script(write: Any, tmp_path: Path) -> None:
+    module = load_job(
+        write("name: gpt\nmodule: pkg.train\nenv_from: {KEY: {file: key}, TOKEN: {command: vault read x}}\n")
+    )
+    assert (module.launch.module, module.launch.script, module.launch.cwd) == ("pkg.train", "", str(tmp_path))
+    assert module.launch.env_from == (
+        EnvSource("KEY", file=str(tmp_path / "key")),
+        EnvSource("TOKEN", command="vault read x"),
+    )
+    program = load_job(write("name: gpt\ncommand: trl\nargs: [sft]\n"))
+    assert (program.launch.command, program.launch.cwd) == ("trl", str(tmp_path))
+    assert parse_job(to_body(program)) == program
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__main__.py").touch()
+    assert load_job(write("name: gpt\nscript: pkg\n")).launch.script == str(tmp_path / "pkg")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes: 1", "script: '' is not valid; expected a value: one of script, module and command is required"),
+        (
+            "script: train.py\nmodule: x",
+            "script: 'train.py' is not valid; expected only one of script, module and command",
+        ),
+        ("module: x\ncommand: y", "script: '' is not valid; expected only one of script, module and command"),
+        ("module: x y", "module: 'x y' is not valid; expected a module's dotted name"),
+        ("command: ./tool", "command: './tool' is not valid; expected an existing file"),
+        (
+            "module: x\nenv_from: {A: {}}",
+            "env_from.A: {} is not valid; expected either {file: PATH} or {command: COMMAND LINE}",
+        ),
+        ('module: x\nenv_from: {A: {command: "a \'b"}}', "a command line (No closing quotation)"),
+        ("module: x\nenv: {A: 1}\nenv_from: {A: {file: /x}}", "variables that are not in env as well; A is in both"),
+    ],
+)
+def test_what_no_worker_can_run(write: Any, text: str, said: str) -> None:
+    (problem,) = problems(write(f"name: gpt\n{text}\n"))
+    assert said in problem
 
 
 def test_there_must_be_replicas_to_compare(write: Any) -> None:
@@ -187,7 +228,10 @@ def test_a_body_is_the_spec_again(spec: JobSpec, name: str) -> None:
         "cwd": "",
         "policy": "/srv/policy.py",
         "preload": ["numpy"],
+        "module": "",
+        "command": "",
         "env": {"A": "b=c"},
+        "env_from": {"TOKEN": {"file": "/run/token"}, "KEY": {"command": "vault read 'a b'"}},
         "checkpoint": {"interval_steps": 5, "keep": 2},
         "hang": {"floor_s": 1.0, "factor": 2.0, "init_s": 3.0},
         "limits": {},

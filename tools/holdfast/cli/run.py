@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from holdfast.cli import torchrun
+from holdfast.cli import job_environment, torchrun
 from holdfast.cli.client import ENV_API, Client, NoApi, default_url
 from holdfast.cli.endings import ENDED, UNAVAILABLE, show_error
 from holdfast.cli.follow import How, by_command, follow
@@ -44,6 +45,7 @@ IN_JOB_FILE = {
     "max_restarts": ("--max-restarts", "limits.restarts_without_progress_max"),
     "name": ("--name", "name"),
     "policy": ("--policy", "policy"),
+    "preload": ("--preload", "preload"),
 }
 
 
@@ -58,7 +60,9 @@ def register(app: typer.Typer) -> None:
 
 def run(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="A job file (.yaml) or a Python script.")],
+    target: Annotated[
+        str, typer.Argument(help="A job file (.yaml) or a Python script; with -m a module, with --no-python a program.")
+    ],
     arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script: everything after it.")] = None,
     nnodes: Annotated[str, typer.Option(help="Nodes, N or MIN:MAX as in torchrun.")] = "1",
     nproc_per_node: Annotated[str, typer.Option(help="Workers per node: a number, gpu, cpu or auto.")] = "1",
@@ -74,6 +78,10 @@ def run(
     policy: Annotated[
         str, typer.Option(help="Policy of the job: a Python file with decide(), or plugin:NAME for an installed one.")
     ] = "",
+    preload: torchrun.Preload = None,
+    env: job_environment.Env = None,
+    env_file: job_environment.EnvFile = None,
+    env_from: job_environment.EnvFrom = None,
     api: Annotated[str, typer.Option(help="URL of the Holdfast API.", envvar=ENV_API, show_default=False)] = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Start from the newest complete checkpoint of this job name.")
@@ -133,22 +141,21 @@ def run(
     del unneeded, standalone
     torchrun.refuse(
         {
-            "--module": module,
-            "--no-python": no_python,
-            "--run-path": run_path,
             "--virtual-local-rank": virtual_local_rank,
             "--numa-binding": numa_binding,
             "--signals-to-handle": signals_to_handle,
-        },
-        target,
+        }
     )
+    kind = torchrun.kind_of(module=module, no_python=no_python, run_path=run_path)
+    given = job_environment.Given.of(env or (), env_file or (), env_from or (), os.environ)
+    is_file = kind == "script" and target.endswith((".yaml", ".yml"))
     if local and _typed(context, "api"):
         raise InvalidSpec("--api", api, "either --api or --local, because --local starts its own stack")
     require_one_start(resume=resume, fresh=fresh)
     if step is not None and not resume:
         raise InvalidSpec("--step", step, "--step together with --resume")
     ranks = torchrun.shown_ranks(show_ranks or local_ranks_filter, tee)
-    if target.endswith((".yaml", ".yml")):
+    if is_file:
         _reject_flags_with_job_file(context, arguments or [])
         spec = load_job(Path(target))
     else:
@@ -161,6 +168,8 @@ def run(
             name=name,
             policy=policy,
             spares=spares or 0,
+            kind=kind,
+            preload=torchrun.modules(preload),
         )
         spec = parse_job(body, Path.cwd())
     _ranks_exist(ranks, spec)
@@ -192,14 +201,30 @@ def run(
         )
     start = Start(resume, fresh, step, Launcher.of(spec.name, url) if attach else None)
     own = None if url else _Own(place, spec.spares if spares is None else spares)
+    if own is not None:
+        _require_room(spec, own)
+    spec = _with_environment(spec, given, url, is_file)
     try:
-        if url and not name and not attach and not resume and not target.endswith((".yaml", ".yml")):
+        if url and not name and not attach and not resume and not is_file:
             spec = _with_free_name(spec, url)
         code = _run(spec, url, own, detach, ranks, start)
     except Unavailable as error:
         show_error(error)
         code = UNAVAILABLE
     raise typer.Exit(code)
+
+
+def _with_environment(spec: JobSpec, given: job_environment.Given, url: str, is_file: bool) -> JobSpec:
+    """Return the job with its whole environment, and print the names in it."""
+    launch = given.applied(spec.launch)
+    own = [*dict(launch.env), *(source.name for source in launch.env_from)]
+    passed = job_environment.Passed.of({} if is_file and url else os.environ, besides=own)
+    if url:  # the agents of a local stack inherit all of it
+        launch = given.applied(launch, passed.values)
+    console = Terminal(highlight=False, emoji=False)
+    for line in job_environment.report(launch, passed, local=not url):
+        console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+    return evolve(spec, launch=launch)
 
 
 def _with_free_name(spec: JobSpec, url: str) -> JobSpec:
@@ -276,11 +301,9 @@ def _how_here(directory: Path) -> How:
     return How("run the same command with --resume", f"delete the directory {directory}")
 
 
-def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack) -> LocalStack:
-    if spec.policy:
-        require_usable(spec.policy_spec)  # the supervisor checks it too, but only after the stack has been started
-    nodes = spec.nodes + own.spares
-    if nodes > NODES_MAX:
+def _require_room(spec: JobSpec, own: _Own) -> None:
+    """Raises `InvalidSpec` if a local stack cannot have so many nodes."""
+    if spec.nodes + own.spares > NODES_MAX:
         field, value = ("nodes", spec.nodes) if spec.nodes > NODES_MAX else ("spares", own.spares)
         raise InvalidSpec(
             field,
@@ -288,6 +311,12 @@ def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack)
             f"at most {NODES_MAX} nodes including spares, because all nodes of a local stack run on this machine "
             "(`holdfast agent` starts a node on another machine)",
         )
+
+
+def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack) -> LocalStack:
+    if spec.policy:
+        require_usable(spec.policy_spec)  # the supervisor checks it too, but only after the stack has been started
+    nodes = spec.nodes + own.spares
     console.print(
         f"starting a local stack with {plural(nodes, 'node')} for this job; checkpoints and logs are in "
         f"{escape(str(own.directory))}",

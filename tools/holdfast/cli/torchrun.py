@@ -23,18 +23,41 @@ NOT_NEEDED = (
     *("--log-dir", "--redirects", "--logs-specs", "--duplicate-stdout-filters", "--duplicate-stderr-filters"),
     *("--shutdown-timeout", "-r"),
 )
+Preload = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--preload",
+        help="Modules that the worker template imports ahead of time, separated by commas: restarts do not wait for them.",
+        show_default=False,
+    ),
+]
 Unneeded = Annotated[list[str] | None, typer.Option(*NOT_NEEDED, hidden=True)]
 LocalRanksFilter = Annotated[str, typer.Option(hidden=True)]  # torchrun's name for --show-ranks
 Tee = Annotated[str, typer.Option("--tee", "-t", hidden=True)]
 Standalone = Annotated[bool, typer.Option("--standalone", hidden=True)]
 
-# Rejected: these options change how a worker is started, and Holdfast does not support them.
-Module = Annotated[bool, typer.Option("-m", "--module", hidden=True)]
-NoPython = Annotated[bool, typer.Option("--no-python", hidden=True)]
+# What is started.
+Module = Annotated[bool, typer.Option("-m", "--module", help="The script is a module's name, as in `python -m`.")]
+NoPython = Annotated[
+    bool,
+    typer.Option(
+        "--no-python",
+        help="The script is a program: a path, or a name in PATH. A Python program of this environment starts warm as a script "
+        "does; others take longer.",
+    ),
+]
+# torchrun runs the script in its own process then; a worker of Holdfast does so anyway.
 RunPath = Annotated[bool, typer.Option("--run-path", hidden=True)]
+
+# Rejected: these options change how a worker is started, and Holdfast does not support them.
 VirtualLocalRank = Annotated[bool, typer.Option("--virtual-local-rank", hidden=True)]
 NumaBinding = Annotated[str, typer.Option("--numa-binding", hidden=True)]
 SignalsToHandle = Annotated[str, typer.Option("--signals-to-handle", hidden=True)]
+
+
+def modules(preload: list[str] | None) -> list[str]:
+    """Return the modules of `--preload a.b,c`, which may be repeated."""
+    return [name for names in preload or () for part in names.split(",") if (name := part.strip())]
 
 
 def spelling(flag: str) -> str:
@@ -42,10 +65,19 @@ def spelling(flag: str) -> str:
     return flag.replace("_", "-")
 
 
-def refuse(flags: dict[str, bool | str], target: str) -> None:
+def kind_of(*, module: bool, no_python: bool, run_path: bool) -> str:
+    """Return the key of a job file that says what is started. Raises `InvalidSpec` for options that exclude each other."""
+    if no_python and (module or run_path):
+        raise InvalidSpec(
+            "--no-python", "--module" if module else "--run-path", "only one of --module, --no-python and --run-path"
+        )
+    if module and run_path:
+        raise InvalidSpec("--run-path", "--module", "only one of --module, --no-python and --run-path")
+    return "module" if module else "command" if no_python else "script"
+
+
+def refuse(flags: dict[str, bool | str]) -> None:
     """Raises `InvalidSpec` for an option of torchrun that is not supported."""
-    if flags.pop("--module"):
-        raise InvalidSpec("--module", target, "the path of a script, because modules cannot be started")
     for flag, value in flags.items():
         if value:
             raise InvalidSpec(
@@ -63,13 +95,15 @@ def body(
     name: str,
     policy: str,
     spares: int,
+    kind: str = "script",
+    preload: list[str] | None = None,
 ) -> dict[str, Any]:
     """Return the job body. Raises `InvalidSpec` that names the flag."""
     fewest, most = _nodes(nnodes)
     workers = _workers(nproc_per_node)
     result: dict[str, Any] = {
-        "name": name or job_name(script),
-        "script": script,
+        "name": name or job_name(script.removesuffix(".__main__") if kind == "module" else script, kind),
+        kind: script,
         "args": arguments,
         "cwd": os.getcwd(),  # as torchrun: the script runs in the current directory
         "nodes": most,
@@ -82,12 +116,15 @@ def body(
         result["limits"] = {"restarts_without_progress_max": max_restarts}
     if policy:
         result["policy"] = policy
+    if preload:
+        result["preload"] = preload
     return result
 
 
-def job_name(script: str) -> str:
-    """Return a valid job name for a script's file name."""
-    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:NAME_CHARS_MAX].strip("-") or "job"
+def job_name(script: str, kind: str = "script") -> str:
+    """Return a valid job name for a script's file name, or the last part of a module's name."""
+    last = script.rpartition(".")[2] if kind == "module" else Path(script).stem
+    return re.sub(r"[^a-z0-9]+", "-", last.lower())[:NAME_CHARS_MAX].strip("-") or "job"
 
 
 def shown_ranks(show_ranks: str, tee: str) -> Ranks:

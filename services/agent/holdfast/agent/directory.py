@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 
 from holdfast.domain.errors import Conflict, HoldfastError, Unavailable
+from holdfast.runtime.private import make_private
 
 log = structlog.get_logger("holdfast.agent.directory")
 
@@ -27,10 +28,11 @@ KILL_TIMEOUT_S = 10.0
 
 @contextmanager
 def claimed(agent_dir: Path, memory_dir: Path, disk_dir: Path) -> Iterator[None]:
-    """Create the directories and lock the agent's. Raises `Conflict` if another agent holds the lock."""
+    """Create the directories, for this user alone, and lock the agent's. Raises `Conflict` if another agent holds the lock,
+    `HoldfastError` if a directory is another user's or cannot be used."""
     for path in (agent_dir, memory_dir, disk_dir):
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_private(path)
             (probe := path / f".write-{os.getpid()}").touch()
             probe.unlink()
         except OSError as error:

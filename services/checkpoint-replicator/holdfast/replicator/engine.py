@@ -22,11 +22,12 @@ from holdfast.domain.errors import (
     MalformedMessage,
     Unavailable,
 )
+from holdfast.domain.names import job_name
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Trouble, TroubleKind, UploadNow
 from holdfast.replicator.jobs import REMEMBERED, Job, Remembered, held_of
 from holdfast.replicator.locks import name_of, readers
-from holdfast.replicator.names import job_name, label
+from holdfast.replicator.names import label
 from holdfast.replicator.plan import images_may_go
 from holdfast.replicator.threads import Threads
 from holdfast.replicator.tiers import Damaged, LocalTier

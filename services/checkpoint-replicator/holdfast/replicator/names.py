@@ -1,26 +1,13 @@
-"""File names of shards, and validation of job names: a name from outside becomes a path component only after this check."""
+"""File names of shards."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.generations import ShardKey
 
-_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHARD = re.compile(r"a(\d{1,12})/s(\d{1,15})/rank-(\d{1,9})\.shard")
-
-
-def job_name(name: str) -> str:
-    """Return `name` if it is a valid directory name. Raises InvalidSpec otherwise."""
-    if not is_job_name(name):
-        raise InvalidSpec("job", name, "letters, digits, dot, dash and underscore, starting with a letter or digit")
-    return name
-
-
-def is_job_name(name: str) -> bool:
-    return _JOB.fullmatch(name) is not None
 
 
 def shard_path(key: ShardKey) -> Path:

@@ -38,6 +38,7 @@ from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Tier
 from holdfast.runtime import freeze
 from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.private import make_private
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.shards import Manifest
@@ -58,7 +59,7 @@ async def serve(settings: ReplicatorSettings) -> None:
     """Runs until cancelled."""
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every log line of this process
     for directory in (settings.memory_dir, settings.disk_dir):
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
     warm = WarmFiles(settings.memory_dir)
     spare = (settings.replicator_preallocated_shards, settings.replicator_preallocated_shard_bytes)
     require_room(warm, *spare, settings.memory_dir)

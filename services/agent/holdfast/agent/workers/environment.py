@@ -14,6 +14,7 @@ from holdfast.domain.orders import Prepare
 from holdfast.domain.replication import StagedShard
 
 # Settings of the agent, which a worker has no business with.
+ENV_RANK_MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"  # as nvidia-resiliency-ext's launcher sets it
 PRIVATE_PREFIX = "HOLDFAST_"
 
 
@@ -26,6 +27,16 @@ class Site:
     disk_dir: Path
     notes: Path  # the agent's datagram socket
     replicator_notes: str  # the replicator's; empty = there is none
+
+    @property
+    def rank_monitor(self) -> Path:
+        """Socket for scripts with nvidia-resiliency-ext's client (`ft_server`)."""
+        return self.agent_dir / "ft.sock"
+
+    @property
+    def learned(self) -> Path:
+        """Directory of what scripts import (`learned`)."""
+        return self.agent_dir / "learned"
 
     def recorder(self, job: str, generation: int, rank: int) -> Path:
         """Socket of a worker's flight recorder. Short: a socket's path has at most 107 bytes."""
@@ -49,11 +60,17 @@ def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def worker_environment(
-    order: Prepare, local_rank: int, site: Site, error_path: Path, inherited: Mapping[str, str]
+    order: Prepare,
+    local_rank: int,
+    site: Site,
+    error_path: Path,
+    inherited: Mapping[str, str],
+    secrets: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Everything that is known before `start`. What torchrun sets wins over what the job asks for."""
+    """Everything that is known before `start`. What torchrun sets wins over what the job asks for. `secrets`: the values of
+    `env_from`."""
     rank, world_size = order.placement.first_rank + local_rank, order.mesh.world_size
-    environment = {**inherited, **dict(order.launch.env)}
+    environment = {**inherited, **dict(order.launch.env), **(secrets or {})}
     if order.placement.nproc > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     environment |= {
@@ -72,6 +89,7 @@ def worker_environment(
         "TORCHELASTIC_ERROR_FILE": str(error_path),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        ENV_RANK_MONITOR: str(site.rank_monitor),
         worker.ENV_NOTES: str(site.notes),
         worker.ENV_RECORDER: str(site.recorder(order.job, order.generation, rank)),
         worker.ENV_REPLICATOR: site.replicator_notes,

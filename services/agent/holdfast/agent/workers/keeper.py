@@ -49,6 +49,10 @@ class TemplateKeeper:
         """Whether it can fork now."""
         return self._current is not None and self._current.ready
 
+    def serves(self, key: TemplateKey) -> bool:
+        """Whether the current one is of this kind and can fork now."""
+        return self.ready and self._current is not None and self._current.key == key
+
     @property
     def pids(self) -> tuple[int, ...]:
         return tuple(template.pid for template in self._templates.values())

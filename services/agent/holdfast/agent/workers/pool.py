@@ -15,19 +15,23 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent import tracing
+from holdfast.agent.workers.entry import Entry, entry_of
 from holdfast.agent.workers.environment import Site, start_environment, worker_environment
+from holdfast.agent.workers.ft_server import FtServer, Rank, append_to_log
 from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.keeper import TemplateKeeper
+from holdfast.agent.workers.learned import AUTO, Learned
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.orphans import become_subreaper
+from holdfast.agent.workers.secrets import read_all
 from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.subprocess import run_subprocess
 from holdfast.agent.workers.template import Template, TemplateKey
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
 from holdfast.agent.workers.worker_set import WorkerSet
 from holdfast.domain import worker as worker_protocol
-from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.nodes import RunningWorker, TemplateState
 from holdfast.domain.notes import MissedNote, Note
@@ -72,11 +76,16 @@ class WorkerPool:
         self._assume_started_after_s = assume_started_after_s
         self._logs = WorkerLogs(site.agent_dir / "logs")
         self._inbox = NotesInbox(site.notes, self._take_note)
+        self._ft = FtServer(site.rank_monitor, self._monitored, self._overdue)
         self._standstill = StandstillWatch(node=node, generations=lambda: list(self._generations.values()), emit=emit)
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
         self.worker_set = WorkerSet(self.running, report, template=self._template_state)
         self._keys: OrderedDict[str, TemplateKey] = OrderedDict()  # by job, what its template was told to be
         self._steps_dropped = 0  # by generations that are over
+        self._learned = Learned(site.learned)
+        self._learning: TemplateKey | None = (
+            None  # the last that was begun; it is not begun again while nothing changes
+        )
         self._tasks: TaskGroup | None = None
         self._keeper: TemplateKeeper | None = None
 
@@ -94,6 +103,7 @@ class WorkerPool:
             guarded(tasks, "worker notes", self._inbox.run)
             guarded(tasks, "worker logs", self._bound_logs)
             guarded(tasks, "standstill", self._standstill.run)
+            guarded(tasks, "rank monitor", self._ft.run)
             guarded(tasks, "worker set", self.worker_set.run)
             tasks.start_soon(self._warm_at_start, name="first template")
             try:
@@ -139,7 +149,8 @@ class WorkerPool:
 
     async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
         """Fork this generation's workers; they wait. Raises `HoldfastError`; then none of them is left."""
-        _check_launch(order.launch)
+        launch = order.launch
+        entry = entry_of(launch, self._job_environment(launch))
         generation = LocalGeneration(self._node, order, self._logs.create(order.job, order.generation))
         key = (order.job, order.generation)
         if key in self._generations:
@@ -149,13 +160,14 @@ class WorkerPool:
         try:
             if order.placement.first_rank == 0:
                 generation.master = reserve_port()
-            template = await self._template(self._key(order.job, order.launch))
+            secrets = await read_all(launch.env_from, self._job_environment(launch)) if launch.env_from else {}
+            template = await self._template(self._key(order.job, launch))
             self.worker_set.template_changed()
             async with (
                 anyio.create_task_group() as forks
             ):  # a reaper forks its worker while the template forks the next one
                 for local_rank in range(order.placement.nproc):
-                    forks.start_soon(self._fork_one, template, generation, local_rank)
+                    forks.start_soon(self._fork_one, template, generation, local_rank, entry, secrets)
             generation.workers = dict(sorted(generation.workers.items()))
             with freeze.patience(READY_TIMEOUT_S) as limit:
                 for worker in generation.workers.values():
@@ -264,6 +276,7 @@ class WorkerPool:
         """This agent did not run until `at` (Unix s): what its ranks did not say meanwhile proves nothing."""
         for generation in self._generations.values():
             generation.unheard(at)
+        self._ft.unheard()
 
     @property
     def notes_lost(self) -> int:
@@ -297,15 +310,79 @@ class WorkerPool:
             self._report(stepping)
             tracing.stepped(generation, stepping.at)
 
+    # ------------------------------------------------------------------ scripts with nvidia-resiliency-ext's client
+
+    def _monitored(self) -> list[Rank]:
+        return [
+            Rank(
+                job=generation.order.job,
+                generation=generation.order.generation,
+                rank=rank,
+                pid=worker.pid,
+                environment=self._job_environment(generation.order.launch),
+                least_s=generation.order.hang.init_s,
+            )
+            for generation in self._generations.values()
+            for rank, worker in generation.workers.items()
+            if worker.alive
+        ]
+
+    def _overdue(self, who: Rank, reason: str) -> None:
+        """The client's own monitor ends such a rank; what follows is decided as for every worker that ends by itself."""
+        generation = self.running_generation(who.job, who.generation)
+        worker = None if generation is None else generation.workers.get(who.rank)
+        if worker is None or worker.pid != who.pid or not worker.alive:
+            return
+        log.warning("rank is overdue by its own monitoring", job=who.job, rank=who.rank, reason=reason)
+        try:
+            append_to_log(worker.identity.log_path, f"rank {who.rank} is ended: {reason}")
+        except OSError as error:
+            log.warning("worker log not written", path=str(worker.identity.log_path), reason=str(error))
+        worker.kill()
+
     # ------------------------------------------------------------------ workers
 
     def _key(self, job: str, launch: LaunchSpec) -> TemplateKey:
-        key = TemplateKey.of(launch.script, launch.preload, dict(launch.env), self._inherited)
+        key, learned = self._kinds(launch)
+        if learned is not None and self._keeper is not None and self._keeper.serves(learned):
+            key = learned
         self._keys[job] = key
         self._keys.move_to_end(job)
         while len(self._keys) > JOBS_MAX:
             self._keys.popitem(last=False)
         return key
+
+    def _kinds(self, launch: LaunchSpec) -> tuple[TemplateKey, TemplateKey | None]:
+        """The template that the job asks for, and the one that has what its last workers have imported, if that is known."""
+        directory = launch.script if Path(launch.script).is_dir() else os.path.dirname(launch.script) or launch.cwd
+        preload, env = tuple(name for name in launch.preload if name != AUTO), dict(launch.env)
+        modules = self._learned.modules(launch)
+        return (
+            TemplateKey.of(directory, preload, env, self._inherited),
+            TemplateKey.of(directory, preload, env, self._inherited, modules) if modules else None,
+        )
+
+    def _learn(self) -> None:
+        """Make the templates for what the running scripts have imported, behind the run: nothing waits for them."""
+        for generation in self._generations.values():
+            launch = generation.order.launch
+            if AUTO not in launch.preload or generation.started_at is None or generation.stopping:
+                continue
+            _, key = self._kinds(launch)
+            if key is None or key == self._learning or self._keeper is None or self._keeper.serves(key):
+                continue
+            self._learning = key
+            assert self._tasks is not None  # generations exist only while `run` does
+            self._tasks.start_soon(self._learn_one, key, name="template with what was learned")
+            return
+
+    async def _learn_one(self, key: TemplateKey) -> None:
+        assert self._keeper is not None
+        try:
+            await self._keeper.ensure(key)
+            self.worker_set.template_changed()
+        except HoldfastError as error:
+            log.warning("no template with what the last workers imported", reason=str(error))
 
     def _template_state(self) -> TemplateState:
         if self._keeper is None or self._keeper.key is None:
@@ -319,7 +396,17 @@ class WorkerPool:
             raise Unavailable("the agent is still starting")
         return await self._keeper.ensure(key)
 
-    async def _fork_one(self, template: Template, generation: LocalGeneration, local_rank: int) -> None:
+    def _job_environment(self, launch: LaunchSpec) -> dict[str, str]:
+        return {**self._inherited, **dict(launch.env)}
+
+    async def _fork_one(
+        self,
+        template: Template,
+        generation: LocalGeneration,
+        local_rank: int,
+        entry: Entry,
+        secrets: Mapping[str, str],
+    ) -> None:
         order, directory = generation.order, generation.log_directory
         rank = order.placement.first_rank + local_rank
         identity = WorkerIdentity(
@@ -332,18 +419,15 @@ class WorkerPool:
         )
         generation.recorders[rank] = self.site.recorder(order.job, order.generation, rank)
         _make_directory(self.site.images(order.job, local_rank))
-        environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited)
+        environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited, secrets)
+        if AUTO in order.launch.preload and local_rank == 0:
+            _make_directory(self.site.learned)
+            environment[worker_protocol.ENV_IMPORTS] = str(self._learned.path(order.launch))
         log_fd = open_log(identity.log_path)
         try:
-            worker = await Worker.launch(
-                template,
-                identity,
-                script=order.launch.script,
-                args=order.launch.args,
-                cwd=order.launch.cwd,
-                env=environment,
-                log_fd=log_fd,
-            )
+            for note in _notes(entry, template, order.launch):
+                os.write(log_fd, f"holdfast: {note}\n".encode(errors="replace"))
+            worker = await Worker.launch(template, identity, entry=entry, env=environment, log_fd=log_fd)
         finally:
             os.close(log_fd)
         generation.workers[rank] = worker
@@ -426,6 +510,7 @@ class WorkerPool:
     async def _bound_logs(self) -> None:
         while True:
             await anyio.sleep(LOG_CHECK_INTERVAL_S)
+            self._learn()
             for generation in self._generations.values():
                 for worker in generation.workers.values():
                     self._bound_log(worker.identity.log_path)
@@ -438,11 +523,12 @@ class WorkerPool:
             log.warning("worker log not trimmed", path=str(path), reason=str(error))
 
 
-def _check_launch(launch: LaunchSpec) -> None:
-    if not Path(launch.script).is_file():
-        raise InvalidSpec("script", launch.script, "a file that exists on this node")
-    if launch.cwd and not Path(launch.cwd).is_dir():
-        raise InvalidSpec("cwd", launch.cwd, "a directory that exists on this node")
+def _notes(entry: Entry, template: Template, launch: LaunchSpec) -> list[str]:
+    """What the user should know about how this worker starts. Modules that nobody named are no news."""
+    left_out = [
+        f"not preloaded: {name}, because {why}" for name, why in template.left_out.items() if name in launch.preload
+    ]
+    return [entry.note, *left_out] if entry.note else left_out
 
 
 def _make_directory(path: Path) -> None:

@@ -8,7 +8,7 @@ from holdfast.agent.workers.progress import ProcessFacts
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Fields after the command's closing parenthesis, which may itself hold spaces and parentheses: state is the first.
-_STATE, _UTIME, _STIME = 0, 11, 12
+_STATE, _PPID, _UTIME, _STIME = 0, 1, 11, 12
 
 
 def process_facts(pid: int) -> ProcessFacts:
@@ -22,6 +22,15 @@ def process_facts(pid: int) -> ProcessFacts:
         return ProcessFacts("?")
     cpu_ticks = int(fields[_UTIME]) + int(fields[_STIME])
     return ProcessFacts(fields[_STATE].decode("ascii"), cpu_ticks / _TICKS_PER_S)
+
+
+def parent_of(pid: int) -> int:
+    """Its parent's pid; 0 when there is no such process any more, or that cannot be known."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[_PPID])
+    except OSError:
+        return 0
 
 
 def kernel_wait(pid: int) -> str:

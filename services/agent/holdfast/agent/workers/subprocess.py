@@ -8,9 +8,11 @@ from pathlib import Path
 
 import anyio
 
+from holdfast.agent.workers.entry import Entry
 from holdfast.agent.workers.template import Template
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
 from holdfast.domain.errors import Unavailable
+from holdfast.domain.template import SCRIPT
 from holdfast.runtime import freeze
 
 OUTPUT_BYTES_MAX = 1 << 20
@@ -29,9 +31,7 @@ async def run_subprocess(
         worker = await Worker.launch(
             template,
             WorkerIdentity(NAME, 0, 0, 0, log_path=Path(os.devnull), error_path=Path(os.devnull)),
-            script=str(script),
-            args=tuple(args),
-            cwd=str(script.parent),
+            entry=Entry(SCRIPT, str(script), tuple(args), str(script.parent)),
             env=environment,
             log_fd=output,
         )

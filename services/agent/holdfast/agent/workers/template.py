@@ -38,18 +38,27 @@ class TemplateKey:
     preload: tuple[str, ...] = ()
     path: tuple[str, ...] = ()  # where to look for them first
     env: tuple[tuple[str, str], ...] = ()
+    learned: tuple[
+        str, ...
+    ] = ()  # modules that earlier workers have imported; those that may be are imported, after `preload`
 
     @classmethod
     def of(
-        cls, script: str, preload: tuple[str, ...], env: Mapping[str, str], inherited: Mapping[str, str]
+        cls,
+        directory: str,
+        preload: tuple[str, ...],
+        env: Mapping[str, str],
+        inherited: Mapping[str, str],
+        learned: tuple[str, ...] = (),
     ) -> TemplateKey:
-        """The template for a script; modules beside it can be preloaded. What `inherited` says anyway makes no difference."""
+        """The template for a job; modules in `directory` can be preloaded. What `inherited` says anyway makes no difference."""
         differing = {
             name: value
             for name, value in env.items()
-            if (name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES)) and inherited.get(name) != value
-        }
-        return cls(preload, (os.path.dirname(script),) if preload else (), tuple(sorted(differing.items())))
+            if (learned or name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES))
+            and inherited.get(name) != value
+        }  # modules that nobody has named see all that the job sets
+        return cls(preload, (directory,) if preload and directory else (), tuple(sorted(differing.items())), learned)
 
 
 @dataclass(slots=True)
@@ -69,6 +78,7 @@ class Template:
         """Starts the process; from the main thread only. Raises `HoldfastError` when it cannot be started."""
         self.key = key
         self.failure = ""  # why it cannot serve, once it cannot
+        self.left_out: Mapping[str, str] = {}  # modules that it has not imported, and why
         self._log_path = log_path
         self._ready = anyio.Event()
         self._draining = False
@@ -99,14 +109,21 @@ class Template:
             raise Unavailable(f"the worker template cannot serve: {self.failure}")
 
     async def fork(
-        self, *, script: str, args: tuple[str, ...], cwd: str, env: Mapping[str, str], fds: tuple[int, int, int]
+        self,
+        *,
+        kind: str,
+        target: str,
+        args: tuple[str, ...],
+        cwd: str,
+        env: Mapping[str, str],
+        fds: tuple[int, int, int],
     ) -> Forked:
         """Fork one worker on `fds` (control, stdout, stderr).
 
         Raises `Unavailable`, or `InvalidSpec` for a request that does not fit a message.
         """
         try:
-            raw = protocol.encode("fork", script=script, args=args, cwd=cwd, env=dict(env))
+            raw = protocol.encode("fork", runs=kind, target=target, args=args, cwd=cwd, env=dict(env))
         except ValueError as error:
             raise InvalidSpec("args, env", f"{len(args)} arguments, {len(env)} variables", str(error)) from error
         link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -171,8 +188,11 @@ class Template:
     def _take(self, message: Mapping[str, Any]) -> None:
         match message["type"]:
             case "ready":
+                self.left_out = {str(name): str(why) for name, why in message.get("left_out", {}).items()}
                 log.info(
                     "worker template ready",
+                    learned=len(self.key.learned),
+                    left_out=dict(self.left_out),
                     pid=self.pid,
                     preload=self.key.preload,
                     import_s=round(message["import_s"], 2),
@@ -218,6 +238,7 @@ def _spawn(key: TemplateKey, log_path: Path, environment: Mapping[str, str], cha
                 protocol.ENV_SOCKET_FD: str(channel.fileno()),
                 protocol.ENV_PRELOAD: json.dumps(key.preload),
                 protocol.ENV_PATH: json.dumps(key.path),
+                protocol.ENV_LEARNED: json.dumps(key.learned),
             },
             output=output,
             pass_fds=(channel.fileno(),),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 
+from holdfast.agent.workers.entry import Entry
 from holdfast.agent.workers.orphans import end_orphans
 from holdfast.agent.workers.template import Forked, Template, receive
 from holdfast.domain import template as template_protocol
@@ -69,9 +70,7 @@ class Worker:
         template: Template,
         identity: WorkerIdentity,
         *,
-        script: str,
-        args: tuple[str, ...],
-        cwd: str,
+        entry: Entry,
         env: Mapping[str, str],
         log_fd: int,
     ) -> Worker:
@@ -80,7 +79,12 @@ class Worker:
         ours.setblocking(False)
         try:
             forked = await template.fork(
-                script=script, args=args, cwd=cwd, env=env, fds=(theirs.fileno(), log_fd, log_fd)
+                kind=entry.kind,
+                target=entry.target,
+                args=entry.args,
+                cwd=entry.cwd,
+                env=env,
+                fds=(theirs.fileno(), log_fd, log_fd),
             )
             return cls(identity, ours, forked)
         except BaseException:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey
+from holdfast.domain.names import is_job_name
 from holdfast.replicator.checksum import Checksummer
-from holdfast.replicator.names import is_job_name, label
+from holdfast.replicator.names import label
 from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside, survey
 from holdfast.replicator.tiers.pending_commit import Seen
 from holdfast.shards import Header, Manifest, Reader, peek

@@ -21,7 +21,8 @@ from holdfast.domain.errors import (
     OutOfSpace,
     Unavailable,
 )
-from holdfast.replicator.names import job_name, label
+from holdfast.domain.names import job_name
+from holdfast.replicator.names import label
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers import LocalTier, OpenShard

@@ -1,0 +1,263 @@
+"""Messages of `RankMonitorClient` (nvidia-resiliency-ext, `fault_tolerance/data.py` and `utils.py`), and our answers to it.
+
+Each is four bytes of length, most significant first, and a pickle. A pickle can run any code, so that none is loaded here as
+it comes: the opcodes are read first, and only those of plain values and objects pass; the only classes are those of `_KINDS`,
+for which stand-ins of our own are made. The answers are written opcode by opcode: that package is not needed on this side.
+
+A client tells its version by what its messages have: `InitMsg` has an `iteration` since 0.6. Clients of that version and later
+read no answers to heartbeats and sections unless the configuration says so, which ours does."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import pickletools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.domain.errors import MalformedMessage
+
+HEAD_BYTES: Final = 4
+MESSAGE_BYTES_MAX: Final = 64 << 10
+OPCODES_MAX: Final = 4096
+SECTIONS_MAX: Final = 256
+NAME_CHARS_MAX: Final = 200
+
+_DATA: Final = "nvidia_resiliency_ext.fault_tolerance.data"
+_CONFIG: Final = "nvidia_resiliency_ext.fault_tolerance.config"
+# No TUPLE of more than one and no FROZENSET: what is nested can be hashed only once.
+_OPCODES: Final = frozenset(
+    {
+        *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
+        *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
+        *("SHORT_BINBYTES", "BINBYTES", "SHORT_BINUNICODE", "BINUNICODE"),
+        *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_SET", "ADDITEMS", "EMPTY_LIST", "APPEND", "APPENDS"),
+        *("EMPTY_TUPLE", "TUPLE1", "NEWOBJ", "BUILD", "REDUCE", "STACK_GLOBAL", "GLOBAL"),
+        *("MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Authkey:
+    """Begins a connection. Its key is for objects of multiprocessing, which are refused here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    rank: int
+    pid: int
+    version: str  # of the client, as far as its messages tell
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    action: str  # "open", "close" or "close_all"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """In seconds; None = not used. `sections` by name."""
+
+    initial: float | None = None
+    subsequent: float | None = None
+    sections: Mapping[str, float | None] = field(default_factory=dict)
+    out_of_section: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What the script has calculated: None = unchanged."""
+
+    heartbeat: tuple[float | None, float | None] | None
+    sections: tuple[Mapping[str, float | None], float | None] | None
+
+
+Message = Authkey | Init | Heartbeat | Section | Update
+
+
+class _Stand:
+    """An instance of one of the package's classes, as its attributes."""
+
+
+class _AuthkeyMsg(_Stand):
+    pass
+
+
+class _InitMsg(_Stand):
+    pass
+
+
+class _RankInfo(_Stand):
+    pass
+
+
+class _HeartbeatMsg(_Stand):
+    pass
+
+
+class _SectionMsg(_Stand):
+    pass
+
+
+class _UpdateConfigMsg(_Stand):
+    pass
+
+
+class _HeartbeatTimeouts(_Stand):
+    pass
+
+
+class _SectionTimeouts(_Stand):
+    pass
+
+
+def _section_action(value: object) -> str:
+    actions = {1: "open", 2: "close", 3: "close_all"}
+    if type(value) is not int or value not in actions:
+        raise MalformedMessage("action", f"{value!r} is none")
+    return actions[value]
+
+
+_KINDS: Final[Mapping[str, Any]] = {
+    "AuthkeyMsg": _AuthkeyMsg,
+    "InitMsg": _InitMsg,
+    "RankInfo": _RankInfo,
+    "HeartbeatMsg": _HeartbeatMsg,
+    "SectionMsg": _SectionMsg,
+    "SectionAction": _section_action,
+    "UpdateConfigMsg": _UpdateConfigMsg,
+    "HeartbeatTimeouts": _HeartbeatTimeouts,
+    "SectionTimeouts": _SectionTimeouts,
+}
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module != _DATA or name not in _KINDS:
+            raise MalformedMessage("pickle", f"names {module}.{name}, which is no message of this protocol")
+        return _KINDS[name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise MalformedMessage("pickle", "refers to an object that is not in it")
+
+
+def decode(raw: bytes) -> Message:
+    """The message in one pickle. Raises `MalformedMessage` for everything else."""
+    try:
+        for count, (opcode, _, _) in enumerate(pickletools.genops(raw)):
+            if opcode.name not in _OPCODES or count >= OPCODES_MAX:
+                raise MalformedMessage("pickle", f"has the opcode {opcode.name} at {count}, which is not taken")
+        return _message(_Reader(io.BytesIO(raw)).load())
+    except MalformedMessage:
+        raise
+    except Exception as error:  # whatever a broken pickle raises
+        raise MalformedMessage("pickle", f"{len(raw)} bytes that are none ({type(error).__name__})") from None
+
+
+def _message(said: object) -> Message:
+    match said:
+        case _AuthkeyMsg():
+            return Authkey()
+        case _InitMsg():
+            info = getattr(said, "rank_info", None)
+            rank = getattr(info, "global_rank", None)
+            if isinstance(rank, str) and rank.isdecimal():  # 0.4 sends RANK as it is in the environment
+                rank = int(rank)
+            pid = getattr(info, "pid", None)
+            if type(rank) is not int or type(pid) is not int:
+                raise MalformedMessage("rank_info", "a rank and a pid are missing")
+            return Init(rank, pid, "0.6 or later" if hasattr(said, "iteration") else "0.4 or 0.5")
+        case _HeartbeatMsg():
+            return Heartbeat()
+        case _SectionMsg():
+            action = getattr(said, "action", None)
+            name = getattr(said, "section", None)
+            if not isinstance(action, str) or (action != "close_all" and not _is_name(name)):
+                raise MalformedMessage("section", "an action and a name are missing")
+            return Section(action, name if isinstance(name, str) else "")
+        case _UpdateConfigMsg():
+            beats, sections = getattr(said, "hb_timeouts", None), getattr(said, "section_timeouts", None)
+            return Update(
+                None if beats is None else (_seconds(beats, "initial"), _seconds(beats, "subsequent")),
+                None if sections is None else (_sections(sections), _seconds(sections, "out_of_section")),
+            )
+    raise MalformedMessage("pickle", "is no message of this protocol")
+
+
+def _seconds(said: object, name: str) -> float | None:
+    return _limit(getattr(said, name, None), name)
+
+
+def _limit(value: object, name: str) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]
+        raise MalformedMessage(name, "is no number of seconds")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _sections(said: object) -> dict[str, float | None]:
+    given = getattr(said, "section", None)
+    if not isinstance(given, dict) or len(given) > SECTIONS_MAX or not all(map(_is_name, given)):
+        raise MalformedMessage("section", "is no table of sections")
+    return {name: _limit(value, f"section {name}") for name, value in given.items()}
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX
+
+
+# ---------------------------------------------------------------- answers
+
+_PLAIN_BEGIN, _PLAIN_END = 2, -1  # of a pickle of protocol 2: its head, and STOP
+
+
+def ok() -> bytes:
+    return _framed(_object(_DATA, "OkMsg", _plain({})))
+
+
+def ok_with_config(timeouts: Timeouts, safety_factor: float) -> bytes:
+    """The answer to `Init`: the configuration that the client goes by. What it lacks has the client's own defaults."""
+    config = _object(
+        _CONFIG,
+        "FaultToleranceConfig",
+        _plain(
+            {
+                "initial_rank_heartbeat_timeout": timeouts.initial,
+                "rank_heartbeat_timeout": timeouts.subsequent,
+                "rank_section_timeouts": dict(timeouts.sections),
+                "rank_out_of_section_timeout": timeouts.out_of_section,
+                "safety_factor": safety_factor,
+                "skip_section_response": False,
+                "install_exception_hook": False,
+            }
+        ),
+    )
+    return _framed(_object(_DATA, "OkMsg", b"}" + _plain("cfg") + config + b"s"))
+
+
+def error(cause: str) -> bytes:
+    return _framed(_object(_DATA, "ErrorMsg", _plain({"cause": cause})))
+
+
+def _plain(value: object) -> bytes:
+    return pickle.dumps(value, protocol=2)[_PLAIN_BEGIN:_PLAIN_END]
+
+
+def _object(module: str, name: str, state: bytes) -> bytes:
+    """GLOBAL, EMPTY_TUPLE, NEWOBJ, the attributes, BUILD."""
+    return b"c" + f"{module}\n{name}\n".encode() + b")\x81" + state + b"b"
+
+
+def _framed(opcodes: bytes) -> bytes:
+    raw = b"\x80\x02" + opcodes + b"."
+    return len(raw).to_bytes(HEAD_BYTES, "big") + raw

@@ -1,0 +1,145 @@
+"""When a rank that reports by `RankMonitorClient` has been silent for too long. Pure: time is an argument, in monotonic
+seconds.
+
+What is watched, as in nvidia-resiliency-ext's own monitor: the time to the first heartbeat and between two, the time that a
+section has been open, and the time without an open section. The allowance of each is, in this order,
+
+1. what the script has calculated and sent (`calculate_and_set_…_timeouts`), or the job has set;
+2. learned: `factor` times the longest of `LEARN_FROM` or more that have ended, and never less than `least_s`, because nobody
+   has said how long an evaluation or a save may take.
+
+Until then nothing is judged. An allowance of 1. is exact: the script asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from holdfast.agent.workers.ft_messages import SECTIONS_MAX, Heartbeat, Section, Timeouts, Update
+
+LEARN_FROM = 3
+SAFETY_FACTOR = 5.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Intervals of one kind that have ended."""
+
+    count: int = 0
+    longest_s: float = 0.0
+
+    def add(self, took_s: float) -> None:
+        self.count += 1
+        self.longest_s = max(self.longest_s, took_s)
+
+
+@dataclass(slots=True)
+class Watch:
+    """One connection's. `timeouts` are those in force; `least_s` the least that is allowed without one."""
+
+    timeouts: Timeouts
+    least_s: float
+    began: float
+    factor: float = SAFETY_FACTOR
+    calculated: bool = False  # the script has sent its own
+    beats: int = 0
+    _beat_at: float = 0.0
+    _outside_since: float = 0.0
+    _open: dict[str, float] = field(default_factory=dict)
+    _between: _Seen = field(default_factory=_Seen)
+    _outside: _Seen = field(default_factory=_Seen)
+    _sections: dict[str, _Seen] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._outside_since = self.began
+
+    @property
+    def open_sections(self) -> Mapping[str, float]:
+        """When each was opened."""
+        return self._open
+
+    def fold(self, message: Heartbeat | Section | Update, now: float) -> str:
+        """Take a message in. Returns what is wrong with it, as the client's own monitor would; empty = nothing."""
+        match message:
+            case Heartbeat():
+                if self.beats:
+                    self._between.add(now - self._beat_at)
+                self.beats += 1
+                self._beat_at = now
+            case Section(action="open", name=name):
+                if name in self._open:
+                    return f"Section '{name}' is already open."
+                if len(self._open) >= SECTIONS_MAX:
+                    return f"More than {SECTIONS_MAX} sections are open."
+                if not self._open and self._sections:  # what comes before the first section is the script's start
+                    self._outside.add(now - self._outside_since)
+                self._open[name] = now
+            case Section(action="close", name=name):
+                if name not in self._open:
+                    return f"Section '{name}' is not open."
+                self._close(name, now)
+            case Section():
+                for name in list(self._open):
+                    self._close(name, now)
+            case Update(heartbeat, sections):
+                self._update(heartbeat, sections)
+        return ""
+
+    def unheard(self, now: float) -> None:
+        """Nobody listened until now: all that is open begins anew."""
+        self.began = max(self.began, now)
+        self._beat_at = self._outside_since = now
+        self._open = dict.fromkeys(self._open, now)
+
+    def overdue(self, now: float) -> str:
+        """What has taken too long, for the user; empty = nothing."""
+        return next((f"{what}; {why}" for what, why in self._overdue(now)), "")
+
+    def _overdue(self, now: float) -> Iterator[tuple[str, str]]:
+        """A section first, because it says most."""
+        said = self.timeouts
+        for name, since in self._open.items():
+            learned = self._learned(self._sections.get(name, _Seen()))
+            yield from _past(f"section {name!r} has been open", now - since, said.sections.get(name), self._by, learned)
+        if not self.beats:
+            yield from _past("the first heartbeat has not come", now - self.began, said.initial, self._by, None)
+        else:
+            learned = self._learned(self._between)
+            yield from _past("no heartbeat has come", now - self._beat_at, said.subsequent, self._by, learned)
+        if not self._open:
+            learned = self._learned(self._outside)
+            outside_s = now - self._outside_since
+            yield from _past("no section has been open", outside_s, said.out_of_section, self._by, learned)
+
+    @property
+    def _by(self) -> str:
+        return "calculated by the script" if self.calculated else "set for the job"
+
+    def _learned(self, seen: _Seen) -> float | None:
+        return None if seen.count < LEARN_FROM else max(self.least_s, self.factor * seen.longest_s)
+
+    def _close(self, name: str, now: float) -> None:
+        if name in self._sections or len(self._sections) < SECTIONS_MAX:
+            self._sections.setdefault(name, _Seen()).add(now - self._open[name])
+        del self._open[name]
+        if not self._open:
+            self._outside_since = now
+
+    def _update(
+        self,
+        heartbeat: tuple[float | None, float | None] | None,
+        sections: tuple[Mapping[str, float | None], float | None] | None,
+    ) -> None:
+        old = self.timeouts
+        initial, subsequent = (old.initial, old.subsequent) if heartbeat is None else heartbeat
+        by_name, outside = (old.sections, old.out_of_section) if sections is None else sections
+        self.timeouts = Timeouts(initial, subsequent, {**old.sections, **by_name}, outside)
+        self.calculated = True
+
+
+def _past(
+    what: str, took_s: float, limit_s: float | None, by: str, learned_s: float | None
+) -> Iterator[tuple[str, str]]:
+    allowed_s, why = (limit_s, by) if limit_s is not None else (learned_s, "learned from earlier ones")
+    if allowed_s is not None and took_s > allowed_s:
+        yield f"{what} for {took_s:.1f} s", f"{allowed_s:.1f} s are allowed ({why})"

@@ -1,0 +1,93 @@
+"""Reads variables that a job names by reference (`env_from`), when workers are started.
+
+A value goes from its file or command into the environment of the workers, and nowhere else: no message, log or error of this
+module contains one, nor what a command prints."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from holdfast.domain.errors import HoldfastError, Unavailable
+from holdfast.domain.job import EnvSource
+from holdfast.runtime import freeze
+from holdfast.runtime.children import running, spawn
+
+VALUE_BYTES_MAX = 32 << 10
+TIMEOUT_S = 10.0
+_QUIET = ("/bin/sh", "-c", 'exec "$@" 2>/dev/null', "sh")  # what a program says beside the value is not the value
+
+
+async def read_all(sources: Iterable[EnvSource], environment: Mapping[str, str]) -> dict[str, str]:
+    """All values by name, read at the same time. Commands run in `environment`. Raises `Unavailable` that names the variable
+    and its source."""
+    values: dict[str, str] = {}
+
+    async def read(source: EnvSource) -> None:
+        values[source.name] = await _read(source, environment)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for source in sources:
+                tasks.start_soon(read, source)
+    except* HoldfastError as errors:
+        raise errors.exceptions[0] from None
+    return values
+
+
+async def _read(source: EnvSource, environment: Mapping[str, str]) -> str:
+    if source.file:
+        what = f"the file {source.file}"
+        try:
+            with freeze.patience(TIMEOUT_S) as limit:
+                raw = await anyio.to_thread.run_sync(_head, source.file, abandon_on_cancel=True)
+        except OSError as error:
+            raise _unavailable(source, f"{what} cannot be read ({error.strerror})") from None
+        if limit.cancelled_caught:
+            raise _unavailable(source, f"{what} could not be read within {TIMEOUT_S:g} s")
+    else:
+        what = f"the command `{source.command}`"
+        raw = await _output(source, what, environment)
+    if len(raw) > VALUE_BYTES_MAX:
+        raise _unavailable(source, f"{what} has more than {VALUE_BYTES_MAX} bytes")
+    try:
+        value = raw.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise _unavailable(source, f"{what} has no text in UTF-8") from None
+    if not value or "\0" in value:
+        raise _unavailable(source, f"{what} has no value" if not value else f"{what} has a NUL character")
+    return value
+
+
+def _head(path: str) -> bytes:
+    with Path(path).expanduser().open("rb") as file:
+        return file.read(VALUE_BYTES_MAX + 1)
+
+
+async def _output(source: EnvSource, what: str, environment: Mapping[str, str]) -> bytes:
+    words = shlex.split(source.command)
+    output = os.memfd_create("env_from", os.MFD_CLOEXEC)
+    try:
+        child = spawn(f"env_from {source.name}", (*_QUIET, *words), env=environment, output=output)
+        code: int | None = None
+        async with running(child, stop_grace_s=0.0):
+            with freeze.patience(TIMEOUT_S):
+                code = await child.wait()
+        if code is None:
+            raise _unavailable(source, f"{what} did not end within {TIMEOUT_S:g} s")
+        if code != 0:
+            raise _unavailable(source, f"{what} ended with exit code {code}")
+        return os.pread(output, VALUE_BYTES_MAX + 1, 0)
+    except OSError as error:
+        raise _unavailable(source, f"{what} cannot be started ({error.strerror})") from None
+    finally:
+        os.close(output)
+
+
+def _unavailable(source: EnvSource, why: str) -> Unavailable:
+    return Unavailable(f"env_from.{source.name}: {why}, on this node")
