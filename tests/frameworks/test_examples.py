@@ -21,7 +21,7 @@ from holdfast.cli.demo.scenario import examples
 
 pytestmark = pytest.mark.frameworks
 STEPS, KILL_AT = 150, 40
-TIMEOUT_S = 240.0
+TIMEOUT_S = 600.0  # a bound: a minute on a machine that does nothing else
 
 
 def workers(mark: str) -> list[psutil.Process]:
@@ -54,7 +54,7 @@ def undisturbed(script: Path, directory: Path) -> str:
     return weights(done.stdout)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "needs"),
     [("lightning_autoencoder", "lightning"), ("accelerate_loop", "accelerate"), ("dcp_fsdp", "torchdata")],
