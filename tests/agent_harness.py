@@ -37,7 +37,7 @@ from holdfast.wire.retention import encode_saved_by_all
 from holdfast.wire.telemetry import decode_tick
 
 START_TIMEOUT_S = 40.0  # the template imports torch, on a machine that others use too
-ANSWER_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 60.0  # before it answers Prepare, an agent may have to make a template twice
 
 R = TypeVar("R", bound=Report)
 S = TypeVar("S", bound=NodeSignal)

@@ -50,6 +50,7 @@ SUPERVISORS = ("supervisor-a", "supervisor-b")
 DIAGNOSTICS = ("diagnostics-a", "diagnostics-b")
 SERVICES = ("redis", *DIAGNOSTICS, *SUPERVISORS)
 REPLICATOR, TEMPLATE = "holdfast.replicator", "holdfast.train.template"
+WORKER = "holdfast: "  # begins what is shown of a worker instead of its template's command line
 REAPER = "holdfast-reaper"  # by name: forked from a template, it has that one's command line
 ROOT = Path(__file__).parents[2]
 

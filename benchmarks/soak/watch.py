@@ -17,7 +17,7 @@ import psutil
 import redis
 
 from benchmarks.soak.judge import Sample
-from benchmarks.soak.rig import DIAGNOSTICS, REAPER, REPLICATOR, SUPERVISORS, TEMPLATE, Rig
+from benchmarks.soak.rig import DIAGNOSTICS, REAPER, REPLICATOR, SUPERVISORS, TEMPLATE, WORKER, Rig
 
 TIMEOUT_S = 2.0
 PAGE_LIMIT = 200
@@ -146,8 +146,10 @@ def _roles(rig: Rig) -> dict[str, list[psutil.Process]]:
             role = "replicators"
         elif name == REAPER:
             role = "reapers"
-        elif TEMPLATE in command:  # reapers and workers are forked from it
-            role = "templates" if parent in agents else "workers"
+        elif TEMPLATE in command:
+            role = "templates"
+        elif command[:1] and command[0].startswith(WORKER):
+            role = "workers"
         elif parent in services:
             role = f"children of {services[parent]}"
         else:

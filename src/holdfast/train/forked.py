@@ -27,6 +27,7 @@ from holdfast.domain.template import PROGRAM
 from holdfast.train import entry, error_file, imports, observed_steps
 from holdfast.train.entry import Entry
 from holdfast.train.rendezvous import wait_until_served
+from holdfast.train.title import set_title
 
 STORE_HEAD_START_S: Final = 0.25
 
@@ -75,6 +76,7 @@ def _become_worker(launch: Launch) -> None:
     os.environ.clear()
     os.environ.update(launch.env)
     os.environ[worker.ENV_CONTROL_FD] = str(launch.control)
+    set_title(os.environ.get(worker.ENV_JOB, ""), os.environ.get("RANK", ""))
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     threads, torch = os.environ.get("OMP_NUM_THREADS", ""), sys.modules.get("torch")

@@ -436,6 +436,13 @@ def test_another_template_takes_over_without_touching_running_workers(agent: Age
     )
 
 
+def test_a_worker_is_shown_with_its_job_and_rank(agent: Agent, tmp_path: Path) -> None:
+    running = start_job(agent.plane, prepare_order("shown", script(tmp_path, "sleeper", SLEEPER), nproc=2))
+    shown = [psutil.Process(worker.pid).cmdline()[0] for worker in running.workers]
+    assert shown == ["holdfast: shown rank 0", "holdfast: shown rank 1"]
+    assert agent.plane.ask(Stop("shown", 1)).ok
+
+
 def templates(agent: Agent) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(agent.process.pid).children():
