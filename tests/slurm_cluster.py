@@ -216,8 +216,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_all(root: Path) -> None:
-    """Whatever is left of jobs: batch scripts, agents and workers have our configuration in their environment. Step daemons have
-    written their title over theirs; they run in the cluster's directory, and would wait for the controller for ever."""
+    """Whatever is left of jobs: batch scripts, agents and workers have our configuration in their environment. Step daemons
+    have written their title over theirs; they run in the cluster's directory, and would wait for the controller for ever."""
     mark = str(root / "slurm.conf")
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
