@@ -216,9 +216,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_all(root: Path) -> None:
-    """Whatever carries our configuration in its environment: step daemons, batch scripts, agents, workers."""
+    """Whatever is left of jobs: batch scripts, agents and workers have our configuration in their environment. Step daemons
+    have written their title over theirs; they run in the cluster's directory, and would wait for the controller for ever."""
     mark = str(root / "slurm.conf")
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == mark:
+            is_step_daemon = process.name() == "slurmstepd" and process.cwd() == str(root)
+            if process.pid != os.getpid() and (is_step_daemon or process.environ().get("SLURM_CONF") == mark):
                 process.kill()

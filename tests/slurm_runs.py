@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -29,6 +30,7 @@ MARKS = [
     pytest.mark.slurm,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())} (make slurm-test)"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's daemons need root"),
 ]
 
 
