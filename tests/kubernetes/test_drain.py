@@ -74,6 +74,11 @@ class Run:
         except NotFound:
             return {}
 
+    def problem_of_nodes(self) -> str:
+        """Why the supervisor does not see the machines; empty = it does."""
+        (nodes,) = [each for each in self.client.kubernetes()["watched"] if each["what"] == "nodes"]
+        return str(nodes["problem"])
+
     def pods_on(self) -> dict[str, str]:
         """Machine → pod, of those that run."""
         return {
@@ -242,6 +247,7 @@ def test_cordons_and_taints_move_ranks_while_the_pods_stay(tmp_path: Path, memor
         run.wait("no notice", lambda: not any(run.node(name)["notices"] for name in MACHINES[:3]))
 
         cluster.kill("kube-apiserver")
+        run.wait("the problem", lambda: "does not answer" in run.problem_of_nodes())
         run.wait_steps(20)
         cluster.start_api_server()
         last = min(run.ranks_on())
