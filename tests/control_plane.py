@@ -228,15 +228,6 @@ class Cluster:
 
         wait_until(untainted, description="machines without taints", timeout_s=START_S, poll_s=0.2)
 
-    def evict(self, pod: str) -> None:
-        """As `kubectl drain` does after its cordon."""
-        body = {
-            "apiVersion": "policy/v1beta1",
-            "kind": "Eviction",
-            "metadata": {"name": pod, "namespace": NAMESPACE},
-        }
-        self.post(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction", body)
-
     def pods(self) -> list[Object]:
         return self.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
 
