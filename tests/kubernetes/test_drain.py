@@ -27,7 +27,7 @@ from scaling_losses import undisturbed_losses
 from waiting import wait_until
 
 from holdfast.cli.client import Client
-from holdfast.cli.endings import COMPLETED, SUSPENDED
+from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, SUSPENDED
 from holdfast.cli.stack import LocalStack, StackOptions
 from holdfast.domain.errors import NotFound
 
@@ -38,7 +38,7 @@ ACCOUNT = f"{charts.RELEASE}-supervisor"
 API_TOKEN = "0123456789abcdef"
 IMPENDING = "cloud.google.com/impending-node-termination"
 MACHINES = ("gpu-a", "gpu-b", "gpu-c", "gpu-d")
-WAIT_S = 120.0
+WAIT_S = 180.0
 
 
 @dataclass
@@ -106,9 +106,9 @@ class Run:
         tails = [f"{path.name}:\n" + "\n".join(path.read_text().splitlines()[-15:]) for path in logs]
         return f"incidents: {incidents}\nkubelets: {self.machines.errors[-5:]}\n" + "\n".join(tails)
 
-    def finish(self) -> None:
+    def finish(self, code: int = COMPLETED) -> None:
         """Wait for the end, and compare with a run that nothing happened to."""
-        assert self.launcher.wait(WAIT_S * 2) == COMPLETED, self.told()
+        assert self.launcher.wait(WAIT_S * 2) == code, self.told()
         assert self.steps == list(range(1, self.steps[-1] + 1)), "no step is done twice, and none left out"
         assert [record["loss"] for record in self.records] == undisturbed_losses(len(self.steps), 2)
         assert {each["kind"] for each in self.client.incidents(JOB)} == {"maintenance"}
@@ -224,7 +224,7 @@ def test_a_drained_machine_is_left_before_its_pod_and_no_step_is_done_twice(
 
 def test_cordons_and_taints_move_ranks_while_the_pods_stay(tmp_path: Path, memory_dir: Path, cluster: Cluster) -> None:
     """Nothing but the bridge tells the supervisor of these: no pod is touched."""
-    with running(tmp_path, cluster, memory_dir, steps=450, machines=MACHINES[:3]) as run:
+    with running(tmp_path, cluster, memory_dir, steps=100_000, machines=MACHINES[:3]) as run:
         run.wait_step(30)
         before = run.pods_on()
 
@@ -254,7 +254,8 @@ def test_cordons_and_taints_move_ranks_while_the_pods_stay(tmp_path: Path, memor
         cluster.kubectl("cordon", last)
         run.wait_moved(last)
         assert run.pods_on() == before
-        run.finish()
+        run.client.stop(JOB, "by a test")
+        run.finish(DO_NOT_RESTART)
 
 
 def test_a_lost_machine_is_replaced_and_forgotten_with_its_object(
