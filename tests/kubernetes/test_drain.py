@@ -171,8 +171,6 @@ def running(
     for name in machines:
         cluster.add_machine(name)
     cluster.wait_untainted()
-    rights = charts.rendered("bridge.yaml", "serviceaccount.yaml", watch=True)
-    cluster.kubectl("apply", "-f", "-", stdin=rights)
     options = StackOptions(directory=root / "stack", environment=supervisor_settings(cluster, root))
     with LocalStack(options) as stack, Client(stack.api_url, token=API_TOKEN) as client:
         service = f"{charts.RELEASE}-supervisor"
@@ -192,7 +190,16 @@ def running(
             launcher = kubelet.start(templates["launcher"], "launcher", {label: "uid"})
             yield Run(root, cluster, real, launcher, client)
             cluster.delete(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{JOB}-node-0")
-    cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=rights)
+
+
+@pytest.fixture(autouse=True)
+def rights(cluster: Cluster) -> Iterator[None]:
+    """The chart's account and what it may do."""
+    manifests = charts.rendered("bridge.yaml", "serviceaccount.yaml", watch=True)
+    cluster.kubectl("apply", "-f", "-", stdin=manifests)
+    yield
+    cluster.wait_ready()
+    cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=manifests)
 
 
 @pytest.fixture
