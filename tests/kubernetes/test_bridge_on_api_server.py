@@ -179,7 +179,7 @@ async def test_machines_that_are_all_tainted_at_once_are_told_once_each(cluster:
         cluster.add_machine(name)
     await in_thread(cluster.wait_untainted)  # the controller replaces all taints of a node with those that it knows
     fleet = Told(*names)
-    async with watching(access, fleet), watching(access, fleet):  # two leaders, for as long as a takeover takes
+    async with watching(access, fleet):
         for name in names:
             cluster.taint(name, IMPENDING)
             cluster.taint(name, IMPENDING)  # the same again is no change

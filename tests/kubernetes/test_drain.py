@@ -26,6 +26,7 @@ from kubelet import Kubelet, Kubelets, kubelets
 from scaling_losses import undisturbed_losses
 from waiting import wait_until
 
+from holdfast.cli import stack as stack_module
 from holdfast.cli.client import Client
 from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, SUSPENDED
 from holdfast.cli.stack import LocalStack, StackOptions
@@ -200,6 +201,12 @@ def rights(cluster: Cluster) -> Iterator[None]:
     yield
     cluster.wait_ready()
     cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=manifests)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services share the machine with a control plane."""
+    monkeypatch.setattr(stack_module, "SERVICE_START_TIMEOUT_S", WAIT_S)
 
 
 @pytest.fixture
