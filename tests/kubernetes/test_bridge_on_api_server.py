@@ -12,7 +12,9 @@ import anyio.to_thread
 import charts
 import pytest
 from control_plane import GRACE_S, NAMESPACE, Cluster
+from eventlogs import redis_log
 from kube_fleet import Told
+from supervising import MortalLog, PlayedAgent, Running, start_supervisor
 from waiting import wait_until, wait_until_async
 
 from holdfast.domain.errors import NotFound, Unavailable
@@ -177,7 +179,7 @@ async def test_machines_that_are_all_tainted_at_once_are_told_once_each(cluster:
         cluster.add_machine(name)
     await in_thread(cluster.wait_untainted)  # the controller replaces all taints of a node with those that it knows
     fleet = Told(*names)
-    async with watching(access, fleet), watching(access, fleet):  # two leaders, for as long as a takeover takes
+    async with watching(access, fleet):
         for name in names:
             cluster.taint(name, IMPENDING)
             cluster.taint(name, IMPENDING)  # the same again is no change
@@ -348,6 +350,46 @@ async def test_an_api_server_of_another_authority_is_not_believed(
     async with watching(wrong, fleet) as shell:
         await until(shell, "certificate verify failed")
     assert fleet.said == []
+
+
+async def test_a_leader_that_dies_in_the_middle_of_its_watch_leaves_nothing_unsaid(
+    cluster: Cluster, access: Access, redis_url: str, tmp_path: Path
+) -> None:
+    """Two supervisors, with agents that speak the real protocol."""
+    for name in ("m1", "m2"):
+        cluster.add_machine(name)
+    settings = {
+        "kubernetes_watch": True,
+        "kubernetes_api": access.url,
+        "kubernetes_token_file": access.token_file,
+        "kubernetes_ca_file": access.ca_file,
+        "kubernetes_namespaces": NAMESPACE,
+    }
+    async with anyio.create_task_group() as tasks:
+        log = MortalLog(redis_log(redis_url))
+        first = await start_supervisor(tasks, tmp_path / "1", log, name="sup-1", **settings)
+        second = await start_supervisor(tasks, tmp_path / "2", redis_log(redis_url), name="sup-2", **settings)
+        for name in ("m1", "m2"):
+            tasks.start_soon(PlayedAgent(name, [first.control, second.control]).run)
+
+        async def states(supervisor: Running, **wanted: str) -> None:
+            async def there() -> bool:
+                return {each["node"]: each["state"] for each in (await supervisor.get("/v1/nodes"))["items"]} == wanted
+
+            await wait_until_async(there, description=f"{wanted}", timeout_s=WAIT_S)
+
+        await states(first, m1="spare", m2="spare")
+        cluster.cordon("m1")
+        await states(first, m1="cordoned", m2="spare")
+        log.die_when(lambda _: True, after=False)
+        cluster.cordon("m1", cordoned=False)
+        cluster.cordon("m2")
+        await states(second, m1="spare", m2="cordoned")
+        assert {each["what"]: each["problem"] for each in (await second.get("/v1/kubernetes"))["watched"]} == {
+            "nodes": "",
+            f"pods of namespace {NAMESPACE}": "",
+        }
+        tasks.cancel_scope.cancel()
 
 
 # ---------------------------------------------------------------- machines that are replaced

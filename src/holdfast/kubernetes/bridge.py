@@ -75,6 +75,7 @@ class Bridge:
         self._watches: list[Watch] = []
         self._said: dict[str, tuple[Change, float]] = {}  # by node: what it was told last, and when
         self._news = anyio.Event()
+        self._failed: tuple[float, str] | None = None  # since when it cannot begin, by the loop's clock, and why
 
     def sights(self) -> list[Sight]:
         """Return how well each collection is seen; empty = nothing has been watched yet."""
@@ -83,6 +84,9 @@ class Bridge:
         def unix(loop_time: float | None) -> float | None:
             return None if loop_time is None else wall - (at - loop_time)
 
+        if self._failed is not None and not self._watches:
+            failed_at, why = self._failed
+            return [Sight("cluster", f"the bridge failed, and begins again: {why}", unix(failed_at), None)]
         return [
             Sight(each.what, each.problem, unix(each.problem_since), unix(each.confirmed_at)) for each in self._watches
         ]
@@ -96,8 +100,10 @@ class Bridge:
         while True:
             try:
                 await self._run(fleet)
-            except Exception as error:  # a bug here must not cost the leader its term
+            except Exception as error:  # a bug here, or a wrong setting, must not cost the leader its term
                 log.error("the bridge to Kubernetes failed, and begins again", exc_info=error)
+                since = self._failed[0] if self._failed is not None else anyio.current_time()
+                self._failed = since, _cause(error)
             finally:
                 self._watches = []  # a supervisor that no longer leads sees nothing
             await anyio.sleep(FAILED_PAUSE_S)
@@ -111,6 +117,7 @@ class Bridge:
             self._watches = [Watch(api, each, self._take) for each in resources]
             for watch in self._watches:
                 tasks.start_soon(watch.run)
+            self._failed = None
             await self._compare(fleet)
 
     def _take(self, event: ClusterEvent) -> None:
@@ -156,3 +163,10 @@ class Bridge:
         if said != change:
             log.info("the cluster says", node=change.node, what=words(change))
         fleet.tell(change)
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first failure of a group in words."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

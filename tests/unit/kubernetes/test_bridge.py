@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import certificates
 import pytest
 from kube_cluster import ClusterApi, node, pod, serving
 from kube_fleet import Told
@@ -165,6 +166,26 @@ async def test_a_bug_of_the_bridge_does_not_end_it(monkeypatch: pytest.MonkeyPat
     async with running(api, fleet):
         await fleet.until({"m1": CORDONED})
     assert not failures
+
+
+async def test_an_authority_that_cannot_be_read_shows_until_it_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bridge, "FAILED_PAUSE_S", 0.01)
+    missing = tmp_path / "ca.crt"
+    shell = Bridge(Options(access=Access(url="https://127.0.0.1:1", token_file=None, ca_file=missing)), lambda: 1000.0)
+    assert shell.sights() == []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(shell.run, Told("m1"))
+        await until("the failure", shell.sights)
+        (sight,) = shell.sights()
+        assert sight.problem.startswith("the bridge failed, and begins again: InvalidSpec: HOLDFAST_KUBERNETES_CA_FILE")
+        assert sight.problem_since == pytest.approx(1000.0, abs=60.0)
+        missing.write_bytes((certificates.make(tmp_path) / "ours-ca.pem").read_bytes())
+        await until("the watch", lambda: shell.problems)
+        assert [each.what for each in shell.sights()] == ["nodes"]
+        tasks.cancel_scope.cancel()
+    assert shell.sights() == [], "it does not lead any more"
 
 
 async def test_answers_that_are_none_are_errors_of_the_api_server() -> None:
