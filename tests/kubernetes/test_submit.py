@@ -14,6 +14,7 @@ from kube_api import KubeApi, serving
 
 pytestmark = [
     pytest.mark.kubernetes,
+    pytest.mark.core,
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("kubectl") is None, reason="not installed: kubectl (make kubernetes-test)"),
 ]
