@@ -37,11 +37,14 @@ def test_what_an_agent_makes_is_its_users_alone(everybodys: Path) -> None:
         assert {mode(path) for path in (memory, directory, directory / "disk")} == {0o700}
 
 
-def test_a_directory_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
-    (tmp_path / "node-0").mkdir()
-    (tmp_path / "node-0").chmod(0o755)  # made by an earlier version
-    make_private(tmp_path / "node-0")
-    assert mode(tmp_path / "node-0") == 0o700
+def test_an_agents_directory_of_an_earlier_version_is_closed_to_others(tmp_path: Path) -> None:
+    directory, disk = tmp_path / "agent", tmp_path / "volume"
+    for path in (directory, disk):
+        path.mkdir()
+        path.chmod(0o755)
+    with claimed(directory, tmp_path / "memory", disk):
+        assert mode(directory) == 0o700
+        assert mode(disk) == 0o755, "it may be a volume that others use as well"
 
 
 @needs_root
@@ -79,10 +82,13 @@ def test_a_volume_that_somebody_else_mounted_is_used(tmp_path: Path) -> None:
     assert mode(tmp_path / "volume" / "node-0") == 0o700
 
 
-def test_a_link_to_somewhere_else_is_refused(everybodys: Path, tmp_path: Path) -> None:
+@needs_root
+def test_a_link_of_another_user_is_refused(everybodys: Path, tmp_path: Path) -> None:
     (precious := tmp_path / "precious").mkdir(mode=0o755)
     (everybodys / "agent").symlink_to(precious)
-    with pytest.raises(InvalidSpec, match="a directory, and not a symbolic link"):
+    make_private(everybodys / "agent")  # this user's own: another disk
+    os.chown(everybodys / "agent", SOMEBODY, SOMEBODY, follow_symlinks=False)
+    with pytest.raises(InvalidSpec, match=rf"/agent belongs to user {SOMEBODY}"):
         make_private(everybodys / "agent")
     assert mode(precious) == 0o755
 

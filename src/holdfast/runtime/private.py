@@ -16,44 +16,35 @@ _ROOT = 0
 
 
 def make_private(path: Path) -> None:
-    """Make a directory with mode 0700, or take away what others may do in one that this user has.
+    """Make a directory with mode 0700, or use the one that is there, as it is.
 
-    Raises `InvalidSpec` if it is a symbolic link or belongs to another user, or if somebody else than this user and root has
-    made a directory above it in a place where everybody may (one with the sticky bit, such as /tmp). Raises `OSError` if it
-    cannot be made.
+    Raises `InvalidSpec` if it belongs to another user than this one and root, or if such a user has made it, a link on the way
+    to it, or a directory above it in a place where everybody may (one with the sticky bit, such as /tmp). Raises `OSError` if
+    it cannot be made.
     """
     path = path.absolute()
-    for above in reversed(path.parents):
-        _check_owner(path, above)
+    for part in (*reversed(path.parents), path):
+        _check_maker(path, part)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = _opened(path)
+    found = path.stat()
+    if found.st_uid not in (_ROOT, os.geteuid()):
+        raise _refused(path, path, found)
+
+
+def close_to_others(path: Path) -> None:
+    """Take away what other users may do in a directory. Raises `OSError`."""
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        path.chmod(stat.S_IRWXU)
+
+
+def _check_maker(path: Path, part: Path) -> None:
     try:
-        found = os.fstat(folder)
-        if found.st_uid != os.geteuid():
-            raise _refused(path, path, found)
-        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            os.fchmod(folder, 0o700)
-    finally:
-        os.close(folder)
-
-
-def _opened(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if path.is_symlink():
-            raise InvalidSpec("directory", str(path), "a directory, and not a symbolic link") from error
-        raise
-
-
-def _check_owner(path: Path, above: Path) -> None:
-    try:
-        found, place = above.lstat(), above.parent.lstat()
+        found, place = part.lstat(), part.parent.lstat()
     except FileNotFoundError:
         return  # it will be made
     everybodys = place.st_mode & stat.S_ISVTX and place.st_mode & stat.S_IWOTH
-    if everybodys and found.st_uid not in (_ROOT, os.geteuid()):
-        raise _refused(path, above, found)
+    if (everybodys or stat.S_ISLNK(found.st_mode)) and found.st_uid not in (_ROOT, os.geteuid()):
+        raise _refused(path, part, found)
 
 
 def _refused(path: Path, whose: Path, found: os.stat_result) -> InvalidSpec:

@@ -163,11 +163,11 @@ def test_a_link_to_another_jobs_directory_takes_nothing_from_it(node: Node) -> N
         links = (node.disk / BAD, node.memory / BAD)
         for link in links:
             link.symlink_to(JOB)
-        before = sorted(path for path in node.disk.rglob("*"))
+        before = set(node.disk.rglob("*"))
         node.start()
         places = {trouble.place for trouble in troubles_of(node, BAD)}
         assert {str(link) for link in links} <= places
-        assert sorted(path for path in node.disk.rglob("*")) == before
+        assert set(node.disk.rglob("*")) <= before, "nothing is set aside; old steps may be dropped meanwhile"
         assert {tier for held, tier in node.holdings() if held == key} == {"memory", "disk"}
         with pytest.raises(grpc.RpcError, match="is a symbolic link"):
             node.configure(job=BAD)

@@ -131,12 +131,12 @@ def test_nobody_is_asked_by_default_and_settings_that_mean_nothing_are_refused()
 def test_a_plug_in_with_the_method_is_asked_if_nodes_are_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = {"holdfast.providers": {"ticket": "acme_ticket:Both", "old": "acme_ticket:Replaces"}}
+    entries = {"holdfast.providers": {"ticket": "acme_demand:Both", "old": "acme_demand:Replaces"}}
     module = (
         "class Replaces:\n    async def replace(self, machine): ...\n"
         "class Both(Replaces):\n    async def more(self, asked): ...\n"
     )
-    packages.pretend(tmp_path, "acme", entries, {"acme_ticket": module})
+    packages.pretend(tmp_path, "acme", entries, {"acme_demand": module})
     monkeypatch.syspath_prepend(str(tmp_path))
     both, old = providers.build("ticket", ""), providers.build("old", "")
     found: object = providers.supplier(both, "", 8)

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from holdfast.domain.errors import Conflict, HoldfastError, Unavailable
-from holdfast.runtime.private import make_private
+from holdfast.runtime.private import close_to_others, make_private
 
 log = structlog.get_logger("holdfast.agent.directory")
 
@@ -33,6 +33,8 @@ def claimed(agent_dir: Path, memory_dir: Path, disk_dir: Path) -> Iterator[None]
     for path in (agent_dir, memory_dir, disk_dir):
         try:
             make_private(path)
+            if path == agent_dir:
+                close_to_others(path)
             (probe := path / f".write-{os.getpid()}").touch()
             probe.unlink()
         except OSError as error:
