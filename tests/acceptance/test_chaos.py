@@ -152,8 +152,11 @@ def test_a_lost_node_is_its_agents_own_end(tmp_path: Path) -> None:
 def test_a_flipped_bit_is_in_a_stored_shard_and_the_run_goes_on(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=2) as run:
         run.client.submit(job(tmp_path / "out", chaos=True))
+        stored = [tmp_path / "stack" / "nodes" / name for name in ("node-0", "node-1")]
         wait_until(
-            lambda: list((tmp_path / "stack").rglob("rank-*.json")), description="a stored shard", timeout_s=TIMEOUT_S
+            lambda: all(list(node.rglob("rank-1.json")) for node in stored),
+            description="rank 1's shard on its node, whichever that is",
+            timeout_s=TIMEOUT_S,
         )
         done = run.client.inject_fault("gpt", "bit_flip", 1, 10.0, 0)
         assert done["state"] == "succeeded", done

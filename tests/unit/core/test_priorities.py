@@ -362,6 +362,33 @@ def test_a_waiting_job_gets_a_replica_of_another_one() -> None:
     assert fleet.has(HIGH) == {"n2", "n3"}
 
 
+def test_a_job_gets_a_node_back_that_it_had_before_another_job_got_it() -> None:
+    """Its first start failed, and its plan still names the node that the lender has grown into meanwhile."""
+    fleet = Fleets(5)
+    fleet.start(LOW, 3)
+    fleet.start(HIGH, 3, priority=5, min_dp=3)
+    fleet.wait(11)
+    step = fleet.save_for(LOW)
+    fleet.now += 0.1
+    fleet.answer_orders("n4")
+    fleet.step_all(step + 1)
+    assert fleet.of(HIGH).phase is JobPhase.PREPARING
+    fleet.wait(fleet.of(HIGH).spec.limits.prepare_timeout_s + 1.0)
+    fleet.answer_orders()
+    assert fleet.of(HIGH).phase is JobPhase.PENDING, "n4 did not prepare"
+    fleet.save_for(LOW)
+    fleet.go(LOW)
+    assert fleet.dp(LOW) == 3
+    assert fleet.has(LOW) & fleet.has(HIGH), "what it was to start on"
+    asked_until = fleet.now + fleet.state.config.loan_unused_s + fleet.state.config.kept_s + 60.0
+    while len(fleet.loans()) < 2 and fleet.now < asked_until:
+        fleet.wait(1.0)
+    fleet.give(LOW)
+    fleet.go(HIGH)
+    assert (fleet.dp(LOW), fleet.dp(HIGH)) == (2, 3)
+    assert not fleet.has(LOW) & fleet.has(HIGH)
+
+
 def test_a_job_below_its_size_grows_by_a_replica_of_another_one() -> None:
     fleet = Fleets(5)
     fleet.start(LOW, 3)

@@ -59,7 +59,7 @@ class SharingPromises:
         free = taken | (_idle(before) | _idle(after)) - kept
         left, of_others = len(free), 0
         for other in sorted(before.jobs.values(), key=lambda each: (-each.spec.priority, each.submitted_at, each.name)):
-            if not _reserves(other) or (other.name != name and not _reserves(after.jobs[other.name])):
+            if not self._holds(other, after.jobs[other.name], is_taker=other.name == name):
                 continue
             reserved = min(left, other.spec.spares)
             left -= reserved
@@ -69,6 +69,11 @@ class SharingPromises:
             raise Violation(
                 f"{name} takes {sorted(taken)} of {sorted(free)}: {of_others} of them are reserved for other jobs"
             )
+
+    @staticmethod
+    def _holds(before: Job, after: Job, *, is_taker: bool) -> bool:
+        """Whether free nodes are reserved for it. For the one that takes nodes also those that it cannot use itself."""
+        return not _is_idle(before) if is_taker else _reserves(before) and _reserves(after)
 
     def _lends_by_the_rules(self, after: State, incident: Incident, at: float) -> None:
         loan, lender = incident.loan, self.specs[incident.job]
@@ -161,5 +166,8 @@ def _is_fit(node: Node) -> bool:
 
 def _reserves(job: Job) -> bool:
     """It runs or changes, none of its nodes has failed it in this change, and it does not wait for nodes."""
-    idle = job.phase.finished or isinstance(job.doing, Pending | Waiting | Suspended)
-    return not idle and not (job.change is not None and job.change.excluded)
+    return not _is_idle(job) and not (job.change is not None and job.change.excluded)
+
+
+def _is_idle(job: Job) -> bool:
+    return job.phase.finished or isinstance(job.doing, Pending | Waiting | Suspended)

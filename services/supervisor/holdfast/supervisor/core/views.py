@@ -104,6 +104,9 @@ def _reachable(
 ) -> Plan | Unplannable:
     generation = job.generation
     claimed, zones, rates, on_probation = turn.pooled(("members", job.name), lambda: _members(turn, job), job)
+    if more and generation is not None:  # a job that waits may have had such a node before another job got it
+        claimed -= {spare.node for spare in more}
+        more = tuple(spare for spare in more if generation.slot_of(spare.node) is None)
     request = Request(
         spec=job.spec,
         dp=dp,
