@@ -309,6 +309,20 @@ def test_what_is_told_again_after_the_return_is_history() -> None:
     assert "has come back from it since" in fleet.notes()
 
 
+def test_what_is_told_again_while_a_booted_node_is_held_down_boots_it_no_second_time() -> None:
+    fleet = training()
+    for name in ("xid", "nvml"):
+        fleet.find(FindingKind.GPU_ERROR, "n2", severity=Severity.FATAL, name=name)
+    boot(fleet, "n2")
+    before = node_of(fleet, "n2").removal
+    assert before is not None
+    assert before.back_at is not None
+    fleet.find(FindingKind.GPU_ERROR, "n2", severity=Severity.FATAL, name="xid")
+    assert node_of(fleet, "n2").removal == before
+    fleet.wait(HOLD + 1)
+    assert spares(fleet) == ("n2",)
+
+
 # ---------------------------------------------------------------- resets
 
 

@@ -106,8 +106,9 @@ def _removal(turn: Turn, node: Node, cause: str, cure: Cure, *, hardware: bool =
 
 
 def is_dealt_with(node: Node, finding: Finding) -> bool:
-    """Whether the finding is one of a fault that the node has come back from: it was delivered late, or is said again."""
-    return node.removal is None and any(fault.incident == finding.id for fault in node.faults)
+    """Whether the finding is one of a fault that the node has come back from, though it may be held down still: the finding was
+    delivered late, or is said again."""
+    return is_first_of_fault(node) and any(fault.incident == finding.id for fault in node.faults)
 
 
 def is_first_of_fault(node: Node) -> bool:
