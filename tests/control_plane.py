@@ -12,17 +12,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
+from ports import free_ports
 from waiting import wait_until
 
 from holdfast.runtime.children import tied
@@ -42,14 +42,6 @@ Object = dict[str, Any]
 
 def is_built() -> bool:
     return all((DIRECTORY / name).exists() for name in PROGRAMS)
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 class Cluster:

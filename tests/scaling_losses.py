@@ -1,12 +1,22 @@
-"""What a job of `scaling_train` computes when nothing happens to it."""
+"""What a job of `scaling_train` has computed, and what it computes when nothing happens to it."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 import scaling_train
 import torch
 
 import holdfast.train as hf
 from holdfast.domain.mesh import Mesh
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """A record per step, in the order in which they were done, of the job whose option `--out` this is."""
+    path = out / "steps.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def undisturbed_losses(steps: int, replicas: int) -> list[float]:

@@ -22,8 +22,9 @@ from typing import Literal, Protocol
 import httpx
 import pytest
 import redis
-from containers.engine import NoEngine, answers, engine, free_ports
+from containers.engine import NoEngine, answers, engine
 from containers.images import ROOT, SERVICES, exists, make_base, settings
+from ports import free_ports
 from waiting import wait_until
 
 from holdfast.log.embedded import MEMORY_MAX, EmbeddedRedis

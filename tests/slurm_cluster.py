@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from ports import free_ports
 from waiting import wait_until
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo", "scancel")
@@ -51,14 +52,6 @@ def missing() -> list[str]:
     """Return the programs that are not installed."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     return [name for name in NEEDED if shutil.which(name, path=path) is None]
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 @dataclass

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import scaling_train
 import yaml
+from scaling_losses import records
 from slurm_cluster import Slurm, missing, slurm
 from waiting import wait_until
 
@@ -81,8 +82,7 @@ class Run:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        path = self.root / "out" / "steps.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return records(self.root / "out")
 
     @property
     def steps(self) -> list[int]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from waiting import wait_until
@@ -64,15 +63,6 @@ def engine(directory: Path) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-
-
-def free_ports(count: int) -> tuple[int, ...]:
-    """Ports of loopback to publish containers on, all different."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return tuple(one.getsockname()[1] for one in sockets)
 
 
 def _install() -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from containers.compose import LOSS_RANK, Compose, command, gateway, project_name
-from containers.engine import NoEngine, engine, free_ports
+from containers.engine import NoEngine, engine
 from containers.images import ROOT, VERSION, build, fetch_wheels, make_base, run, settings
+from ports import free_ports
 from traces import parents_of, root_of
 from waiting import wait_until
 

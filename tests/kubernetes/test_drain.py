@@ -6,7 +6,6 @@ agents, training. Not real: kubelets (`kubelet.py`), JobSet (a plain Job has its
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import yaml
 from control_plane import GRACE_S, NAMESPACE, Cluster
 from kube_schemas import Manifest, component, environment, pods
 from kubelet import Kubelet, Kubelets, kubelets
-from scaling_losses import undisturbed_losses
+from scaling_losses import records, undisturbed_losses
 from waiting import wait_until
 
 from holdfast.cli import stack as stack_module
@@ -52,8 +51,7 @@ class Run:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        path = self.root / "out" / "steps.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return records(self.root / "out")
 
     @property
     def steps(self) -> list[int]:

@@ -22,6 +22,7 @@ import scaling_train
 import yaml
 from kube_schemas import Manifest, component, containers, pods
 from kubelet import Kubelet
+from scaling_losses import records
 from waiting import wait_until
 
 from holdfast.cli.client import Client
@@ -55,8 +56,7 @@ class Cluster:
 
     @property
     def steps(self) -> list[int]:
-        path = self.kubelet.root / "out" / "steps.jsonl"
-        return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [int(record["step"]) for record in records(self.kubelet.root / "out")]
 
 
 @contextmanager
