@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,24 @@ class Cluster:
 
     def node_of(self, job: str, rank: int) -> str:
         return next(str(worker["node"]) for worker in self.client.job(job)["ranks"] if worker["rank"] == rank)
+
+    def saved_step(self, job: str, without: str | None = None) -> int:
+        """The newest complete saved step, also `without` that node: what is restored after a fault is no older."""
+        found: list[int] = []
+
+        def survives() -> bool:
+            steps = list(self.client.checkpoints(job))
+            newest = next((place for place, each in enumerate(steps) if each["newest"]), len(steps))
+            for each in steps[newest:]:
+                holders = self.client.checkpoint_holders(job, each["attempt"], each["step"])
+                remain = [rank for rank, nodes in holders.items() if set(nodes) - {without}]
+                if each["complete"] and len(remain) == math.prod(each["mesh"].values()):
+                    found.append(int(each["step"]))
+                    return True
+            return False
+
+        wait_until(survives, description=f"{job}: a saved step that outlives {without}", timeout_s=STEP_TIMEOUT_S)
+        return found[0]
 
     def wait(
         self,
