@@ -17,7 +17,7 @@ from holdfast.domain.orders import CheckpointNow, Prepare, Stop
 from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core import check_notice
 from holdfast.supervisor.core.notices import SOURCES_MAX, TOGETHER_S
-from holdfast.supervisor.protocol import IncidentChanged, JobPhase, NodeCordonRequested, NoticeRequested
+from holdfast.supervisor.protocol import IncidentChanged, JobPhase, LeaderStarted, NodeCordonRequested, NoticeRequested
 
 HOUR_S = 3600.0
 
@@ -58,6 +58,23 @@ def test_a_spare_takes_the_ranks_at_a_checkpoint_and_no_step_is_done_again() -> 
     assert (incident.rework_steps, incident.state) == (0, IncidentState.RESOLVED)
     assert fleet.state.nodes["n1"].state is NodeState.CORDONED
     assert fleet.view.spares == (), "a machine that will be taken is nobody's spare"
+
+
+def test_a_new_leader_hears_of_the_save_before_it_concludes_that_none_came() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.train(12)
+    notice(fleet, "n1")
+    order = fleet.orders(CheckpointNow)["n0"]
+    assert isinstance(order, CheckpointNow)
+    fleet.train(order.at_step)  # all of it was saved, but nobody led who could be told
+    fleet.now += fleet.state.config.save_s + 1.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.wait(1.0)
+    assert fleet.job.planned is not None, "the swap still waits for its checkpoint"
+    fleet.save(order.at_step)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n3", "n2")
+    assert fleet.incident.rework_steps == 0
 
 
 def test_how_far_the_save_came_can_be_read() -> None:

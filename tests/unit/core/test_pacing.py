@@ -14,7 +14,7 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, SetInterval
 from holdfast.policy import restart, set_interval
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED
-from holdfast.supervisor.protocol import CheckpointRequested, FindingArrived, StepsCompleted
+from holdfast.supervisor.protocol import CheckpointRequested, FindingArrived, LeaderStarted, StepsCompleted
 
 
 def auto(**settings: object) -> JobSpec:
@@ -151,6 +151,20 @@ def test_a_checkpoint_that_does_not_come_is_a_failed_operation() -> None:
     [answer] = fleet.answers
     assert not answer.ok
     assert "was not saved by every rank in time: nowhere" in answer.reason
+
+
+def test_a_new_leader_hears_of_a_checkpoint_before_it_says_how_far_it_came() -> None:
+    fleet = asked()
+    step = wanted_step(fleet)
+    fleet.now += 60.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.wait(1.0)
+    fleet.inventory("n0")  # of before: not every agent has come back
+    assert fleet.answers == []
+    fleet.save(step)
+    fleet.wait(60.0)
+    [answer] = fleet.answers
+    assert answer.ok, answer.reason
 
 
 def test_a_job_that_does_not_run_answers_at_once() -> None:

@@ -187,6 +187,8 @@ _OF_SILENCE = (
     WitnessTimeout,
     FenceOver,
     StopTimeout,
+    SaveTimeout,
+    CheckpointReportDue,
     LostTimeout,
     RanksDue,
     StepDue,

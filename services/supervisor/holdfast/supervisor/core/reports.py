@@ -87,7 +87,7 @@ def review(turn: Turn, name: str) -> None:
         return
     for each in job.checkpoints.requests:
         arrived = job.running is not None and reach(turn, job, each.at_step).all_copies
-        if arrived or turn.at >= each.until or job.phase.finished:
+        if arrived or turn.at >= _until(turn, each) or job.phase.finished:
             _answer(turn, job, each)
     _set_timer(turn, name)
 
@@ -101,9 +101,14 @@ def settle(turn: Turn, name: str) -> None:
 
 def _set_timer(turn: Turn, name: str) -> None:
     if left := turn.jobs[name].checkpoints.requests:
-        turn.set_timer(CheckpointReportDue(name), min(each.until for each in left))
+        turn.set_timer(CheckpointReportDue(name), min(_until(turn, each) for each in left))
     else:
         turn.cancel_timer(CheckpointReportDue(name))
+
+
+def _until(turn: Turn, request: CheckpointRequest) -> float:
+    """When it is answered at the latest: a new leader knows what is saved when agents have come back to it."""
+    return max(request.until, turn.led_at + turn.config.session_s)
 
 
 def _answer(turn: Turn, job: Job, each: CheckpointRequest) -> None:
