@@ -170,7 +170,7 @@ class Client:
             self.sockets.tracking(sock),
         ):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            greeting = frames.receive(sock).fields
+            greeting = frames.receive(sock, frames.HEADER_BYTES_MAX).fields
             frames.block(sock, self.limits.io_timeout_s)
             yield Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))
 

@@ -5,21 +5,29 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
+import re
 import secrets
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.domain.errors import IncompatibleVersion, MalformedMessage, Unavailable
 from holdfast.domain.generations import ShardKey
+from holdfast.replicator.transport.strangers import Strangers
 from holdfast.shards.manifest import MANIFEST_BYTES_MAX
 
 PROTOCOL_VERSION = 2  # version 1 has one connection per transfer; both versions are supported
 MESSAGE_BYTES_MAX = 2 * MANIFEST_BYTES_MAX  # a manifest is a JSON string in a message
+HEADER_BYTES_MAX = 64 << 10  # what is read and decoded of a peer that has not signed anything yet
 _PREFIX = struct.Struct("!4sI")
 _MAGIC = b"HFD1"
+_JOB = re.compile(
+    rb'(?<!\\)"job":("(?:[^"\\]|\\.)*")'
+)  # within a JSON string, its first quotation mark would be escaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +63,68 @@ class Received:
         return bool(token) and hmac.compare_digest(self.signature, expected)
 
 
-def receive(sock: socket.socket) -> Received:
+def receive(sock: socket.socket, bytes_max: int = MESSAGE_BYTES_MAX) -> Received:
     """Receive one message. Raises MalformedMessage, Unavailable if the peer closes the connection, and TimeoutError."""
-    magic, size = _PREFIX.unpack(_exactly(sock, _PREFIX.size))
+    signature, body = _parts(_exactly(sock, _size(_exactly(sock, _PREFIX.size), bytes_max)))
+    return Received(body, signature, _decode(body))
+
+
+def receive_request(
+    sock: socket.socket, challenge: str, token_of: Callable[[str], str], strangers: Strangers, within_s: float
+) -> Received:
+    """Receive the first message of a peer that is not known yet, all of it within `within_s`.
+
+    A message of more than `HEADER_BYTES_MAX` takes its memory from `strangers`, and is decoded only if it is signed for its
+    job; otherwise the name of the job is its only field. Changes the timeout of the socket. Raises as `receive` does, and
+    Unavailable if there is no memory for the message."""
+    deadline = time.monotonic() + within_s
+    size = _size(_exactly(sock, _PREFIX.size, deadline), MESSAGE_BYTES_MAX)
+    if size <= HEADER_BYTES_MAX:
+        signature, body = _parts(_exactly(sock, size, deadline))
+        return Received(body, signature, _decode(body))
+    with strangers.memory(size):
+        signature, body = _parts(_exactly(sock, size, deadline))
+        found = _JOB.search(body, 0, HEADER_BYTES_MAX)
+        job = "" if found is None else _text(found[1])
+        request = Received(body, signature, {"job": job})
+        if not request.signed_by(token_of(job), challenge):
+            return Received(b"", "", request.fields)
+        fields = _decode(body)
+    if fields.get("job") != job:
+        raise MalformedMessage("data plane message", "it names two jobs")
+    return Received(body, signature, fields)
+
+
+def _size(prefix: bytes, bytes_max: int) -> int:
+    magic, size = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
         raise IncompatibleVersion(f"the peer speaks another data protocol than {_MAGIC.decode()}")
-    if not 64 <= size <= MESSAGE_BYTES_MAX:
-        raise MalformedMessage("data plane message", f"{size} bytes; at most {MESSAGE_BYTES_MAX} are taken")
-    envelope = _exactly(sock, size)
+    if not 64 <= size <= bytes_max:
+        raise MalformedMessage("data plane message", f"{size} bytes; at most {bytes_max} are taken")
+    return int(size)
+
+
+def _parts(envelope: bytes) -> tuple[str, bytes]:
+    """Return (signature, body). What is not ASCII is no signature."""
+    return envelope[:64].decode("ascii", "replace"), envelope[64:]
+
+
+def _decode(body: bytes) -> dict[str, Any]:
     try:
-        signature, fields = envelope[:64].decode("ascii"), json.loads(envelope[64:])
-    except ValueError as error:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
         raise MalformedMessage("data plane message", f"not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise MalformedMessage("data plane message", "not a JSON object")
-    return Received(envelope[64:], signature, fields)
+    return fields
+
+
+def _text(quoted: bytes) -> str:
+    """Decode a JSON string. "" = it is none."""
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return ""
 
 
 def encode_key(key: ShardKey) -> dict[str, int]:
@@ -135,9 +190,20 @@ def fill(sock: socket.socket, buffer: memoryview) -> None:
         buffer = buffer[received:]
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _exactly(sock: socket.socket, size: int, deadline: float = math.inf) -> bytes:
+    """Read `size` bytes. `deadline` (monotonic clock) is for all of them, however slowly the peer sends."""
     buffer = bytearray(size)
-    fill(sock, memoryview(buffer))
+    if deadline == math.inf:
+        fill(sock, memoryview(buffer))
+        return bytes(buffer)
+    rest = memoryview(buffer)
+    while rest:
+        if (left_s := deadline - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        sock.settimeout(left_s)
+        if not (received := sock.recv_into(rest)):
+            raise Unavailable("the peer hung up before its request was complete")
+        rest = rest[received:]
     return bytes(buffer)
 
 

@@ -31,6 +31,7 @@ from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.lanes import receive_spans
 from holdfast.replicator.transport.links import LINK, LinkDoor
+from holdfast.replicator.transport.strangers import Strangers
 from holdfast.replicator.view import Held, Tier
 from holdfast.shards import Manifest
 
@@ -51,7 +52,8 @@ class Server:
     """Shards are read from `tiers` in order, and pieces of running downloads from `arrivals`. Copies are written to `intake`
     in the niced threads of `takers`, because a peer's copy can wait for local training, but a peer's restore cannot.
     `token_of` returns "" for an unknown job. In the connection's thread, `arrived` is called for each received copy, and
-    `suspect` for a shard that a peer found damaged or did not read to its end. `links` admits tests of the network."""
+    `suspect` for a shard that a peer found damaged or did not read to its end. `links` admits tests of the network.
+    `strangers` limits what connections may occupy until their first message is complete."""
 
     limits: Limits
     sockets: OpenSockets
@@ -63,6 +65,7 @@ class Server:
     arrived: Callable[[str, Manifest, Tier], None]
     suspect: Callable[[str, Held], None]
     links: LinkDoor = field(default_factory=LinkDoor)
+    strangers: Strangers = field(default_factory=Strangers)
 
     def serve(self, sock: socket.socket) -> None:
         """Serve one connection with one request. Errors caused by the peer are logged, and the connection is closed."""
@@ -77,8 +80,9 @@ class Server:
         sock.settimeout(self.limits.connect_timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         challenge = frames.nonce()
-        frames.send(sock, {"version": frames.PROTOCOL_VERSION, "nonce": challenge})
-        request = frames.receive(sock)
+        with self.strangers.connection(str(sock.getpeername()[0])):
+            frames.send(sock, {"version": frames.PROTOCOL_VERSION, "nonce": challenge})
+            request = frames.receive_request(sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s)
         frames.block(sock, self.limits.io_timeout_s)
         fields = request.fields
         is_link = fields.get("op") == LINK
