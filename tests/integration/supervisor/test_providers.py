@@ -109,6 +109,11 @@ async def test_nodes_that_a_job_lacks_are_asked_for_and_the_answer_is_recorded(
     async with anyio.create_task_group() as tasks:
         supervisor = await start_supervisor(tasks, tmp_path, redis_log(redis_url), **settings)
         tasks.start_soon(machine(supervisor, 1).run)
+
+        async def there() -> bool:
+            return bool((await supervisor.get("/v1/nodes"))["items"])
+
+        await wait_until_async(there, description="the first node")
         body = {"name": "llm", "script": "/train.py", "nodes": 3, "elastic": {"min_dp": 3}}
         await supervisor.post("/v1/jobs", body)
         await wait_until_async(
