@@ -53,6 +53,17 @@ def test_unknown_phase_is_an_error_not_a_default(phase: int) -> None:
         telemetry.decode_tick(tick(progress=[{"at": 1, **one, "phase": [phase]}]))
 
 
+def test_a_tick_lists_no_more_members_of_groups_than_a_detector_has_time_for() -> None:
+    """200 rows of a few bytes each took 8 s."""
+    n = 200
+    members = [f"0-{999_999 - row}" for row in range(n)]
+    zeros, words = [0] * n, ["x"] * n
+    rows = {"rank": zeros, "group": words, "members": members, "kind": words, "sizes": words, "peer": zeros}
+    message = tick(standstills=[{"at": 1, "rows": {**rows, "entered": zeros, "pending": zeros}}])
+    with pytest.raises(MalformedMessage, match=r"standstills\.rows\.members: more than 2000000 ranks in all groups"):
+        telemetry.decode_tick(message)
+
+
 def test_unequal_columns_are_listed_with_their_lengths() -> None:
     with pytest.raises(MalformedMessage, match="rank 2, step 1, started_at 0"):
         telemetry.decode_tick(tick(steps=[{"at": 1, "rank": [0, 1], "step": [3]}]))

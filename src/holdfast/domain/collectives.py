@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 
 RANKS_MAX = 1_000_000  # of one process group
+MEMBERS_MAX = 2_000_000  # of all process groups together that one report tells of
 _RUN = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?")
 
 
@@ -79,14 +80,24 @@ def compact(ranks: Sequence[int]) -> str:
 
 def expand(text: str) -> tuple[int, ...]:
     """The ranks of `compact`. Raises ValueError for anything else, and for more than `RANKS_MAX`."""
-    ranks: list[int] = []
+    return tuple(chain.from_iterable(_runs(text)))
+
+
+def count(text: str) -> int:
+    """The number of ranks of `compact`, without listing them. Raises as `expand` does."""
+    return sum(map(len, _runs(text)))
+
+
+def _runs(text: str) -> Sequence[range]:
+    runs: list[range] = []
+    total = 0
     for run in text.split(",") if text else ():
         found = _RUN.fullmatch(run)
         if found is None:
             raise ValueError(f"{run[:40]!r} is no run of ranks (first-last:stride)")
         first = int(found[1])
-        members = range(first, int(found[2] or first) + 1, int(found[3] or 1) or 1)
-        if len(ranks) + len(members) > RANKS_MAX:
+        runs.append(range(first, int(found[2] or first) + 1, int(found[3] or 1) or 1))
+        total += len(runs[-1])
+        if total > RANKS_MAX:
             raise ValueError(f"more than {RANKS_MAX} ranks")
-        ranks.extend(members)
-    return tuple(ranks)
+    return runs

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from holdfast.domain import worker
-from holdfast.domain.collectives import expand
+from holdfast.domain.collectives import MEMBERS_MAX, count
 from holdfast.domain.signals import Phase
 
 INTEGER_MAX = 2**63 - 1
@@ -20,7 +20,6 @@ DIGEST_CHARS_MAX = 64
 NAME_CHARS_MAX = 256
 PATH_CHARS_MAX = 4096
 GROUPS_MAX = 256  # process groups of one rank
-MEMBERS_MAX = 2_000_000  # of all of them together
 OBSERVED_STEPS_MAX = 1 << 20  # of one block
 
 
@@ -224,7 +223,7 @@ def _groups(members: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     for text in list(members.values())[:GROUPS_MAX]:
         if not isinstance(text, str):
             raise TypeError(f"members as text, not {text!r}")
-        total += len(expand(text))
+        total += count(text)
         if total > MEMBERS_MAX:
             raise ValueError(f"more than {MEMBERS_MAX} members")
     return tuple((_text(name), text) for name, text in list(members.items())[:GROUPS_MAX])

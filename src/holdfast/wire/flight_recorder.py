@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import pickletools
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ from holdfast.domain.collectives import RANKS_MAX, CollectiveRows, compact, expa
 from holdfast.domain.errors import MalformedMessage
 
 DUMP_BYTES_MAX = 64 << 20
+OPCODES_MAX = 4_000_000  # of a pickle; 2,000 entries of a recorder have about 200,000
 GROUPS_MAX = 256  # of one rank
 TENSORS_MAX = 8  # of one operation, and dimensions of one tensor
 COUNT_MAX = 2**62
@@ -36,6 +38,7 @@ NAME_CHARS_MAX = 100
 SIZES_CHARS_MAX = 120
 
 _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+_MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 _VERSION = re.compile(r"2\.\d+")
 
 
@@ -64,6 +67,7 @@ def parse_pickle(raw: bytes) -> Mapping[str, Any]:
     """The dump in a pickle. Raises `MalformedMessage` for garbage, and for a pickle that tries to run code."""
     _check_length(raw)
     try:
+        _check_opcodes(raw)
         return _check_dump(_Plain(io.BytesIO(raw)).load())
     except MalformedMessage:
         raise
@@ -118,6 +122,16 @@ class _Table:
 def _check_length(raw: bytes) -> None:
     if len(raw) > DUMP_BYTES_MAX:
         raise MalformedMessage("flight recorder", f"{len(raw)} bytes; at most {DUMP_BYTES_MAX}")
+
+
+def _check_opcodes(raw: bytes) -> None:
+    """The unpickler makes its memo as long as the largest number in it, which nine bytes can make two billion. Picklers number
+    from 0 on without a gap."""
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
+        if number > OPCODES_MAX:
+            raise MalformedMessage("flight recorder", f"a pickle of more than {OPCODES_MAX} operations")
+        if opcode.name in _MEMO and not (isinstance(argument, int) and 0 <= argument <= number):
+            raise MalformedMessage("flight recorder", f"{opcode.name} {argument} as operation {number} of a pickle")
 
 
 def _check_dump(value: object) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from dataclasses import replace
 
 from diagnosing import T0, Fleet
@@ -164,3 +165,16 @@ def test_a_storm_of_jobs_stays_bounded() -> None:
         engine.fold(fleet.started("n0"), T0 + number)
     assert len(engine._steps.generations) <= 4096
     assert len(engine._roster.on("n0")) <= 64
+
+
+def test_a_stated_number_of_ranks_takes_no_memory_before_they_report() -> None:
+    """A node states the mesh of a generation; nothing else confirms it."""
+    fleet = Fleet(nodes=1)
+    fleet.start()
+    tracemalloc.start()
+    for number in range(2, 300):
+        mesh = Mesh.of({"dp": 1_000_000})
+        fleet.fold(replace(fleet.started("n0"), job=f"job-{number}", mesh=mesh))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 400 << 20, "of the three that are compared rank by rank, not of 300"

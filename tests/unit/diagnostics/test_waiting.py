@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from holdfast.diagnostics.detectors.waiting import Standing, Waiting, find_blocking_ranks
@@ -33,6 +35,15 @@ def named(found: Waiting | None) -> tuple[Standing, tuple[int, ...]]:
 def test_nobody_inside_a_collective_explains_nothing() -> None:
     assert find_blocking_ranks(rows(at(0, "dp", "0-1", 5), at(1, "dp", "0-1", 4))) is None
     assert find_blocking_ranks(CollectiveRows.of(())) is None
+
+
+def test_groups_that_no_job_has_explain_nothing_and_take_little_memory() -> None:
+    listed = [at(rank, f"g{number}", "0-999999", 9, 9) for number in range(200) for rank in (0, 1)]
+    tracemalloc.start()
+    assert find_blocking_ranks(rows(*listed)) is None
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200 << 20
 
 
 def test_the_one_that_has_not_come_is_named_with_what_it_misses() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,26 @@ def test_a_pickle_that_wants_to_run_code_is_rejected_and_counted(tmp_path: Path)
     assert dumps.ranks == (0,)
     assert [name for name, _ in dumps.rejected] == ["dump_1", "dump_2", "dump_3"]
     assert "posix.mkdir" in dumps.rejected[0][1]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\x80\x02Nr\xff\xff\xff\x3f.", b"Np1000000000\n.", b"\x80\x04N" + b"]q\x01" * 3 + b"."],
+    ids=["nine bytes", "as text", "a gap"],
+)
+def test_a_pickle_whose_memo_would_take_gigabytes_is_refused(raw: bytes) -> None:
+    tracemalloc.start()
+    with pytest.raises(MalformedMessage):
+        parse_pickle(raw)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_dump_of_any_pickle_protocol_is_read(protocol: int) -> None:
+    good = dump(*(entry(number) for number in range(300)))
+    assert parse_pickle(pickle.dumps(good, protocol)) == good
 
 
 def test_a_directory_without_dumps_says_so(tmp_path: Path) -> None:

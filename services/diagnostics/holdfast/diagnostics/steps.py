@@ -52,14 +52,16 @@ class _Step:
 @dataclass(slots=True)
 class _Generation:
     world_size: int
-    finished: list[int]  # newest step of each rank: a repeat or a reordered entry adds nothing
     ranks_at: dict[int, int]  # how many ranks have which newest step: a few steps, whatever the number of ranks
+    # The newest step of each rank that has reported one: a repeat or a reordered entry adds nothing. A node states the number
+    # of ranks, so nothing is as large as that number before as many have reported.
+    finished: dict[int, int] = field(default_factory=dict)
     slowest: int = -1  # the least of them: what all ranks have finished
     open: Bounded[int, _Step] = field(default_factory=lambda: Bounded(_OPEN_STEPS_MAX))
 
     def advance(self, rank: int, step: int) -> None:
         """Record that `rank` has finished `step`, a later step than before."""
-        before, self.finished[rank] = self.finished[rank], step
+        before, self.finished[rank] = self.finished.get(rank, -1), step
         self.ranks_at[step] = self.ranks_at.get(step, 0) + 1
         self.ranks_at[before] -= 1
         if not self.ranks_at[before]:
@@ -86,7 +88,7 @@ def started(state: StepState, item: GenerationStarted) -> None:
 
 def follow(state: StepState, key: Key, world_size: int) -> None:
     """Combine the steps of this generation from now on."""
-    state.generations[key] = _Generation(world_size, [-1] * world_size, {-1: world_size})
+    state.generations[key] = _Generation(world_size, {-1: world_size})
 
 
 def forget(state: StepState, job: str) -> None:
@@ -103,7 +105,9 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
     before = generation.slowest
     for step, rows in _by_step(columns):
         new = [
-            i for i in rows if (rank := columns.rank[i]) < generation.world_size and step > generation.finished[rank]
+            i
+            for i in rows
+            if (rank := columns.rank[i]) < generation.world_size and step > generation.finished.get(rank, -1)
         ]
         if not new:
             continue

@@ -33,6 +33,7 @@ _SYMMETRIC = ("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather
 EQUAL_SIZES = ("all_reduce", "allreduce", "_all_gather_base", "_reduce_scatter_base", "reduce", "broadcast")
 _OTHER_END = {"send": "recv", "recv": "send"}
 _SHOWN_MAX = 8
+_MEMBERS_MAX = 8_000_000  # of all groups of a job together: a job of a million ranks has some six of each
 
 
 class Standing(StrEnum):
@@ -322,8 +323,11 @@ def _fold_pairs(
 
 
 def _read(rows: CollectiveRows) -> tuple[list[_Group], dict[tuple[str, str, int], set[int]]]:
-    """Collectives by group; peers of unfinished point-to-point operations by (group, direction, rank)."""
+    """Collectives by group; peers of unfinished point-to-point operations by (group, direction, rank). Empty when there are
+    too many members to follow."""
     groups: dict[tuple[str, str], _Group] = {}
+    listed: dict[str, tuple[int, ...]] = {}
+    left = _MEMBERS_MAX
     pairs: dict[tuple[str, str, int], set[int]] = defaultdict(set)
     columns = (rows.rank, rows.group, rows.members, rows.kind, rows.sizes, rows.peer, rows.entered, rows.pending)
     for rank, name, members, kind, sizes, peer, entered, pending in zip(*columns, strict=True):
@@ -332,7 +336,12 @@ def _read(rows: CollectiveRows) -> tuple[list[_Group], dict[tuple[str, str, int]
             continue
         group = groups.get((name, members))
         if group is None:
-            group = groups[(name, members)] = _Group(name, expand(members))
+            if members not in listed:
+                listed[members] = expand(members)
+            if len(listed[members]) > left:
+                return [], {}  # no job has so many; of a part of the groups the wrong rank could be concluded
+            left -= len(listed[members])
+            group = groups[(name, members)] = _Group(name, listed[members])
         group.places[rank] = _Place(entered, pending, kind, sizes)
     return list(groups.values()), pairs
 
