@@ -37,6 +37,7 @@ from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Progress, Viewer
 from holdfast.supervisor.leader.term import LeaseTimes
 from holdfast.supervisor.policies.runner import PolicyRunner
+from holdfast.supervisor.policies.sandbox import missing
 from holdfast.supervisor.published import Published
 from holdfast.supervisor.settings import SupervisorSettings
 from holdfast.supervisor.telemetry import log_memory
@@ -73,6 +74,10 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         api_url = settings.api_url or url_of(listener)
         history = await SqliteHistory.open(settings.data_dir / "history.sqlite3")
         stack.push_async_callback(history.aclose)
+        if without := missing():
+            log.warning(
+                "policies are not confined", reason=f"this kernel does not keep them from {' and '.join(without)}"
+            )
         policies = PolicyRunner()
         stack.push_async_callback(policies.aclose)
         progress = Progress()

@@ -23,6 +23,7 @@ from holdfast import plugins
 from holdfast.domain.errors import PluginError
 from holdfast.domain.incidents import Action
 from holdfast.plugins import POLICY_PREFIX, Group
+from holdfast.supervisor.policies import sandbox
 from holdfast.supervisor.policies.script import Question
 from holdfast.wire import records
 
@@ -36,14 +37,12 @@ class Policy:
     decide: Callable[..., Any]
 
 
-def load(policy: str, source: str) -> Policy:
-    """A script's `decide`, or a plug-in's. Raises whatever the script raises, and TypeError when there is nothing to call."""
-    if policy.startswith(POLICY_PREFIX):
-        return _load_plugin(policy)
+def load(policy: str, text: str | bytes) -> Policy:
+    """A script's `decide`. Raises whatever the script raises, and TypeError when there is nothing to call."""
     module = ModuleType("holdfast_policy_script")
     module.__file__ = policy
     sys.modules[module.__name__] = module  # dataclasses in the script look themselves up there
-    exec(compile(source or Path(policy).read_bytes(), policy, "exec"), module.__dict__)
+    exec(compile(text, policy, "exec"), module.__dict__)
     decide = getattr(module, "decide", None)
     if decide is None:
         raise TypeError("it defines no decide(incident, job)")
@@ -107,9 +106,16 @@ def main() -> None:
     def write(message: dict[str, object]) -> None:
         os.write(answers, json.dumps(message).encode() + b"\n")
 
-    threading.Thread(target=read, daemon=True).start()
+    if not (first := sys.stdin.buffer.readline()):
+        return  # the parent is gone
     try:
-        policy = load(wanted, json.loads(questions.get()))
+        # A plug-in has been installed by the operator, and is imported outside of the sandbox. Of a script nothing runs there;
+        # the thread that reads begins inside as well, because a script can change what it calls.
+        plugin = _load_plugin(wanted) if wanted.startswith(POLICY_PREFIX) else None
+        text = b"" if plugin else json.loads(first) or Path(wanted).read_bytes()
+        sandbox.enter()
+        threading.Thread(target=read, daemon=True).start()
+        policy = plugin or load(wanted, text)
     except BaseException as error:  # a script may well call sys.exit()
         write({"error": explain(wanted, wanted, error)})
         return

@@ -24,6 +24,7 @@ from holdfast.domain.job import Param, PolicySpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Notice
 from holdfast.policy import JobView, check
+from holdfast.supervisor.policies import sandbox
 from holdfast.wire import records
 
 DEADLINE_S = 1.0
@@ -73,9 +74,11 @@ class PolicyScript:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        # -P: the script's directory must not shadow modules; isolated from nothing else, it is the user's own environment.
+        # -P: the script's directory must not shadow modules.
         command = [sys.executable, "-P", "-m", "holdfast.supervisor.policies.host", self.path]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=sandbox.environment(os.environ)
+        )
         try:
             self._write(json.dumps(self._source).encode())
             self._answer(LOAD_DEADLINE_S, "importing it")
