@@ -17,7 +17,7 @@ from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.providers import name_of
 from holdfast.supervisor.providers.demand import DemandRules
-from holdfast.supervisor.return_rules import DAY_S, ReplacementRules, ReturnRules
+from holdfast.supervisor.return_rules import DAY_S, TEST_FAILURES_MAX, ReplacementRules, ReturnRules
 
 
 class SupervisorSettings(ServiceSettings):
@@ -36,6 +36,7 @@ class SupervisorSettings(ServiceSettings):
     node_hold_window_s: float = Field(default=7 * DAY_S, ge=0)  # faults count for so long
     node_losses_free: int = Field(default=1, ge=0)  # losses within the window that cost no hold-down
     node_probation_s: float = Field(default=7200.0, ge=0)  # a second fault within this time sends the node away
+    node_test_failures_free: int = Field(default=2, ge=0, lt=TEST_FAILURES_MAX)  # … failed tests when idle
 
     # Another machine for a node that does not come back: docs/policies.md. Equal on all supervisors, too.
     provider: str = ""  # who is asked: "command", or the name of a plug-in; empty = nobody
@@ -121,6 +122,7 @@ class SupervisorSettings(ServiceSettings):
             window_s=self.node_hold_window_s,
             losses_free=self.node_losses_free,
             probation_s=self.node_probation_s,
+            test_failures_free=self.node_test_failures_free,
         )
 
     @property

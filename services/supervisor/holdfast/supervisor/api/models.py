@@ -410,7 +410,7 @@ class Node(Model):
     ] = None
     returns_by: Annotated[
         Literal["", "itself", "operator"],
-        Field(description="what brings a node back that a fault took out of service; empty: none did"),
+        Field(description="what brings a node back that a fault or its own tests took out of service; empty: none did"),
     ] = ""
     notices: Annotated[list[Notice], Field(description="of maintenance that is ahead or under way")] = []
     pool: Annotated[str, Field(description="only jobs of this pool get the node; empty = jobs without one")] = ""

@@ -9,7 +9,7 @@ from typing import Literal
 from holdfast.domain import spans, tracing
 from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Action, Incident
-from holdfast.domain.nodes import TERMINATION, Preflight
+from holdfast.domain.nodes import TERMINATION, NodeState, Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import models
@@ -349,7 +349,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
 
 def _returns_by(value: Node) -> Literal["", "itself", "operator"]:
     if not value.unschedulable_reason:
-        return ""
+        return "itself" if value.unfit and value.state is NodeState.CORDONED else ""
     return "itself" if returns.comes_back(value) else "operator"
 
 
@@ -410,7 +410,8 @@ def _reason(picture: Picture, value: Node, at: float) -> str:
     if value.reset_due is not None:
         return f"gets no ranks before a GPU is reset: {value.reset_due.cause}"
     if value.unfit:
-        return f"failed its pre-flight: {value.unfit}"
+        again = "it tests itself again every minute, and may have ranks when it passes"
+        return f"failed its pre-flight: {value.unfit}; {again}"
     return "tests itself before it gets ranks" if value.untested else standing
 
 

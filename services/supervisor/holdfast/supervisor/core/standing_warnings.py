@@ -16,7 +16,7 @@ policy might answer by the kind alone, and stop what is healthy. `upkeep` asks.
 from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
-from holdfast.domain.findings import Finding
+from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.policy.actions import RUN_ENDING
 from holdfast.supervisor.core import nodes, resets
@@ -39,7 +39,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
         or job.phase is not JobPhase.RUNNING
         or not _has_ranks(job, finding.node)
     ):
-        turn.judge(finding, f"recorded: a finding of severity {finding.severity} calls for no action here")
+        turn.judge(finding, f"recorded: {_why_not_asked(finding, job)}")
         return
     if resets.is_wanted_by(finding):
         if resets.is_history(turn.nodes[finding.node], finding):
@@ -65,6 +65,14 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     else:
         turn.judge(finding, "recorded: the policy is asked about it")
     turn.touch(job.name)
+
+
+def _why_not_asked(finding: Finding, job: Job | None) -> str:
+    if job is not None or not finding.node:
+        return f"a finding of severity {finding.severity} calls for no action here"
+    why = f"no job has ranks on {finding.node}, so no policy is asked"
+    withheld = finding.kind is FindingKind.PREFLIGHT  # which spares.py and returns.py see to
+    return f"{why}; it gets none until it passes its tests" if withheld else why
 
 
 def on_withdrawn(turn: Turn, finding: Finding) -> list[str]:

@@ -161,6 +161,8 @@ class Node:
     failed_test_at: float = (
         0.0  # by its own clock, when it last failed its tests as a suspect: an answer may come twice
     )
+    failing: bool = False  # the newest tests of itself that it finished without ranks have failed
+    test_failures: tuple[float, ...] = ()  # when it began to fail them, within the rules' window, oldest first
     links: tuple[LinkTest, ...] = ()  # newest tests of the network with other nodes, oldest first
     link_begun_at: float = 0.0  # when the newest one began, which may have come to no end
     refused_at: float = 0.0  # when it was last noted that it speaks for others (binding.py)
