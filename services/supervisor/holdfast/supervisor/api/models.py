@@ -451,6 +451,8 @@ class LinkTest(Model):
 class NodeDetail(Node):
     """One node with its past."""
 
+    faults_weigh: Annotated[float, Field(description="its faults, each worth less the older it is")]
+    quarantine_limit: Annotated[float, Field(description="what they may weigh before the node is quarantined")]
     faults: Annotated[list[Fault], Field(description="what counts against it since its last repair, oldest first")]
     incidents: Annotated[list[Incident], Field(description="the latest ones that began here, newest first")]
     links: Annotated[

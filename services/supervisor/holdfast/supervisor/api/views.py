@@ -18,7 +18,7 @@ from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Failed, Suspended
 from holdfast.supervisor.core.links import LinkTest
 from holdfast.supervisor.core.nodes import unknown_job
-from holdfast.supervisor.core.offenders import rate_per_day
+from holdfast.supervisor.core.offenders import rate_per_day, score
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.history.goodput import BADPUT, Class, Ledger
@@ -360,7 +360,15 @@ def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[In
     ]
     past = [incident(each) for each in incidents]
     links = [link_test(each) for each in value.links]
-    return models.NodeDetail(**dict(node(picture, value, at)), faults=faults, incidents=past, links=links)
+    rules = picture.state.config.offenders
+    return models.NodeDetail(
+        **dict(node(picture, value, at)),
+        faults=faults,
+        incidents=past,
+        links=links,
+        faults_weigh=round(score(value.faults, at, rules), 3),
+        quarantine_limit=rules.limit,
+    )
 
 
 def link_test(value: LinkTest) -> models.LinkTest:

@@ -322,6 +322,8 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
         turn.set(config=evolve(turn.config, replacements=event.replacements))
     if event.links is not None:
         turn.set(config=evolve(turn.config, links=event.links))
+    if event.offenders is not None:
+        turn.set(config=evolve(turn.config, offenders=event.offenders))
     link_tests.abandon(turn)
     turn.touch_all()
     _wait_for_agents(turn)
