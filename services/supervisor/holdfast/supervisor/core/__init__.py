@@ -32,6 +32,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     pruning.py    saved steps that somebody wants deleted
     earlier.py    what earlier submissions of a name have saved, and which of it a new one goes on from
     reconcile.py  what should run against what runs           wording.py   lists, as people read them
+    standing_warnings.py  what slows a running job down, or may end it; step_times.py  what it costs
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
 """
