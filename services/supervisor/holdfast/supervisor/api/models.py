@@ -106,6 +106,11 @@ class Incident(Model):
     findings: list[str]
     evidence: dict[str, str]
     walk: Annotated[list[Rung], Field(description="rungs of recipes in the order in which they were tried or refused")]
+    confidence: Annotated[float, Field(description="0 … 1: how sure the finding is, and what it costs")] = 1.0
+    cost_share: Annotated[
+        float | None,
+        Field(description="share of the job's rate that is lost while the condition lasts; null = not known"),
+    ] = None
 
 
 class Span(Model):

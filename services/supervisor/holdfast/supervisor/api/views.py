@@ -73,6 +73,8 @@ def incident(value: Incident) -> models.Incident:
             )
             for rung in value.walk
         ],
+        confidence=value.confidence,
+        cost_share=value.cost_share,
     )
 
 
