@@ -46,6 +46,7 @@ from holdfast.domain.signals import (
     WorkerExited,
 )
 from holdfast.supervisor.core import offenders
+from holdfast.supervisor.offender_rules import OffenderRules
 
 NODES, GPUS, DAYS = 12_500, 8, 30
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -348,7 +349,7 @@ def _explains(finding: Finding, faults: list[Fault]) -> Fault | None:
 
 def _quarantine(score: Score, faults: list[Fault], hazards: np.ndarray) -> None:
     """Feed each node's faults to the supervisor's rules. A lemon: one of the 2 % of nodes with the highest hazard."""
-    rules = offenders.Rules()
+    rules = OffenderRules()
     lemons = set(np.argsort(hazards)[-NODES // 50 :].tolist())
     past: dict[int, tuple[offenders.Fault, ...]] = {}
     out, avoided = set[int](), 0

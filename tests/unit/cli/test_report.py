@@ -33,7 +33,7 @@ INCIDENT_KEYS = {
         "t_detected_s",
         "t_decided_s",
     ),
-    *("t_prepared_s", "t_first_step_s", "rework_steps", "restored_from", "outcome", "trace_id"),
+    *("t_prepared_s", "t_first_step_s", "rework_steps", "restored_from", "outcome", "trace_id", "walk", "cost_share"),
 }
 BADPUT_S = dict(zip(BADPUT, (3.0, 0.5, 0.1, 2.0, 1.4, 0.5, 0.5, 1.0, 1.0), strict=True))
 
@@ -100,6 +100,21 @@ def outcome() -> Outcome:
         },
         failures=[],
     )
+
+
+def test_each_incident_has_its_walk(outcome: Outcome) -> None:
+    tried = {"recipe": 1, "rung": 1, "action": "gpu_reset", "nodes": [], "within_s": 0.0, "reason": "due"}
+    walk = [
+        {**tried, "began_at": ZERO + 10.2, "ended_at": ZERO + 10.2, "end": "refused", "why": "no command"},
+        {**tried, "began_at": ZERO + 10.2, "ended_at": ZERO + 12.0, "end": "done", "why": "", "action": "hot_swap"},
+    ]
+    outcome = replace(outcome, incidents=[incident(), incident(id="i2", walk=walk), incident(id="i3", action=None)])
+    plain, recipe, undecided = Report.of(LONG, outcome, {0: 5.5, 1: 4.25}).incidents
+    one = {"action": "restart", "began_s": 10.15, "ended_s": 10.6, "end": "done", "reason": "in place", "why": ""}
+    assert plain["walk"] == [one]
+    shown = [(each["action"], each["end"], each["why"], each["began_s"], each["ended_s"]) for each in recipe["walk"]]
+    assert shown == [("gpu_reset", "refused", "no command", 10.2, 10.2), ("hot_swap", "done", "", 10.2, 12.0)]
+    assert undecided["walk"] == []
 
 
 def test_the_file_has_what_was_promised(outcome: Outcome, tmp_path: Path) -> None:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import pytest
 from fleet import Fleet, job, running
 
 from holdfast.domain import orders
-from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import ActionKind
 from holdfast.domain.nodes import Check, NodeState, Preflight
 from holdfast.domain.orders import Hello, OrderDone, Prepare
-from holdfast.supervisor.protocol import JobPhase
+from holdfast.supervisor.core import returns
+from holdfast.supervisor.core.holddown import Cure
+from holdfast.supervisor.protocol import (
+    FindingArrived,
+    FindingJudged,
+    JobPhase,
+    NodeCordonRequested,
+    NodeRepaired,
+    Publish,
+)
+from holdfast.supervisor.return_rules import ReturnRules
 
+RULES = ReturnRules()
 UNDER_WAY = Preflight()
 WELL = Preflight(1.0, 0.5, (Check("disk", True, "9 GB free"), Check("peers", None, "no other node is known yet")))
 FULL = Preflight(1.0, 0.5, (Check("disk", False, "/data is 99% full"),))
@@ -74,10 +86,146 @@ def test_a_result_is_told_again_with_a_new_session() -> None:
     assert fleet.state.nodes["n3"].state is NodeState.CORDONED
 
 
+# ---------------------------------------------------------------- nodes without ranks
+
+
+def result(fleet: Fleet, node: str, *, ok: bool) -> None:
+    checks = WELL.checks if ok else FULL.checks
+    fleet.wait(1.0)  # what tests take
+    fleet.report(node, orders.Tested(Preflight(fleet.now, 0.5, checks)))
+
+
+def spares(fleet: Fleet) -> tuple[str, ...]:
+    return fleet.view.spares
+
+
+def flaps(fleet: Fleet, node: str, times: int) -> None:
+    """Fails its tests and passes them a minute later, so many times; then it fails once more."""
+    for _ in range(times):
+        result(fleet, node, ok=False)
+        fleet.wait(60.0)
+        result(fleet, node, ok=True)
+        fleet.wait(1800.0)
+        fleet.train(fleet.job.progress.step + 1)
+    result(fleet, node, ok=False)
+
+
+def standing(fleet: Fleet, node: str) -> str:
+    return returns.standing(fleet.state.nodes[node], fleet.now, RULES.probation_s)
+
+
+def test_a_finding_about_a_node_without_ranks_opens_no_incident_and_says_what_follows() -> None:
+    fleet = running(job(dp=3), spares=1)
+    result(fleet, "n3", ok=False)
+    summary = "n3 failed its pre-flight and gets no ranks (disk: /data is 99% full)."
+    finding = Finding("preflight:n3:1", FindingKind.PREFLIGHT, Severity.WARNING, fleet.now, fleet.now, summary, "n3")
+    commands = fleet.fold(FindingArrived(fleet.now, finding))
+    assert not fleet.state.incidents, "no job has ranks there, so there is no policy to ask"
+    judged = [each.record for each in commands if isinstance(each, Publish) and isinstance(each.record, FindingJudged)]
+    assert [each.verdict for each in judged] == [
+        "recorded: no job has ranks on n3, so no policy is asked; it gets none until it passes its tests"
+    ]
+
+
+def test_a_node_that_fails_its_tests_now_and_then_comes_back_with_the_next_good_one() -> None:
+    fleet = running(job(dp=3), spares=1)
+    flaps(fleet, "n3", RULES.test_failures_free - 1)
+    fleet.wait(60.0)
+    result(fleet, "n3", ok=True)
+    assert fleet.state.nodes["n3"].state is NodeState.SPARE
+    assert spares(fleet) == ("n3",)
+
+
+def test_a_node_that_fails_and_passes_by_turns_is_held_down_after_the_test_that_it_passes() -> None:
+    fleet = running(job(dp=3), spares=1)
+    flaps(fleet, "n3", RULES.test_failures_free)
+    removal = fleet.state.nodes["n3"].removal
+    assert removal is not None
+    assert (removal.cure, removal.hardware, removal.back_at) == (Cure.TESTS, False, None)
+    assert "when it passes its pre-flight test" in standing(fleet, "n3")
+    assert not fleet.state.breaker.failed_nodes, "a node without ranks that tests itself is no failure of the fleet"
+    fleet.wait(60.0)
+    result(fleet, "n3", ok=True)
+    node = fleet.state.nodes["n3"]
+    assert (node.state, spares(fleet)) == (NodeState.CORDONED, ())
+    assert standing(fleet, "n3").startswith("on hold until")
+    assert standing(fleet, "n3").endswith("passed in between; then a spare")
+    assert not node.faults, "no fault was counted"
+    fleet.wait(RULES.hold_s + 1)
+    assert fleet.state.nodes["n3"].state is NodeState.SPARE
+    assert fleet.state.nodes["n3"].probation is None
+
+
+def test_a_failed_test_in_the_hold_down_begins_it_anew() -> None:
+    fleet = running(job(dp=3), spares=1)
+    flaps(fleet, "n3", RULES.test_failures_free)
+    result(fleet, "n3", ok=True)
+    fleet.wait(RULES.hold_s - 60.0)
+    result(fleet, "n3", ok=False)
+    fleet.wait(120.0)
+    assert spares(fleet) == ()
+    result(fleet, "n3", ok=True)
+    fleet.wait(RULES.hold_s - 60.0)
+    assert spares(fleet) == ()
+    fleet.wait(61.0)
+    assert spares(fleet) == ("n3",)
+
+
+def test_a_test_that_goes_on_failing_and_a_result_that_is_told_again_count_once() -> None:
+    fleet = running(job(dp=3), spares=1)
+    for _ in range(10):
+        result(fleet, "n3", ok=False)
+        join(fleet, "n3", UNDER_WAY)  # its agent starts again
+        fleet.wait(60.0)
+    assert fleet.state.nodes["n3"].test_failures == (fleet.state.nodes["n3"].test_failures[0],)
+    result(fleet, "n3", ok=True)
+    assert spares(fleet) == ("n3",)
+
+
+def test_a_job_that_cannot_run_without_it_gets_it_in_its_hold_down() -> None:
+    fleet = running(job(dp=3, min_dp=3), spares=1)
+    flaps(fleet, "n3", RULES.test_failures_free)
+    result(fleet, "n3", ok=True)
+    assert spares(fleet) == ()
+    fleet.lose("n1")
+    assert fleet.nodes() == ("n0", "n3", "n2")
+
+
+def test_no_job_gets_it_while_its_tests_fail() -> None:
+    fleet = running(job(dp=3, min_dp=3), spares=1)
+    flaps(fleet, "n3", RULES.test_failures_free)
+    fleet.lose("n1")
+    assert fleet.job.phase is JobPhase.WAITING
+    result(fleet, "n3", ok=True)
+    assert fleet.nodes() == ("n0", "n3", "n2")
+
+
+@pytest.mark.parametrize("word", ["repair", "uncordon"])
+def test_an_operator_ends_its_hold_down(word: str) -> None:
+    fleet = running(job(dp=3), spares=1)
+    flaps(fleet, "n3", RULES.test_failures_free)
+    result(fleet, "n3", ok=True)
+    if word == "repair":
+        fleet.fold(NodeRepaired(fleet.now, "n3"))
+        assert fleet.state.nodes["n3"].test_failures == ()
+    else:
+        fleet.fold(NodeCordonRequested(fleet.now, "n3", cordoned=False, reason="looked at it"))
+    assert spares(fleet) == ("n3",)
+
+
+def test_a_node_with_ranks_is_not_held_down_for_a_late_result() -> None:
+    fleet = running(job(dp=3), spares=1)
+    for _ in range(5):
+        result(fleet, "n1", ok=False)
+        result(fleet, "n1", ok=True)
+    assert fleet.state.nodes["n1"].removal is None
+    assert fleet.state.nodes["n1"].test_failures == ()
+
+
 # ---------------------------------------------------------------- suspicion
 
 
-def test_when_nobody_is_named_every_node_tests_itself_and_the_one_that_fails_is_replaced() -> None:
+def test_when_nobody_is_named_every_node_result_and_the_one_that_fails_is_replaced() -> None:
     fleet = running(job(dp=2), spares=1)
     fleet.now += 5
     for step in (10, 20):

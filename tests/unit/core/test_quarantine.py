@@ -12,10 +12,12 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.core.indexing import index_of
-from holdfast.supervisor.core.offenders import DAY_S, Fault, Rules, added, offence, rate_per_day, score, weight_of
+from holdfast.supervisor.core.offenders import Fault, added, offence, rate_per_day, score, weight_of
+from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.protocol import FindingArrived, JobPhase, JobStopRequested, NodeCordonRequested, NodeRepaired
+from holdfast.supervisor.return_rules import DAY_S
 
-RULES = Rules()
+RULES = OffenderRules()
 
 
 def incident(kind: FindingKind, severity: str = "error", rank: int | None = None, **evidence: str) -> Incident:

@@ -14,7 +14,7 @@ from holdfast.domain.nodes import Check, NodeState, Preflight
 from holdfast.domain.orders import Hello, OrderDone, Prepare, ResetGpu, Stop
 from holdfast.supervisor.core import Node, holddown, returns
 from holdfast.supervisor.core.holddown import Cure, Probation, Removal, hold_s
-from holdfast.supervisor.core.offenders import DAY_S, Fault
+from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.core.planner import Request, Spare, plan
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import (
@@ -24,7 +24,7 @@ from holdfast.supervisor.protocol import (
     NodeCordonRequested,
     NodeRepaired,
 )
-from holdfast.supervisor.return_rules import ReturnRules
+from holdfast.supervisor.return_rules import DAY_S, ReturnRules
 from holdfast.supervisor.timers import ReturnDue
 
 RULES = ReturnRules()

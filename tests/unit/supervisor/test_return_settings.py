@@ -36,6 +36,7 @@ def test_the_defaults_of_the_settings_are_those_of_the_rules(environment: pytest
 
 def test_each_rule_is_a_setting(environment: pytest.MonkeyPatch) -> None:
     given = {"HOLD_S": 1.0, "HOLD_MAX_S": 2.0, "HOLD_WINDOW_S": 3.0, "LOSSES_FREE": 4, "PROBATION_S": 5.0}
+    given |= {"TEST_FAILURES_FREE": 6}
     for name, value in given.items():
         environment.setenv(f"HOLDFAST_NODE_{name}", str(value))
     rules = read_settings(SupervisorSettings).returns
@@ -108,6 +109,16 @@ def test_a_node_says_what_would_bring_it_back(removal: Removal | None, expected:
 def test_a_spare_says_that_it_is_on_probation() -> None:
     told = shown(state=NodeState.SPARE, probation=Probation(AT - 60, AT + 1920, "Xid 79 on GPU 3"))
     assert told == (None, AT + 1920, "", "on probation until 08:32 UTC after Xid 79 on GPU 3")
+
+
+def test_a_spare_that_failed_its_tests_says_what_would_bring_it_back() -> None:
+    failed = Preflight(AT, 0.5, (Check("disk", False, "/data is 99% full"),))
+    assert shown(preflight=failed) == (
+        None,
+        None,
+        "itself",
+        "failed its pre-flight: disk: /data is 99% full; it tests itself again every minute, and may have ranks when it passes",
+    )
 
 
 def test_a_moment_of_another_day_has_its_date() -> None:

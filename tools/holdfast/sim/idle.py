@@ -15,7 +15,7 @@ from holdfast.sim.sharing import FAULTS_END_S
 from holdfast.sim.supervisor import Observer, Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.core.offenders import Rules
+from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.protocol import Command, Event
 from holdfast.supervisor.return_rules import ReturnRules
 
@@ -42,7 +42,7 @@ class IdleLinks(SeveralJobs):
             CONFIG,
             links=RULES,
             returns=ReturnRules(hold_s=4.0, hold_s_max=16.0, probation_s=40.0),
-            offenders=Rules(limit=inf, together_s=0.2),
+            offenders=OffenderRules(limit=inf, together_s=0.2),
         )
         super().__init__(seed, tracing=tracing, fold=fold, config=config, more=chance.randint(*IDLE))
         names = list(self.agents)

@@ -43,7 +43,7 @@ from holdfast.sim.training import Training
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Config, Job, State, step
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED
-from holdfast.supervisor.core.offenders import Rules
+from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.protocol import (
     JobPhase,
     JobSubmitted,
@@ -68,7 +68,7 @@ RECOVERED_S = 450.0
 LIMIT_S = 3000.0  # after the faults: the breaker's window and the retries are minutes, not hours
 
 # Quarantine for the first fault that is a node's own: the run must end trained all the same.
-HARSH = Rules(limit=0.9, together_s=0.2, fraction_max=0.5)
+HARSH = OffenderRules(limit=0.9, together_s=0.2, fraction_max=0.5)
 
 _MESHES = (
     # mesh, workers per node, spares, capacity
@@ -191,7 +191,7 @@ class Scenario:
             )
         config = Config(offenders=HARSH) if seed % 7 == 3 else Config()
         if self.returns.faults:
-            apart = config.offenders if config.offenders is HARSH else Rules(together_s=0.2)
+            apart = config.offenders if config.offenders is HARSH else OffenderRules(together_s=0.2)
             config = replace(config, returns=RULES, offenders=apart)
             self.invariants.returns = ReturnPromises()
         if self.replacing.rules is not None:

@@ -24,6 +24,7 @@ from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.supervisor.link_rules import LinkRules
+from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 from holdfast.supervisor.timers import Timer
 
@@ -81,6 +82,7 @@ class LeaderStarted:
     returns: ReturnRules | None = None  # this supervisor's settings, in place of what the state has
     replacements: ReplacementRules | None = None  # likewise
     links: LinkRules | None = None  # likewise
+    offenders: OffenderRules | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DAY_S = 86_400.0
+TEST_FAILURES_MAX = 16  # that are remembered of a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class ReturnRules:
     window_s: float = 7 * DAY_S  # a fault counts for so long; NVSentinel counts remediations over the same time
     losses_free: int = 1  # losses within the window that cost no hold-down
     probation_s: float = 7200.0  # a second fault of its own within this time sends the node away
+    test_failures_free: int = 2  # times within the window that a node without ranks fails its tests without a hold-down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             returns=settings.returns,
             replacements=settings.replacements,
             links=settings.links,
+            offenders=settings.offenders,
             provider=provider,
             supplier=providers.supplier(provider, settings.more_command, settings.more_nodes_max),
             demand=settings.demand,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, SecretStr
 
@@ -15,9 +16,12 @@ from holdfast.kubernetes.replace import Mark, Replacer
 from holdfast.runtime.settings import ServiceSettings
 from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill
 from holdfast.supervisor.link_rules import LinkRules
+from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.providers import name_of
 from holdfast.supervisor.providers.demand import DemandRules
-from holdfast.supervisor.return_rules import DAY_S, ReplacementRules, ReturnRules
+from holdfast.supervisor.return_rules import DAY_S, TEST_FAILURES_MAX, ReplacementRules, ReturnRules
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class SupervisorSettings(ServiceSettings):
@@ -36,6 +40,17 @@ class SupervisorSettings(ServiceSettings):
     node_hold_window_s: float = Field(default=7 * DAY_S, ge=0)  # faults count for so long
     node_losses_free: int = Field(default=1, ge=0)  # losses within the window that cost no hold-down
     node_probation_s: float = Field(default=7200.0, ge=0)  # a second fault within this time sends the node away
+    node_test_failures_free: int = Field(default=2, ge=0, lt=TEST_FAILURES_MAX)  # … failed tests when idle
+
+    # Nodes that keep failing, and the choice between spares: docs/diagnostics.md. Equal on all supervisors, too.
+    quarantine_limit: Positive = 2.5  # faults, each worth less the older it is; above 16: never
+    quarantine_half_life_s: Positive = 3.5 * DAY_S  # after which a fault is worth half
+    quarantine_window_s: Positive = 28 * DAY_S  # faults count for so long
+    quarantine_maybe_weight: float = Field(default=0.5, ge=0, lt=1)  # of a fault that may be the script's
+    quarantine_together_s: float = Field(default=60.0, ge=0)  # faults of several nodes within it have a common cause
+    quarantine_fraction_max: float = Field(default=0.1, ge=0, le=1)  # of the fleet; one node in any case
+    spare_prior_faults: Positive = 0.5  # expected of every node …
+    spare_prior_s: Positive = 77 * DAY_S  # … in this time, before it has shown anything
 
     # Another machine for a node that does not come back: docs/policies.md. Equal on all supervisors, too.
     provider: str = ""  # who is asked: "command", or the name of a plug-in; empty = nobody
@@ -121,6 +136,20 @@ class SupervisorSettings(ServiceSettings):
             window_s=self.node_hold_window_s,
             losses_free=self.node_losses_free,
             probation_s=self.node_probation_s,
+            test_failures_free=self.node_test_failures_free,
+        )
+
+    @property
+    def offenders(self) -> OffenderRules:
+        return OffenderRules(
+            limit=self.quarantine_limit,
+            half_life_s=self.quarantine_half_life_s,
+            window_s=self.quarantine_window_s,
+            maybe_weight=self.quarantine_maybe_weight,
+            together_s=self.quarantine_together_s,
+            fraction_max=self.quarantine_fraction_max,
+            prior_faults=self.spare_prior_faults,
+            prior_s=self.spare_prior_s,
         )
 
     @property

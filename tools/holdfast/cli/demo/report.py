@@ -122,7 +122,31 @@ def _incident(incident: View, zero: float) -> dict[str, Any]:
         "restored_from": incident["restored_from"],
         "outcome": incident["outcome"],
         "trace_id": incident.get("trace_id"),
+        "cost_share": incident.get("cost_share"),
+        "walk": _walk(incident, zero),
     }
+
+
+def _walk(incident: View, zero: float) -> list[dict[str, Any]]:
+    """What was tried, in order. An action that is no recipe is the only rung of its walk."""
+    action = incident.get("action")
+    rungs = incident.get("walk") or []
+    if not rungs and action is not None:
+        over = incident.get("t_first_step")
+        end = "done" if over is not None or incident.get("state") == "resolved" else None
+        times = {"began_at": incident.get("t_decided"), "ended_at": over}
+        rungs = [{"action": action["kind"], "end": end, "reason": action["reason"], "why": "", **times}]
+    return [
+        {
+            "action": rung["action"],
+            "began_s": None if rung["began_at"] is None else round(rung["began_at"] - zero, 4),
+            "ended_s": None if rung["ended_at"] is None else round(rung["ended_at"] - zero, 4),
+            "end": rung["end"],
+            "reason": rung["reason"],
+            "why": rung["why"],
+        }
+        for rung in rungs
+    ]
 
 
 def print_tables(console: Console, report: Report) -> None:

@@ -106,6 +106,11 @@ class Incident(Model):
     findings: list[str]
     evidence: dict[str, str]
     walk: Annotated[list[Rung], Field(description="rungs of recipes in the order in which they were tried or refused")]
+    confidence: Annotated[float, Field(description="0 … 1: how sure the finding is, and what it costs")] = 1.0
+    cost_share: Annotated[
+        float | None,
+        Field(description="share of the job's rate that is lost while the condition lasts; null = not known"),
+    ] = None
 
 
 class Span(Model):
@@ -410,7 +415,7 @@ class Node(Model):
     ] = None
     returns_by: Annotated[
         Literal["", "itself", "operator"],
-        Field(description="what brings a node back that a fault took out of service; empty: none did"),
+        Field(description="what brings a node back that a fault or its own tests took out of service; empty: none did"),
     ] = ""
     notices: Annotated[list[Notice], Field(description="of maintenance that is ahead or under way")] = []
     pool: Annotated[str, Field(description="only jobs of this pool get the node; empty = jobs without one")] = ""
@@ -451,6 +456,8 @@ class LinkTest(Model):
 class NodeDetail(Node):
     """One node with its past."""
 
+    faults_weigh: Annotated[float, Field(description="its faults, each worth less the older it is")]
+    quarantine_limit: Annotated[float, Field(description="what they may weigh before the node is quarantined")]
     faults: Annotated[list[Fault], Field(description="what counts against it since its last repair, oldest first")]
     incidents: Annotated[list[Incident], Field(description="the latest ones that began here, newest first")]
     links: Annotated[

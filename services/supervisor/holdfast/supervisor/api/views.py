@@ -9,7 +9,7 @@ from typing import Literal
 from holdfast.domain import spans, tracing
 from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Action, Incident
-from holdfast.domain.nodes import TERMINATION, Preflight
+from holdfast.domain.nodes import TERMINATION, NodeState, Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import models
@@ -18,7 +18,7 @@ from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Failed, Suspended
 from holdfast.supervisor.core.links import LinkTest
 from holdfast.supervisor.core.nodes import unknown_job
-from holdfast.supervisor.core.offenders import rate_per_day
+from holdfast.supervisor.core.offenders import rate_per_day, score
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.history.goodput import BADPUT, Class, Ledger
@@ -73,6 +73,8 @@ def incident(value: Incident) -> models.Incident:
             )
             for rung in value.walk
         ],
+        confidence=value.confidence,
+        cost_share=value.cost_share,
     )
 
 
@@ -349,7 +351,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
 
 def _returns_by(value: Node) -> Literal["", "itself", "operator"]:
     if not value.unschedulable_reason:
-        return ""
+        return "itself" if value.unfit and value.state is NodeState.CORDONED else ""
     return "itself" if returns.comes_back(value) else "operator"
 
 
@@ -360,7 +362,15 @@ def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[In
     ]
     past = [incident(each) for each in incidents]
     links = [link_test(each) for each in value.links]
-    return models.NodeDetail(**dict(node(picture, value, at)), faults=faults, incidents=past, links=links)
+    rules = picture.state.config.offenders
+    return models.NodeDetail(
+        **dict(node(picture, value, at)),
+        faults=faults,
+        incidents=past,
+        links=links,
+        faults_weigh=round(score(value.faults, at, rules), 3),
+        quarantine_limit=rules.limit,
+    )
 
 
 def link_test(value: LinkTest) -> models.LinkTest:
@@ -410,7 +420,8 @@ def _reason(picture: Picture, value: Node, at: float) -> str:
     if value.reset_due is not None:
         return f"gets no ranks before a GPU is reset: {value.reset_due.cause}"
     if value.unfit:
-        return f"failed its pre-flight: {value.unfit}"
+        again = "it tests itself again every minute, and may have ranks when it passes"
+        return f"failed its pre-flight: {value.unfit}; {again}"
     return "tests itself before it gets ranks" if value.untested else standing
 
 

@@ -32,6 +32,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     pruning.py    saved steps that somebody wants deleted
     earlier.py    what earlier submissions of a name have saved, and which of it a new one goes on from
     reconcile.py  what should run against what runs           wording.py   lists, as people read them
+    standing_warnings.py  what slows a running job down, or may end it; step_times.py  what it costs
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
 """
@@ -324,6 +325,8 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
         turn.set(config=evolve(turn.config, replacements=event.replacements))
     if event.links is not None:
         turn.set(config=evolve(turn.config, links=event.links))
+    if event.offenders is not None:
+        turn.set(config=evolve(turn.config, offenders=event.offenders))
     link_tests.abandon(turn)
     turn.touch_all()
     _wait_for_agents(turn)

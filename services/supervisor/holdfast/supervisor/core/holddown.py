@@ -29,6 +29,7 @@ class Cure(StrEnum):
 
     RETURN = "return"  # it has a session again
     STOPPED = "stopped"  # the workers that did not stop are gone
+    TESTS = "tests"  # it has passed its tests of itself
     LINKS = "links"  # tests of the network with other nodes were good again
     REBOOT = "reboot"  # its machine was booted again, or is another one
     OPERATOR = "operator"  # an operator has looked

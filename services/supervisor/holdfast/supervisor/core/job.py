@@ -27,6 +27,7 @@ from holdfast.supervisor.core.lifecycle import (
     Suspended,
     Waiting,
 )
+from holdfast.supervisor.core.step_times import StepTimes
 from holdfast.supervisor.protocol import JobPhase
 
 
@@ -50,6 +51,7 @@ class StandingWarning:
     ask_at: float = 0.0  # the policy is not asked before; for an answered one, when it is asked again; 0 = not by time
     cost_share: float | None = None  # that the answer was about
     had_spare: bool = False  # when it was answered
+    since: float = 0.0  # when this occurrence began, as its first finding says; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ class Job:
     lent: Lent | None = None  # the newest loan, until all of its replicas run again
     lends_not_before: float = 0.0  # no job of higher priority asks it for replicas before
     borrows_not_before: float = 0.0  # it asks no job for replicas before
+    step_times: StepTimes = field(default_factory=StepTimes)  # of the last hour
     launcher: str = ""  # digest of the token with which its launcher finds it again; empty = nobody does
 
     @property

@@ -25,6 +25,7 @@ from holdfast.supervisor.core.election import Line, Segment
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Checkpoints, Job, JobProgress, Numbering
 from holdfast.supervisor.core.lifecycle import Cause, Completed, Failed, Pending, Running, Saving, Stopped, Stopping
+from holdfast.supervisor.core.step_times import recorded
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import (
     Answer,
@@ -150,6 +151,9 @@ def on_steps(turn: Turn, event: StepsCompleted) -> None:
     if changes:
         job = turn.put_progress(job.name, **changes)
     if job.running is not None and event.generation == job.running.number:
+        if event.step_s > 0:
+            step_times = recorded(job.step_times, job.running.number, turn.at, event.step_s)
+            job = turn.put_job(job.name, step_times=step_times) if step_times is not job.step_times else job
         job = progress.reached(turn, job.name, event.step)
         pacing.measure(turn, job.name, event)
     _newest_before_fault(turn, event)

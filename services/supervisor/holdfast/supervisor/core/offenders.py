@@ -22,27 +22,8 @@ from dataclasses import dataclass, replace
 
 from holdfast.domain.findings import Blamed, Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident
-
-DAY_S = 86_400.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """All thresholds of this file, with where they come from."""
-
-    # NVSentinel hands a node to support after 5 remediations in 7 days: spread evenly, those add up to 2.8 with this half-life.
-    # 2.5 is also reached by 3 faults within a day. By chance that happens to an average node (6.5 failures per 1,000
-    # node-days, RSC-1) once in 20 million days.
-    limit: float = 2.5
-    half_life_s: float = 3.5 * DAY_S
-    window_s: float = 28 * DAY_S  # older faults are forgotten: Meta looks for lemons over 28 days
-    maybe_weight: float = 0.5  # a crash that may be the script's as well
-    together_s: float = 60.0  # 9 % of StepFun's faults share a minute with another node's: a common cause
-    fraction_max: float = 0.1  # of the fleet in quarantine at once; one node in any case. Lemons are 1-2 % (Meta)
-    # Gamma prior of a node's hazard: its mean is RSC-1's rate, its shape that of StepFun's faults (0.49).
-    prior_faults: float = 0.5
-    prior_s: float = 77 * DAY_S
-    kept_max: int = 16  # faults remembered per node
+from holdfast.supervisor.offender_rules import OffenderRules
+from holdfast.supervisor.return_rules import DAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +43,7 @@ def weight_when_idle(finding: Finding) -> float:
     return 0.0 if finding.attribution.from_outside else 1.0
 
 
-def weight_of(incident: Incident, rules: Rules, nodes: int = 2) -> float:
+def weight_of(incident: Incident, rules: OffenderRules, nodes: int = 2) -> float:
     """How much an incident says about its node: 1 = it is the node's fault, 0 = it is not, or nobody knows whose.
 
     `nodes`: of the job. What may be the script's says nothing of the only node that could have shown it.
@@ -95,7 +76,7 @@ def weight_of(incident: Incident, rules: Rules, nodes: int = 2) -> float:
             return 0.0
 
 
-def added(faults: Sequence[Fault], fault: Fault, rules: Rules) -> tuple[Fault, ...]:
+def added(faults: Sequence[Fault], fault: Fault, rules: OffenderRules) -> tuple[Fault, ...]:
     """With `fault`, which replaces what the same incident had counted before; without what is too old."""
     kept = [each for each in faults if each.incident != fault.incident and fault.at - each.at <= rules.window_s]
     return (*kept, fault)[-rules.kept_max :]
@@ -110,7 +91,7 @@ def newest_shared(faults: Sequence[Fault]) -> tuple[Fault, ...]:
     return (*faults[:-1], replace(faults[-1], shared=True)) if faults else ()
 
 
-def score(faults: Sequence[Fault], now: float, rules: Rules) -> float:
+def score(faults: Sequence[Fault], now: float, rules: OffenderRules) -> float:
     """The faults that count, each by its age. What may be the script's counts once per job, as new as its newest."""
     certain = 0.0
     doubtful: dict[str, float] = {}
@@ -125,7 +106,7 @@ def score(faults: Sequence[Fault], now: float, rules: Rules) -> float:
     return certain + sum(doubtful.values())
 
 
-def rate_per_day(faults: Sequence[Fault], known_since: float, now: float, rules: Rules) -> float:
+def rate_per_day(faults: Sequence[Fault], known_since: float, now: float, rules: OffenderRules) -> float:
     """Expected faults a day: (prior + counted) ÷ (prior time + time watched), the posterior mean of Gamma and Poisson."""
     counted = 0.0
     for fault in faults:
@@ -135,7 +116,7 @@ def rate_per_day(faults: Sequence[Fault], known_since: float, now: float, rules:
     return (rules.prior_faults + counted) / (rules.prior_s + watched_s) * DAY_S
 
 
-def offence(faults: Sequence[Fault], now: float, rules: Rules) -> str:
+def offence(faults: Sequence[Fault], now: float, rules: OffenderRules) -> str:
     """Why the node is an offender, as an English clause; empty when it is none."""
     reached = score(faults, now, rules)
     if reached < rules.limit:

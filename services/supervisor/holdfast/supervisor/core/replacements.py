@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
 from holdfast.supervisor.core import breaker, nodes, reboots, returns, saved
-from holdfast.supervisor.core.holddown import REQUESTS_MAX, Removal, Replacement
+from holdfast.supervisor.core.holddown import REQUESTS_MAX, Cure, Removal, Replacement
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import moment
@@ -72,9 +72,12 @@ def _ask(turn: Turn, node: Node, removal: Removal, request: Replacement) -> None
 
 
 def _out(node: Node) -> Removal | None:
-    """The removal of a node whose machine may be replaced: it is not back, or comes back by an operator only."""
+    """The removal of a node whose machine may be replaced: it is not back, or comes back by an operator only. One
+    that fails its own tests is there, and no machine is replaced for a disk that is full."""
     removal = node.removal
-    return removal if removal is not None and (removal.back_at is None or removal.final) else None
+    if removal is None or (removal.cure is Cure.TESTS and not removal.final):
+        return None
+    return removal if removal.back_at is None or removal.final else None
 
 
 def _due(turn: Turn, node: Node, removal: Removal) -> float:

@@ -10,6 +10,9 @@ keeps the node from ranks. `review` compares the two with what is known of the n
 before, at the end of the hold-down, and when another leader begins: nothing needs to be remembered between a reboot and the
 tests after it. Deadlines are by the core's own time; of the clocks of nodes only the difference of two test results is used.
 
+A node without ranks that fails its own tests gets none while it fails them; it needs no removal for that, and costs nobody a
+rank. Only one that fails and passes by turns has one (`tested`).
+
 Not every cause has a removal: an operator's cordon, a policy's `cordon` and a quarantine hold until they are lifted. Nor has a
 node that somebody only believed to be lost (`contradicted`), or that was lost without ranks: machines come and go.
 
@@ -37,6 +40,7 @@ from holdfast.supervisor.core.lifecycle import Deferred, Suspended, Waiting
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import moment
+from holdfast.supervisor.return_rules import TEST_FAILURES_MAX
 from holdfast.supervisor.timers import ReplacementDue, ReturnDue
 
 # ---------------------------------------------------------------- faults
@@ -86,6 +90,24 @@ def failed_links(turn: Turn, name: str, blame: links.Blame) -> None:
     nodes.mark_unschedulable(turn, name, blame.cause, removal=removal)
 
 
+def tested(turn: Turn, name: str) -> None:
+    """A node without ranks has tested itself. One that fails and passes by turns is held down when it passes again."""
+    node, rules = turn.nodes[name], turn.config.returns
+    finished = node.preflight is not None and node.preflight.at > 0
+    if not finished or bool(node.unfit) is node.failing or nodes.job_of(turn, name) is not None:
+        return
+    if node.failing:
+        turn.put_node(name, failing=False)
+        return
+    recent = [at for at in node.test_failures if turn.at - at <= rules.window_s]
+    failures = (*recent, turn.at)[-TEST_FAILURES_MAX:]
+    node = turn.put_node(name, failing=True, test_failures=failures)
+    if len(failures) > rules.test_failures_free:
+        failed = f"{len(failures)} failed pre-flight tests" if len(failures) > 1 else "a failed pre-flight test"
+        between = ", which it passed in between" if len(failures) > 1 else ""
+        _hold_down(turn, name, _removal(turn, node, f"{failed} ({node.unfit}){between}", Cure.TESTS))
+
+
 def was_reset(turn: Turn, name: str, cause: str) -> None:
     """GPUs of a node without ranks were reset, and the node has passed its tests."""
     removal = _removal(turn, turn.nodes[name], cause, Cure.RETURN, hardware=True)
@@ -94,7 +116,7 @@ def was_reset(turn: Turn, name: str, cause: str) -> None:
 
 
 def _hold_down(turn: Turn, name: str, removal: Removal) -> None:
-    """What was wrong with the node is over: that is no failure, unlike `nodes.mark_unschedulable`."""
+    """What is wrong with the node, or was, costs nobody a rank: that is no failure, unlike `nodes.mark_unschedulable`."""
     node = turn.nodes[name]
     if not node.unschedulable_reason or node.removal is not None:
         turn.put_node(name, unschedulable_reason=removal.cause, removal=merged(node.removal, removal))
@@ -142,6 +164,8 @@ def begin_anew(turn: Turn, name: str, *, unschedulable_reason: str = "") -> None
         reset_due=None,
         links=(),
         link_begun_at=0.0,
+        failing=False,
+        test_failures=(),
     )
 
 
@@ -224,6 +248,8 @@ def is_cured(node: Node) -> bool:
             return True
         case Cure.STOPPED:
             return not node.live_generations and not node.workers
+        case Cure.TESTS:
+            return has_passed(node)
         case Cure.LINKS:
             return links.is_mended(node.links, removal.at, removal.expected)
         case Cure.REBOOT:
@@ -307,6 +333,8 @@ def _stands(node: Node, at: float, probation_s: float) -> str:
         return ""
     if removal.back_at is None:
         return f"out of service after {removal.cause}; {_awaited(node, removal, at)} {repair}"
+    if removal.cure is Cure.TESTS and not own(node.faults) and at < removal.hold_until:
+        return f"on hold until {moment(removal.hold_until, at)} after {removal.cause}; then a spare"
     then = f"then a spare on probation for {max(1, round(probation_s / 60))} min"
     if at < removal.hold_until:
         tests = "" if has_passed(node) else f" and {_tests(node)}"
@@ -353,6 +381,8 @@ def _awaited(node: Node, removal: Removal, at: float) -> str:
             return "it comes back by itself with its agent, or by"
         case Cure.STOPPED:
             return "it comes back by itself when these workers are gone, or by"
+        case Cure.TESTS:
+            return "it comes back by itself when it passes its pre-flight test, or by"
         case Cure.LINKS:
             return f"it comes back by itself after {links.GOOD_MIN} good tests of its network in a row, or by"
         case Cure.REBOOT if removal.boot_id and (node.preflight is not None or removal.tested):

@@ -437,6 +437,7 @@ def _all_tested(turn: Turn, told: Sequence[Told[Tested]]) -> None:
 def _tested(turn: Turn, node: Node, tested: Tested) -> None:
     """What a node found out about itself; while it is idle, whether it may get ranks follows from it."""
     turn.put_node(node.name, preflight=tested.preflight)
+    returns.tested(turn, node.name)
     unfit = turn.nodes[node.name].unfit
     nodes.refresh(turn, node.name, f"failed its pre-flight: {unfit}" if unfit else "passed its pre-flight")
     warmth.review(turn, node.name)

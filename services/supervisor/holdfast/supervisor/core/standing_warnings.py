@@ -1,9 +1,11 @@
-"""Warnings are questions to the policy of a running job: a slow rank or slow communication, whose cost is measured, a GPU
-that should be reset at the job's next boundary, and whatever else lasts or comes back (a port, a disk, a gradient).
+"""Warnings are questions to the policy of a running job: a slow rank or slow communication, whose cost its detector measures,
+a GPU that should be reset at the job's next boundary, and whatever else lasts or comes back (a port, a disk, a gradient).
 
     warning ──► stands ──► the policy, one warning of a job at a time ──► planned change │ continue ──► stands, answered
                   │ withdrawn, not repeated for `warning_holds_s`, or its node has left: forgotten        │
                   └◄── asked again: after `retry_s`, when a spare becomes free, or when it costs much more ◄┘
+
+What a port, a disk or a counter costs is measured by the job's step times before and since (step_times.py), where they tell it.
 
 The run is healthy, so nothing is urgent. A condition must last for the job's `warnings.settles_s`, as a second report so much
 later shows: what comes once is recorded, and a port that fails now and then is a question. One whose cost is measured may lead
@@ -16,10 +18,10 @@ policy might answer by the kind alone, and stop what is healthy. `upkeep` asks.
 from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
-from holdfast.domain.findings import Finding
+from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.policy.actions import RUN_ENDING
-from holdfast.supervisor.core import nodes, resets
+from holdfast.supervisor.core import nodes, resets, step_times
 from holdfast.supervisor.core.job import Job, StandingWarning
 from holdfast.supervisor.core.spares import spares_for
 from holdfast.supervisor.core.turn import Turn
@@ -27,6 +29,9 @@ from holdfast.supervisor.protocol import JobPhase
 from holdfast.supervisor.timers import WarningDue
 
 WARNINGS_MAX = 16  # of one job; the one that was heard longest ago is forgotten
+# Kinds whose cost their detectors do not know, and which slow a job down by what they do to one node.
+COSTED_BY_STEPS = (FindingKind.DEGRADATION, FindingKind.NETWORK_FAULT, FindingKind.STORAGE_FAULT)
+COST_KEY = "cost_share_by_steps"  # of the evidence: what the step times say
 MUCH_MORE = 1.5  # a warning that costs this many times what was decided about is asked about again
 
 
@@ -39,7 +44,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
         or job.phase is not JobPhase.RUNNING
         or not _has_ranks(job, finding.node)
     ):
-        turn.judge(finding, f"recorded: a finding of severity {finding.severity} calls for no action here")
+        turn.judge(finding, f"recorded: {_why_not_asked(finding, job)}")
         return
     if resets.is_wanted_by(finding):
         if resets.is_history(turn.nodes[finding.node], finding):
@@ -51,11 +56,14 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     key, holding = _condition(finding), _still(turn, job)
     known = holding.get(key)  # one that is forgotten begins anew: it was over, and has not lasted since
     if known is None:
-        standing = StandingWarning(finding, turn.at, turn.at)
+        standing = StandingWarning(finding, turn.at, turn.at, since=finding.since)
+    elif known.finding.id == finding.id or finding.cost_share is None:
+        standing = evolve(known, finding=finding, heard_at=turn.at)
     else:
-        lasted = known.finding.id == finding.id or finding.cost_share is None
-        first_at = known.first_at if lasted else turn.at
-        standing = evolve(known, finding=finding, first_at=first_at, heard_at=turn.at)
+        standing = evolve(known, finding=finding, first_at=turn.at, heard_at=turn.at, since=finding.since)
+    if _is_costed_by_steps(finding):
+        others = [each for name, each in holding.items() if name != key]
+        standing = evolve(standing, finding=_costed(job, standing, others))
     newest = sorted({**holding, key: standing}.items(), key=lambda item: (-item[1].heard_at, item[0]))
     turn.put_job(job.name, warnings=dict(sorted(newest[:WARNINGS_MAX])))
     if standing.answered and not _asks_again(turn, job, standing):
@@ -65,6 +73,14 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     else:
         turn.judge(finding, "recorded: the policy is asked about it")
     turn.touch(job.name)
+
+
+def _why_not_asked(finding: Finding, job: Job | None) -> str:
+    if job is not None or not finding.node:
+        return f"a finding of severity {finding.severity} calls for no action here"
+    why = f"no job has ranks on {finding.node}, so no policy is asked"
+    withheld = finding.kind is FindingKind.PREFLIGHT  # which spares.py and returns.py see to
+    return f"{why}; it gets none until it passes its tests" if withheld else why
 
 
 def on_withdrawn(turn: Turn, finding: Finding) -> list[str]:
@@ -147,6 +163,42 @@ def _holds(turn: Turn, job: Job, standing: StandingWarning) -> bool:
     if resets.is_wanted_by(finding):
         return finding.node in turn.nodes and not resets.is_history(turn.nodes[finding.node], finding)
     return finding.generation in (0, job.number) and turn.at - standing.heard_at < turn.config.warning_holds_s
+
+
+def _is_costed_by_steps(finding: Finding) -> bool:
+    is_unknown = finding.kind in COSTED_BY_STEPS and finding.cost_share is None
+    return is_unknown and bool(finding.node) and not resets.is_wanted_by(finding)
+
+
+def _costed(job: Job, standing: StandingWarning, others: list[StandingWarning]) -> Finding:
+    """The finding with what the condition costs, as far as the job's step times tell it."""
+    finding = standing.finding
+    measured = step_times.cost(job.step_times, *_onset(standing))
+    if measured.share is not None and (rivals := _rivals(standing, others)):
+        measured = step_times.Cost(
+            None, f"{measured.why}, but so does what was found of {', '.join(rivals)} at that time"
+        )
+    return evolve(
+        finding,
+        cost_share=measured.share,
+        confidence=finding.confidence if measured.share is None else min(finding.confidence, step_times.SURE_MAX),
+        evidence={**finding.evidence, COST_KEY: measured.why},
+    )
+
+
+def _onset(standing: StandingWarning) -> tuple[float, float]:
+    """When the condition began, and when it was first reported."""
+    return standing.since or standing.first_at, standing.first_at
+
+
+def _rivals(standing: StandingWarning, others: list[StandingWarning]) -> list[str]:
+    """Other nodes with a warning that began at the same time: which one slows the job down, nobody knows."""
+    began_at, reported_at = _onset(standing)
+    early, late = began_at - step_times.LAG_S - step_times.BUCKET_S, reported_at + step_times.BUCKET_S
+    nodes = {
+        each.finding.node for each in others if early <= each.first_at and _onset(each)[0] - step_times.LAG_S <= late
+    }
+    return sorted(nodes - {"", standing.finding.node})
 
 
 def _has_ranks(job: Job, node: str) -> bool:

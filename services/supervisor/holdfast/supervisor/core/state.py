@@ -27,8 +27,9 @@ from holdfast.supervisor.core.holddown import Probation, Removal
 from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.links import LinkTest
-from holdfast.supervisor.core.offenders import Fault, Rules
+from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.link_rules import LinkRules
+from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.protocol import Broadcast, Send
 from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 from holdfast.supervisor.timers import Timer
@@ -97,7 +98,7 @@ class Config:
     stored_max: int = 8  # steps in the object store that are remembered per job
     passed_over_max: int = 16
     reports_max: int = 8  # checkpoints of a job that operators wait for
-    offenders: Rules = field(default_factory=Rules)  # when a node that keeps failing is quarantined
+    offenders: OffenderRules = field(default_factory=OffenderRules)  # when a node that keeps failing is quarantined
     returns: ReturnRules = field(default_factory=ReturnRules)  # when a node that failed may have ranks again
     provider_s: float = 600.0  # who provides machines should have answered after this long
     replacements: ReplacementRules = field(default_factory=ReplacementRules)  # when another machine is asked for
@@ -161,6 +162,8 @@ class Node:
     failed_test_at: float = (
         0.0  # by its own clock, when it last failed its tests as a suspect: an answer may come twice
     )
+    failing: bool = False  # the newest tests of itself that it finished without ranks have failed
+    test_failures: tuple[float, ...] = ()  # when it began to fail them, within the rules' window, oldest first
     links: tuple[LinkTest, ...] = ()  # newest tests of the network with other nodes, oldest first
     link_begun_at: float = 0.0  # when the newest one began, which may have come to no end
     refused_at: float = 0.0  # when it was last noted that it speaks for others (binding.py)

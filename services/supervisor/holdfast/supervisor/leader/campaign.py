@@ -25,6 +25,7 @@ from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.term import LeaseTimes, Term
 from holdfast.supervisor.link_rules import LinkRules
+from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.providers import Provider, Supplier
 from holdfast.supervisor.providers.demand import DemandRules
@@ -53,6 +54,7 @@ class Leader:
         returns: ReturnRules | None = None,
         replacements: ReplacementRules | None = None,
         links: LinkRules | None = None,
+        offenders: OffenderRules | None = None,
         provider: Provider | None = None,
         supplier: Supplier | None = None,
         demand: DemandRules | None = None,
@@ -69,6 +71,7 @@ class Leader:
         self._returns = returns
         self._replacements = replacements
         self._links = links
+        self._offenders = offenders
         self._provider = provider
         self._supplier, self._demand = supplier, demand
         self._own_faults = own_faults
@@ -134,6 +137,7 @@ class Leader:
             returns=self._returns,
             replacements=self._replacements,
             links=self._links,
+            offenders=self._offenders,
             provider=self._provider,
             supplier=self._supplier,
             demand=self._demand,

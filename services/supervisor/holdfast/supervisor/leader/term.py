@@ -45,6 +45,7 @@ from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.leader.timers import Timers
 from holdfast.supervisor.link_rules import LinkRules
+from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.policies.questions import Questions
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import (
@@ -118,6 +119,7 @@ class Term:
         returns: ReturnRules | None = None,
         replacements: ReplacementRules | None = None,
         links: LinkRules | None = None,
+        offenders: OffenderRules | None = None,
         provider: Provider | None = None,
         supplier: Supplier | None = None,
         demand: DemandRules | None = None,
@@ -136,6 +138,7 @@ class Term:
         self._returns = returns
         self._replacements = replacements
         self._links = links
+        self._offenders = offenders
         self._provider = provider
         self._supplier, self._demand = supplier, Demand(demand or DemandRules())
         self._own_faults = own_faults or OwnFaults(OwnFaultRules(), event_log)
@@ -225,7 +228,13 @@ class Term:
         self._clock.not_before(state.folded_at)
         at = self._clock()
         started = LeaderStarted(
-            at, self._lease.epoch, secrets.token_hex(16), self._returns, self._replacements, self._links
+            at,
+            self._lease.epoch,
+            secrets.token_hex(16),
+            self._returns,
+            self._replacements,
+            self._links,
+            self._offenders,
         )
         folded = folder.fold([Input(started)], at)
         if folded.state.epoch != self._lease.epoch:
