@@ -17,7 +17,11 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, RunningWorker
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, Report, WorkersChanged
+from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.inbox import InboxEvent
 from holdfast.supervisor.protocol import Event, NodeRepaired, NodeReported, Record, Send
+from holdfast.supervisor.published import Published
+from holdfast.wire import records
 from holdfast.wire.columns import MARK, RUNS
 from holdfast.wire.records import dumps, entry, loads
 
@@ -212,6 +216,20 @@ def test_a_snapshot_of_a_thousand_nodes_survives() -> None:
         },
     )
     assert loads(dumps(picture, Picture), Picture) == picture
+
+
+def test_what_is_prepared_is_not_made_again_when_it_is_first_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    converter = records._converter(detailed=False)
+    monkeypatch.setattr(records, "_FAST", converter)
+    monkeypatch.setattr(records, "_prepared", {})
+    snapshot.prepare()
+    records.prepare(Published, InboxEvent)
+    caches = [converter._unstructure_func.dispatch, converter._structure_func.dispatch]
+    made = [cache.cache_info().misses for cache in caches]  # type: ignore[attr-defined]
+    for kind in records._prepared:
+        converter.get_unstructure_hook(kind)
+        converter.get_structure_hook(kind)
+    assert [cache.cache_info().misses for cache in caches] == made  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- columns

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.supervisor.core import planner
 from holdfast.supervisor.core.planner import Plan, Request, Spare, Unplannable, peers, plan
 
 
@@ -230,6 +234,50 @@ def test_in_any_order_a_plan_is_a_full_mesh_and_kept_nodes_keep_their_coordinate
     assert sum(old != new for old, new in renumbered.items()) <= 4 * group.replicas, (
         "only those that fill gaps are renumbered"
     )
+
+
+@settings(max_examples=300)
+@given(broken_in_any_order(), st.lists(st.sampled_from(["", "a", "b"]), min_size=64, max_size=64))
+def test_filling_holes_gives_the_plan_that_looking_at_all_groups_gives(
+    case: tuple[JobSpec, Plan, set[str], tuple[Spare, ...], int, int], zones: list[str]
+) -> None:
+    job, before, out, free, dp, dp_min = case
+    zone_of = dict(zip(before.nodes, zones, strict=False))
+    near = tuple(replace(spare, zone=zone) for spare, zone in zip(free, zones, strict=False))
+    request = Request(job, dp, min(dp, dp_min), before.placements, frozenset(out), near, zone_of)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "_with_holes_filled", lambda *_: None)
+        whole = plan(request)
+    assert plan(request) == whole
+
+
+class Counted(Mapping[str, str]):
+    """Failure domains, and how often they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __getitem__(self, node: str) -> str:
+        self.asked += 1
+        return "a"
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("nobody goes through all nodes")
+
+    def __len__(self) -> int:
+        raise AssertionError("nobody counts all nodes")
+
+
+@pytest.mark.parametrize("dp", [4, 400])
+def test_a_lost_node_costs_its_own_group_whatever_the_size_of_the_job(dp: int) -> None:
+    job, zones = spec(dp, 4), Counted()
+    before = first(job)
+    lost = before.nodes[6]
+    made = plan(Request(job, dp, dp, before.placements, frozenset({lost}), spares("s1"), zones))
+    assert isinstance(made, Plan)
+    assert zones.asked == 1
+    others = zip(before.placements, made.placements, strict=True)
+    assert [new.node for old, new in others if new is not old] == ["s1"], "the placements of the others are made anew"
 
 
 @given(st.integers(1, 12), st.lists(st.sampled_from("abc"), min_size=12, max_size=12))

@@ -41,6 +41,12 @@ class Grouping:
         row, column = divmod(index, self.nodes_per_row)
         return (row * groups + group) * self.nodes_per_row + column
 
+    def place(self, slot: int, groups: int) -> tuple[int, int]:
+        """The group and the index in it of a slot: the opposite of `slot`."""
+        place, column = divmod(slot, self.nodes_per_row)
+        row, group = divmod(place, groups)
+        return group, row * self.nodes_per_row + column
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:

@@ -38,13 +38,14 @@ def elect(
     known, terms = known or Knowledge(), terms or Terms()
     holders = sorted(holders, key=lambda holder: holder.node)
     zones = {holder.node: holder.zone for holder in holders}
+    sources = {holder.node: ShardSource(holder.node, holder.endpoint) for holder in holders}
     steps = _on_lineage(lineage, holders, known.origin, known.store)
     newest_first = [steps[age] for age in sorted(steps, reverse=True)]
     refused: list[str] = []
     for last_resort in (False, True) if terms.substitutes else (False,):
         for saved in newest_first:
             need = _doubt(saved, known) or _need(saved, mesh, known, terms, newest_first, last_resort=last_resort)
-            found = need if isinstance(need, str) else _cover(saved, need, placements, zones, known.mounts)
+            found = need if isinstance(need, str) else _cover(saved, need, placements, zones, sources, known.mounts)
             if not isinstance(found, str):
                 return _elected(saved, found, mesh, refused)
             if not last_resort:
@@ -59,28 +60,21 @@ def elect(
 # ---------------------------------------------------------------- what was saved
 
 
-_Copy = tuple[Holder, str, str]  # (who holds it, tier, digests by rank)
+_Where = tuple[str, str, str]  # (node, its failure domain, tier)
+_Copy = tuple[_Where, str]  # (where it is, digests by rank)
 _Blocks = dict[int, list[_Copy]]  # by first rank: all copies of consecutive ranks, each of all of these ranks
 
 
 @dataclass(slots=True)
 class _Saved:
-    """One saved step: who holds shards of it, and which store has it. The copies are looked through when they are asked for:
-    most elections ask for the newest step only."""
+    """One saved step: who holds shards of it, and which store has it."""
 
     attempt: int
     step: int
-    holders: list[Holder] = field(default_factory=list)  # in the order of their nodes' names
+    held: list[tuple[Holder, ShardRun]] = field(default_factory=list)  # in the order of the nodes' names
     stored: StoredStep | None = None
     store: tuple[ShardSource, ...] = ()  # where all of its shards are; empty = in no store, or damaged there
-    _held: list[tuple[Holder, ShardRun]] | None = None
-
-    @property
-    def held(self) -> list[tuple[Holder, ShardRun]]:
-        if self._held is None:
-            at = (self.attempt, self.step)
-            self._held = [(each, run) for each in self.holders for run in shard_runs(each.shards) if run[:2] == at]
-        return self._held
+    _meshes: list[Mesh] | None = None
 
     @property
     def runs(self) -> Iterator[ShardRun]:
@@ -88,29 +82,34 @@ class _Saved:
 
     def blocks(self, cuts: Iterable[int] | None = None) -> _Blocks:
         """The copies, with runs cut at these ranks and wherever another run begins or ends; None = each rank by itself."""
-        limits = [(run.rank, run.rank + run.width) for run in self.runs]
+        limits = {(run.rank, run.width) for _, run in self.held}  # fewer than runs: each shard has several copies
         if cuts is None:
-            ends = {rank for begin, end in limits for rank in range(begin, end + 1)}
+            ends = {rank for begin, width in limits for rank in range(begin, begin + width + 1)}
         else:
-            ends = {*cuts, *chain.from_iterable(limits)}
+            ends = {*cuts, *chain.from_iterable((begin, begin + width) for begin, width in limits)}
         following = dict(pairwise(sorted(ends)))
         blocks: _Blocks = defaultdict(list)
-        for (holder, run), (begin, last) in zip(self.held, limits, strict=True):
+        for holder, run in self.held:
+            begin, width, digests = run.rank, run.width, run.digests
+            where, last = (holder.node, holder.zone, run.tier), begin + width
             while begin < last:
                 end = following[begin]
-                blocks[begin].append((holder, run.tier, run.part(begin, end)))
+                blocks[begin].append((where, digests if end - begin == width else run.part(begin, end)))
                 begin = end
         return blocks
 
+    @property
     def meshes(self) -> list[Mesh]:
         """That saved it: one, unless something is wrong."""
-        found = {self.stored.mesh: None} if self.stored else {}
-        last: Mesh | None = None
-        for run in self.runs:
-            if run.mesh is not last:
-                last = run.mesh
-                found[last] = None
-        return list(found)
+        if self._meshes is None:
+            found = {self.stored.mesh: None} if self.stored else {}
+            last: Mesh | None = None
+            for _, run in self.held:
+                if run.mesh is not last:
+                    last = run.mesh
+                    found[last] = None
+            self._meshes = list(found)
+        return self._meshes
 
 
 def _on_lineage(
@@ -118,12 +117,19 @@ def _on_lineage(
 ) -> dict[tuple[int, int], _Saved]:
     line = Line(lineage)
     steps: dict[tuple[int, int], _Saved] = {}
+    aside: set[tuple[int, int]] = set()
     for holder in holders:
-        for age in {run[:2] for run in shard_runs(holder.shards)}:
-            if age in steps or line.holds(*age):
-                if age not in steps:
-                    steps[age] = _Saved(*age)
-                steps[age].holders.append(holder)
+        for run in shard_runs(holder.shards):
+            age = run[:2]
+            saved = steps.get(age)
+            if saved is None:
+                if age in aside:
+                    continue
+                if not line.holds(*age):
+                    aside.add(age)
+                    continue
+                saved = steps[age] = _Saved(*age)
+            saved.held.append((holder, run))
     for store in stores:
         for stored in store.steps if store.url else ():
             age = stored.attempt, stored.step
@@ -221,7 +227,7 @@ def _need(
     saved: _Saved, mesh: Mesh, known: Knowledge, terms: Terms, steps: Iterable[_Saved], *, last_resort: bool
 ) -> _Need | str:
     """What the ranks of `mesh` need of it, or why none of it is of use."""
-    before, *others = saved.meshes()
+    before, *others = saved.meshes
     if others:
         return "its shards come from different meshes"
     if before.resized(1) != mesh.resized(1):
@@ -268,22 +274,27 @@ class _Pick(NamedTuple):
     origin: Origin
 
 
-# Of who has a shard in which tier, for one node that restores: all sources, nearest first, and how far the nearest is.
-_Patterns = dict[tuple[tuple[str, str], ...], tuple[tuple[ShardSource, ...], Origin]]
+# Of where the copies of a shard are, for one node that restores: all sources, nearest first, and how far the nearest is.
+_Patterns = dict[tuple[_Where, ...], tuple[tuple[ShardSource, ...], Origin]]
 
 
 def _cover(
-    saved: _Saved, need: _Need, placements: Sequence[Placement], zones: Mapping[str, str], mounts: Mapping[str, str]
+    saved: _Saved,
+    need: _Need,
+    placements: Sequence[Placement],
+    zones: Mapping[str, str],
+    sources_of: Mapping[str, ShardSource],
+    mounts: Mapping[str, str],
 ) -> list[_Pick] | str:
     """What every rank restores, or why that cannot be. Ranks that have their own shards back are looked at in runs."""
     bounds = (bound for place in placements for bound in (place.first_rank, place.first_rank + place.nproc))
     blocks = saved.blocks(bounds if isinstance(need, _Own) else None)
     wanted_by = _chooser(need, blocks, zones, mounts)
-    known = {holder.node: ShardSource(holder.node, holder.endpoint) for holder in saved.holders}
     picks: list[_Pick] = []
     for placement in placements:
         node, rank = placement.node, placement.first_rank
         end = rank + placement.nproc
+        own, zone = _own(node, mounts), zones.get(node, "")
         patterns: _Patterns = {}
         while rank < end:
             count = 1
@@ -294,11 +305,10 @@ def _cover(
                 digests = _digests(copies, wanted)
                 if isinstance(digests, str):
                     return digests
-                pattern = tuple([(holder.node, tier) for holder, tier, _ in copies])
-                if pattern not in patterns:
-                    own = _own(node, mounts)
-                    patterns[pattern] = _sources(copies, own, zones.get(node, ""), known, saved.store)
-                sources, origin = patterns[pattern]
+                pattern = tuple([where for where, _ in copies])
+                if (found := patterns.get(pattern)) is None:
+                    found = patterns[pattern] = _sources(pattern, own, zone, sources_of, saved.store)
+                sources, origin = found
                 key = ShardKey(saved.attempt, saved.step, wanted)
                 picks.append(_Pick(RestoreRun(rank, key, digests, sources), origin))
                 count = len(digests)
@@ -308,7 +318,7 @@ def _cover(
 
 def _digests(copies: Sequence[_Copy], first: int) -> tuple[str, ...] | str:
     """By rank from `first` on; "" = not known. Or why these copies cannot be of the same shards."""
-    known = {digests for _, _, digests in copies}
+    known = {digests for _, digests in copies}
     if len(known) == 1:
         return tuple(known.pop().split(","))
     agreed = []
@@ -349,11 +359,11 @@ class _Nearest:
         self._anywhere: dict[int, tuple[int, str, int]] = {}
         for rank, copies in by_rank.items():
             position = need.before.position_of(rank)
-            for holder, where, _ in copies:
+            for (node, zone, where), _ in copies:
                 tier = NEARNESS.get(where, len(NEARNESS))
-                self._on[position, holder.node].append((tier, rank))
-                best = (tier, holder.node, rank)
-                self._in[position, holder.zone] = min(best, self._in.get((position, holder.zone), best))
+                self._on[position, node].append((tier, rank))
+                best = (tier, node, rank)
+                self._in[position, zone] = min(best, self._in.get((position, zone), best))
                 self._anywhere[position] = min(best, self._anywhere.get(position, best))
 
     def to(self, rank: int, node: str) -> tuple[int]:
@@ -384,25 +394,23 @@ def _missing(saved: _Saved, need: _Need, rank: int) -> str:
 
 
 def _sources(
-    copies: Sequence[_Copy],
+    copies: Sequence[_Where],
     own: tuple[str, ...],
     zone: str,
-    known: Mapping[str, ShardSource],
+    sources_of: Mapping[str, ShardSource],
     store: tuple[ShardSource, ...],
 ) -> tuple[tuple[ShardSource, ...], Origin]:
     """All sources of one shard: the own node first (memory before disk), then its failure domain, the rest, the store."""
     if not copies:
         return store, Origin.STORE
+    farthest = len(NEARNESS)
     ordered = sorted(
-        [
-            (holder.node not in own, holder.zone != zone, NEARNESS.get(tier, len(NEARNESS)), holder.node, tier)
-            for holder, tier, _ in copies
-        ]
+        [(node not in own, there != zone, NEARNESS.get(tier, farthest), node, tier) for node, there, tier in copies]
     )
-    sources = dict.fromkeys([node for *_, node, _ in ordered])
-    elsewhere, *_, tier = ordered[0]
+    sources = dict.fromkeys([node for _, _, _, node, _ in ordered])
+    elsewhere, _, _, _, tier = ordered[0]
     at_hand = Origin.DISK if tier in DURABLE else Origin.MEMORY
-    return (*[known[node] for node in sources], *store), Origin.PEER if elsewhere else at_hand
+    return (*[sources_of[node] for node in sources], *store), Origin.PEER if elsewhere else at_hand
 
 
 # ---------------------------------------------------------------- the answer
@@ -413,7 +421,7 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
         f"step {saved.step} of attempt {saved.attempt} is the newest that is complete on all {mesh.world_size} ranks, "
         f"{_where_from(picks)}"
     )
-    [before] = saved.meshes()
+    [before] = saved.meshes
     restored = sum(len(pick.restore.digests) for pick in picks)
     in_parts = restored > mesh.world_size
     same_positions = before.resized(1) == mesh.resized(1)

@@ -32,6 +32,8 @@ from holdfast.wire import columns
 T = TypeVar("T")
 TAG = "_"
 
+_prepared: dict[Any, None] = {}
+
 Hook = Callable[[Any, Any], Any]
 Upgrade = Callable[[Any], Any]
 
@@ -72,9 +74,11 @@ def loads(raw: bytes, kind: Any, upgrade: Upgrade = _as_it_is) -> Any:
 
 def prepare(*kinds: Any) -> None:
     """Make the converters of these types now: at their first use it would be in the middle of the first incident."""
-    for kind in kinds:
-        _FAST.get_unstructure_hook(kind)
-        _FAST.get_structure_hook(kind)
+    _prepared.update(dict.fromkeys(kinds))
+    for _ in range(2):  # cattrs forgets the converters that it has made when it meets another type of container
+        for kind in _prepared:
+            _FAST.get_unstructure_hook(kind)
+            _FAST.get_structure_hook(kind)
 
 
 def omit_defaults(kind: type) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence, Sized
+from typing import TypeVar
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import ShardRecord
@@ -14,6 +15,8 @@ from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, full, short
 from holdfast.v1 import control_pb2, types_pb2
 from holdfast.wire.types import TIER_NAME, TIER_WIRE, decode_mesh, encode_mesh
+
+T = TypeVar("T")
 
 
 def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
@@ -43,26 +46,40 @@ def decode_shards(message: types_pb2.ShardColumns) -> Shards:
     """Raises `MalformedMessage` for columns of other lengths, for a digest with a comma, and for a mesh and a tier that are
     none."""
     ranks, sizes, digests = message.ranks[:], tuple(message.sizes[:]), message.digests[:]
-    columns = (message.attempts[:], message.steps[:], message.mesh_of[:], message.tiers[:], message.owner_of[:])
+    attempts, steps, mesh_of = message.attempts[:], message.steps[:], message.mesh_of[:]
+    tiers, owner_of = message.tiers[:], message.owner_of[:]
+    columns = (attempts, steps, mesh_of, tiers, owner_of)
     count = len(ranks)
     _check_lengths("shards", count, *columns, sizes, digests)
     meshes, owners = [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], message.owners[:]
-    _, _, mesh_of, tiers, owner_of = columns
     for places, values in ((mesh_of, meshes), (owner_of, owners)):
         if (place := max(places, default=-1)) >= len(values):
             raise MalformedMessage("shards", f"{place} is not a place among {len(values)}")
     if unknown := set(tiers).difference(TIER_NAME):
         raise MalformedMessage("shards.tiers", f"{min(unknown)} is not a tier known here ({', '.join(TIER_WIRE)})")
-    runs = []
-    for begin, end in _runs(ranks, columns):
-        a, s, m, t, o = [column[begin] if len(column) > 1 else column[0] for column in columns]
-        size = sizes if len(sizes) == 1 else sizes[begin:end]
-        digest = ",".join(digests[begin:end] if len(digests) == count else digests * (end - begin))
-        run = ShardRun(a, s, meshes[m], TIER_NAME[t], owners[o], ranks[begin], end - begin, size, digest)
-        if not run.fits:
-            raise MalformedMessage("shards.digests", f"{digest!r} cannot be told apart")
-        runs.append(run)
-    return Shards(runs)
+    if "," in "".join(digests):
+        wrong = next(digest for digest in digests if "," in digest)
+        raise MalformedMessage("shards.digests", f"{wrong!r} cannot be told apart")
+    attempt_of, step_of = _of_each(attempts, count), _of_each(steps, count)
+    mesh_of, owner_of = _of_each(mesh_of, count), _of_each(owner_of, count)
+    tier_of, digests = _of_each(tiers, count), _of_each(digests, count)
+    one_size = len(sizes) == 1
+    return Shards(
+        [
+            ShardRun(
+                attempt_of[begin],
+                step_of[begin],
+                meshes[mesh_of[begin]],
+                TIER_NAME[tier_of[begin]],
+                owners[owner_of[begin]],
+                ranks[begin],
+                end - begin,
+                sizes if one_size else sizes[begin:end],
+                ",".join(digests[begin:end]),
+            )
+            for begin, end in _runs(ranks, columns)
+        ]
+    )
 
 
 def encode_workers(workers: Sequence[RunningWorker]) -> control_pb2.WorkerColumns:
@@ -99,12 +116,26 @@ def _check_lengths(field: str, count: int, *columns: Sized) -> None:
             raise MalformedMessage(field, f"{len(column)} entries for {count}")
 
 
+def _of_each(column: list[T], count: int) -> list[T]:
+    """One entry for each row."""
+    return column if len(column) == count else column * count
+
+
 def _runs(ranks: Sequence[int], columns: Iterable[Sequence[object]]) -> list[tuple[int, int]]:
     """Where each run begins and ends: ranks that follow each other, with equal values in all columns."""
     varying = [column for column in columns if len(column) > 1]
-    if ranks and not varying and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
-        return [(0, len(ranks))]
-    rows = list(zip(*varying, strict=True)) if varying else [()] * len(ranks)
-    pairs = zip(ranks, ranks[1:], rows, rows[1:], strict=False)
-    begins = [place for place, (rank, follower, had, has) in enumerate(pairs, 1) if rank + 1 != follower or had != has]
-    return list(zip([0, *begins], [*begins, len(ranks)], strict=True)) if ranks else []
+    count, begin = len(ranks), 0
+    runs = []
+    while begin < count:
+        end = count
+        for column in varying:
+            value, place = column[begin], begin + 1
+            while place < end and column[place] == value:
+                place += 1
+            end = place
+        first, place = ranks[begin], begin + 1
+        while place < end and ranks[place] - first == place - begin:
+            place += 1
+        runs.append((begin, place))
+        begin = place
+    return runs

@@ -393,10 +393,15 @@ class Broadcast:
 
     def of(self, slot: int) -> tuple[tuple[RestoreRun, ...], tuple[ShardSource, ...]]:
         """What the slot restores, and its peers."""
-        place = self.placements[slot]
-        begin = bisect_left(self.restore, place.first_rank, key=_first_rank)
-        end = bisect_left(self.restore, place.first_rank + place.nproc, lo=begin, key=_first_rank)
-        return self.restore[begin:end], self.peers[slot] if self.peers else ()
+        place, restore = self.placements[slot], self.restore
+        first, behind = place.first_rank, place.first_rank + place.nproc
+        begin = slot  # nearly always: each slot has one run
+        if not (slot < len(restore) and restore[slot].rank == first and (not slot or restore[slot - 1].rank < first)):
+            begin = bisect_left(restore, first, key=_first_rank)
+        end = begin
+        while end < len(restore) and restore[end].rank < behind:
+            end += 1
+        return restore[begin:end], self.peers[slot] if self.peers else ()
 
     def send(self, slot: int) -> Send:
         """The order of one slot."""

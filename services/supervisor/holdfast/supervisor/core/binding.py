@@ -165,10 +165,10 @@ def _inventory(turn: Turn, event: NodeReported, inventory: Inventory) -> Invento
         what = f"step {worst.step} of attempt {worst.attempt}"
         _refuse(turn, event.node, f"nobody has saved {what} of {inventory.job}")
     # Without a word: a node that had ranks once goes on telling what it knows of the store.
-    members = _has_ranks(job, event.node)
-    stored = tuple(
-        each for each in inventory.stored if members and each.attempt <= attempt_max and each.step <= NUMBER_MAX
-    )
+    stored = inventory.stored
+    if stored:
+        members = _has_ranks(job, event.node)
+        stored = tuple(each for each in stored if members and each.attempt <= attempt_max and each.step <= NUMBER_MAX)
     if shards is inventory.shards and len(stored) == len(inventory.stored):
         return inventory
     return evolve(inventory, shards=shards, stored=stored)

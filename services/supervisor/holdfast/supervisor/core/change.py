@@ -295,7 +295,7 @@ def traceparent_of(turn: Turn, incidents: tuple[str, ...]) -> str:
 def newest_held(turn: Turn, job: str) -> int:
     """The newest generation that any node may have workers of; 0 = none."""
     return max(
-        (number for node in turn.found(By.HOLDS, job) for number in turn.nodes[node].live_generations[job]), default=0
+        (number for node in turn.group(By.HOLDS, job) for number in turn.nodes[node].live_generations[job]), default=0
     )
 
 
@@ -308,7 +308,7 @@ def stop_removed_nodes(
     node): those of connected nodes. The others get theirs when they come back.
     """
     waiting = {}
-    concerned = {*turn.found(By.HOLDS, name), *(turn.found(By.KEEPS, name) if ended else ())}
+    concerned = {*turn.group(By.HOLDS, name), *(turn.group(By.KEEPS, name) if ended else ())}
     for node in sorted(concerned.difference(stay)):
         command = turn.send(node, Stop(name, generation, grace_s, ended=ended))
         if turn.nodes[node].connected:

@@ -46,6 +46,7 @@ class By(IntEnum):
     REMOVED = 27  # nodes that a fault took out, with a session or without
     RESERVES = 28  # unfinished jobs for which free nodes are reserved, or kept
     RANKED = 29  # unfinished jobs with another priority than 0
+    ON_PROBATION = 30  # nodes that have come back from a fault not long ago
 
 
 Group = Mapping[str, None]  # a set that remembers the order of arrival; copied at the speed of a dictionary

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import JobSpec
@@ -54,8 +54,8 @@ class Request:
     placements: tuple[Placement, ...] = ()  # of the previous generation
     out: frozenset[str] = frozenset()  # nodes that must not stay
     spares: tuple[Spare, ...] = ()
-    zones: Mapping[str, str] | None = None  # node → failure domain, of the previous generation's nodes
-    rates: Mapping[str, float] | None = None  # node → expected faults a day, of the same nodes
+    zones: Mapping[str, str] = field(default_factory=dict)  # node → failure domain, of the previous generation's nodes
+    rates: Mapping[str, float] = field(default_factory=dict)  # node → expected faults a day, of the same nodes
     on_probation: frozenset[str] = frozenset()  # of the same nodes
 
 
@@ -83,8 +83,6 @@ def plan(request: Request) -> Plan | Unplannable:
     """The best assignment for `request`, or why there is none. Equal requests get equal plans."""
     spec = request.spec
     grouping = spec.mesh.grouping(spec.nproc_per_node)
-    before = _previous_groups(request, grouping)
-    groups: list[_Group] = [[None if node in request.out else node for node in group] for group in before]
     wanted = -(-request.dp // grouping.replicas)
     least = -(-request.dp_min // grouping.replicas)
     if not spec.mesh.is_dp_outermost:  # a group that is used in part would have unused workers in each row
@@ -94,16 +92,20 @@ def plan(request: Request) -> Plan | Unplannable:
     if request.dp < max(1, request.dp_min):
         return Unplannable(f"{spec.name} cannot run {request.dp} replicas: it needs at least {request.dp_min}")
     pool = {spare.node: spare for spare in request.spares if spare.node not in request.out}
+    if (unchanged := _with_holes_filled(request, grouping, wanted, pool)) is not None:
+        return unchanged
 
+    before = _previous_groups(request, grouping)
+    groups: list[_Group] = [[None if node in request.out else node for node in group] for group in before]
     groups.extend([None] * grouping.nodes for _ in range(wanted - len(groups)))
     while len(groups) > wanted or (_holes(groups) > len(pool) and len(groups) > least):
         for node in _drop_worst(groups):
-            zone, rate = (request.zones or {}).get(node, ""), (request.rates or {}).get(node, 0.0)
+            zone, rate = request.zones.get(node, ""), request.rates.get(node, 0.0)
             pool[node] = Spare(node, zone, rate, node in request.on_probation)
     if (missing := _holes(groups) - len(pool)) > 0:
         return Unplannable(_shortage(request, least * grouping.nodes, missing), missing)
 
-    moves = _fill(groups, before, pool, request, grouping)
+    moves = _fill(dict(enumerate(groups)), len(groups), dict(enumerate(before)), pool, request, grouping)
     slots = {
         grouping.slot(number, index, len(groups)): node
         for number, group in enumerate(groups)
@@ -143,6 +145,43 @@ def peers(placements: Sequence[Placement], zones: Mapping[str, str]) -> dict[str
 # ---------------------------------------------------------------- steps of a plan
 
 
+def _with_holes_filled(request: Request, grouping: Grouping, wanted: int, pool: Mapping[str, Spare]) -> Plan | None:
+    """The plan when all groups stay and there is a spare for each hole, as after the loss of a node: only the groups with holes
+    are looked at, and the other nodes' placements are those that they have. None: it takes more than that."""
+    spec, placements = request.spec, request.placements
+    mesh = _mesh(spec, min(request.dp, wanted * grouping.replicas))
+    if len(placements) != wanted * grouping.nodes or not _is_laid_out(placements, mesh.world_size, spec.nproc_per_node):
+        return None
+    holes = [place for place, each in enumerate(placements) if each.node in request.out]
+    if len(holes) > len(pool):
+        return None
+    broken = sorted({grouping.place(slot, wanted)[0] for slot in holes})
+    before = {
+        group: [placements[grouping.slot(group, index, wanted)].node for index in range(grouping.nodes)]
+        for group in broken
+    }
+    groups: dict[int, _Group] = {
+        number: [None if node in request.out else node for node in group] for number, group in before.items()
+    }
+    moves = _fill(groups, wanted, before, dict(pool), request, grouping)
+    filled = list(placements)
+    for slot, node, _, _ in moves:
+        filled[slot] = replace(placements[slot], node=node)
+    return Plan(mesh, tuple(filled), _reason(request, mesh, tuple(filled), moves))
+
+
+def _is_laid_out(placements: Sequence[Placement], world_size: int, width: int) -> bool:
+    """Whether these are, but for the nodes, what `_placements` makes for so many ranks. They are ordered by slot."""
+    if len(placements) != -(-world_size // width):
+        return False
+    first, last = placements[0], placements[-1]
+    return (
+        (first.slot, first.first_rank, first.nproc) == (0, 0, min(width, world_size))
+        and (last.slot, last.first_rank) == (len(placements) - 1, (len(placements) - 1) * width)
+        and last.first_rank + last.nproc == world_size
+    )
+
+
 def _previous_groups(request: Request, grouping: Grouping) -> list[list[str]]:
     nodes = [p.node for p in sorted(request.placements, key=lambda p: p.slot)]
     count = len(nodes) // grouping.nodes
@@ -164,17 +203,21 @@ def _drop_worst(groups: list[_Group]) -> list[str]:
 
 
 def _fill(
-    groups: list[_Group], before: Sequence[Sequence[str]], pool: dict[str, Spare], request: Request, grouping: Grouping
+    groups: Mapping[int, _Group],
+    count: int,
+    before: Mapping[int, Sequence[str]],
+    pool: dict[str, Spare],
+    request: Request,
+    grouping: Grouping,
 ) -> list[tuple[int, str, str, str]]:
-    """Put spares into the holes. Returns (slot, node, the node before it, why this one) for each."""
-    zones = request.zones or {}
-    moves = []
-    for group_index, group in enumerate(groups):
+    """Put spares into the holes of these of `count` groups. Returns (slot, node, the node before it, why this one) for each."""
+    zones, moves = request.zones, []
+    for group_index, group in groups.items():
         for index, occupant in enumerate(group):
             if occupant is not None:
                 continue
-            slot = grouping.slot(group_index, index, len(groups))
-            lost = before[group_index][index] if group_index < len(before) else ""
+            slot = grouping.slot(group_index, index, count)
+            lost = before[group_index][index] if group_index in before else ""
             lost = lost if lost in request.out else ""
             zone = zones.get(lost) or next((zones[n] for n in group if n is not None and zones.get(n)), "")
             chosen = _best(pool, zone)

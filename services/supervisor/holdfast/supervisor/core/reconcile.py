@@ -141,9 +141,11 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
 
 
 def review_node(turn: Turn, name: str) -> None:
-    """The node's workers or its session have changed."""
-    for job in turn.found(By.CLAIM, name):
-        _review(turn, turn.jobs[job], turn.nodes[name])
+    """The node's workers or its session have changed. A generation that is being prepared is none that should run."""
+    for each in turn.found(By.CLAIM, name):
+        job = turn.jobs[each]
+        if job.running is not None and job.running.number == job.number:
+            _review(turn, job, turn.nodes[name])
 
 
 def review_generation(turn: Turn, name: str) -> None:
@@ -158,8 +160,6 @@ def review_generation(turn: Turn, name: str) -> None:
 
 
 def _review(turn: Turn, job: Job, node: Node) -> None:
-    if job.running is None or job.running.number != job.number:
-        return
     since = job.membership.absent.get(node.name)
     if not _lacks(node, job):
         if since is not None:

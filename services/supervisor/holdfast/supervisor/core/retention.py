@@ -39,7 +39,7 @@ def review(turn: Turn, name: str) -> None:
     if step == 0 or (attempt, step) <= job.checkpoints.saved_by_all or _is_given_up(job, step):
         return
     turn.put_checkpoints(name, saved_by_all=(attempt, step))
-    for node in sorted({*job.running.nodes, *turn.found(By.KEEPS, name)}):
+    for node in sorted({*job.running.nodes, *turn.group(By.KEEPS, name)}):
         turn.commands.append(SendNotification(node, CommonCheckpoint(name, attempt, step)))
 
 
@@ -61,6 +61,7 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     another one; 0 = none."""
     running = job.running
     assert running is not None
+    attempt = running.attempt
     on_disk: dict[int, int] = defaultdict(int)  # step → slots that have all of their own
     elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
     for name in turn.group(By.KEEPS, job.name):
@@ -68,19 +69,25 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         if placement is None:
             continue  # no worker there, nor a peer of one
         first, behind = placement.first_rank, placement.first_rank + placement.nproc
-        own: dict[int, list[_Ranks]] = defaultdict(list)
-        for run in shard_runs(turn.nodes[name].inventory[job.name]):
-            if run.attempt != running.attempt:
+        whole: set[int] = set()
+        parts: dict[int, list[_Ranks]] = {}
+        for each, step, _, tier, _, begin, width, _, _ in shard_runs(turn.nodes[name].inventory[job.name]):
+            if each != attempt:
                 continue
-            begin, end = run.rank, run.rank + run.width
-            if run.tier in DURABLE:
-                own[run.step].append((max(begin, first), min(end, behind)))
+            end = begin + width
+            if tier in DURABLE:
+                if (begin, end) == (first, behind):
+                    whole.add(step)
+                elif begin < behind and first < end:
+                    parts.setdefault(step, []).append((max(begin, first), min(end, behind)))
             if begin < first:
-                elsewhere[run.step].append((begin, min(end, first)))
+                elsewhere[step].append((begin, min(end, first)))
             if behind < end:
-                elsewhere[run.step].append((max(begin, behind), end))
-        for step, mine in own.items():
-            on_disk[step] += mine == [(first, behind)] or _distinct(mine) == behind - first
+                elsewhere[step].append((max(begin, behind), end))
+        for step in whole:
+            on_disk[step] += 1
+        for step, mine in parts.items():
+            on_disk[step] += step not in whole and _distinct(mine) == behind - first
     alone = len(running.placements) < 2
     everywhere = (
         step

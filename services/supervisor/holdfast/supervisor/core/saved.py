@@ -44,7 +44,7 @@ def elect_for(turn: Turn, job: Job, mesh: Mesh, placements: Sequence[Placement])
 
 def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
     """Connected nodes that have shards of `job`, and `members`, whatever they have."""
-    nodes = (turn.nodes[name] for name in sorted({*turn.found(By.KEEPS, job.name), *members}) if name in turn.nodes)
+    nodes = (turn.nodes[name] for name in sorted({*turn.group(By.KEEPS, job.name), *members}) if name in turn.nodes)
     return _as_holders(turn, job, [node for node in nodes if node.connected and node.facts.replicator_endpoint])
 
 
@@ -238,7 +238,7 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     job = turn.jobs[name]
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
         age = generation.attempt, step
-        keepers = (node for node in turn.found(By.KEEPS, name) if generation.slot_of(node) is not None)
+        keepers = (node for node in turn.group(By.KEEPS, name) if generation.slot_of(node) is not None)
         inventories = (turn.nodes[node].inventory[name] for node in keepers)
         runs = (run for shards in inventories for run in shard_runs(shards) if run[:2] == age)
         sharded = replicas_differ(runs)

@@ -164,6 +164,10 @@ class Turn:
         """The same in no order: for what does not depend on one."""
         return self._index.get(what, key)
 
+    def groups(self, what: By) -> Mapping[str, Group]:
+        """All of this kind, by key."""
+        return self._index.table(what)
+
     def count(self, what: By) -> int:
         return len(self._index.get(what))
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.evolve import evolve
+from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Notice
 from holdfast.policy import ACTIONS, JobView, PendingReset, after_steps
 from holdfast.supervisor.core import resets
-from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.index import EMPTY, By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Deferred, Suspended, Waiting
 from holdfast.supervisor.core.planner import Plan, Request, Spare, Unplannable, plan
@@ -18,6 +22,8 @@ from holdfast.supervisor.core.state import Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.protocol import JobPhase
+
+T = TypeVar("T")
 
 RECENT_MAX = 20
 
@@ -103,7 +109,7 @@ def _reachable(
     turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str], after_resets: bool, more: tuple[Spare, ...]
 ) -> Plan | Unplannable:
     generation = job.generation
-    claimed, zones, rates, on_probation = turn.pooled(("members", job.name), lambda: _members(turn, job), job)
+    claimed = turn.pooled(("claimed", job.name), lambda: _claimed(turn, job), job)
     if more and generation is not None:  # a job that waits may have had such a node before another job got it
         claimed -= {spare.node for spare in more}
         more = tuple(spare for spare in more if generation.slot_of(spare.node) is None)
@@ -114,9 +120,9 @@ def _reachable(
         placements=generation.placements if generation else (),
         out=out | frozenset(unusable_members(turn, job, after_resets=after_resets)) | claimed,
         spares=(*spares_for(turn, job), *more),
-        zones=zones,
-        rates=rates,
-        on_probation=on_probation,
+        zones=_OfMembers(turn, generation, lambda node: node.zone),
+        rates=_OfMembers(turn, generation, lambda node: faults_per_day(turn, node)),
+        on_probation=frozenset(turn.members(generation, By.ON_PROBATION)) if generation else frozenset(),
     )
     outcome = plan(request)
     if isinstance(outcome, Unplannable) and outcome.nodes_missing:
@@ -126,17 +132,30 @@ def _reachable(
     return outcome
 
 
-def _members(turn: Turn, job: Job) -> tuple[frozenset[str], dict[str, str], dict[str, float], frozenset[str]]:
-    """Of the job's nodes: those that others have a claim on as well; failure domains; how often each is expected to fail; those
-    on probation."""
-    members = [turn.nodes[node] for node in (job.generation.nodes if job.generation else ()) if node in turn.nodes]
-    zones, rates = {}, {}
-    for node in members:
-        zones[node.name], rates[node.name] = node.zone, faults_per_day(turn, node)
-    claims = {name: turn.group(By.CLAIM, name) for name in zones}
-    on_probation = frozenset(node.name for node in members if node.probation is not None)
-    claimed = frozenset(name for name, jobs in claims.items() if len(jobs) > (job.name in jobs))
-    return claimed, zones, rates, on_probation
+class _OfMembers(Mapping[str, T]):
+    """By node of a generation what follows from the node: made when it is asked for, since a plan asks for few of thousands."""
+
+    def __init__(self, turn: Turn, generation: Generation | None, value_of: Callable[[Node], T]) -> None:
+        self._nodes, self._generation, self._value_of = turn.nodes, generation, value_of
+
+    def __getitem__(self, name: str) -> T:
+        if self._generation is None or self._generation.slot_of(name) is None:
+            raise KeyError(name)
+        return self._value_of(self._nodes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        members = self._generation.nodes if self._generation is not None else ()
+        return (name for name in members if name in self._nodes)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _claimed(turn: Turn, job: Job) -> frozenset[str]:
+    """Of the job's nodes those that others have a claim on as well."""
+    claims = turn.groups(By.CLAIM)
+    members = job.generation.nodes if job.generation else ()
+    return frozenset([name for name in members if len(jobs := claims.get(name, EMPTY)) > (job.name in jobs)])
 
 
 def plan_for(turn: Turn, job: Job, action: Action, incident: Incident) -> Plan | Unplannable:
