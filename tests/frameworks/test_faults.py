@@ -1,5 +1,5 @@
-"""Lightning and Accelerate under the whole stack: a hung rank and a node that is lost while a spare is free leave no trace in
-the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
+"""Lightning, Accelerate and DCP under the whole stack: a hung rank and a node that is lost while a spare is free leave no trace
+in the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
 
 from __future__ import annotations
 
@@ -58,11 +58,16 @@ def job(script: Path, out: Path, *faults: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("framework", "example"), [("lightning", "lightning_autoencoder"), ("accelerate", "accelerate_loop")]
+    ("framework", "example", "needs"),
+    [
+        ("lightning", "lightning_autoencoder", "lightning"),
+        ("accelerate", "accelerate_loop", "accelerate"),
+        ("dcp", "dcp_fsdp", "torchdata"),
+    ],
 )
-def test_a_hung_rank_and_a_lost_node_leave_no_trace(framework: str, example: str, tmp_path: Path) -> None:
-    if find_spec(framework) is None:
-        pytest.skip(f"{framework} is not installed: make frameworks-test")
+def test_a_hung_rank_and_a_lost_node_leave_no_trace(framework: str, example: str, needs: str, tmp_path: Path) -> None:
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed: make frameworks-test")
     expected = undisturbed(examples() / "frameworks" / f"{example}.py", tmp_path)
     assert len(expected) == 1
     faulty, out = Path(__file__).with_name(f"faulty_{framework}.py"), tmp_path / "rough"
