@@ -101,26 +101,31 @@ class BuildLocks:
             os.close(baton.fd)
 
     def _take_over(self, baton: Any) -> bool:
-        """The file stays: a rank that waits for its end must not go on before the extension is built."""
+        """The file stays: a rank that waits for its end must not go on before the extension is built.
+
+        Only who would take over asks for the `flock`, so that it does not keep the holder, or another rank, from getting it."""
         try:
             fd = os.open(baton.lock_file_path, os.O_RDWR)
         except OSError:  # released in the meantime, or another user's
             return False
+        taken = False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             written = os.read(fd, HOLDER_BYTES_MAX)
             holder = Holder.decode(written)
+            if holder is None or not self._me.believes_flock_of(holder):
+                return False
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             there = os.path.samestat(os.fstat(fd), os.stat(baton.lock_file_path))
-            if holder is not None and there and self._me.believes_flock_of(holder):
-                os.pwrite(fd, self._me.encode().ljust(len(written)), 0)  # all at once: it always names a holder
-                baton.fd, fd = fd, -1
+            if not there or os.pread(fd, HOLDER_BYTES_MAX, 0) != written:
+                return False
+            os.pwrite(fd, self._me.encode().ljust(len(written)), 0)  # all at once: it always names a holder
+            taken = True
         except OSError:  # held, released in the meantime, or without `flock`
             return False
         finally:
-            if fd >= 0:
+            if not taken:
                 os.close(fd)
-        if fd >= 0 or holder is None:
-            return False
+        baton.fd = fd
         log.warning(
             "took over the build lock %s: rank %d of %s, generation %d, ended while it was building there",
             baton.lock_file_path,
@@ -159,5 +164,8 @@ def _differing(baton: type) -> str:
         method = getattr(baton, name, None)
         if method is None or tuple(inspect.signature(method).parameters)[1:] != parameters:
             return name
-    made = baton(os.devnull)
+    try:
+        made = baton(os.devnull)
+    except TypeError:
+        return "__init__"
     return next((name for name in _ATTRIBUTES if not hasattr(made, name)), "")

@@ -134,6 +134,19 @@ def test_a_file_that_was_replaced_while_it_was_looked_at_is_left_alone(
     assert path.read_bytes() == b"of another rank"
 
 
+def test_who_would_not_take_over_does_not_ask_for_the_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder has created the file and not locked it yet; or another rank, which would take over, locks it just now."""
+
+    def refused(fd: int, operation: int) -> None:
+        raise AssertionError("asked for the flock")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    path = tmp_path / "lock"
+    for content in (b"", Holder("other", 1, 0, "another machine").encode()):
+        path.write_bytes(content)
+        assert not baton_of(path).try_acquire()
+
+
 def test_a_file_system_without_flock_locks_as_torch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(fd: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
@@ -157,6 +170,12 @@ def test_nothing_is_replaced_outside_of_a_worker_or_in_another_class(caplog: pyt
         build_locks.watch(ENVIRON, Other)
     assert Other.release is release
     assert "FileBaton.release" in caplog.text
+
+    class Demanding(FileBaton):
+        def __init__(self, lock_file_path: str, owner: str) -> None: ...
+
+    build_locks.watch(ENVIRON, Demanding)
+    assert "try_acquire" not in vars(Demanding)
 
     class Outside(FileBaton):
         pass
