@@ -137,8 +137,10 @@ frameworks-core: $(INSTALLED)  ## the short version of frameworks-test, for each
 	@$(MAKE) --no-print-directory $(FRAMEWORKS_DIR)/.installed || echo 'NO FRAMEWORKS: their packages could not be had; the tests are skipped'
 	$$(test -e $(FRAMEWORKS_DIR)/.installed && echo $(FRAMEWORKS_DIR) || echo $(VENV))/bin/python -m pytest -m 'frameworks and core' tests/frameworks $(ARGS)
 
-bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the next step: Holdfast, torchrun, ft_launcher
-	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.recovery --out out/bench $(ARGS)
+# `--only frameworks` runs in the frameworks' environment.
+RECOVERY_FRAMEWORKS := $(findstring frameworks,$(ARGS))
+bench-recovery: $(if $(RECOVERY_FRAMEWORKS),$(FRAMEWORKS_DIR)/.installed,$(INSTALLED) $(PEERS_DIR)/.installed)  ## time from kill to the next step: Holdfast, torchrun, ft_launcher; or ARGS='--only frameworks'
+	PEERS_DIR=$(abspath $(PEERS_DIR)) $(if $(RECOVERY_FRAMEWORKS),$(FRAMEWORKS_DIR)/bin,$(BIN))/python -m benchmarks.recovery --out out/bench $(ARGS)
 
 bench-checkpoint: $(INSTALLED) $(PEERS_DIR)/.installed  ## stall, durability, restore: Holdfast, DCP async, NVRx, the machine's limits
 	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.checkpoint --out out/bench $(ARGS)
