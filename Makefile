@@ -49,7 +49,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test clean
+.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -132,8 +132,15 @@ kubernetes-core: $(INSTALLED)  ## the short version of kubernetes-test, for each
 frameworks-test: $(FRAMEWORKS_DIR)/.installed  ## training frameworks, killed and resumed; in an environment of their own
 	$(FRAMEWORKS_DIR)/bin/python -m pytest -m frameworks tests/frameworks $(ARGS)
 
-bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the next step: Holdfast, torchrun, ft_launcher
-	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.recovery --out out/bench $(ARGS)
+# Skipped, with the reason, where the frameworks' packages cannot be had.
+frameworks-core: $(INSTALLED)  ## the short version of frameworks-test, for each change: a rank of Trainer and one of Accelerate are killed
+	@$(MAKE) --no-print-directory $(FRAMEWORKS_DIR)/.installed || echo 'NO FRAMEWORKS: their packages could not be had; the tests are skipped'
+	$$(test -e $(FRAMEWORKS_DIR)/.installed && echo $(FRAMEWORKS_DIR) || echo $(VENV))/bin/python -m pytest -m 'frameworks and core' tests/frameworks $(ARGS)
+
+# `--only frameworks` runs in the frameworks' environment.
+RECOVERY_FRAMEWORKS := $(findstring frameworks,$(ARGS))
+bench-recovery: $(if $(RECOVERY_FRAMEWORKS),$(FRAMEWORKS_DIR)/.installed,$(INSTALLED) $(PEERS_DIR)/.installed)  ## time from kill to the next step: Holdfast, torchrun, ft_launcher; or ARGS='--only frameworks'
+	PEERS_DIR=$(abspath $(PEERS_DIR)) $(if $(RECOVERY_FRAMEWORKS),$(FRAMEWORKS_DIR)/bin,$(BIN))/python -m benchmarks.recovery --out out/bench $(ARGS)
 
 bench-checkpoint: $(INSTALLED) $(PEERS_DIR)/.installed  ## stall, durability, restore: Holdfast, DCP async, NVRx, the machine's limits
 	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.checkpoint --out out/bench $(ARGS)

@@ -2,6 +2,7 @@
 
     make bench-recovery                                  5 trials each, interleaved; prints, writes out/bench/recovery.json
     python -m benchmarks.recovery --trials 1 --only holdfast,torchrun
+    make bench-recovery ARGS='--only frameworks'         training frameworks: see benchmarks/recovery/frameworks.py
 
 Trial by trial the launchers take turns, so that a noisy machine is noisy for all. A trial that has not recovered within
 the limit is counted under `failed_trials`, not dropped. Every launcher runs the same bytes: benchmarks/recovery/train.py.
@@ -21,10 +22,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recovery import frameworks
 from benchmarks.recovery.healthy import step_ms
 from benchmarks.recovery.launchers import (
     LIBRARY_SCRIPT,
@@ -39,30 +40,18 @@ from benchmarks.recovery.launchers import (
     torchrun,
 )
 from benchmarks.recovery.launchers import holdfast as holdfast_launcher
+from benchmarks.recovery.progress import POLL_S, TrialFailed, wait_for_recovery, wait_for_start
 
 WARM_STEPS = 15  # steps that every rank has finished before the kill
-START_TIMEOUT_S = 90.0
-RECOVER_TIMEOUT_S = 90.0
-POLL_S = 0.005
 BOOKS_TIMEOUT_S = 15.0  # a script without the library counts as stepping after five seconds of life
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What one rank wrote last."""
-
-    pid: int
-    step: int
-    at: float
-
-
-class TrialFailed(Exception):
-    """This trial never got there; the message says what was missing."""
 
 
 def main() -> None:
     arguments = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.only == "frameworks":
+        frameworks.measure(arguments.out, arguments.trials, arguments.frameworks.split(","))
+        return
     launchers = _launchers(arguments.only.split(",") if arguments.only else None)
     recovery: dict[str, dict[str, list[float]]] = {"rank_kill_s": defaultdict(list), "node_loss_s": defaultdict(list)}
     failed: dict[str, int] = defaultdict(int)
@@ -104,7 +93,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--only", default="", help="launchers, comma-separated: holdfast,torchrun,ft_launcher")
+    parser.add_argument(
+        "--only", default="", help="launchers, comma-separated: holdfast,torchrun,ft_launcher; or frameworks"
+    )
+    parser.add_argument("--frameworks", default=",".join(frameworks.FRAMEWORKS), help="which, with --only frameworks")
     parser.add_argument("--skip-healthy", action="store_true", help="leave out the cost of the healthy path")
     return parser.parse_args()
 
@@ -132,42 +124,15 @@ def _launchers(only: list[str] | None) -> dict[str, Start]:
 def _trial(start: Start, layout: Layout, *, kill_node: bool) -> tuple[float, dict[str, float]]:
     with _directory() as out, ExitStack() as cleanup:
         running = start(layout, out, ["--out", str(out)], cleanup)
-        before = _wait_for_start(out)
+        before = wait_for_start(out, WARM_STEPS)
         victim = before[RANKS - 1].pid
         killed_at = time.time()
         if kill_node:
             running.lose_node(victim)
         else:
             os.kill(victim, signal.SIGKILL)
-        seconds = _wait_for_recovery(out, before, killed_at)
+        seconds = wait_for_recovery(out, before, killed_at).seconds
         return seconds, _phases(running, killed_at, seconds)
-
-
-def _wait_for_start(out: Path) -> dict[int, Progress]:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        progress = {rank: lines[-1] for rank in range(RANKS) if (lines := _read(out, rank))}
-        if len(progress) == RANKS and all(entry.step >= WARM_STEPS for entry in progress.values()):
-            return progress
-        time.sleep(POLL_S)
-    raise TrialFailed(f"no {WARM_STEPS} steps by every rank within {START_TIMEOUT_S:.0f} s of the start")
-
-
-def _wait_for_recovery(out: Path, before: dict[int, Progress], killed_at: float) -> float:
-    """Seconds from the kill until the last rank has finished its first step in a new process."""
-    deadline = time.monotonic() + RECOVER_TIMEOUT_S
-    while time.monotonic() < deadline:
-        first = {
-            rank: next(
-                (line for line in _read(out, rank) if line.at > killed_at and line.pid != before[rank].pid), None
-            )
-            for rank in range(RANKS)
-        }
-        found = [line.at for line in first.values() if line is not None]
-        if len(found) == RANKS:
-            return max(found) - killed_at
-        time.sleep(POLL_S)
-    raise TrialFailed(f"not recovered within {RECOVER_TIMEOUT_S:.0f} s")
 
 
 def _phases(running: Running, killed_at: float, seconds: float) -> dict[str, float]:
@@ -190,21 +155,6 @@ def _phases(running: Running, killed_at: float, seconds: float) -> dict[str, flo
         "start": killed_at + seconds - marks["prepared"],
         "fault_dated": marks["fault"] - killed_at,
     }
-
-
-def _read(out: Path, rank: int) -> list[Progress]:
-    try:
-        lines = (out / f"rank-{rank}.jsonl").read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    records = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:  # torn by the kill
-            continue
-        records.append(Progress(record["pid"], record["step"], record["at"]))
-    return records
 
 
 @contextmanager

@@ -74,6 +74,7 @@ class TorchElastic:
     port: int
     spare_waits: bool
     agents: list[subprocess.Popen[bytes]]
+    script: Path = SCRIPT
 
     def start_agent(self) -> None:
         with (self.out / f"agent-{len(self.agents)}.log").open("wb") as log:
@@ -87,7 +88,7 @@ class TorchElastic:
                         "--rdzv-backend=c10d",
                         "--rdzv-id=bench",
                         f"--rdzv-endpoint=127.0.0.1:{self.port}",
-                        str(SCRIPT),
+                        str(self.script),
                         *self.script_arguments,
                     ],
                     env={**os.environ, **self.environment},
@@ -118,9 +119,11 @@ class TorchElastic:
             agent.wait()
 
 
-def _elastic(command: Sequence[str], environment: dict[str, str], *, spare_waits: bool) -> Start:
+def _elastic(command: Sequence[str], environment: dict[str, str], *, spare_waits: bool, script: Path = SCRIPT) -> Start:
     def start(layout: Layout, out: Path, script_arguments: Sequence[str], cleanup: ExitStack) -> Running:
-        running = TorchElastic(command, environment, layout, out, script_arguments, _free_port(), spare_waits, [])
+        running = TorchElastic(
+            command, environment, layout, out, script_arguments, _free_port(), spare_waits, [], script
+        )
         cleanup.callback(running.end)
         running.start_agent()
         _wait_for_port(running.port, running.agents[0])  # the first agent hosts the store, and is never the victim
@@ -131,13 +134,14 @@ def _elastic(command: Sequence[str], environment: dict[str, str], *, spare_waits
     return start
 
 
-def torchrun() -> Start:
+def torchrun(script: Path = SCRIPT) -> Start:
     """The option makes restarts work at all on torch 2.13 (a rendezvous store without an attempt prefix is reused)."""
     # A third agent that waits as a spare is not picked up within a minute; a replacement started at once is its best case.
     return _elastic(
         [sys.executable, "-m", "torch.distributed.run"],
         {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"},
         spare_waits=False,
+        script=script,
     )
 
 
@@ -173,7 +177,9 @@ class HoldfastRunning:
         return dict(incidents[-1].get("phases_s") or {}) if incidents else {}
 
 
-def holdfast(script: Path = SCRIPT) -> Start:
+def holdfast(script: Path = SCRIPT, preload: Sequence[str] = ()) -> Start:
+    """`preload`: modules that the worker template imports, as in a job file."""
+
     def start(layout: Layout, out: Path, script_arguments: Sequence[str], cleanup: ExitStack) -> Running:
         nodes = layout.nodes + layout.spares
         stack = cleanup.enter_context(
@@ -190,6 +196,7 @@ def holdfast(script: Path = SCRIPT) -> Start:
                 "nproc_per_node": layout.per_node,
                 "mesh": {"dp": RANKS},
                 "checkpoint": {"interval_steps": 10, "keep": 2},
+                "preload": list(preload),
             }
         )
         return HoldfastRunning(client, "bench")

@@ -58,6 +58,7 @@ def main() -> None:
         accelerator="cpu",
         strategy="ddp",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
         max_steps=args.steps,
         logger=False,
         enable_checkpointing=False,

@@ -2,40 +2,28 @@
 
     faulty_hf.py --steps 80 --out DIR --fault kill:1:17 --fault hang:0:31      (what:rank:step)
 
-Each strikes between two batches of one step: the gradients of the first are accumulated, and the optimizer has not stepped.
-A file below DIR says that it has struck, so that the same step passes when it is done again."""
+Each strikes between two batches of one step: the gradients of the first are accumulated, and the optimizer has not stepped."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "frameworks"))
 import hf_trainer  # type: ignore[import-not-found]
-
-SIGNALS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
+from striking import Strike  # type: ignore[import-not-found]
 
 
 class Fault(TrainerCallback):  # type: ignore[misc]
     def __init__(self, told: str) -> None:
-        what, rank, step = told.split(":")
-        self._signal = SIGNALS[what]
-        self._here = rank == os.environ["RANK"]
-        self._step = int(step)
+        self._strike = Strike(told)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._here and state.global_step + 1 == self._step:
-            struck = Path(args.output_dir) / f"struck-{self._step}"
-            struck.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                struck.touch(exist_ok=False)
-                os.kill(os.getpid(), self._signal)
+        self._strike.at(state.global_step + 1, Path(args.output_dir))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,11 @@ def undisturbed(script: Path, directory: Path) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "needs"),
-    [("lightning_autoencoder", "lightning"), ("accelerate_loop", "accelerate"), ("dcp_fsdp", "torchdata")],
+    [
+        ("lightning_autoencoder", "lightning"),
+        pytest.param("accelerate_loop", "accelerate", marks=pytest.mark.core),
+        ("dcp_fsdp", "torchdata"),
+    ],
 )
 def test_a_killed_rank_leaves_no_trace_in_the_weights(name: str, needs: str, tmp_path: Path) -> None:
     if find_spec(needs) is None:

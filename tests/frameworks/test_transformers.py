@@ -101,6 +101,7 @@ def test_kills_and_hangs_within_an_accumulation_and_a_lost_node_leave_no_trace(
     assert outcome(out) == undisturbed
 
 
+@pytest.mark.core
 @pytest.mark.timeout(1800)
 def test_holdfast_run_takes_the_script_as_torchrun_does(
     tmp_path: Path, undisturbed: tuple[str, list[dict[str, float]]]

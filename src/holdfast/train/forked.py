@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 
 from holdfast.domain import worker
 from holdfast.domain.template import PROGRAM
-from holdfast.train import entry, error_file, imports, observed_steps
+from holdfast.train import build_locks, entry, error_file, imports, observed_steps
 from holdfast.train.entry import Entry
 from holdfast.train.rendezvous import wait_until_served
 from holdfast.train.title import set_title
@@ -57,6 +57,7 @@ def run_script(launch: Launch) -> NoReturn:
             os.set_inheritable(launch.control, True)  # it may itself use the trainer library
         else:
             observed_steps.observe(os.environ)
+            build_locks.watch(os.environ)
         code = _run(launch)
     except BaseException:  # a failure of this module; no interpreter above would print it
         traceback.print_exc()
