@@ -39,6 +39,7 @@ API_TOKEN = "0123456789abcdef"
 IMPENDING = "cloud.google.com/impending-node-termination"
 MACHINES = ("gpu-a", "gpu-b", "gpu-c", "gpu-d")
 WAIT_S = 180.0
+STEPS = 900  # of 0.1 s: a drain takes the grace of its pod, and the job must outlast it
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Run:
         )
 
     def told(self) -> str:
-        incidents = [(each["kind"], each["state"], each["reason"]) for each in self.client.incidents(JOB)]
+        incidents = [(each["kind"], each["state"], each["cause"]) for each in self.client.incidents(JOB)]
         logs = [*self.root.glob("*.log"), *self.root.glob("stack/supervisor/*.log")]
         tails = [f"{path.name}:\n" + "\n".join(path.read_text().splitlines()[-15:]) for path in logs]
         return f"incidents: {incidents}\nkubelets: {self.machines.errors[-5:]}\n" + "\n".join(tails)
@@ -218,7 +219,7 @@ def test_a_drained_machine_is_left_before_its_pod_and_no_step_is_done_twice(
     tmp_path: Path, memory_dir: Path, cluster: Cluster
 ) -> None:
     """`kubectl drain`: cordon, eviction, SIGTERM. The Job makes another pod, which comes to the fourth machine."""
-    with running(tmp_path, cluster, memory_dir, steps=300) as run:
+    with running(tmp_path, cluster, memory_dir, steps=STEPS) as run:
         run.wait_step(30)
         before = run.pods_on()
         (free,) = set(MACHINES) - before.keys()
@@ -273,7 +274,7 @@ def test_cordons_and_taints_move_ranks_while_the_pods_stay(tmp_path: Path, memor
 def test_a_lost_machine_is_replaced_and_forgotten_with_its_object(
     tmp_path: Path, memory_dir: Path, cluster: Cluster
 ) -> None:
-    with running(tmp_path, cluster, memory_dir, steps=300) as run:
+    with running(tmp_path, cluster, memory_dir, steps=STEPS) as run:
         run.wait_step(30)
         (free,) = set(MACHINES) - run.pods_on().keys()
         lost = min(run.ranks_on())
