@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -61,6 +62,103 @@ def test_a_peer_gets_what_is_on_disk_and_only_once() -> None:
     there = view(image(10), disk(10), peers=("b",))
     assert [type(step) for step in plan(there)] == [Push]
     assert plan(replace(there, pushed=frozenset({(ShardKey(1, 10, 0), "b")}))) == ()
+
+
+def pushes(given_view: View) -> list[tuple[int, int]]:
+    """(step, rank) in the order in which the peer gets them."""
+    return [(step.key.step, step.key.rank) for step in plan(given_view) if isinstance(step, Push)]
+
+
+def two_ranks(*steps: int, **changes: object) -> View:
+    return view(*(disk(step, rank) for step in steps for rank in (0, 1)), ranks=(0, 1), peers=("b",), **changes)
+
+
+def sent(*keys: tuple[int, int]) -> frozenset[tuple[ShardKey, str]]:
+    return frozenset((ShardKey(1, step, rank), "b") for step, rank in keys)
+
+
+def test_a_rank_does_not_wait_until_the_copy_of_another_is_on_the_peers_disk() -> None:
+    assert pushes(two_ranks(10)) == [(10, 0), (10, 1)]
+    assert pushes(two_ranks(10, sent=sent((10, 0)))) == [(10, 1), (10, 0)], "the other rank, then the question"
+    both = sent((10, 0), (10, 1))
+    assert pushes(two_ranks(10, sent=both)) == [(10, 0), (10, 1)]
+    assert pushes(two_ranks(10, sent=both, pushed=sent((10, 0)))) == [(10, 1)]
+
+
+def test_a_step_that_was_begun_is_finished_before_the_next() -> None:
+    assert pushes(two_ranks(10, 20, sent=sent((10, 0))))[0] == (10, 1)
+    assert pushes(two_ranks(10, 20, sent=sent((10, 0), (10, 1))))[:2] == [(20, 0), (20, 1)]
+    newer_here = (disk(10, 0), disk(10, 1), disk(20, 0))
+    assert pushes(view(*newer_here, ranks=(0, 1), peers=("b",), sent=sent((10, 0))))[0] == (10, 1)
+
+
+def test_a_node_that_lags_takes_the_steps_that_all_who_lag_take() -> None:
+    behind = sent((10, 0), (10, 1))
+    assert pushes(two_ranks(10, 20, 30, sent=behind))[0] == (30, 0), "one more than the newest is no lag"
+    assert pushes(two_ranks(10, 20, 30, 40, 50, sent=behind))[:2] == [(40, 0), (40, 1)]
+    assert pushes(two_ranks(20, 30, 40, 50))[0] == (50, 0), "a peer that has nothing gets the newest"
+
+
+@given(
+    costs=st.lists(st.floats(0.1, 2.5), min_size=2, max_size=5),
+    interval=st.sampled_from([1, 5, 7, 10, 1000]),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None)
+def test_copies_of_all_nodes_meet_in_one_step_however_slow_they_are(
+    costs: list[float], interval: int, order: random.Random
+) -> None:
+    """`costs`: of one shard's push by node, in intervals between saves. Each node has two ranks."""
+    nodes = [_Pushing(cost, order.random()) for cost in costs]
+    met: list[int] = []
+    for tick in range(1, 97):
+        for node in nodes:
+            node.save(tick * interval)
+            node.work(tick)
+        common = set.intersection(*({step for step, ranks in node.copies.items() if ranks == {0, 1}} for node in nodes))
+        if common and (not met or max(common) > met[-1]):
+            met.append(max(common))
+        for node in nodes:
+            node.retain(max(common, default=None))
+    assert met[-1] >= 64 * interval, "the newest of them is no older than the slowest node needs"
+
+
+class _Pushing:
+    """A node that pushes to "b", as its plan says."""
+
+    def __init__(self, cost: float, phase: float) -> None:
+        self.cost, self.free_at = cost, phase
+        self.held: list[Held] = []
+        self.sent: dict[int, ShardKey] = {}
+        self.copies: dict[int, set[int]] = {}  # step → ranks, at the peer
+        self.saved_by_all: CheckpointId | None = None
+
+    def view(self) -> View:
+        received = frozenset((key, "b") for key in self.sent.values())
+        common = self.saved_by_all
+        return view(*self.held, ranks=(0, 1), peers=("b",), sent=received, pushed=received, saved_by_all=common)
+
+    def save(self, step: int) -> None:
+        self.held += [disk(step, 0), disk(step, 1)]
+
+    def work(self, now: float) -> None:
+        while self.free_at < now + 1:
+            found = [step.key for step in plan(self.view()) if isinstance(step, Push)]
+            if not found:
+                self.free_at = now + 1
+                return
+            self.free_at += self.cost
+            self.sent[found[0].rank] = found[0]
+            self.copies.setdefault(found[0].step, set()).add(found[0].rank)
+
+    def retain(self, common: int | None) -> None:
+        if common is not None:
+            self.saved_by_all = CheckpointId(1, common)
+        for step in plan(self.view()):
+            if isinstance(step, Delete):
+                self.held.remove(Held(Tier.DISK, step.key))
+        kept = sorted(self.copies)[-2 - BACKLOG_STEPS_MAX :]
+        self.copies = {step: ranks for step, ranks in self.copies.items() if step in kept or step == common}
 
 
 def test_copies_of_other_nodes_are_not_pushed_on() -> None:

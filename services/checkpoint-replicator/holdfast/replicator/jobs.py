@@ -40,6 +40,9 @@ class Job:
     held: dict[Held, Manifest] = field(default_factory=dict)
     fresh: dict[ShardKey, PendingCommit] = field(default_factory=dict)  # images that are being committed
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard on its disk
+    sent: dict[tuple[int, str], ShardKey] = field(
+        default_factory=dict
+    )  # (rank, peer) → the last shard that it has received
     pins: dict[Held, OpenShard] = field(default_factory=dict)
     wanted: Counter[ShardKey] = field(default_factory=Counter)  # number of stagings in progress; not to be deleted
     tried: set[int] = field(default_factory=set)  # local ranks whose save failed in this generation
@@ -77,6 +80,7 @@ class Job:
             self.restored = None
         peers = {peer.node for peer in config.peers}
         self.pushed = {(rank, peer): key for (rank, peer), key in self.pushed.items() if peer in peers}
+        self.sent = {(rank, peer): key for (rank, peer), key in self.sent.items() if peer in peers}
 
     def end(self) -> None:
         """Record the end of the job: no worker saves here unless the job is submitted again."""
@@ -168,6 +172,7 @@ class Job:
             fresh=tuple(self.fresh),
             restored=self.restored,
             pushed=frozenset((key, peer) for (_, peer), key in self.pushed.items()),
+            sent=frozenset((key, peer) for (_, peer), key in self.sent.items()),
             pinned=frozenset(self.pins) | {Held(tier, key) for key in self.wanted for tier in Tier},
             disk_full=self.disk_full,
             disk_fails=self.disk_fails,

@@ -49,6 +49,7 @@ PAUSE_MAX_S = 5.0
 IMAGE_READ_S_MAX = 2.0  # an image that is read for longer could delay a save
 PUSH_BYTES_PER_S = 1e9  # assumed until a rate has been measured
 ARCHIVE_PAUSE_MAX_S = 30.0  # its checkpoints are minutes apart, and requests cost money
+CONFIRM_S = 0.5  # between two questions whether a copy is on the peer's disk: the next save may come meanwhile
 LOST_RACE_PAUSE_S = 0.005  # limits the retry rate for a shard that does not appear
 
 _ARCHIVE = "store: "  # prefix of the object store's lanes
@@ -112,10 +113,12 @@ class Mover:
             await anyio.sleep(LOST_RACE_PAUSE_S)
             await self._engine.refresh(job)
         except (HoldfastError, OSError) as error:
-            pause = self._pauses.setdefault(lane, _backoff(lane))
+            pause_s = self._pauses.setdefault(lane, _backoff(lane)).next_s()
             self._say(job, step, error)
+            if isinstance(step, Push) and isinstance(error, NotYet):
+                pause_s = min(pause_s, CONFIRM_S)
             if not job.gone:
-                with anyio.move_on_after(pause.next_s()):
+                with anyio.move_on_after(pause_s):
                     await job.turned.wait()  # a new configuration may name another peer and ends the pause
             if lane[1].startswith(_DISK):
                 job.disk_full = job.disk_fails = False  # try again
@@ -204,7 +207,9 @@ class Mover:
             raise
         if durable is not None:
             job.pushed[key.rank, peer_name] = durable
-        if durable != key:
+        asked_before = job.sent.get((key.rank, peer_name)) == key
+        job.sent[key.rank, peer_name] = key
+        if durable != key and asked_before:  # otherwise other shards of the step may be waiting for this peer
             raise NotYet(f"{label(key)} is in the memory of {peer_name}, not yet on its disk")
 
     def _push_from(self, job: Job, peer: str, key: ShardKey) -> tuple[Tier, ...]:

@@ -102,13 +102,45 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
 
 
 def _pushes(view: View) -> list[Step]:
-    """Push the newest shard of each local rank, once it is on disk (or if the disk is full or fails)."""
+    """Push the shards of one step of all local ranks, once they are on disk (or if the disk is full or fails); then those that
+    are newer, and ask whether those that were sent are on the peer's disk."""
     tiers = tuple(Tier) if view.disk_takes_nothing else (Tier.DISK,)
     newest = _newest_by_rank(view, tiers)
     mine = _newest_first(newest[rank] for rank in view.ranks if rank in newest)
+    whole = whole_steps(view, tiers)
     state = "is full" if view.disk_full else "fails"
     why = f"the disk {state}, so a peer is the next tier" if view.disk_takes_nothing else _ON_DISK
-    return [Push(key, peer, why) for key in mine for peer in view.peers if (key, peer) not in view.pushed]
+    steps: list[Step] = []
+    for peer in view.peers:
+        keys = [*_of_next_step(view, peer, whole), *mine]
+        due = dict.fromkeys(key for key in keys if (key, peer) not in view.pushed)
+        steps += [Push(key, peer, why) for key in sorted(due, key=lambda key: (key, peer) in view.sent)]
+    return steps
+
+
+def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[ShardKey]:
+    """Return the shards of the step that `peer` gets next. `whole`: steps that all local ranks have, oldest first.
+
+    A copy is of use only if the other ranks' copies are of the same step. So a step that was begun is finished. If saves come
+    faster than copies, every node skips some, and all of them should skip the same ones without knowing of each other: of
+    several steps a node takes the one whose number is divisible by the largest power of two. A node that skips up to 2^k - 1
+    steps in a row then takes every step that is divisible by 2^(k + 1), in intervals."""
+    sent: dict[int, CheckpointId] = {}
+    for key, to in (*view.pushed, *view.sent):
+        if to == peer and key.rank in view.ranks:
+            sent[key.rank] = max(id_of(key), sent.get(key.rank, id_of(key)))
+    last = max(sent.values(), default=None)
+    waiting = [step for step in whole if last is None or step > last]
+    if last in whole and any(sent.get(rank) != last for rank in view.ranks):
+        following = last
+    elif not waiting:
+        return []
+    elif last is None or len(waiting) < 3:
+        following = waiting[-1]
+    else:
+        following = max(waiting, key=lambda each: (each.attempt, each.step & -each.step, each.step))
+    keys = (ShardKey(following.attempt, following.step, rank) for rank in view.ranks)
+    return [key for key in keys if sent.get(key.rank) != following]
 
 
 def _newest_by_rank(view: View, tiers: tuple[Tier, ...]) -> dict[int, ShardKey]:

@@ -87,6 +87,7 @@ class View:
     held: tuple[Held, ...]
     restored: CheckpointId | None = None  # (attempt, step) from which the current attempt started
     pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) that has it on disk
+    sent: frozenset[tuple[ShardKey, str]] = frozenset()  # (newest shard of a rank, peer) that has it in memory at least
     pinned: frozenset[Held] = frozenset()  # returned for a restore
     disk_full: bool = False
     disk_fails: bool = False  # returns errors; the plan neither copies to the disk nor relies on it
