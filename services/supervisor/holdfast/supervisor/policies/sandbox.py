@@ -25,6 +25,8 @@ FILES_MAX = 256  # open at a time
 # Of the environment: where programs and modules are, and how text and times are written.
 PASSED_ON = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "LD_LIBRARY_PATH")
 _PASSED_ON_PREFIX = "LC_"
+# Of numerical libraries, which reserve address space for each thread: on a large machine more than a policy gets.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _READABLE = ("/usr", "/lib", "/lib64", "/etc/localtime", "/etc/timezone", "/dev/null", "/dev/zero", "/dev/urandom")
 _WRITABLE = ("/dev/null",)
 
@@ -64,7 +66,10 @@ class Confinement(StrEnum):
 
 def environment(whole: Mapping[str, str]) -> dict[str, str]:
     """The variables of an environment that a policy's process gets."""
-    return {name: value for name, value in whole.items() if name in PASSED_ON or name.startswith(_PASSED_ON_PREFIX)}
+    passed_on = {
+        name: value for name, value in whole.items() if name in PASSED_ON or name.startswith(_PASSED_ON_PREFIX)
+    }
+    return passed_on | dict.fromkeys(_THREADS, "1")
 
 
 def missing() -> tuple[Confinement, ...]:
