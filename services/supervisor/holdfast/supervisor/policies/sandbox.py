@@ -27,7 +27,17 @@ PASSED_ON = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "PYTHONPATH", "PYTHONHOME
 _PASSED_ON_PREFIX = "LC_"
 # Of numerical libraries, which reserve address space for each thread: on a large machine more than a policy gets.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_READABLE = ("/usr", "/lib", "/lib64", "/etc/localtime", "/etc/timezone", "/dev/null", "/dev/zero", "/dev/urandom")
+_READABLE = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/timezone",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+)
 _WRITABLE = ("/dev/null",)
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
