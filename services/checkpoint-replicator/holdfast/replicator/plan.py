@@ -135,7 +135,7 @@ def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[Shar
         following = last
     elif not waiting:
         return []
-    elif last is None or len(waiting) < 3:
+    elif last is None:
         following = waiting[-1]
     else:
         following = max(waiting, key=lambda each: (each.attempt, each.step & -each.step, each.step))
