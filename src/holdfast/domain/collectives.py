@@ -88,6 +88,16 @@ def count(text: str) -> int:
     return sum(map(len, _runs(text)))
 
 
+def check_members(texts: Iterable[str]) -> None:
+    """So that no detector meets a group whose members cannot be listed, or more of them than it has time for. Raises ValueError
+    as `expand` does, and for more than `MEMBERS_MAX` ranks in all."""
+    total = 0
+    for text in texts:
+        total += count(text)
+        if total > MEMBERS_MAX:
+            raise ValueError(f"more than {MEMBERS_MAX} ranks in all groups")
+
+
 def _runs(text: str) -> Sequence[range]:
     runs: list[range] = []
     total = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from holdfast.domain import worker
-from holdfast.domain.collectives import MEMBERS_MAX, count
+from holdfast.domain.collectives import check_members
 from holdfast.domain.signals import Phase
 
 INTEGER_MAX = 2**63 - 1
@@ -219,14 +219,12 @@ def _text(value: object, chars_max: int = NAME_CHARS_MAX) -> str:
 
 def _groups(members: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Checked here, so that no detector ever expands what is not a list of ranks or has no end."""
-    total = 0
-    for text in list(members.values())[:GROUPS_MAX]:
+    groups = list(members.items())[:GROUPS_MAX]
+    for _, text in groups:
         if not isinstance(text, str):
             raise TypeError(f"members as text, not {text!r}")
-        total += count(text)
-        if total > MEMBERS_MAX:
-            raise ValueError(f"more than {MEMBERS_MAX} members")
-    return tuple((_text(name), text) for name, text in list(members.items())[:GROUPS_MAX])
+    check_members(text for _, text in groups)
+    return tuple((_text(name), text) for name, text in groups)
 
 
 def _integer(message: Mapping[str, Any], name: str) -> int:

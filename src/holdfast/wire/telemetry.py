@@ -12,7 +12,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any, get_args
 
-from holdfast.domain.collectives import MEMBERS_MAX, CollectiveRows, StallSnapshot, count
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot, check_members
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.signals import (
@@ -62,15 +62,10 @@ _VERDICT = Through(_VERDICTS.encode_all, partial(_VERDICTS.decode_all, field="he
 
 
 def _check_members(members: tuple[str, ...]) -> tuple[str, ...]:
-    """So that no detector meets a group whose members cannot be listed, or more of them than it has time for."""
-    total = 0
-    for text in set(members):
-        try:
-            total += count(text)
-        except ValueError as error:
-            raise MalformedMessage("standstills.rows.members", str(error)) from error
-        if total > MEMBERS_MAX:
-            raise MalformedMessage("standstills.rows.members", f"more than {MEMBERS_MAX} ranks in all groups")
+    try:
+        check_members(set(members))
+    except ValueError as error:
+        raise MalformedMessage("standstills.rows.members", str(error)) from error
     return members
 
 

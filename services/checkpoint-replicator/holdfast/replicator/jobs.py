@@ -40,9 +40,7 @@ class Job:
     held: dict[Held, Manifest] = field(default_factory=dict)
     fresh: dict[ShardKey, PendingCommit] = field(default_factory=dict)  # images that are being committed
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard on its disk
-    sent: dict[tuple[int, str], ShardKey] = field(
-        default_factory=dict
-    )  # (rank, peer) → the last shard that it has received
+    sent: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # the same, if only in its memory
     pins: dict[Held, OpenShard] = field(default_factory=dict)
     wanted: Counter[ShardKey] = field(default_factory=Counter)  # number of stagings in progress; not to be deleted
     tried: set[int] = field(default_factory=set)  # local ranks whose save failed in this generation

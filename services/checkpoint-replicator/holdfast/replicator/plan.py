@@ -125,10 +125,7 @@ def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[Shar
     faster than copies, every node skips some, and all of them should skip the same ones without knowing of each other: of
     several steps a node takes the one whose number is divisible by the largest power of two. A node that skips up to 2^k - 1
     steps in a row then takes every step that is divisible by 2^(k + 1), in intervals."""
-    sent: dict[int, CheckpointId] = {}
-    for key, to in (*view.pushed, *view.sent):
-        if to == peer and key.rank in view.ranks:
-            sent[key.rank] = max(id_of(key), sent.get(key.rank, id_of(key)))
+    sent = {key.rank: id_of(key) for key, to in view.sent if to == peer and key.rank in view.ranks}
     last = max(sent.values(), default=None)
     waiting = [step for step in whole if last is None or step > last]
     if last in whole and any(sent.get(rank) != last for rank in view.ranks):

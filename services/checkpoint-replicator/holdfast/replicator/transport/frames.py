@@ -25,9 +25,8 @@ MESSAGE_BYTES_MAX = 2 * MANIFEST_BYTES_MAX  # a manifest is a JSON string in a m
 HEADER_BYTES_MAX = 64 << 10  # what is read and decoded of a peer that has not signed anything yet
 _PREFIX = struct.Struct("!4sI")
 _MAGIC = b"HFD1"
-_JOB = re.compile(
-    rb'(?<!\\)"job":("(?:[^"\\]|\\.)*")'
-)  # within a JSON string, its first quotation mark would be escaped
+# Within a JSON string, its first quotation mark would be escaped.
+_JOB = re.compile(rb'(?<!\\)"job":("(?:[^"\\]|\\.)*")')
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +177,14 @@ def pour(sock: socket.socket, data: memoryview | bytes) -> None:
         raise TimeoutError("timed out") from error
 
 
-def fill(sock: socket.socket, buffer: memoryview) -> None:
-    """Fill `buffer`. Raises Unavailable if the peer closes the connection, and TimeoutError."""
+def fill(sock: socket.socket, buffer: memoryview, deadline: float = math.inf) -> None:
+    """Fill `buffer`. Raises Unavailable if the peer closes the connection, and TimeoutError. `deadline` (monotonic clock) is
+    for all of it, however slowly the peer sends, and changes the timeout of the socket."""
     while buffer:
+        if deadline < math.inf:
+            if (left_s := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left_s)
         try:
             received = sock.recv_into(buffer, 0, socket.MSG_WAITALL)
         except BlockingIOError as error:
@@ -191,19 +195,8 @@ def fill(sock: socket.socket, buffer: memoryview) -> None:
 
 
 def _exactly(sock: socket.socket, size: int, deadline: float = math.inf) -> bytes:
-    """Read `size` bytes. `deadline` (monotonic clock) is for all of them, however slowly the peer sends."""
     buffer = bytearray(size)
-    if deadline == math.inf:
-        fill(sock, memoryview(buffer))
-        return bytes(buffer)
-    rest = memoryview(buffer)
-    while rest:
-        if (left_s := deadline - time.monotonic()) <= 0:
-            raise TimeoutError("timed out")
-        sock.settimeout(left_s)
-        if not (received := sock.recv_into(rest)):
-            raise Unavailable("the peer hung up before its request was complete")
-        rest = rest[received:]
+    fill(sock, memoryview(buffer), deadline)
     return bytes(buffer)
 
 
