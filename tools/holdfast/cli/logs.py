@@ -21,8 +21,8 @@ from holdfast.agent.workers.errors import read_error_file
 from holdfast.cli.client import Client, NoApi, default_url
 from holdfast.cli.completion import names
 from holdfast.cli.endings import ENDED, FAILED
+from holdfast.cli.local_runs import RUNS, api_url
 from holdfast.cli.log_tail import Ranks, Tail, log_file
-from holdfast.cli.run import RUNS
 from holdfast.cli.tables import Api, console
 from holdfast.cli.terminal import worker_output
 from holdfast.cli.torchrun import shown_ranks
@@ -164,7 +164,7 @@ class _Places:
 
 def _client(api: str, cleanup: ExitStack) -> Client | None:
     """None if no API answers at the default address: a local stack may have run."""
-    client = cleanup.enter_context(Client(api or default_url()))
+    client = cleanup.enter_context(Client(api or api_url(job)))
     try:
         client.version()
     except NoApi:
