@@ -164,7 +164,8 @@ def test_the_classes_add_up_to_the_wall_time(past: History) -> None:
     ledger = account(past)
     assert sum(ledger.seconds.values()) == pytest.approx(ledger.wall_s, abs=1e-6)
     assert all(seconds >= 0 for seconds in ledger.seconds.values())
-    assert ledger.goodput_job is not None and 0 <= ledger.goodput_job <= 1 + 1e-9
+    assert ledger.goodput_job is not None
+    assert 0 <= ledger.goodput_job <= 1 + 1e-9
 
 
 # ---------------------------------------------------------------- scripts that report less

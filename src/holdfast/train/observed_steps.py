@@ -49,6 +49,7 @@ class StepObserver:
         self._started_at = 0.0
         self._steps = self._samples = 0
         self._waited_s = 0.0
+        self._measured = False  # a wait was read: from then on every block has one
         self._hook = register_optimizer_step_pre_hook(self._stepping)
 
     def close(self) -> None:
@@ -81,7 +82,8 @@ class StepObserver:
         if waited_s is not None:
             self._waited_s += waited_s
             self._samples += 1
-        if self._step % self._block == 0:
+            self._measured = True
+        if self._step % self._block == 0 and (self._samples or not self._measured):
             self._report(self._clock())
 
     def _report(self, now: float) -> None:

@@ -7,11 +7,12 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from holdfast.cli.client import ENV_API, Client, default_url
+from holdfast.cli.client import ENV_API, Client, NoApi, default_url
 from holdfast.domain.errors import HoldfastError, Unavailable
 
 RUNS = Path("~/.local/state/holdfast/runs")  # a local stack uses the subdirectory with the job's name
@@ -74,10 +75,12 @@ def _is_holdfast(url: str) -> bool:
     if not _listens(url):
         return False
     try:
-        with Client(url, token="") as client:
+        with Client(url, token="", sleep=_give_up) as client:
             client.version()
-    except HoldfastError:
+    except NoApi:
         return False
+    except HoldfastError:
+        pass  # it has no leader at the moment
     return True
 
 
@@ -88,6 +91,10 @@ def _listens(url: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def _give_up(_seconds: float) -> NoReturn:
+    raise Unavailable("no leader yet, and somebody waits for the list of local runs")
 
 
 def _note(text: str) -> None:

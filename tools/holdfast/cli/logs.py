@@ -72,7 +72,7 @@ def logs(
         raise InvalidSpec("--follow", True, "either --follow or --first-error")
     wanted, ranks = _pattern(grep), shown_ranks(rank, "")
     with ExitStack() as cleanup:
-        client = None if directory else _client(api, cleanup)
+        client = None if directory else _client(api, job, cleanup)
         places = _Places.of_stack(directory, job) if client is None else _Places.of_fleet(client)
         found = places.logs(job)
         if first_error and generation == NEWEST:
@@ -162,7 +162,7 @@ class _Places:
             yield f"rank {number} is on {node}: its log is {path} on {host}"
 
 
-def _client(api: str, cleanup: ExitStack) -> Client | None:
+def _client(api: str, job: str, cleanup: ExitStack) -> Client | None:
     """None if no API answers at the default address: a local stack may have run."""
     client = cleanup.enter_context(Client(api or api_url(job)))
     try:

@@ -181,6 +181,7 @@ class LocalGeneration:
             step_ends=self.progress.step_ends_of(identity.rank) if self.progress is not None else (),
             uptime_s=how.uptime_s,
             step_end_uptimes_s=self.progress.step_end_uptimes_of(identity.rank) if self.progress is not None else (),
+            observed=self.progress.observed_of(identity.rank) if self.progress is not None else 0,
         )
 
     def finished(self) -> RanksFinished | None:

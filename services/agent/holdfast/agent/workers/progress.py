@@ -136,6 +136,10 @@ class Progress:
         """Last step that it finished."""
         return self._ranks[rank].step
 
+    def observed_of(self, rank: int) -> int:
+        """Optimizer steps that were observed in it, of a script that reports no steps."""
+        return self._ranks[rank].observed
+
     def step_ends_of(self, rank: int) -> tuple[float, ...]:
         """When its last steps ended, the newest first."""
         return tuple(ended_at for ended_at, _ in self._ranks[rank].ends)
