@@ -123,6 +123,7 @@ class RankProgress:
     process_state: tuple[str, ...]  # /proc/PID/stat letter: R S D T Z, "" = gone
     cpu_s: tuple[float, ...]  # user + system CPU seconds used so far
     collective_seq: tuple[int, ...]  # collectives entered, -1 = not known
+    observed: tuple[int, ...] = ()  # optimizer steps, of a script that reports no steps; () = none in any rank
 
 
 @dataclass(frozen=True, slots=True)

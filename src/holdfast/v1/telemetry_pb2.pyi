@@ -244,7 +244,7 @@ class NodeTested(_message.Message):
     def __init__(self, at: _Optional[float] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ...) -> None: ...
 
 class RankProgress(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "step", "phase", "phase_at", "process_state", "cpu_s", "collective_seq")
+    __slots__ = ("at", "job", "generation", "rank", "step", "phase", "phase_at", "process_state", "cpu_s", "collective_seq", "observed")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class RankProgress(_message.Message):
     PROCESS_STATE_FIELD_NUMBER: _ClassVar[int]
     CPU_S_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -265,7 +266,8 @@ class RankProgress(_message.Message):
     process_state: _containers.RepeatedScalarFieldContainer[str]
     cpu_s: _containers.RepeatedScalarFieldContainer[float]
     collective_seq: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., phase: _Optional[_Iterable[_Union[_types_pb2.Phase, str]]] = ..., phase_at: _Optional[_Iterable[float]] = ..., process_state: _Optional[_Iterable[str]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., collective_seq: _Optional[_Iterable[int]] = ...) -> None: ...
+    observed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., phase: _Optional[_Iterable[_Union[_types_pb2.Phase, str]]] = ..., phase_at: _Optional[_Iterable[float]] = ..., process_state: _Optional[_Iterable[str]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., collective_seq: _Optional[_Iterable[int]] = ..., observed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerError(_message.Message):
     __slots__ = ("type", "message", "frames", "at", "call_group", "call_seq", "call", "uptime_s")

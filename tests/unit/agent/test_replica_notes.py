@@ -74,6 +74,7 @@ def test_observed_steps_are_counted_and_only_those_with_a_measured_wait_are_comp
         assert isinstance(parsed, ObservedStepsNote)
         folded.fold(parsed)
     assert folded.observed == (16, 0.25)
+    assert folded.sample(15.0, {}).observed == (24, 16)
     assert folded.observed_since == 14.0
     assert folded.silent
     assert folded.take_observed(15.0) is None, "no wait is known, so nothing can be compared"

@@ -270,6 +270,10 @@ class Progress:
             restored=tuple(note.restored for note in notes),
         )
 
+    def _observed_counts(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        counts = tuple(self._ranks[rank].observed for rank in ranks)
+        return counts if self.silent and any(counts) else ()
+
     def sample(self, at: float, processes: Mapping[int, ProcessFacts]) -> RankProgress:
         """Where every rank stands now, by rank."""
         ranks = sorted(self._ranks)
@@ -286,6 +290,7 @@ class Progress:
             process_state=tuple(fact.state for fact in facts),
             cpu_s=tuple(fact.cpu_s for fact in facts),
             collective_seq=tuple(self._ranks[rank].collectives for rank in ranks),
+            observed=self._observed_counts(ranks),
         )
 
 
