@@ -11,6 +11,7 @@ A package names what it brings in its pyproject.toml, and `pip install` beside H
 | `holdfast.detectors`  | `build() -> Detector`                                                  | diagnostics                 |
 | `holdfast.stores`     | a `StoreKind`; the entry point's name is the scheme of its URLs        | supervisor, replicator, CLI |
 | `holdfast.providers`  | `build() -> Provider`; asked when HOLDFAST_PROVIDER has its name       | supervisor                  |
+| `holdfast.notifiers`  | `build(url) -> Notifier`; the entry point's name is the scheme of its addresses | supervisor         |
 | `holdfast.policies`   | `decide(incident, job) -> Action`; a job has `policy: plugin:NAME`     | a child of the supervisor   |
 
 `installed` reads package metadata and imports nothing; `load` imports one plug-in. A plug-in that fails is left
@@ -41,6 +42,7 @@ class Group(StrEnum):
     STORES = "holdfast.stores"
     PROVIDERS = "holdfast.providers"
     POLICIES = "holdfast.policies"
+    NOTIFIERS = "holdfast.notifiers"
 
 
 @dataclass(frozen=True, slots=True)

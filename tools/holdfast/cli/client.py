@@ -246,6 +246,10 @@ class Client:
             raise self._not_ours("its version has no protocol number")
         return answer
 
+    def test_alerts(self) -> list[Json]:
+        """Send a test alert to every address of the supervisor, and return what became of each."""
+        return list(self._led("POST", "/v1/alerts/test")["addresses"])
+
     def kubernetes(self) -> Json:
         """Return how well the leader sees the cluster of its machines. Raises `NotFound` if the API is too old."""
         return self._get("/v1/kubernetes")

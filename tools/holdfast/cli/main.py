@@ -30,6 +30,7 @@ COMMANDS = MappingProxyType(
         "incidents": "incidents:app",
         "actions": "incidents:actions_app",
         "breaker": "breaker:app",
+        "notify": "notify:app",
         "checkpoints": "checkpoints:app",
         "policy": "policy:app",
         "logs": "logs:register",

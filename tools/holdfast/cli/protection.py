@@ -16,16 +16,27 @@ from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.tls import CA, CERT, KEY, Tls
 
 TLS_FILES = (CERT, KEY, CA)
+ALERT_URLS_FILE = "HOLDFAST_ALERT_URLS_FILE"
+# Of the supervisor alone: addresses of alerts are secrets.
+ALERTS = (
+    "HOLDFAST_ALERT_URLS",
+    ALERT_URLS_FILE,
+    "HOLDFAST_ALERT_TOPICS",
+    "HOLDFAST_ALERT_SECRET",
+    "HOLDFAST_ALERT_LINK",
+)
 LOGGING = ("HOLDFAST_LOG_LEVEL", "HOLDFAST_LOG_FORMAT")
 UNSET, SET = "unset", "set"
 
 
 def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that are passed on: the token, the TLS files by absolute path, logging. Raises `InvalidSpec` for TLS
-    that is not complete or cannot be read."""
-    given = {name: value for name in (ENV_TOKEN, *TLS_FILES, *LOGGING) if (value := environment.get(name, ""))}
+    """Return the settings that are passed on: the token, TLS and alerts (files by absolute path), logging. Raises `InvalidSpec`
+    for TLS that is not complete or cannot be read."""
+    given = {name: value for name in (ENV_TOKEN, *TLS_FILES, *ALERTS, *LOGGING) if (value := environment.get(name, ""))}
     files = {name: Path(given[name]).absolute() for name in TLS_FILES if name in given}
     Tls.load(cert=files.get(CERT), key=files.get(KEY), ca=files.get(CA))
+    if ALERT_URLS_FILE in given:
+        files[ALERT_URLS_FILE] = Path(given[ALERT_URLS_FILE]).absolute()
     return given | {name: str(path) for name, path in files.items()}
 
 

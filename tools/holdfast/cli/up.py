@@ -95,7 +95,7 @@ def up(
         require_protection(host, settings)
     if ignored := not_passed_on(os.environ):
         console.print(
-            f"[yellow]not used[/]: {', '.join(ignored)}. `holdfast up` passes on token, TLS and logging only",
+            f"[yellow]not used[/]: {', '.join(ignored)}. `holdfast up` passes on token, TLS, alerts and logging only",
             soft_wrap=True,
         )
     stop = StopRequest()

@@ -24,6 +24,8 @@ from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.supervisor import providers
 from holdfast.supervisor.agents.control import SERVICE, ControlServicer
+from holdfast.supervisor.alerts.sender import Alerts
+from holdfast.supervisor.alerts.targets import Webhook, notifiers
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.api.forwarding import Connections, Forwarding
@@ -110,6 +112,16 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             diagnostics=settings.diagnostics_endpoints,
             clock=time.time,
         )
+        link = settings.alert_link or api_url
+        webhook = partial(
+            Webhook, secret=settings.alert_secret.get_secret_value(), source=f"/holdfast/{settings.fleet}", link=link
+        )
+        alerts = Alerts(
+            event_log,
+            notifiers(settings.alert_addresses, webhook),
+            settings.alerts_about,
+            consumer=settings.supervisor_name,
+        )
         viewer = Viewer(leader.picture, event_log)
         backend = Backend(
             identity=Identity(settings.supervisor_name, version(DISTRIBUTION), settings.api_token.get_secret_value()),
@@ -119,12 +131,15 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             progress=progress,
             policies=policies,
             cluster=bridge.sights if bridge is not None else None,
+            alerts=alerts,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))
         guarded(tasks, "history of events", follower.follow_events)
         guarded(tasks, "history of steps", follower.follow_steps)
         guarded(tasks, "room", lambda: log_memory.watch(event_log))
+        if alerts:
+            guarded(tasks, "alerts", alerts.run)
         if telemetry.on():
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
         listening = await stack.enter_async_context(

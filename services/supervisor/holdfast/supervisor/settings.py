@@ -8,12 +8,14 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr
 
+from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.links import LinkLimits
 from holdfast.kubernetes.api import ACCOUNT, IN_CLUSTER, Access
 from holdfast.kubernetes.bridge import Options
 from holdfast.kubernetes.machines import LEAVING_TAINTS, ZONE_LABELS, Rules
 from holdfast.kubernetes.replace import Mark, Replacer
 from holdfast.runtime.settings import ServiceSettings
+from holdfast.supervisor.alerts.alert import Topic
 from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.offender_rules import OffenderRules
@@ -65,6 +67,13 @@ class SupervisorSettings(ServiceSettings):
         default=900.0, ge=60
     )  # until the same is asked for again; then twice as long, and so on
     more_nodes_max: int = Field(default=0, ge=0)  # of a pool; 0 = nobody is asked
+
+    # Alerts: docs/alerts.md. Equal on all supervisors, too: each alert is sent by one of them.
+    alert_urls: SecretStr = SecretStr("")  # addresses, separated by white space
+    alert_urls_file: Path | None = None  # the same, one per line; lines that begin with # are left out
+    alert_topics: str = ",".join(topic for topic in Topic if topic not in (Topic.TEST, Topic.COMPLETED))
+    alert_secret: SecretStr = SecretStr("")  # with which requests to webhooks are signed; empty = they are not
+    alert_link: str = ""  # address of the dashboard, as people reach it; empty = that of the API
 
     # The cluster that the machines belong to: docs/kubernetes.md. Equal on all supervisors, too; the leader watches.
     kubernetes_watch: bool = False  # whether notices and failure domains are taken from its API server
@@ -151,6 +160,29 @@ class SupervisorSettings(ServiceSettings):
             prior_faults=self.spare_prior_faults,
             prior_s=self.spare_prior_s,
         )
+
+    @property
+    def alert_addresses(self) -> tuple[str, ...]:
+        """Raises `InvalidSpec` if the file cannot be read."""
+        found = self.alert_urls.get_secret_value().split()
+        if self.alert_urls_file is not None:
+            try:
+                lines = self.alert_urls_file.read_text().splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidSpec(
+                    "HOLDFAST_ALERT_URLS_FILE", str(self.alert_urls_file), f"a text file that can be read ({error})"
+                ) from error
+            found += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        return tuple(found)
+
+    @property
+    def alerts_about(self) -> frozenset[Topic]:
+        """Raises `InvalidSpec` for a topic that does not exist."""
+        known = {topic.value: topic for topic in Topic if topic is not Topic.TEST}
+        names = _names(self.alert_topics)
+        if unknown := [name for name in names if name not in known]:
+            raise InvalidSpec("HOLDFAST_ALERT_TOPICS", unknown[0], f"topics of {', '.join(known)}, separated by commas")
+        return frozenset(known[name] for name in names)
 
     @property
     def diagnostics_endpoints(self) -> tuple[str, ...]:

@@ -341,6 +341,18 @@ class PolicyQuestion(Model):
     decided_by: str
 
 
+class AlertAddress(Model):
+    address: Annotated[str, Field(description="its number and its scheme, and of a webhook the host")]
+    sent: bool
+    problem: str
+
+
+class AlertsTested(Model):
+    addresses: Annotated[
+        list[AlertAddress], Field(description="in the order of the settings; empty = none is configured")
+    ]
+
+
 class Goodput(Model):
     """Every second of wall time in exactly one class: `useful_s`, `unmeasured_s` and the values of `badput_s` are `wall_s`."""
 
