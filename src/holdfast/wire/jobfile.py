@@ -151,7 +151,7 @@ def _or_auto(check: Callable[[object], object], kind: type[int] | type[float]) -
     """Return the validator, the serialiser and the schema of a number for which `auto` may be given."""
     number = {int: "integer", float: "number"}[kind]
     known = {"anyOf": [{"const": AUTO}, {"type": number, "exclusiveMinimum": 0}], "default": AUTO}
-    # Converts to `kind`, because an int where the serialiser expects a float would cause a warning with every answer.
+    # Names `kind`, not the return type of `_auto`: an int where the serialiser expects a float would cause a warning each time.
     shown: Any = kind | Literal["auto"]
     return BeforeValidator(check), PlainSerializer(_auto, return_type=shown), WithJsonSchema(known)
 

@@ -31,7 +31,7 @@ PRODUCTS_SHARE: Final = (
 )
 CPU_RANKS: Final = 2  # processes that form the all-reduce on a machine without GPUs
 ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # of the all-reduce, float32
-_CYCLE: Final = 251  # summands are below this, so that the sum of 1000 ranks is exact in float32
+_CYCLE: Final = 251  # period of the summands, so small that the sum of 1000 ranks is exact in float32
 NOT_ENDED: Final = "its test did not end"
 _READ_BYTES: Final = 1 << 16
 _ERROR_CHARS_MAX: Final = 500
