@@ -31,9 +31,7 @@ from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError
 
 SAVES = 2  # counted saves per trial and contender
-ON_REQUEST = (
-    "dcp_async_process",
-)  # only with --only, because it is slow and its results lie between those of the other two
+ON_REQUEST = ("dcp_async_process",)  # only with --only: slow, with results between those of the other two
 
 # Errors of the measured systems. Other errors are bugs of this benchmark, and end it.
 FAILURES = (TrialFailed, HoldfastError, grpc.RpcError, OSError, RuntimeError, subprocess.TimeoutExpired)

@@ -53,9 +53,7 @@ def measure(request: Request, place: Scratch) -> Measured:
         other.configure((1,))
         copies = [_copy(replace(request, mark=step), place, holder, other) for step in range(1, COPIES + 1)]
         record = copies[-1].record
-        limits = _limits(
-            max(record.size, LIMIT_BYTES_MIN)
-        )  # before and after, because the loopback rate varies by half
+        limits = _limits(max(record.size, LIMIT_BYTES_MIN))  # before and after: the loopback rate varies by half
         holder.configure((0,))  # without a peer, so that it does not send the shard again
         other.forget()
         for node in (other, spare):

@@ -33,9 +33,7 @@ from benchmarks.ingest.trial import Outcome
 PARTS = ("core", "job", "fleet", "largest", "twice")
 TRIES_MAX = 5  # trials of the search for the largest fleet
 LARGER = 1.25
-SMALLER = (
-    0.9  # after a fleet that was too large, the next one has this fraction of the ticks per second that it reached
-)
+SMALLER = 0.9  # size of the fleet after one that was too large, as a fraction of the ticks per second that it reached
 CORE_NODES_MAX = 4000  # sufficient, because the cost of a tick does not depend on the number of nodes
 
 

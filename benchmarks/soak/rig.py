@@ -39,9 +39,7 @@ from holdfast.cli.processes import kill_tree
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.children import tied
 
-MARK = (
-    "SOAK_OWNER"  # in the environment of every process; not HOLDFAST_…, because workers do not inherit such variables
-)
+MARK = "SOAK_OWNER"  # in the environment of every process; not HOLDFAST_…, which workers do not inherit
 DISK_BYTES = 256 << 20
 SHM_BYTES = 96 << 20
 MEMORY_ROOT = Path("/dev/shm")
@@ -81,9 +79,7 @@ class Rig:
 
     def __enter__(self) -> Self:
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.work = Path(
-            tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp")
-        )  # short, because it contains sockets
+        self.work = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))  # short, for sockets
         self.owner = self.work.name
         try:
             self._prepare()

@@ -38,9 +38,7 @@ class Api:
             try:
                 answer = client.get(path, params=parameters)
                 if answer.is_success:
-                    self._clients.insert(
-                        0, self._clients.pop(index)
-                    )  # so that a frozen supervisor costs its timeout only once
+                    self._clients.insert(0, self._clients.pop(index))  # a frozen supervisor costs one timeout
                     found: Json = answer.json()
                     return found
             except (httpx.HTTPError, ValueError):

@@ -41,9 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=36, help="samples per step over all replicas")
     parser.add_argument("--micro-batch", type=int, default=6, help="samples per forward pass")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages; under holdfast the job's mesh decides")
-    parser.add_argument(
-        "--lr", type=float, default=1e-3, help="learning rate, meant for --global-batch samples per step"
-    )
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate for --global-batch samples per step")
     parser.add_argument(
         "--batch-per-replica", type=int, help="samples per step of each replica, instead of a constant global batch"
     )

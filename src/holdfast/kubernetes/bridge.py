@@ -75,9 +75,7 @@ class Bridge:
         self._watches: list[Watch] = []
         self._sent: dict[str, tuple[Change, float]] = {}  # node → the last change that was sent, and its time
         self._changed = anyio.Event()
-        self._failed: tuple[float, str] | None = (
-            None  # time since which the bridge cannot start (loop's clock), and the reason
-        )
+        self._failed: tuple[float, str] | None = None  # start of a failure to run (loop's clock), and its reason
 
     def sights(self) -> list[Sight]:
         """Return the state of each watch; empty = none has been started yet."""

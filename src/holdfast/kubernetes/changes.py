@@ -13,12 +13,8 @@ from typing import assert_never
 
 from holdfast.kubernetes.machines import Cluster, Machine
 
-SCHEDULED_LEAD_S = (
-    3600.0  # maintenance is scheduled weeks ahead; until this time before it, the machine is used normally
-)
-RENEW_S = (
-    1200.0  # a valid notice is repeated after this time, because the supervisor drops it an hour after the last one
-)
+SCHEDULED_LEAD_S = 3600.0  # scheduled maintenance is announced this long before; it is scheduled weeks ahead
+RENEW_S = 1200.0  # a valid notice is repeated after this time; the supervisor drops it an hour after the last one
 SAME_TIME_S = 60.0  # a change of the start of maintenance by less than this is not sent
 DELETED = "its machine was deleted from the cluster"
 

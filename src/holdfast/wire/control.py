@@ -76,12 +76,7 @@ _ORDERS = _codecs(
         CheckpointNow: {"renamed": {"to_object_store": "far"}},
     },
 )
-_OF_THE_NODE = (
-    ResetGpu,
-    RebootNode,
-    RestartAgent,
-    CheckLink,
-)  # the job's name may be empty, because these concern the node
+_OF_THE_NODE = (ResetGpu, RebootNode, RestartAgent, CheckLink)  # the job's name may be empty
 _ORDER_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _ORDERS.values()}
 
 
@@ -196,9 +191,7 @@ def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
     return tuple(map(_STEP_REACHED.decode, beat.steps))
 
 
-class Reported(
-    NamedTuple
-):  # created in a third of the time of a frozen dataclass; there is one per report of an incident
+class Reported(NamedTuple):  # created in a third of the time of a frozen dataclass; an incident needs thousands
     """A report as received, with the control session of its sender."""
 
     at: float

@@ -91,10 +91,8 @@ def logs(
             typer.echo(line, err=True)
         if not shown and not follow:
             here = sorted(log.rank for log in found.get(chosen, ()))
-            present = (
-                f"ranks {', '.join(map(str, here))} of generation {chosen} do" if here else "no rank of the job has"
-            )
-            raise NotFound(f"no log of rank {rank} on this machine; {present}")
+            rest = f"ranks {', '.join(map(str, here))} of generation {chosen} do" if here else "no rank of the job has"
+            raise NotFound(f"no log of rank {rank} on this machine; {rest}")
         tails = {(chosen, log.rank): _print(log, lines, wanted, ranks) for log in shown}
         if follow:
             _follow(_Followed(client, places, job, ranks, wanted, tails))

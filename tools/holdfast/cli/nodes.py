@@ -106,10 +106,7 @@ def announce(
     name: Name,
     event: Annotated[str, typer.Argument(help="What will happen, in a few words.")] = "maintenance",
     within: Annotated[
-        str,
-        typer.Option(
-            "--in", help="Time until the maintenance starts: 30s, 45m, 2h. Default: it may start at any time."
-        ),
+        str, typer.Option("--in", help="Time until it starts: 30s, 45m, 2h. Default: it may start at any time.")
     ] = "",
     source: Source = "operator",
     api: Api = "",

@@ -48,9 +48,7 @@ _RECIPES = (
 Script = Annotated[str, typer.Argument(help="A Python file with decide(), or plugin:NAME for an installed policy.")]
 Params = Annotated[
     list[str] | None,
-    typer.Option(
-        "--param", metavar="NAME=VALUE", help="Value that the policy reads as job.params[NAME]. Can be repeated."
-    ),
+    typer.Option("--param", metavar="NAME=VALUE", help="Value that the policy reads as job.params[NAME]. Repeatable."),
 ]
 JobName = Annotated[str, typer.Argument(help="Name of the job.")]
 Since = Annotated[

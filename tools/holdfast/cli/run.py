@@ -72,9 +72,7 @@ def run(
     ] = None,
     name: Annotated[
         str,
-        typer.Option(
-            help="Job name. Default: derived from the script, and numbered if an unfinished job has that name."
-        ),
+        typer.Option(help="Job name. Default: derived from the script; numbered if an unfinished job has that name."),
     ] = "",
     spares: Annotated[int | None, typer.Option(help="Spare nodes of a local stack.", min=0)] = None,
     policy: Annotated[

@@ -134,9 +134,7 @@ class Agent:
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
         self.resetting = False
-        self.returns: Returns | None = (
-            None  # outcomes of pre-flight tests; None = no tests, and no boot id in its facts
-        )
+        self.returns: Returns | None = None  # outcomes of pre-flight tests; None = no tests, no boot id in the facts
         self.suspicions = SelfTests()  # outcomes of tests as a suspect
         self.links: Links | None = None  # outcomes of network tests; None = not supported
         self.expects = ""  # token of the network test that this node waits for
@@ -197,7 +195,7 @@ class Agent:
             self.preflight, self.busy = self.returns.tests(self.clock.now()), False
             self.tested_at = self.world.now
             self.report(Tested(self.preflight))
-        self.world.after(LOOK_S, self._in_this_incarnation(self._test_itself))
+        self.world.after(LOOK_S, self._unless_ended(self._test_itself))
 
     def die(self, *, machine: bool, disk: bool = False) -> None:
         """End the agent and all its workers. `machine`: also lose the memory; `disk`: also lose the disk."""
@@ -274,7 +272,7 @@ class Agent:
         `GATHER_S`."""
         self.version += 1
         self.around.workers_changed()
-        self.world.after(GATHER_S, self._in_this_incarnation(self._report_workers))
+        self.world.after(GATHER_S, self._unless_ended(self._report_workers))
 
     def _report_workers(self) -> None:
         if self.version != self.reported:
@@ -330,7 +328,7 @@ class Agent:
                 self._answer(command_id, *self._start(order))
             case Stop():
                 self._stop(order)
-                self.world.soon(0.001, 0.1, self._in_this_incarnation(lambda: self._answer(command_id, True)))
+                self.world.soon(0.001, 0.1, self._unless_ended(lambda: self._answer(command_id, True)))
             case CheckpointNow():
                 if self.workers is not None and self._is_of(self.workers, order):
                     self.workers.save_at.add(order.at_step)
@@ -401,11 +399,11 @@ class Agent:
             else:
                 self._answer(command_id, True, link=self.links.measured(self.name, partner.name, self.world.now))
 
-        self.world.soon(*self.links.takes_s, self._in_this_incarnation(end))
+        self.world.soon(*self.links.takes_s, self._unless_ended(end))
 
     def _reset(self, command_id: str) -> None:
         if self.resetting:  # resets run one after the other
-            self.world.after(RESET_LOOK_S, self._in_this_incarnation(lambda: self._reset(command_id)))
+            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._reset(command_id)))
             return
         if self.workers is not None and self.workers.living:
             self._answer(command_id, False, "workers run on this node")
@@ -418,7 +416,7 @@ class Agent:
             self.around.gpus_reset(self, failure)
             self._answer(command_id, not failure, failure)
 
-        self.world.after(seconds, self._in_this_incarnation(end))
+        self.world.after(seconds, self._unless_ended(end))
 
     def _answer(
         self,
@@ -458,7 +456,7 @@ class Agent:
         if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
             raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
         if self.resetting:
-            self.world.after(RESET_LOOK_S, self._in_this_incarnation(lambda: self._prepare(command_id, order)))
+            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(command_id, order)))
             return
         self.newest[order.job], self.tokens[order.job] = order.generation, order.token
         self.expects = ""
@@ -472,12 +470,10 @@ class Agent:
         if order.suspect_test_s and self.suspicions.faults:
             took_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
             if tested.failures:
-                self.world.after(
-                    took_s, self._in_this_incarnation(lambda: self._failed_tests(command_id, order, tested))
-                )
+                self.world.after(took_s, self._unless_ended(lambda: self._failed_tests(command_id, order, tested)))
                 return
             delay_s = max(delay_s, took_s)
-        self.world.after(delay_s, self._in_this_incarnation(lambda: self._prepared(command_id, order, tested)))
+        self.world.after(delay_s, self._unless_ended(lambda: self._prepared(command_id, order, tested)))
 
     def _failed_tests(self, command_id: str, order: Prepare, tested: Preflight) -> None:
         if self.workers is None or self.workers.order is not order:
@@ -548,7 +544,7 @@ class Agent:
             self.memory.pop(order.job, None)
             self.disk.pop(order.job, None)
 
-    def _in_this_incarnation(self, action: Callable[[], None]) -> Callable[[], None]:
+    def _unless_ended(self, action: Callable[[], None]) -> Callable[[], None]:
         life = self.life
 
         def run() -> None:
@@ -600,8 +596,8 @@ class Agent:
         self._expire(order.job)
         self._report_inventory(order.job)
         if self.around.store is not None and (self.around.store.takes(step) or step in workers.far):
-            self.world.soon(*LATE_S, self._in_this_incarnation(lambda: self._upload(order, step)))
-        self.world.soon(0.05, 0.6, self._in_this_incarnation(lambda: self._copy(order, step)))
+            self.world.soon(*LATE_S, self._unless_ended(lambda: self._upload(order, step)))
+        self.world.soon(0.05, 0.6, self._unless_ended(lambda: self._copy(order, step)))
 
     def _copy(self, order: Prepare, step: int) -> None:
         mine = {
@@ -631,7 +627,7 @@ class Agent:
         if all(store.put(record) for record in mine if record is not None):
             self._report_inventory(order.job)
         else:
-            self.world.soon(*RETRY_S, self._in_this_incarnation(lambda: self._upload(order, step)))
+            self.world.soon(*RETRY_S, self._unless_ended(lambda: self._upload(order, step)))
 
     def _expire(self, job: str) -> None:
         for shards in (self.memory.get(job, {}), self.disk.get(job, {})):

@@ -45,9 +45,7 @@ class Diagnostics:
     publish: Callable[[Event], None]
     init_s: float  # hang timeout while the duration of steps is unknown
     hostile: bool = False
-    forgetful_of_comebacks: bool = (
-        False  # after a lost node, all later exits of its generation count as its consequence
-    )
+    forgetful_of_comebacks: bool = False  # later exits of a lost node's generation always count as consequences
     down_until: float = 0.0
     restarted_at: float = 0.0
     clock: Clock = field(init=False)

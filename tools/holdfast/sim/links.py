@@ -34,9 +34,7 @@ RULES = LinkRules(every_s=8.0)
 USUAL = 1e9
 SLOW = 0.1  # speed of a slow network, as a fraction of the usual speed
 NOISE = 0.7  # the usual speed varies between this fraction of it and the full speed
-REMEMBERED_S = (
-    30.0  # an earlier test may still take a node out of service for so long after its network has become good
-)
+REMEMBERED_S = 30.0  # an earlier test may take a node out of service for so long after its network has become good
 FOUND_S = 90.0
 BACK_S = 120.0
 OTHERS_MIN = 5  # healthy nodes, idle and in peace for the same time, that are needed to find a bad one

@@ -259,9 +259,7 @@ def node(
     """Run an agent, and start it again if it crashes. Called by srun on each node. Other options are those of the agent."""
     name, job = (os.environ.get(variable, "") for variable in ("SLURMD_NODENAME", "SLURM_JOB_ID"))
     if not name or not job:
-        raise InvalidSpec(
-            "SLURMD_NODENAME", "", "to be set by srun, with which `holdfast slurm allocation` runs this command"
-        )
+        raise InvalidSpec("SLURMD_NODENAME", "", "to be set by srun, as `holdfast slurm allocation` starts it")
     for path in (directory, memory):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [
