@@ -36,6 +36,7 @@ class FindingKind(StrEnum):
     DEGRADATION = "degradation"  # a counter of the hardware grows, a disk fills: a warning with the trend
     PREFLIGHT = "preflight"  # a node failed the tests of itself that it makes before it gets ranks: a warning
     CHECKPOINT = "checkpoint"  # a rank's saves do not happen, or a tier takes no copies: a warning
+    NO_PROGRESS = "no_progress"  # a script that reports no steps: no optimizer step was observed for long; a warning
     SILENT_CORRUPTION = "silent_corruption"  # the state is wrong without an error; evidence carries verified_step
 
 

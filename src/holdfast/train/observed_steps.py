@@ -1,12 +1,13 @@
-"""Observes the steps of a script that does not use `holdfast.train`, so that a slow rank of such a script can be identified.
+"""Observes the steps of a script that does not use `holdfast.train`: shows their progress, and which rank is slow.
 
 Theory. A step of an unmodified script ends where an optimizer's step begins: every torch optimizer calls a hook there. DDP's
 timers give the time that the rank has waited for other ranks (`holdfast.train.ddp_waits`). Step time and wait are added up over
 a block of steps of 0.25 to 1 s, and reported in one message that is dropped if it cannot be sent at once. Blocks end at
 multiples of a power of two, so that the blocks of all ranks contain the same steps.
 
-The observations serve only to compare the ranks. They are not progress, not steps of the job and not heartbeats. A script whose
-steps cannot be observed sends nothing. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` disables the observation.
+The observations show that all ranks have begun to step, how many optimizer steps they have taken since, and how the ranks
+compare. They are not steps of the job: the step that the script continues from after a restart, and its own saves, are unknown.
+A script without a torch optimizer sends nothing. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` disables the observation.
 
 The hook must not disturb the user's process. It takes 30 to 100 µs (at most once in 20 ms, if steps are shorter), synchronises
 nothing, and is not traced by a compiler. The first exception in it ends the observation."""
@@ -14,6 +15,7 @@ nothing, and is not traced by a compiler. The first exception in it ends the obs
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +49,7 @@ class StepObserver:
         self._started_at = 0.0
         self._steps = self._samples = 0
         self._waited_s = 0.0
+        self._measured = False  # a wait was read: from then on every block has one
         self._hook = register_optimizer_step_pre_hook(self._stepping)
 
     def close(self) -> None:
@@ -79,11 +82,13 @@ class StepObserver:
         if waited_s is not None:
             self._waited_s += waited_s
             self._samples += 1
-        if self._step % self._block == 0 and self._samples:
+            self._measured = True
+        if self._step % self._block == 0 and (self._samples or not self._measured):
             self._report(self._clock())
 
     def _report(self, now: float) -> None:
-        started_at, steps, wait_s = self._started_at, self._steps, self._waited_s / self._samples * self._steps
+        started_at, steps = self._started_at, self._steps
+        wait_s = self._waited_s / self._samples * steps if self._samples else math.nan
         self._started_at, self._steps, self._samples, self._waited_s = now, 0, 0, 0.0
         took_s = now - started_at
         if took_s < 0:
@@ -108,7 +113,7 @@ def observe(environ: Mapping[str, str]) -> None:
     """Begin the observation in a worker that is about to run its script. Does nothing without an agent."""
     global _running
     path, job = environ.get(worker.ENV_NOTES, ""), environ.get(worker.ENV_JOB, "")
-    if not path or not job or environ.get(worker.ENV_OBSERVE_STEPS, "") == "0" or environ.get("WORLD_SIZE", "1") == "1":
+    if not path or not job or environ.get(worker.ENV_OBSERVE_STEPS, "") == "0":
         return
     generation, rank = int(environ.get(worker.ENV_GENERATION, "0")), int(environ.get("RANK", "0"))
     notes = Notes(agent=path, replicator="", job=job, generation=generation, rank=rank)

@@ -38,6 +38,7 @@ _ONLY_WARNINGS = frozenset(  # the job runs on
         FindingKind.IMBALANCE,
         FindingKind.KERNEL_STALL,
         FindingKind.NETWORK_FAULT,
+        FindingKind.NO_PROGRESS,
         FindingKind.PREFLIGHT,
         FindingKind.SLOW_COLLECTIVE,
         FindingKind.STORAGE_FAULT,
