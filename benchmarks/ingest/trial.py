@@ -119,9 +119,9 @@ def run(
         shares = _shares(endpoint, nodes, seconds, step_s, clients, streams_per_connection)
         running = [stack.enter_context(_client(share)) for share in shares]
         for client in running:
-            if (said := _said(client)) != "connected":
-                heard = f"{said or 'nothing'} of a client's"
-                outcome.not_connected = f"not all {nodes} nodes were heard within {CONNECT_TIMEOUT_S:.0f} s: {heard}"
+            if (line := _line(client)) != "connected":
+                reached = f"{line or 'none'} of a client's"
+                outcome.not_connected = f"not all {nodes} nodes connected within {CONNECT_TIMEOUT_S:.0f} s: {reached}"
                 return outcome
         outcome.memory_idle_bytes = service.memory_info().rss
         started_at = time.time() + 0.5
@@ -257,6 +257,6 @@ def _client(share: Share) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _said(client: subprocess.Popen[str]) -> str:
+def _line(client: subprocess.Popen[str]) -> str:
     assert client.stdout is not None
     return client.stdout.readline().strip()

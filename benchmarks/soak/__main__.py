@@ -76,7 +76,7 @@ def run(minutes: float, seed: int, nodes: int, only: str, out: Path) -> bool:
     for name in ("faults", "skipped", "pause_s_by_kind", "findings"):
         summary.pop(name)
     say(json.dumps(summary))
-    say("passed" if report.passed else f"FAILED: {out / 'report.json'} says what was wrong, {logs} holds the logs")
+    say("passed" if report.passed else f"FAILED: {out / 'report.json'} lists the errors; logs are in {logs}")
     return report.passed
 
 

@@ -67,7 +67,7 @@ def longest_s(minutes: float) -> float:
 def plan(seed: int, kinds: Mapping[str, Kind], minutes: float) -> Iterator[Trial]:
     """Yield trials without end. Raises ValueError if there are no kinds."""
     if not kinds:
-        raise ValueError("no kind of fault is left to strike with")
+        raise ValueError("no kind of fault is possible")
     chance = random.Random(seed)
     waiting: list[str] = []
     number = 0

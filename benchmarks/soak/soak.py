@@ -294,10 +294,10 @@ class Soak:
             return f"{self.job} {view['phase']}: {view['reason']}", True
         last = self.progress.last
         if self.progress.recovered_at(since) is None:
-            return f"no rank steps; the API says: {watch.words(view)}", False
+            return f"no rank steps; API: {watch.words(view)}", False
         assert last is not None
         if view is None or view["phase"] != "running" or view["incident"] or view["generation"] != last.generation:
-            return f"generation {last.generation} steps; the API says: {watch.words(view)}", False
+            return f"generation {last.generation} steps; API: {watch.words(view)}", False
         if len(view["ranks"]) != self._world_size:
             return f"{len(view['ranks'])} of {self._world_size} ranks run", False
         away = sorted(node["node"] for node in self.api.nodes() if node["state"] == "lost")
@@ -365,7 +365,7 @@ class Soak:
         since = time.monotonic()
         if not self._settle(since, START_TIMEOUT_S / 4, 1.0, "another wait"):
             return
-        self.say(f"     {self.job} stays dead; another one starts")
+        self.say(f"     {self.job} does not recover; starting another job")
         self._dump()
         for worker in self._workers():
             _resume(worker.pid)

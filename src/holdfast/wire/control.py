@@ -156,7 +156,7 @@ def decode_order(command: pb.Command) -> Order:
         raise MalformedMessage("command.order", f"command {command.command_id!r} has none that is known here")
     order: Order = codec.decode(getattr(command, kind), *([command.traceparent] if codec.apart else []))
     if not (is_job_name(order.job) or (not order.job and isinstance(order, _OF_THE_NODE))):
-        raise MalformedMessage(f"command.{kind}.job", f"{order.job[:200]!r} is no name of a job")
+        raise MalformedMessage(f"command.{kind}.job", f"{order.job[:200]!r} is not a valid name of a job")
     return order
 
 

@@ -43,8 +43,8 @@ def choose(client: Client, job: str, step: int | None, attempt: int | None) -> O
         if step in (None, row["step"]) and attempt in (None, row["attempt"]):
             return OnNodes(job, row["attempt"], row["step"], dict(row["mesh"]))
     present = ", ".join(f"{row['step']} (attempt {row['attempt']})" for row in rows) or "none"
-    meant = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
-    raise NotFound(f"no {meant} of {job} on the connected nodes; complete ones: {present}")
+    wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
+    raise NotFound(f"no {wanted} of {job} on the connected nodes; complete ones: {present}")
 
 
 def fetch(client: Client, meant: OnNodes, ranks: Sequence[int], to: Path, advance: Callable[[int], None]) -> list[Path]:

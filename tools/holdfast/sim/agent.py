@@ -356,7 +356,7 @@ class Agent:
             case CheckLink():
                 self._check_link(command_id, order)
             case RestartAgent():
-                raise Violation(f"{self.name} is told to restart its agent, and no operator has asked for it")
+                raise Violation(f"{self.name} gets an order to restart its agent, which no operator has requested")
 
     @staticmethod
     def _is_of(workers: Workers, order: CheckpointNow | SetInterval | Start) -> bool:
@@ -381,7 +381,7 @@ class Agent:
     def _check_link(self, command_id: str, order: CheckLink) -> None:
         """Test the network. The test is cancelled if one of the two nodes gets work before its end."""
         if self.links is None:
-            raise Violation(f"{self.name} is told to test its network, and does not know how")
+            raise Violation(f"{self.name} gets an order to test its network, which it does not support")
         if self.workers is not None or self.resetting:
             self._answer(command_id, False, "it has work")
             return

@@ -82,13 +82,13 @@ class AllocationPromises:
         if step:
             mesh = self.meshes.get((attempt, step))
             if mesh is None or set(range(mesh.world_size)) - self.complete[attempt, step]:
-                raise Violation(f"the job is suspended at step {step} of attempt {attempt}, which nobody has saved")
+                raise Violation(f"the job is suspended at step {step} of attempt {attempt}, which was not saved")
 
     def _check_continued(self, attempt: int, step: int) -> None:
         if self.at is None:
             return
         if (attempt, step) < self.at and self._is_left(*self.at):
-            raise Violation(f"the job was suspended at (attempt, step) {self.at}, and goes on from {(attempt, step)}")
+            raise Violation(f"the job was suspended at (attempt, step) {self.at}, and continues from {(attempt, step)}")
         if self.told_at_step is not None and step < self.told_at_step:
             raise Violation(f"there was time to save, and steps {step + 1} … {self.told_at_step} are done again")
         self.at = self.told_at_step = None

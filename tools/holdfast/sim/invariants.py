@@ -235,7 +235,7 @@ class Invariants:
         node, now = before.nodes.get(hello.facts.node), after.nodes.get(hello.facts.node)
         for each in now.notices if now is not None else ():
             if now is not None and each.event and each.incarnation not in ("", now.facts.incarnation):
-                raise Violation(f"{now.name} is said to leave, and that was the agent before")
+                raise Violation(f"{now.name} has a notice of its previous agent")
         if node is None or node.facts.incarnation != hello.facts.incarnation:
             self.leaving.discard(hello.facts.node)
 
@@ -282,7 +282,7 @@ class Invariants:
             ancestor = self.ancestors[attempt]
             attempt, limit = ancestor.from_attempt, ancestor.from_step
         if limit is not None and point.step > limit:
-            raise Violation(f"restores step {point.step} of attempt {attempt}, which was given up after step {limit}")
+            raise Violation(f"restores step {point.step} of attempt {attempt}, which is abandoned after step {limit}")
         known = self.complete.get((point.attempt, point.step), set())
         mesh = self.meshes.get((point.attempt, point.step), generation.mesh)
         missing = set(range(mesh.world_size)) - known
@@ -291,7 +291,7 @@ class Invariants:
             missing = {rank for rank in missing if _part(mesh, rank) not in parts}
         if missing:
             raise Violation(
-                f"restores step {point.step} of attempt {point.attempt}: nobody ever saved ranks {sorted(missing)}"
+                f"restores step {point.step} of attempt {point.attempt}: no shards were saved for ranks {sorted(missing)}"
             )
 
     def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None:
@@ -408,7 +408,9 @@ class Invariants:
                         for known in (*after.incidents.values(), *after.closed)
                         if known.id == incident
                     ):
-                        raise Violation(f"the finding {finding.id} is said to be in {incident}, and is not")
+                        raise Violation(
+                            f"the finding {finding.id} is recorded for {incident}, which does not contain it"
+                        )
                     return
                 case _:
                     pass

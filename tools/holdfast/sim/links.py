@@ -112,12 +112,12 @@ class LinkPromises:
         told = [send.node for send in after.sends() if isinstance(send.order, CheckLink)]
         for name, times in Counter(told).items():
             if times > 1:
-                raise Violation(f"{name} is told to make {times} tests of its network at the same time")
+                raise Violation(f"{name} gets orders for {times} network tests at the same time")
         for command in commands:
             if isinstance(command, Send) and isinstance(command.order, CheckLink):
                 node = after.nodes[command.node]
                 if not (is_out(node) or is_waiting(after, node)):
-                    raise Violation(f"{node.name} is told to test its network, and has work or is not there")
+                    raise Violation(f"{node.name} gets an order to test its network, and has work or is not connected")
 
     def _gets_ranks(self, name: str, commands: tuple[Command, ...], now: float) -> None:
         released = any(

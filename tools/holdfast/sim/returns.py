@@ -156,7 +156,7 @@ class ReturnPromises:
             return
         if at > max(since + RULES.hold_s_max, self.passed_at[name]) + SLACK_S:
             raise Violation(
-                f"{name} was booted and heard at {since:.3f}, has passed its tests since {self.passed_at[name]:.3f}, and was "
+                f"{name} was booted and connected at {since:.3f}, has passed tests since {self.passed_at[name]:.3f}, and was "
                 f"not a spare again by {at:.3f}: {node.unschedulable_reason}"
             )
 
@@ -182,6 +182,6 @@ class ReturnPromises:
             if since is None:
                 raise Violation(f"{what} has not been booted since its fault")
             if at < since + RULES.hold_s:
-                raise Violation(f"{what} is held down: it was heard at {since:.3f}, and it is {at:.3f}")
+                raise Violation(f"{what} is held down: it connected at {since:.3f}, and it is {at:.3f}")
             if after.nodes[name].unfit or after.nodes[name].untested:
                 raise Violation(f"{what} has not passed its tests since its fault")

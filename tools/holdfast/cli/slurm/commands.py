@@ -283,6 +283,6 @@ def drain(
     if (known := states[0]).reason:
         console.print(f"{name} is already {known.state}: {escape(known.reason)}; not changed", soft_wrap=True)
         return
-    said = f"{OWN_REASON} {' '.join(reason.split())}"[:REASON_CHARS_MAX]
-    tools.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={said}")
-    console.print(f"{name} is drained in Slurm: {escape(said)}", soft_wrap=True)
+    recorded = f"{OWN_REASON} {' '.join(reason.split())}"[:REASON_CHARS_MAX]
+    tools.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={recorded}")
+    console.print(f"{name} is drained in Slurm: {escape(recorded)}", soft_wrap=True)
