@@ -106,7 +106,7 @@ def test_images_are_not_removed_through_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../x", "..", "/etc", "a/b", "", ".hidden", "a\x00b", "a" * 200])
 def test_an_order_for_a_job_whose_name_is_a_path_is_refused(name: str) -> None:
     order = encode_order(1, "c-1", Stop(name, 1, forget=True, grace_s=0.0)).command
-    with pytest.raises(MalformedMessage, match=r"command\.stop\.job: .* is no name of a job"):
+    with pytest.raises(MalformedMessage, match=r"command\.stop\.job: .* is not a valid name of a job"):
         decode_order(order)
 
 

@@ -1,16 +1,16 @@
-"""Observes the steps of a script that does not use `holdfast.train`: that its ranks get on, and which of them is slow.
+"""Observes the steps of a script that does not use `holdfast.train`: shows their progress, and which rank is slow.
 
-Theory. A step of an unknown script ends where an optimizer's step begins: torch calls a hook there, in every optimizer. How
-long the rank waited for others before is known from DDP (`holdfast.train.ddp_waits`). Both are added up over a block of steps
-of a quarter of a second to a second, and reported in one message that is dropped if it cannot be sent at once. Blocks end at
-multiples of a power of two, so that the blocks of all ranks are the same steps.
+Theory. A step of an unmodified script ends where an optimizer's step begins: every torch optimizer calls a hook there. DDP's
+timers give the time that the rank has waited for other ranks (`holdfast.train.ddp_waits`). Step time and wait are added up over
+a block of steps of 0.25 to 1 s, and reported in one message that is dropped if it cannot be sent at once. Blocks end at
+multiples of a power of two, so that the blocks of all ranks contain the same steps.
 
-What is observed says that all ranks have begun to step, how many optimizer steps they have taken since, and how the ranks
-compare. It is no step of the job: where the script goes on from after a restart, and what it has saved, is not known. A script
-without an optimizer of torch stays silent. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` turns the observation off.
+The observations show that all ranks have begun to step, how many optimizer steps they have taken since, and how the ranks
+compare. They are not steps of the job: the step that the script continues from after a restart, and its own saves, are unknown.
+A script without a torch optimizer sends nothing. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` disables the observation.
 
-A hook in a user's process must not hurt it: it takes 30 to 100 µs (in steps of less than 20 ms, only once in
-so long), synchronises nothing, is not traced by a compiler, and the first exception in it ends the observation."""
+The hook must not disturb the user's process. It takes 30 to 100 µs (at most once in 20 ms, if steps are shorter), synchronises
+nothing, and is not traced by a compiler. The first exception in it ends the observation."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from holdfast.train.ddp_waits import DDPWaits
 
 log = logging.getLogger("holdfast.train")
 
-BLOCK_S = (0.25, 1.0)  # how long a block takes, unless a single step takes longer
+BLOCK_S = (0.25, 1.0)  # duration of a block, unless a single step takes longer
 STEPS_MAX = 1 << 16  # of a block
-READ_S = 0.02  # the waits of shorter steps are read once in so long, so that reading takes at most 0.5 % of a step
+READ_S = 0.02  # waits are read at most once in this time, so that reading takes at most 0.5 % of a step
 
 
 class StepObserver:
-    """Reports to `notes` from the first optimizer step on, until `close`."""
+    """Reports steps to `notes`, from the first optimizer step until `close`."""
 
     def __init__(self, notes: Notes, waits: DDPWaits, clock: Callable[[], float] = time.time) -> None:
         self._notes = notes
         self._waits = waits
         self._clock = clock
         self._process = os.getpid()
-        self._step = -1  # optimizer steps that have begun, less the first, before which nothing is known
+        self._step = -1  # optimizer steps that have begun, without the first, which ends a step of unknown beginning
         self._block = 1  # steps, a power of two
         self._every = 1  # steps from one reading of the waits to the next
         self._started_at = 0.0
@@ -53,19 +53,19 @@ class StepObserver:
         self._hook = register_optimizer_step_pre_hook(self._stepping)
 
     def close(self) -> None:
-        """Observe no more. The caller closes `waits`."""
+        """Stop observing. The caller closes `waits`."""
         self._hook.remove()
         if self._process == os.getpid():
             self._notes.close()
 
     def _stepping(self, optimizer: object, args: object, kwargs: object) -> None:
-        """An optimizer's step begins."""
+        """Hook: an optimizer's step begins."""
         if torch.compiler.is_compiling():
-            return  # an optimizer that is compiled does not call hooks
+            return  # a compiled optimizer does not call hooks
         try:
             self._observe()
-        except Exception as error:  # whatever it is, training goes on
-            log.warning("the steps of this script are not observed any more: %r", error)
+        except Exception as error:  # no error of the observation may end the training
+            log.warning("the steps of this script are no longer observed: %r", error)
             self.close()
 
     def _observe(self) -> None:
@@ -110,7 +110,7 @@ _running: tuple[StepObserver, DDPWaits] | None = None
 
 
 def observe(environ: Mapping[str, str]) -> None:
-    """Begin, in a worker that is about to run its script. Nothing happens without an agent that listens."""
+    """Begin the observation in a worker that is about to run its script. Does nothing without an agent."""
     global _running
     path, job = environ.get(worker.ENV_NOTES, ""), environ.get(worker.ENV_JOB, "")
     if not path or not job or environ.get(worker.ENV_OBSERVE_STEPS, "") == "0":
@@ -122,7 +122,7 @@ def observe(environ: Mapping[str, str]) -> None:
 
 
 def stand_down() -> None:
-    """The script reports its steps itself."""
+    """End the observation, because the script reports its steps itself."""
     global _running
     if _running is not None:
         for each in _running:

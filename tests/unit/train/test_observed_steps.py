@@ -150,7 +150,7 @@ def test_the_first_failure_ends_the_observation_and_not_the_training(
     assert script.weights[0].item() == pytest.approx(-0.5)
     assert len(script.heard) == 2
     assert [record.message for record in caplog.records] == [
-        "the steps of this script are not observed any more: OSError('no more')"
+        "the steps of this script are no longer observed: OSError('no more')"
     ]
 
 

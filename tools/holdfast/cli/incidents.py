@@ -19,7 +19,7 @@ actions_app = typer.Typer(
 
 COLUMNS = ("id", "job", "kind", "state", "node", "rank", "action.kind", "generation", "cause")
 ACTION_COLUMNS = ("incident", "job", "kind", "decided_by", "at", "reason")
-OfJob = Annotated[str, typer.Option("--job", help="Only those of this job.")]
+OfJob = Annotated[str, typer.Option("--job", help="Only entries of this job.")]
 
 
 @app.command("list")
@@ -50,19 +50,19 @@ def show(
 
 
 def _brief(incident: dict[str, Any]) -> dict[str, Any]:
-    """The action in one cell, with the kinds of the rungs that are left; the walk is a table of its own, if there is one."""
+    """Reduce the action to one cell, with the kinds of the remaining rungs. The walk, if any, is shown in a separate table."""
     shown = dict(incident)
     if (action := incident["action"]) is not None:
         left = [rung["kind"] for rung in action.get("fallbacks", ())]
         before = [step["kind"] for step in action.get("before", ())]
-        whole = {key: value for key, value in action.items() if key not in ("before", "fallbacks", "within_s")}
+        cell = {key: value for key, value in action.items() if key not in ("before", "fallbacks", "within_s")}
         if before:
-            whole["after"] = before
+            cell["after"] = before
         if action.get("within_s"):
-            whole["within"] = f"{action['within_s']:g} s"
+            cell["within"] = f"{action['within_s']:g} s"
         if left:
-            whole["otherwise"] = left
-        shown["action"] = whole
+            cell["otherwise"] = left
+        shown["action"] = cell
     if not shown.get("walk"):
         shown.pop("walk", None)
     return shown

@@ -35,7 +35,8 @@ def stop(
     api: Api = "",
     reason: Annotated[str, typer.Option(help="Kept in the job's record.")] = "stopped by operator",
     now: Annotated[
-        bool, typer.Option("--now", help="Without a last checkpoint: what it did since the newest one is lost.")
+        bool,
+        typer.Option("--now", help="Stop without a last checkpoint: the steps since the newest checkpoint are lost."),
     ] = False,
 ) -> None:
     """Stop a job. It saves a checkpoint first, if it can."""

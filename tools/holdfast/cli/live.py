@@ -98,7 +98,7 @@ class JobDisplay:
         return f"{self._state()}   {self._waiting() or self._progress()}"
 
     def _waiting(self) -> str:
-        """Why the job does not train yet, or again; empty if it does."""
+        """Return the reason why the job does not train; empty if it does."""
         waits = self._job["phase"] in _WITHOUT_STEPS and self._job.get("reason")
         return escape(str(self._job["reason"])) if waits else ""
 

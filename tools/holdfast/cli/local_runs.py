@@ -17,14 +17,14 @@ from holdfast.domain.errors import HoldfastError, Unavailable
 
 RUNS = Path("~/.local/state/holdfast/runs")  # a local stack uses the subdirectory with the job's name
 CONNECT_TIMEOUT_S = 0.5
-DIRECTORIES_MAX = 200  # newest first: of more runs than these, none is still running
+DIRECTORIES_MAX = 200  # newest first; older runs are assumed to have ended
 
 
 def api_url(job: str = "", *, say: Callable[[str], None] | None = None) -> str:
     """Return HOLDFAST_API if it is set; otherwise the default URL if something listens there, or else the API of the local run
     of `job`, or of the only local run of this user.
 
-    `say` reports which local run was chosen; by default on standard error. Raises `Unavailable` if several local runs would do.
+    `say` reports which local run was chosen; by default on standard error. Raises `Unavailable` if several local runs match.
     """
     url = default_url()
     if ENV_API in os.environ or _listens(url):
@@ -80,7 +80,7 @@ def _is_holdfast(url: str) -> bool:
     except NoApi:
         return False
     except HoldfastError:
-        pass  # it has no leader at the moment
+        pass  # the stack has no leader at the moment
     return True
 
 
@@ -94,7 +94,7 @@ def _listens(url: str) -> bool:
 
 
 def _give_up(_seconds: float) -> NoReturn:
-    raise Unavailable("no leader yet, and somebody waits for the list of local runs")
+    raise Unavailable("no leader yet, and the list of local runs must not wait for one")
 
 
 def _note(text: str) -> None:

@@ -22,7 +22,7 @@ CHECK_COLUMNS = ("name", "ok", "detail")
 LINK_COLUMNS = ("at", "partner", "verdict", "out", "in", "expected", "round trip")
 Reason = Annotated[str, typer.Option(help="Kept in the node's record.")]
 
-Source = Annotated[str, typer.Option(help="Who says so. A later notice of the same source replaces this one.")]
+Source = Annotated[str, typer.Option(help="Source of the notice. A later notice of the same source replaces this one.")]
 
 
 def show_node(row: Row, as_json: bool) -> None:
@@ -43,7 +43,7 @@ def show_node(row: Row, as_json: bool) -> None:
 
 
 def _link(test: Row) -> Row:
-    """Speeds in GB/s, round trips in ms; a failure in place of what was not measured."""
+    """Format a network test: speeds in GB/s, round trips in ms; the failure instead of speeds that were not measured."""
     shown = {key: test[key] for key in ("at", "partner", "verdict")}
     if test["failure"]:
         return {**shown, "out": test["failure"], "in": "", "expected": "", "round trip": ""}
@@ -99,7 +99,7 @@ def restart_agent(name: Name, api: Api = "", reason: Reason = "restarted by oper
     """Replace the agent of a node without ranks by a new one, for example after an update of its package."""
     with Client(api or api_url()) as client:
         client.restart_agent(name, reason)
-    console.print(f"{name}: its agent begins again")
+    console.print(f"{name}: its agent is restarted")
 
 
 @app.command()
@@ -107,7 +107,7 @@ def announce(
     name: Name,
     event: Annotated[str, typer.Argument(help="What will happen, in a few words.")] = "maintenance",
     within: Annotated[
-        str, typer.Option("--in", help="When it begins: 30s, 45m, 2h. Without it, it may be any moment.")
+        str, typer.Option("--in", help="Time until it starts: 30s, 45m, 2h. Default: it may start at any time.")
     ] = "",
     source: Source = "operator",
     api: Api = "",

@@ -52,7 +52,8 @@ def up(
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Listen for other machines without a token or TLS: everybody there may run code."
+            "--insecure",
+            help="Listen for other machines without a token or TLS: all their users can run code on the nodes.",
         ),
     ] = False,
     port: Annotated[
