@@ -36,7 +36,7 @@ class ReplicatorSettings(ServiceSettings):
     replicator_streams_per_shard_max: int = Field(
         default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1, le=16
     )
-    # On a spare: preallocated memory for the shards of a hot swap, one per rank that it would run.
+    # On a spare: preallocated memory for the shards of a hot swap, one per rank that the spare would run.
     replicator_preallocated_shards: int = Field(0, ge=0, le=256)
     replicator_preallocated_shard_bytes: int = Field(1 << 30, ge=1)
     # How long checkpoints of finished jobs are retained, counted while the replicator runs; 0 = unlimited.
