@@ -287,7 +287,7 @@ def test_what_others_have_set_up_stays(link: Link, tmp_path: Path) -> None:
     assert len(link.tc("filter", "show", "dev", DEVICE, "ingress")) == 2, "a filter and its chain"
     assert link.lost(1) == 0
     with agent(link, tmp_path / "agent") as made:
-        assert made.inject().startswith(f"refused: others filter the packets of {DEVICE}")
+        assert made.inject().startswith(f"refused: {DEVICE} has filters of other programs")
 
 
 @pytest.mark.timeout(120)

@@ -143,7 +143,7 @@ async def test_what_fails(answer: str, failing: str) -> None:
         printed(GPU, LATE, unfinished="its time was over"),
         printed(GPU, GPU, unfinished="NCCL error: unhandled system error"),
         printed({"unfinished": "CUDA out of memory"}, GPU),
-        Unavailable("__main__.py was killed (it has 2 s): no output"),
+        Unavailable("__main__.py was killed (time limit 2 s): no output"),
         "no JSON",
         ValueError("a bug of the test"),
     ],
