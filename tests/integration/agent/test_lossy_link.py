@@ -299,7 +299,7 @@ def test_what_is_not_possible_or_not_allowed_is_refused_with_the_reason(link: Li
             "the agent)"
         )
     with agent(link, tmp_path / "agent", interface="nosuch0") as made:
-        assert made.inject().startswith("refused: there is no network interface nosuch0 here (HOLDFAST_FAULT_LINK")
+        assert made.inject().startswith("refused: this node has no network interface nosuch0 (HOLDFAST_FAULT_LINK")
     drop = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
     with agent(link, tmp_path / "agent", before=drop) as made:
         said = made.inject()

@@ -78,7 +78,7 @@ class Executor:
             self._refuse(command_id, name, str(error))
             return
         if command_id in self._under_way:
-            log.debug("order repeated while under way", order=name, command_id=command_id)
+            log.debug("order repeated while in progress", order=name, command_id=command_id)
         elif known is not None:
             self._report(known)
         elif len(self._under_way) >= ORDERS_MAX:

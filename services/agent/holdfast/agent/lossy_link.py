@@ -32,7 +32,7 @@ _TEXT_CHARS_MAX: Final = 300
 def lose(record: Path, interface: str, percent: float) -> None:
     """Drop `percent` of the packets. Raises `Conflict` with the reason, and changes nothing, if that is not possible."""
     if interface not in {name for _, name in socket.if_nameindex()}:
-        raise Conflict(f"there is no network interface {interface} here (HOLDFAST_FAULT_LINK of the agent)")
+        raise Conflict(f"this node has no network interface {interface} (HOLDFAST_FAULT_LINK of the agent)")
     if shutil.which("tc") is None:
         raise Conflict("packets are dropped by `tc` of iproute2, which is not installed")
     try:

@@ -138,7 +138,7 @@ def ports(sample: NicSample, seen_active: Collection[tuple[str, int]]) -> Check:
     """Check the ports that were active since the agent's start. One that is no longer active has failed."""
     columns = zip(sample.device, sample.port, sample.state, sample.phys_state, strict=True)
     now = {(device, port): (state, phys) for device, port, state, phys in columns}
-    missing = ("gone", "its device is not there")
+    missing = ("gone", "its device does not exist")
     down = [(place, now.get(place, missing)) for place in sorted(seen_active) if now.get(place, missing)[0] != ACTIVE]
     wrong = [f"{device} port {port} was active, and is {state} ({phys})" for (device, port), (state, phys) in down]
     return _check("ports", not wrong, "; ".join(wrong) or f"{len(seen_active)} active")

@@ -23,7 +23,7 @@ from holdfast.runtime import operator_command
 log = structlog.get_logger("holdfast.agent.reboot")
 
 COMMAND_TIMEOUT_S = 60.0  # if the order has no limit
-_GOES_DOWN_S = 600.0  # if the machine has not gone down by then, the command has failed although it succeeded
+_GOES_DOWN_S = 600.0  # after this time the machine will not go down any more, even if the command reported success
 
 
 @dataclass(slots=True)

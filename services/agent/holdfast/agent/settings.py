@@ -17,7 +17,7 @@ from holdfast.domain.faults import LOSS_PERCENT_MAX, LOSS_PERCENT_MIN, OFFSET_S_
 from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
 from holdfast.runtime.settings import ServiceSettings
 
-NONE = "none"  # a variable that is empty counts as one that is not set
+NONE = "none"  # a value for "no source" or "no command", because an empty variable counts as not set
 
 
 class AgentSettings(ServiceSettings):

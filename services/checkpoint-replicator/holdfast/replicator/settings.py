@@ -21,7 +21,7 @@ class ReplicatorSettings(ServiceSettings):
     replicator_listen: str = "127.0.0.1:0"  # data plane
     address: str = ""  # address for peers if `replicator_listen` is a wildcard
 
-    # Workers send a datagram per save; a rescan finds saves whose datagram was lost, and incomplete images of killed workers.
+    # Workers send a datagram per save. A rescan finds saves with a lost datagram, and incomplete images of killed workers.
     replicator_rescan_interval_s: float = Field(5.0, gt=0)
     replicator_disk_bytes_per_s_max: int = Field(2 << 30, ge=0)
     replicator_peer_bytes_per_s_max: int = Field(1 << 30, ge=0)
