@@ -53,7 +53,7 @@ def test_a_directory_of_another_user_is_refused(everybodys: Path) -> None:
     os.chown(everybodys / "agent", SOMEBODY, SOMEBODY)
     with (
         pytest.raises(
-            InvalidSpec, match=rf"one that nobody else has made: .*/agent belongs to user {SOMEBODY}, and this"
+            InvalidSpec, match=rf"a path without parts of other users: .*/agent belongs to user {SOMEBODY}, and this"
         ),
         claimed(everybodys / "agent", everybodys / "memory", everybodys / "disk"),
     ):
