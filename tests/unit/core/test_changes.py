@@ -257,7 +257,7 @@ def test_a_member_that_vanished_after_the_start_is_planned_around_when_no_node_r
     assert fleet.job.number == 2
     fleet.wait(2.0)
     assert fleet.nodes() == ("n0", "n1", "n3")
-    assert "before it said that its ranks had started, and no node reports a step" in fleet.notes()
+    assert "before it reported that its ranks had started, and no node reports a step" in fleet.notes()
 
 
 def test_a_member_that_is_lost_after_the_start_is_replaced_at_once() -> None:
