@@ -63,8 +63,7 @@ class _Step:
 
 
 def check(state: Tables, event: JobSubmitted) -> None:
-    """Raises `Conflict` or `NotFound` if the submission does not state what to do with saved steps, or states what is
-    impossible."""
+    """Raises `Conflict` or `NotFound` unless the submission states what to do with saved steps and that is possible."""
     name = event.spec.name
     if event.start is StartFrom.CHECKPOINT:
         choose(state, event)
@@ -75,7 +74,7 @@ def check(state: Tables, event: JobSubmitted) -> None:
             newest = _preferred(whole, state.jobs.get(name), asked=True)[0]
             raise Conflict(
                 f"{name} has checkpoints, the newest of step {newest[1]} ({_where(found[newest])}): submit it with --resume "
-                "to go on from there, or with --fresh to start at step 0 and keep them"
+                "to continue from there, or with --fresh to start at step 0 and keep them"
             )
 
 
@@ -90,8 +89,8 @@ def choose(state: Tables, event: JobSubmitted) -> StoredStep:
     if not preferred:
         there = ", ".join(str(step) for step in sorted({step for _, step in whole}, reverse=True)[:NAMED_MAX]) or "none"
         what = "checkpoint" if wanted is None else f"checkpoint of step {wanted}"
-        but = "" if wanted is not None or not whole else ", given up by the last run: name the one that you want"
-        raise NotFound(f"there is no complete {what} of {name} to go on from; complete steps: {there}{but}")
+        but = "" if wanted is not None or not whole else ", abandoned by the last run: request one by its step"
+        raise NotFound(f"there is no complete {what} of {name} to continue from; complete steps: {there}{but}")
     connected = {node.name for node in state.nodes.values() if node.connected}
     age = preferred[0]
     if found[age].missing(connected):
@@ -185,5 +184,5 @@ def _same_shape(spec: JobSpec, chosen: StoredStep) -> None:
         raise InvalidSpec(
             "mesh",
             str(spec.mesh),
-            f"the mesh that saved step {chosen.step}, {chosen.mesh}, in any number of replicas, to go on from there",
+            f"the mesh that saved step {chosen.step}, {chosen.mesh}, in any number of replicas, to continue from there",
         )

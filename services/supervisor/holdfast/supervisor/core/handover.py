@@ -197,7 +197,7 @@ def start_when_ready(turn: Turn, name: str) -> None:
     if unheard := turn.found(By.UNHEARD):
         # Not only members: an event log that lost its tail may lack workers that others run. `session_s` bounds this.
         noun = "node" if len(unheard) == 1 else "nodes"
-        turn.explain(name, f"waits for {noun} {listed(unheard)}, which this leader has not heard yet")
+        turn.explain(name, f"waits for {noun} {listed(unheard)} to reconnect to this leader")
     if not away and not unheard:
         _start(turn, job, doing)
 

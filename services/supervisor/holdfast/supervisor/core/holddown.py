@@ -114,8 +114,8 @@ def hold_s(removal: Removal, faults: Sequence[Fault], now: float, rules: ReturnR
 
 def second_fault(probation: Probation | None, faults: Sequence[Fault]) -> str:
     """Why a node on probation is taken out until an operator acts, as an English clause; empty if it is not."""
-    struck = [] if probation is None else [fault for fault in own(faults) if probation.covers(fault)]
-    return f"second fault on probation ({struck[-1].incident})" if struck else ""
+    counted = [] if probation is None else [fault for fault in own(faults) if probation.covers(fault)]
+    return f"second fault on probation ({counted[-1].incident})" if counted else ""
 
 
 def merged(old: Removal | None, new: Removal) -> Removal:

@@ -183,7 +183,9 @@ def _signs_of_life(turn: Turn, finding: Finding) -> str:
     out_of_sight_at = min(finding.since, turn.nodes[finding.node].gone_at)
     # A step is reported at most `late_s` after its end, and its last part may not have needed the node.
     if going_on and job.progress.seen_at - out_of_sight_at > late_s + max(1.0, job.progress.step_s):
-        return f"step {job.progress.seen_step} was finished after {finding.node} was last heard of, and steps go on"
+        return (
+            f"step {job.progress.seen_step} was finished after contact with {finding.node} was lost, and steps continue"
+        )
     return ""
 
 

@@ -122,7 +122,7 @@ def _continued(job: Job, old: Job | None, resumed: StoredStep, event: JobSubmitt
     line = earlier.lineage(old, resumed)
     return evolve(
         job,
-        reason=f"submitted to go on from step {resumed.step}",
+        reason=f"submitted to continue from step {resumed.step}",
         progress=JobProgress(step=resumed.step, best_step=resumed.step),
         checkpoints=evolve(
             job.checkpoints,

@@ -186,7 +186,7 @@ def _ask(turn: Turn, job: Job, offer: _Offer) -> None:
     given = tuple(spare.node for spare in offer.spares)
     cause = (
         f"{job.name}, of priority {job.spec.priority}, lacks nodes: {lender.name}, of priority {lender.spec.priority}, "
-        f"could go on with {offer.dp} of {lender.generation.mesh.dp} replicas and give it {listed(given)}"
+        f"could continue with {offer.dp} of {lender.generation.mesh.dp} replicas and give it {listed(given)}"
     )
     request = LoanRequest(job.name, job.spec.priority, offer.dp, given)
     incident = planned_incident(turn, lender, LOAN, cause, loan=request)

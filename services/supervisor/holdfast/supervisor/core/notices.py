@@ -46,7 +46,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
         return
     notice = finding.notice
     if notice is None:
-        turn.judge(finding, "ignored: it says nothing of a maintenance")
+        turn.judge(finding, "ignored: the finding contains no maintenance notice")
         return
     if notice.incarnation and notice.incarnation != node.facts.incarnation:
         turn.judge(finding, "ignored: the agent that was told to end has ended")
@@ -54,7 +54,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     notice = evolve(notice, at=finding.at)  # by this clock
     known = {each.source: each for each in node.notices}
     if notice.source in known and known[notice.source].at >= notice.at:
-        turn.judge(finding, "ignored: something newer is known")
+        turn.judge(finding, "ignored: a newer notice of the same source is known")
         return
     turn.judge(finding, "recorded: while it holds the node gets no ranks, and those that it has leave in time")
     _put(turn, node, {**known, notice.source: notice}, finding.summary)
@@ -89,7 +89,7 @@ def on_request(turn: Turn, event: NoticeRequested) -> None:
         return
     event_text = " ".join(event.event.split())
     notice = Notice(event.source, event_text, turn.at, event.starts_at if event_text else None)
-    reason = f"{event.source} says: {event_text}" if event_text else f"{event.source} has withdrawn its notice"
+    reason = f"notice of {event.source}: {event_text}" if event_text else f"{event.source} has withdrawn its notice"
     _put(turn, node, {**{each.source: each for each in node.notices}, notice.source: notice}, reason)
 
 
@@ -113,7 +113,7 @@ def on_timer(turn: Turn, name: str) -> None:
     if node is None:
         return
     left = {each.source: _over(each, turn.at) if turn.at >= _ends(turn, each) else each for each in node.notices}
-    _put(turn, node, left, "its maintenance was announced, and nothing has been heard of it since")
+    _put(turn, node, left, "its maintenance notice has expired")
     for job in turn.found(By.CLAIM, name):
         turn.touch(job)
 

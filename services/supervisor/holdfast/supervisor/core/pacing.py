@@ -46,10 +46,10 @@ def recovered(turn: Turn, name: str, starting: Starting) -> None:
     survived it."""
     job, change = turn.jobs[name], starting.change
     faults = [turn.incidents[each] for each in change.incidents if each in turn.incidents]
-    struck = [incident.t_fault for incident in faults if not incident.planned]
+    fault_times = [incident.t_fault for incident in faults if not incident.planned]
     measured = job.checkpoints.measured
-    if struck:
-        seconds = max(0.0, starting.stepped_at - min(struck))
+    if fault_times:
+        seconds = max(0.0, starting.stepped_at - min(fault_times))
         turn.put_checkpoints(name, measured=measured.recovered(_loss(change.origin), seconds))
     elif faults:
         turn.put_checkpoints(name, measured=measured.changed(max(0.0, starting.stepped_at - change.began_at)))

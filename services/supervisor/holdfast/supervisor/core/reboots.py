@@ -79,7 +79,7 @@ def obstacle(turn: Turn, node: Node) -> str:
     if node.live_generations or node.workers:
         return "workers still run on it"
     if may_hold_shards(turn, node):
-        return "it has not said which shards it holds"
+        return "it has not reported which shards it holds"
     for name in sorted(node.inventory):
         if is_in_change(turn, name):
             return f"{name} is in a change, and may fetch shards from it"
@@ -103,7 +103,7 @@ def is_in_change(turn: Turn, name: str) -> bool:
 
 def on_answer(turn: Turn, name: str, done: OrderDone) -> None:
     if done.ok:
-        turn.note(name, f"its machine has been told to boot{f': {done.reason}' if done.reason else ''}")
+        turn.note(name, f"its machine has been ordered to boot{f': {done.reason}' if done.reason else ''}")
     else:
         _fail(turn, name, done.reason)
 

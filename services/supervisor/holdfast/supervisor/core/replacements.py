@@ -104,7 +104,7 @@ def obstacle(turn: Turn, node: Node) -> str:
     if node.connected and (node.live_generations or node.workers):
         return "workers still run on it"
     if node.connected and reboots.may_hold_shards(turn, node):
-        return "it has not said which shards it holds"
+        return "it has not reported which shards it holds"
     for name in sorted(node.inventory):
         if reboots.is_in_change(turn, name):
             return f"{name} is in a change, and may fetch shards from it"

@@ -27,8 +27,7 @@ class Reach:
 
     @property
     def all_copies(self) -> bool:
-        """Whether nothing remains to be copied. The object store is the last tier: nodes may have deleted their copies by
-        then."""
+        """Whether nothing remains to be copied. The object store is the last tier: nodes may have deleted theirs by then."""
         return (_STORE, self.ranks) in self.counts or all(count == self.ranks for _, count in self.counts)
 
     def __str__(self) -> str:

@@ -104,8 +104,8 @@ def review(turn: Turn) -> None:
             continue
         if turn.order_to(name, ResetGpu) is None:
             turn.put_node(name, reset_due=evolve(due, more=None))
-            struck = [turn.incidents[each] for each in turn.found(By.STRUCK, name)]
-            decided = [incident for incident in struck if incident.action is not None]
+            concerned = [turn.incidents[each] for each in turn.found(By.STRUCK, name)]
+            decided = [incident for incident in concerned if incident.action is not None]
             job, traceparent = (decided[0].job, spans.change_below(decided[0])) if decided else ("", "")
             turn.send(name, ResetGpu(job, due.gpus, turn.config.reset_command_s, traceparent))
 

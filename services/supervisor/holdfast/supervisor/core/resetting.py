@@ -86,8 +86,7 @@ def on_timer(turn: Turn, name: str, number: int) -> None:
 
 
 def _give_up(turn: Turn, job: Job, doing: Resetting, why: str) -> None:
-    """Take the next rung of the recipe. Without one, ask the policy again about every incident that the reset should
-    resolve."""
+    """Take the next rung of the recipe. Without one, ask again about every incident that the reset should resolve."""
     change.withdraw(turn, job)
     turn.move(job.name, Cause.GIVE_UP, Replanning(), f"gpu_reset did not come about: {why}")
     decided = turn.incidents.get(doing.incident)

@@ -372,7 +372,9 @@ def _awaited(node: Node, removal: Removal, at: float) -> str:
     reboot = removal.reboot
     match removal.cure:
         case Cure.REBOOT if reboot is not None and reboot.ordered_at is not None:
-            return f"its machine was told to boot {at - reboot.ordered_at:.0f} s ago; it comes back after that, or by"
+            return (
+                f"its machine was ordered to boot {at - reboot.ordered_at:.0f} s ago; it comes back after that, or by"
+            )
         case Cure.REBOOT if reboot is not None and reboot.failure:
             again = "it is tried again" if reboot.tries < REBOOTS_MAX else "it comes back after a boot by hand"
             return f"its machine could not be booted ({reboot.failure}); {again}, or by"

@@ -155,8 +155,8 @@ def start_missing(turn: Turn, job: Job, election: Election) -> str:
     tried = any((each.attempt, each.step) == (wanted.attempt, wanted.step) for each in job.checkpoints.skipped)
     if restore.step > 0 and not (job.running is None and older and not tried):
         return ""
-    why = "no node at hand has any of it" if restore == RestorePoint() else restore.reason
-    return f"step {wanted.step}, which it is to go on from, cannot be restored now: {why}"
+    why = "no connected node holds any of it" if restore == RestorePoint() else restore.reason
+    return f"step {wanted.step}, from which the job must continue, cannot be restored now: {why}"
 
 
 def stale(turn: Turn, job: Job) -> list[str]:

@@ -389,7 +389,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
         case RebootNode():
             reboots.on_answer(turn, node, done)
         case RestartAgent():
-            turn.note(node, f"its agent {'begins again' if done.ok else f'is not restarted: {done.reason}'}")
+            turn.note(node, f"its agent {'restarts' if done.ok else f'is not restarted: {done.reason}'}")
         case CheckLink():
             link_tests.on_answer(turn, node, send.order, done)
         case ResetGpu():

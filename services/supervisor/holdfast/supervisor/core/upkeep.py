@@ -271,7 +271,9 @@ def _continue_suspended(turn: Turn, name: str) -> None:
     job = turn.jobs[name]
     assert isinstance(job.doing, Suspended)
     turn.cancel_timer(RetryDue(name))
-    turn.note(name, f"goes on after {turn.at - job.doing.at:.0f} s of suspension, which began at step {job.doing.step}")
+    turn.note(
+        name, f"continues after {turn.at - job.doing.at:.0f} s of suspension, which began at step {job.doing.step}"
+    )
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
     if faults:
         incidents.ask_policy_again(turn, faults[0])

@@ -33,13 +33,13 @@ def check_submission(state: State, spec: JobSpec) -> None:
     job = state.jobs.get(spec.name)
     if job is not None and not job.phase.finished:
         if job.phase is JobPhase.SUSPENDED:
-            how = "it goes on when there are nodes for it; `holdfast run --attach` follows it"
+            how = "it continues when there are nodes for it; `holdfast run --attach` follows it"
             raise Conflict(f"a job named {spec.name} is suspended: {how}. Or stop it first, or choose another name")
         raise Conflict(f"a job named {spec.name} is {job.phase}: stop it first, or choose another name")
     if job is None and (alive := sorted(name for name, node in state.nodes.items() if _runs(node, spec.name))):
         raise Conflict(
             f"workers of an earlier run of {spec.name} are alive on {listed(alive)}, and this supervisor does not know that "
-            f"run (its state was lost): they go on training. `holdfast jobs stop {spec.name}` ends them; or choose another name"
+            f"run (its state was lost): they keep training. `holdfast jobs stop {spec.name}` ends them; or choose another name"
         )
 
 
@@ -201,8 +201,8 @@ def job_view(turn: Turn, job: Job) -> JobView:
     waiting = [incident.node for incident in open_now if incident.wants_reset_later]
     if not (standing or waiting or view.resets):
         return view
-    struck = {*view.resets, *waiting, *(incident.node for incident in standing)}
-    resettable = tuple(node for node in sorted(struck) if node in turn.nodes and not resets.obstacle(turn.nodes[node]))
+    faulty = {*view.resets, *waiting, *(incident.node for incident in standing)}
+    resettable = tuple(node for node in sorted(faulty) if node in turn.nodes and not resets.obstacle(turn.nodes[node]))
     return evolve(view, standing=standing, resettable=resettable)
 
 
