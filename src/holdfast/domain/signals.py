@@ -162,6 +162,7 @@ class WorkerExited:
     # machine share it; between two machines differences of it can be compared. 0.0, () = not known.
     uptime_s: float = 0.0
     step_end_uptimes_s: tuple[float, ...] = ()
+    observed: int = 0  # optimizer steps that were observed in it, of a script that reports no steps
 
 
 class KernelEvent(StrEnum):

@@ -14,6 +14,7 @@ Messages are JSON objects with a `type`; unknown types and fields are ignored, s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ ENV_COPY_THREADS = "HOLDFAST_COPY_THREADS"  # optional: threads that copy a save
 ENV_INTERVAL_STEPS = "HOLDFAST_CHECKPOINT_INTERVAL_STEPS"
 ENV_REPLICA_CHECK_STEPS = "HOLDFAST_REPLICA_CHECK_STEPS"  # parameters are compared across replicas so often; 0 = never
 ENV_OBSERVE_STEPS = "HOLDFAST_OBSERVE_STEPS"  # of a script that reports none (`train.observed_steps`); "0" = no
+# What torch logs about the server through which an agent reads the flight recorder: nothing that the user's script did.
+TORCH_SERVER_LINE = re.compile(r"WorkerServer\.cpp:\d+\] \[c10d\] Server (?:listening to UNIX|shutting down|exited)")
 ENV_IMPORTS = "HOLDFAST_IMPORTS"  # file for the names of the modules that the script has imported; absent = not wanted
 ENV_RESTORE = "HOLDFAST_RESTORE"  # JSON: {"step": 120, "attempt": 2, "path": "/dev/shm/…"}; absent = from scratch.
 # "paths" beside "path" when there are several: the state was sharded otherwise, and is put together from all of them

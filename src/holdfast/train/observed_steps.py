@@ -1,12 +1,13 @@
-"""Observes the steps of a script that does not use `holdfast.train`, so that a slow rank can be named there as well.
+"""Observes the steps of a script that does not use `holdfast.train`: that its ranks get on, and which of them is slow.
 
 Theory. A step of an unknown script ends where an optimizer's step begins: torch calls a hook there, in every optimizer. How
 long the rank waited for others before is known from DDP (`holdfast.train.ddp_waits`). Both are added up over a block of steps
 of a quarter of a second to a second, and reported in one message that is dropped if it cannot be sent at once. Blocks end at
 multiples of a power of two, so that the blocks of all ranks are the same steps.
 
-What is observed says how the ranks compare, and nothing else: no progress, no step of the job, no sign of life. A script whose
-steps cannot be told from outside is as silent as before. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` turns it off.
+What is observed says that all ranks have begun to step, how many optimizer steps they have taken since, and how the ranks
+compare. It is no step of the job: where the script goes on from after a restart, and what it has saved, is not known. A script
+without an optimizer of torch stays silent. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` turns the observation off.
 
 A hook in a user's process must not hurt it: it takes 30 to 100 µs (in steps of less than 20 ms, only once in
 so long), synchronises nothing, is not traced by a compiler, and the first exception in it ends the observation."""
@@ -14,6 +15,7 @@ so long), synchronises nothing, is not traced by a compiler, and the first excep
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +49,7 @@ class StepObserver:
         self._started_at = 0.0
         self._steps = self._samples = 0
         self._waited_s = 0.0
+        self._measured = False  # a wait was read: from then on every block has one
         self._hook = register_optimizer_step_pre_hook(self._stepping)
 
     def close(self) -> None:
@@ -79,11 +82,13 @@ class StepObserver:
         if waited_s is not None:
             self._waited_s += waited_s
             self._samples += 1
-        if self._step % self._block == 0 and self._samples:
+            self._measured = True
+        if self._step % self._block == 0 and (self._samples or not self._measured):
             self._report(self._clock())
 
     def _report(self, now: float) -> None:
-        started_at, steps, wait_s = self._started_at, self._steps, self._waited_s / self._samples * self._steps
+        started_at, steps = self._started_at, self._steps
+        wait_s = self._waited_s / self._samples * steps if self._samples else math.nan
         self._started_at, self._steps, self._samples, self._waited_s = now, 0, 0, 0.0
         took_s = now - started_at
         if took_s < 0:
@@ -108,7 +113,7 @@ def observe(environ: Mapping[str, str]) -> None:
     """Begin, in a worker that is about to run its script. Nothing happens without an agent that listens."""
     global _running
     path, job = environ.get(worker.ENV_NOTES, ""), environ.get(worker.ENV_JOB, "")
-    if not path or not job or environ.get(worker.ENV_OBSERVE_STEPS, "") == "0" or environ.get("WORLD_SIZE", "1") == "1":
+    if not path or not job or environ.get(worker.ENV_OBSERVE_STEPS, "") == "0":
         return
     generation, rank = int(environ.get(worker.ENV_GENERATION, "0")), int(environ.get("RANK", "0"))
     notes = Notes(agent=path, replicator="", job=job, generation=generation, rank=rank)

@@ -7,7 +7,8 @@ from typing import Any, Final, NoReturn
 
 import typer
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.local_runs import api_url
 from holdfast.domain.errors import HoldfastError, Unavailable
 
 # by a word of the command: what lists them, and which column is the name
@@ -25,10 +26,14 @@ def names(context: typer.Context, incomplete: str) -> list[str]:
         return []
     rows, column = found
     try:
-        with Client(context.params.get("api") or default_url(), sleep=_give_up) as client:
+        with Client(context.params.get("api") or api_url(say=_quiet), sleep=_give_up) as client:
             return sorted(str(row[column]) for row in rows(client) if str(row[column]).startswith(incomplete))
     except HoldfastError:
         return []
+
+
+def _quiet(_text: str) -> None:
+    return
 
 
 def _give_up(_seconds: float) -> NoReturn:

@@ -11,7 +11,8 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, console, markup, show_list, show_one
 from holdfast.domain.findings import DATED, ESTIMATE
 
@@ -48,7 +49,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Explain a finding: evidence, matched rule, failure attribution, and the resulting action."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         if not finding:
             latest = islice(client.findings(job or None, node or None), LATEST_MAX)
             show_list(latest, COLUMNS, as_json, "no findings yet")

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, console, show_list, show_one, watch
 from holdfast.cli.trace import tree
 
@@ -24,7 +25,7 @@ OfJob = Annotated[str, typer.Option("--job", help="Only those of this job.")]
 @app.command("list")
 def list_incidents(job: OfJob = "", api: Api = "", as_json: AsJson = False) -> None:
     """List incidents, newest first."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         show_list(client.incidents(job or None), COLUMNS, as_json, "no incidents")
 
 
@@ -38,7 +39,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one incident, from the fault to the first new step."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         if not trace:
             found = client.incident(incident)
             show_one(found if as_json else _brief(found), as_json)
@@ -70,19 +71,19 @@ def _brief(incident: dict[str, Any]) -> dict[str, Any]:
 @app.command("watch")
 def watch_incidents(job: OfJob = "", api: Api = "") -> None:
     """Show the list and update it until Ctrl-C."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         watch(lambda: client.incidents(job or None), COLUMNS)
 
 
 @actions_app.command("list")
 def list_actions(job: OfJob = "", api: Api = "", as_json: AsJson = False) -> None:
     """List actions, newest first."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         show_list(client.actions(job or None), ACTION_COLUMNS, as_json, "no actions")
 
 
 @actions_app.command("watch")
 def watch_actions(job: OfJob = "", api: Api = "") -> None:
     """Show the list and update it until Ctrl-C."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         watch(lambda: client.actions(job or None), ACTION_COLUMNS)

@@ -21,9 +21,10 @@ import psutil
 import typer
 
 from holdfast.cli.chaos import Campaign, parse_mix
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
 from holdfast.cli.durations import seconds
 from holdfast.cli.listing import screen
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.processes import kill_tree
 from holdfast.cli.stack_power import ask, socket_of
 from holdfast.cli.tables import table
@@ -266,7 +267,7 @@ def scheduled(
         raise InvalidSpec("--jump", jump, "seconds, not 0")
     if out is not None and not out.absolute().parent.is_dir():
         raise InvalidSpec("--out", str(out), "a file in a directory that exists")
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         campaign = Campaign(
             api=client,
             job=job,
@@ -293,28 +294,28 @@ def scheduled(
 @app.command()
 def crash(job: Job, rank: RankOption, api: Api = "") -> None:
     """Send SIGKILL to one rank. Expected: restart on the same nodes."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).crash(job, rank))
 
 
 @app.command()
 def hang(job: Job, rank: RankOption, api: Api = "") -> None:
     """Send SIGSTOP to one rank. Expected: a hang finding that names the rank, and a restart."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).hang(job, rank))
 
 
 @app.command("node-loss")
 def node_loss(node: Node, api: Api = "") -> None:
     """Send SIGKILL to a node's agent and all its workers. Expected: hot swap; without a spare, scale down."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).node_loss(node))
 
 
 @app.command("node-return")
 def node_return(node: Node, api: Api = "") -> None:
     """Start a lost node of a local stack again. Expected: it becomes a spare, and the job scales up if it can."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).node_return(node))
 
 
@@ -328,5 +329,5 @@ def xid(
     api: Api = "",
 ) -> None:
     """Write an NVIDIA Xid line into the node's kernel log. Expected: the action of the Xid catalogue."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).xid(node, code, gpu))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.client import Client
+from holdfast.domain.worker import TORCH_SERVER_LINE
 
 READ_BYTES_MAX = 1 << 20  # per look at one file
 LINE_BYTES_MAX = 64 << 10  # a line without an end, such as a progress bar's, is cut here
@@ -82,8 +83,9 @@ class Tail:
         *whole, self.partial = (self.partial + raw).split(b"\n")
         if len(self.partial) > LINE_BYTES_MAX:
             whole, self.partial = [*whole, self.partial], b""
-        for line in whole:
-            yield self._shown(line)
+        for line in map(self._shown, whole):
+            if not TORCH_SERVER_LINE.search(line):
+                yield line
 
     def whole_lines(self) -> Iterator[str]:
         """Yield all lines that are complete."""

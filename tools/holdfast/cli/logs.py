@@ -21,8 +21,8 @@ from holdfast.agent.workers.errors import read_error_file
 from holdfast.cli.client import Client, NoApi, default_url
 from holdfast.cli.completion import names
 from holdfast.cli.endings import ENDED, FAILED
+from holdfast.cli.local_runs import RUNS, api_url
 from holdfast.cli.log_tail import Ranks, Tail, log_file
-from holdfast.cli.run import RUNS
 from holdfast.cli.tables import Api, console
 from holdfast.cli.terminal import worker_output
 from holdfast.cli.torchrun import shown_ranks
@@ -72,7 +72,7 @@ def logs(
         raise InvalidSpec("--follow", True, "either --follow or --first-error")
     wanted, ranks = _pattern(grep), shown_ranks(rank, "")
     with ExitStack() as cleanup:
-        client = None if directory else _client(api, cleanup)
+        client = None if directory else _client(api, job, cleanup)
         places = _Places.of_stack(directory, job) if client is None else _Places.of_fleet(client)
         found = places.logs(job)
         if first_error and generation == NEWEST:
@@ -162,9 +162,9 @@ class _Places:
             yield f"rank {number} is on {node}: its log is {path} on {host}"
 
 
-def _client(api: str, cleanup: ExitStack) -> Client | None:
+def _client(api: str, job: str, cleanup: ExitStack) -> Client | None:
     """None if no API answers at the default address: a local stack may have run."""
-    client = cleanup.enter_context(Client(api or default_url()))
+    client = cleanup.enter_context(Client(api or api_url(job)))
     try:
         client.version()
     except NoApi:

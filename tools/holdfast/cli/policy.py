@@ -13,8 +13,9 @@ import typer
 import yaml
 from rich.markup import escape
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
 from holdfast.cli.durations import DAY_S, period
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, console, show_one, table
 from holdfast.domain.errors import InvalidSpec, MalformedMessage, NotFound, PolicyError
 from holdfast.domain.incidents import Action
@@ -103,7 +104,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what decides about a job's incidents: the script as it was submitted, whatever became of its file."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         policy = client.policy(job)
     if text:
         if not policy["source"]:
@@ -141,7 +142,7 @@ def change(
     """
     policy = _given(script, param)
     require_usable(policy)
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         client.job(job)  # that there is none is said before the dry run
         _print_review(review(policy, _recorded(client, job, since)), policy, since)
         if not yes:
@@ -172,7 +173,7 @@ def dry_run(
     if questions is not None:
         found = _read(questions, time.time() - since)
     else:
-        with Client(api or default_url()) as client:
+        with Client(api or api_url()) as client:
             names = [job] if job else [str(each["name"]) for each in client.jobs()]
             found = [asked for name in names for asked in _recorded(client, name, since)]
     reviews = review(policy, found)
@@ -192,7 +193,7 @@ def export(
     api: Api = "",
 ) -> None:
     """Write what a job's policies were asked and answered to a file, for `holdfast policy test --from` on any machine."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         found = _recorded(client, job, since)
     lines = b"".join(records.dumps(asked, PolicyAsked) + b"\n" for asked in found)
     try:

@@ -20,6 +20,7 @@ from holdfast.cli.client import ENV_API, Client, NoApi, default_url
 from holdfast.cli.endings import ENDED, UNAVAILABLE, show_error
 from holdfast.cli.follow import How, by_command, follow
 from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, require_one_start, submit
+from holdfast.cli.local_runs import RUNS
 from holdfast.cli.log_tail import Ranks
 from holdfast.cli.policy import require_usable
 from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
@@ -34,7 +35,6 @@ NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.1
 SETTLE_TIMEOUT_S = 30.0
 SUSPENDED_WAIT_S = 300.0  # for the nodes of a new allocation
-RUNS = Path("~/.local/state/holdfast/runs")  # a local stack uses the subdirectory with the job's name
 # Unlimited: days may pass between two runs of a name.
 KEEP_ALL = {"HOLDFAST_REPLICATOR_RETENTION_S": "0"}
 

@@ -512,6 +512,7 @@ class GenerationChanged:
     stage: GenerationStage
     generation: Generation
     reason: str
+    reports_steps: bool = True  # of `STEPPING`: False = its script reports no steps, and all ranks run
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.agent.workers.errors import read_error_file
@@ -14,7 +14,7 @@ from holdfast.agent.workers.procfs import process_facts
 from holdfast.agent.workers.progress import Progress
 from holdfast.agent.workers.worker import Exit, Worker
 from holdfast.domain.notes import Note
-from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping
+from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping, StepReached
 from holdfast.domain.replication import TroubleKind
 from holdfast.domain.signals import CheckpointTrouble, GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
 
@@ -117,14 +117,16 @@ class LocalGeneration:
     def stepping(self, at: float, assume_started_after_s: float) -> RanksStepping | None:
         """The report that every rank has finished a first step, once.
 
-        An unmodified script sends no notes. Its ranks count as stepping when all of them have lived for
-        `assume_started_after_s`, with step 0: that they live is all that can be known of them.
+        An unmodified script reports no steps. Its ranks count as stepping, with step 0, when an optimizer step of each of them
+        was observed, or when all of them have lived for `assume_started_after_s`.
         """
         if self.stepping_reported or self.progress is None or self.started_at is None or not self.complete:
             return None
         since = self.progress.stepping_since
         if since is not None and (self.progress.all_start_phases_known or at - since > STARTED_NOTE_GRACE_S):
             step, phases_s = self.progress.newest_common_step, self.progress.slowest_start()
+        elif self.progress.silent and (observed_since := self.progress.observed_since) is not None:
+            since, step, phases_s = observed_since, 0, ()
         elif self.progress.silent and at - max(self.started_at, self._unheard_until) >= assume_started_after_s:
             since, step, phases_s = at, 0, ()
         else:
@@ -133,6 +135,17 @@ class LocalGeneration:
         return RanksStepping(
             self.order.job, self.order.generation, tuple(self.order.placement.ranks), step, since, phases_s
         )
+
+    def step_reached(self) -> StepReached | None:
+        """The newest step of every rank, or how many optimizer steps were observed; None if neither is known."""
+        progress = self.progress
+        if progress is None:
+            return None
+        reached = StepReached(self.order.job, self.order.generation, progress.newest_common_step)
+        if not progress.silent:
+            return reached
+        observed, step_s = progress.observed
+        return replace(reached, observed=observed, observed_step_s=step_s) if observed else None
 
     def sample(self, at: float) -> list[NodeSignal]:
         """Return the steps since the last call, and the progress of every rank."""
@@ -168,6 +181,7 @@ class LocalGeneration:
             step_ends=self.progress.step_ends_of(identity.rank) if self.progress is not None else (),
             uptime_s=how.uptime_s,
             step_end_uptimes_s=self.progress.step_end_uptimes_of(identity.rank) if self.progress is not None else (),
+            observed=self.progress.observed_of(identity.rank) if self.progress is not None else 0,
         )
 
     def finished(self) -> RanksFinished | None:

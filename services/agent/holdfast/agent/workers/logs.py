@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 from holdfast.domain.errors import HoldfastError
+from holdfast.domain.worker import TORCH_SERVER_LINE
 
 LOG_BYTES_MAX = 64 << 20  # on disk per rank; may be exceeded by what a worker writes between two checks
 KEPT_BYTES = LOG_BYTES_MAX // 2  # what a trim leaves
@@ -92,7 +93,7 @@ def tail(path: Path, lines_max: int = TAIL_LINES, bytes_max: int = TAIL_BYTES) -
     lines = raw.lstrip(b"\0").decode(errors="replace").splitlines()
     if size > bytes_max and len(lines) > 1:
         lines = lines[1:]
-    return tuple(lines[-lines_max:])
+    return tuple([line for line in lines if not TORCH_SERVER_LINE.search(line)][-lines_max:])
 
 
 def _punch(fd: int, length: int) -> bool:

@@ -240,13 +240,9 @@ class WorkerPool:
         return tuple(worker.running for generation in self._generations.values() for worker in generation.alive)
 
     def steps(self) -> tuple[StepReached, ...]:
-        """How far the generations have come that run here and report their steps."""
+        """How far the generations have come that run here and report their steps, or whose steps are observed."""
         going_on = [each for each in self._generations.values() if not each.stopping and each.alive]
-        return tuple(
-            StepReached(each.order.job, each.order.generation, each.progress.newest_common_step)
-            for each in going_on
-            if each.progress is not None and not each.progress.silent
-        )
+        return tuple(reached for each in going_on if (reached := each.step_reached()) is not None)
 
     def running_generation(self, job: str, number: int) -> LocalGeneration | None:
         """A generation whose ranks have been started here and are not being stopped."""

@@ -59,6 +59,10 @@ class _Rank:
     spoke_at: float = 0.0
     groups: tuple[tuple[str, str], ...] = ()
     collectives: int = -1  # entered, as last counted
+    # Of a script that reports no steps: optimizer steps observed, seconds for one recently, and the end of the first block
+    observed: int = 0
+    observed_step_s: float = 0.0
+    observed_since: float | None = None
     # When its last steps ended, the newest first: by its own clock, and by the monotonic one.
     ends: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEP_ENDS_MAX))
 
@@ -79,10 +83,10 @@ class Progress:
 
     def fold(self, note: Note) -> None:
         """Take in a note. The caller has checked that its rank is one of ours."""
-        if isinstance(note, ObservedStepsNote):
-            self._observed.append(note)  # the script itself has said nothing: it stays as silent as it was
-            return
         rank = self._ranks[note.sender.rank]
+        if isinstance(note, ObservedStepsNote):
+            self._observe(rank, note)  # the script itself has reported nothing
+            return
         rank.heard = True
         rank.collectives = -1  # it speaks for itself again
         match note:
@@ -117,12 +121,24 @@ class Progress:
             case SavedNote() | MissedNote():
                 pass  # it says something about checkpoints, not about progress
 
+    def _observe(self, rank: _Rank, note: ObservedStepsNote) -> None:
+        rank.observed = max(rank.observed, note.step)
+        rank.observed_step_s = (note.ended_at - note.started_at) / note.steps
+        if rank.observed_since is None:
+            rank.observed_since = note.ended_at
+        if not math.isnan(note.comm_wait_s):
+            self._observed.append(note)
+
     def knows(self, rank: int) -> bool:
         return rank in self._ranks
 
     def step_of(self, rank: int) -> int:
         """Last step that it finished."""
         return self._ranks[rank].step
+
+    def observed_of(self, rank: int) -> int:
+        """Optimizer steps that were observed in it, of a script that reports no steps."""
+        return self._ranks[rank].observed
 
     def step_ends_of(self, rank: int) -> tuple[float, ...]:
         """When its last steps ended, the newest first."""
@@ -165,6 +181,18 @@ class Progress:
         """When the last rank finished its first step; None while one has not."""
         ends = [rank.first_step_at for rank in self._ranks.values() if rank.first_step_at is not None]
         return max(ends) if len(ends) == len(self._ranks) else None
+
+    @property
+    def observed_since(self) -> float | None:
+        """When an optimizer step of the last rank was first observed (Unix s); None while one rank has none."""
+        ends = [rank.observed_since for rank in self._ranks.values() if rank.observed_since is not None]
+        return max(ends) if len(ends) == len(self._ranks) else None
+
+    @property
+    def observed(self) -> tuple[int, float]:
+        """Optimizer steps that were observed in every rank, and seconds for one of them recently."""
+        slowest = min(self._ranks.values(), key=lambda rank: rank.observed)
+        return slowest.observed, slowest.observed_step_s
 
     @property
     def newest_common_step(self) -> int:

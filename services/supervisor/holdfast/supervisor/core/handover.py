@@ -320,12 +320,15 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
     turn.cancel_timer(FirstStepsDue(job.name, generation.number))
     progress.reached(turn, job.name, starting.stepped_to)
     reconcile.watch_steps(turn, job.name)
-    turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STEPPING, generation, "every rank has stepped"))
-    reason = f"generation {generation.number} on {len(generation.nodes)} nodes, {generation.mesh}"
+    reports_steps = not turn.jobs[job.name].progress.reports_no_steps
+    seen = "every rank has stepped" if reports_steps else "every rank runs; the script reports no steps"
+    turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STEPPING, generation, seen, reports_steps))
+    count = len(generation.nodes)
+    reason = f"generation {generation.number} on {count} node{'s' if count != 1 else ''}, {generation.mesh}"
     turn.move(job.name, Cause.STEP, Running(), reason)
     pacing.recovered(turn, job.name, starting)
     for incident in change.incidents:
-        outcome = f"generation {generation.number} steps from step {generation.restore.step} on{_resharded(change, generation)}"
+        outcome = _outcome(change, generation, reports_steps=reports_steps)
         turn.close_incident(
             incident,
             IncidentState.RESOLVED,
@@ -338,6 +341,14 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
         )
     loans.settle(turn, turn.jobs[job.name])
     warmth.warm_spares(turn, turn.jobs[job.name])
+
+
+def _outcome(change: Change, generation: Generation, *, reports_steps: bool) -> str:
+    if not reports_steps:
+        return f"all ranks of generation {generation.number} run; their script reports no steps"
+    return (
+        f"generation {generation.number} steps from step {generation.restore.step} on{_resharded(change, generation)}"
+    )
 
 
 def _resharded(change: Change, generation: Generation) -> str:

@@ -30,7 +30,12 @@ from holdfast.supervisor.core.turn import Turn
 def seen(turn: Turn, name: str, step: int) -> Job:
     """Some rank of the running generation has finished or saved `step`, so its ranks take part in steps."""
     job = turn.jobs[name]
-    return turn.put_progress(name, seen_step=step, seen_at=turn.at) if step > job.progress.seen_step else job
+    if step <= job.progress.seen_step:
+        return job
+    # A script whose first step came late does report steps.
+    stepped = job.running is not None and step > job.running.restore.step
+    reports_no_steps = job.progress.reports_no_steps and not stepped
+    return turn.put_progress(name, seen_step=step, seen_at=turn.at, reports_no_steps=reports_no_steps)
 
 
 def has_stepped(job: Job) -> bool:

@@ -256,7 +256,10 @@ def on_timer(turn: Turn, name: str) -> None:
 def on_still_timer(turn: Turn, name: str) -> None:
     """All ranks live, as far as is known. Record a fault if they finish no steps."""
     job = turn.jobs.get(name)
-    if job is None or not _applies(job) or not isinstance(job.doing, Running) or job.progress.reports_no_steps:
+    if job is None or not _applies(job) or not isinstance(job.doing, Running):
+        return
+    if job.progress.reports_no_steps:
+        watch_steps(turn, name)  # its first step may come late
         return
     assert job.running is not None
     members = [turn.nodes[node] for node in job.running.nodes if node in turn.nodes]

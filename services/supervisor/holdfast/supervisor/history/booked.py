@@ -31,6 +31,7 @@ class Segment:
     length_s: float = 0.0
     tokens: int = 0
     stall_s: float = 0.0
+    steps: int = 0  # 0 in sums of an earlier version, whose jobs report tokens or have no useful time
 
 
 @dataclass(slots=True)
@@ -85,15 +86,21 @@ class Booked:
                 self._gap(begin)
                 self._window(record, begin, end)
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether steps weigh by their tokens. A job that reports no tokens counts each step as one."""
+        return any(each.tokens for each in self.segments)
+
     def rate(self) -> float:
-        """Fault-free tokens per second, as defined in `goodput`; 0 if no new step was finished."""
+        """Fault-free tokens (or steps) per second, as defined in `goodput`; 0 if no new step was finished."""
         bins = list((self.full or self.shrunk).values())
         if not bins:
             return 0.0
         median = _median(bins, _mean)
         spread = _median(bins, lambda each: abs(_mean(each) - median))
         kept = [each for each in bins if _mean(each) <= (median + 3 * spread) * (1 + 1 / BINS_PER_UNIT)]
-        rate = sum(each.tokens for each in kept) / sum(each.work_s for each in kept)
+        done = sum(each.tokens if self.counts_tokens else each.count for each in kept)
+        rate = done / sum(each.work_s for each in kept)
         return rate if self.full else rate * self.full_world_size / self.first_world_size
 
     # ------------------------------------------------------------ inside
@@ -113,6 +120,7 @@ class Booked:
             self.segments.append(last)
         last.length_s += end - begin
         last.tokens += record.tokens
+        last.steps += 1
         last.stall_s += record.stall_s
         if len(self.segments) > SEGMENTS_MAX:
             self._merge_oldest()
@@ -130,10 +138,11 @@ class Booked:
         into = next(like, self.segments[0])
         into.length_s += oldest.length_s
         into.tokens += oldest.tokens
+        into.steps += oldest.steps
         into.stall_s += oldest.stall_s
 
     def _measure(self, record: StepRecord, work_s: float) -> None:
-        if work_s <= 0 or record.tokens <= 0:
+        if work_s <= 0:
             return
         self.first_world_size = self.first_world_size or record.world_size
         bins = self.full if record.world_size >= self.full_world_size else self.shrunk

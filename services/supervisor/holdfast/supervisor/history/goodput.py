@@ -7,9 +7,12 @@ previous step of the same generation (for a generation's first step: since that 
 * of a new step, `tokens ÷ fault-free rate` is **useful**; the rest of its window is **stall** (checkpoint copies, as
   the ranks measured them), then **degraded** if fewer ranks than the full mesh worked, then **other**.
 
+A job whose steps report no tokens counts each step as one: at a constant global batch that is the same share of work.
+
 The time between windows is not work. It is divided at the times of the incident that it belongs to: before the fault the lost
 part of a step (**rework**), fault → finding **detect**, → decision **decide**, → next window **recover**; **wait** while the
-job could not run; **startup** before the first window; **other** after the last.
+job could not run; **startup** before the first window; **other** after the last. A script that reports no steps has no
+windows. The time in which all of its ranks ran is **running**: how much of it was useful, and so the goodput, is unknown.
 
 The fault-free rate is tokens per second over the windows of new steps at the full mesh, without checkpoint stalls and without
 the windows beyond median + 3 × MAD (the ideal step of google/ml-goodput-measurement). It is weighted by tokens instead of
@@ -39,6 +42,7 @@ RATE_POINTS_MAX = 600  # of the tokens/s series: enough for any screen
 
 class Class(StrEnum):
     USEFUL = "useful"
+    RUNNING = "running"  # of a script that reports no steps
     STARTUP = "startup"
     DETECT = "detect"
     DECIDE = "decide"
@@ -50,7 +54,7 @@ class Class(StrEnum):
     OTHER = "other"
 
 
-BADPUT = tuple(name for name in Class if name is not Class.USEFUL)
+BADPUT = tuple(name for name in Class if name not in (Class.USEFUL, Class.RUNNING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class History:
     waits: Sequence[tuple[float, float]] = ()  # (from, to) when the job could not run
     world_sizes: Sequence[tuple[float, int]] = ()  # ranks of the running generation
     paid_nodes: Sequence[tuple[float, int]] = ()  # nodes of this job and its spares
+    unmeasured: Sequence[tuple[float, float]] = ()  # (from, to) when all ranks of a script that reports no steps ran
     booked: Booked | None = None  # sums of the steps before `steps`; None = there are none before
 
 
@@ -75,8 +80,8 @@ class Ledger:
 
     wall_s: float
     seconds: dict[Class, float]
-    goodput_job: float
-    goodput_paid: float
+    goodput_job: float | None  # None: the script reports no steps
+    goodput_paid: float | None  # likewise
     fault_free_tokens_per_s: float
     tokens: int  # of new steps
     rework_steps: int
@@ -110,34 +115,40 @@ def account(history: History) -> Ledger:
     if history.booked is not None:
         return _continued(history, history.booked)
     windows = tuple(_windows(history))
-    rate = _fault_free_rate(windows, history.full_world_size)
+    by_tokens = any(window.record.tokens for window in windows)
+    rate = _fault_free_rate(windows, history.full_world_size, by_tokens=by_tokens)
     book = _Book()
     for segment in _segments(windows):
-        _book_segment(book, segment, rate, history.full_world_size)
+        _book_sums(book, _sums(segment), rate, history.full_world_size, by_tokens=by_tokens)
     for begin, end, first in _gaps(history, windows):
         _book_gap(book, history, begin, end, startup=first)
     tokens = sum(window.record.tokens for window in windows if window.new)
     rework = sum(not window.new for window in windows)
-    return _ledger(history, book, rate, tokens, rework, _rate_series(history, windows))
+    tokens_rate = rate if by_tokens else 0.0
+    return _ledger(history, book, tokens_rate, tokens, rework, _rate_series(history, windows), measured=bool(windows))
 
 
 def _ledger(
     history: History,
     book: _Book,
-    rate: float,
+    tokens_rate: float,
     tokens: int,
     rework_steps: int,
     series: tuple[tuple[float, float], ...],
+    *,
+    measured: bool,
 ) -> Ledger:
+    """`measured`: whether any step was reported."""
     wall_s = max(0.0, history.ended_at - history.started_at)
     useful = book.seconds[Class.USEFUL]
     paid = _integral(history.paid_nodes, history.started_at, history.ended_at) or wall_s * history.full_nodes
+    known = measured or not book.seconds[Class.RUNNING]
     return Ledger(
         wall_s=wall_s,
         seconds=book.seconds,
-        goodput_job=useful / wall_s if wall_s else 0.0,
-        goodput_paid=min(1.0, useful * history.full_nodes / paid) if paid else 0.0,
-        fault_free_tokens_per_s=rate,
+        goodput_job=(useful / wall_s if wall_s else 0.0) if known else None,
+        goodput_paid=(min(1.0, useful * history.full_nodes / paid) if paid else 0.0) if known else None,
+        fault_free_tokens_per_s=tokens_rate,
         tokens=tokens,
         rework_steps=rework_steps,
         world_sizes=((0.0, 0), *((round(at - history.started_at, 3), size) for at, size in history.world_sizes)),
@@ -152,11 +163,20 @@ def _continued(history: History, before: Booked) -> Ledger:
     sums.add(ordered, history.ended_at)
     rate, book = sums.rate(), _Book()
     for each in sums.segments:
-        _book_sums(book, each, rate, history.full_world_size)
+        _book_sums(book, each, rate, history.full_world_size, by_tokens=sums.counts_tokens)
     for gap in (*sums.gaps, Gap(sums.cursor, history.ended_at, sums.windows == 0)):
         _book_gap(book, history, gap.begin, gap.end, startup=gap.startup)
     book.add(Class.OTHER, sums.other_s)
-    return _ledger(history, book, rate, sums.tokens, sums.rework_steps, _coarse_series(sums))
+    tokens_rate = rate if sums.counts_tokens else 0.0
+    return _ledger(
+        history,
+        book,
+        tokens_rate,
+        sums.tokens,
+        sums.rework_steps,
+        _coarse_series(sums),
+        measured=bool(sums.windows),
+    )
 
 
 def _coarse_series(sums: Booked) -> tuple[tuple[float, float], ...]:
@@ -191,39 +211,41 @@ def _segments(windows: Iterable[Window]) -> Iterator[list[Window]]:
         yield segment
 
 
-def _fault_free_rate(windows: Sequence[Window], full_world_size: int) -> float:
-    """Tokens per second; 0 if no new step was finished."""
-    new = [window for window in windows if window.new and window.work_s > 0 and window.record.tokens > 0]
+def _fault_free_rate(windows: Sequence[Window], full_world_size: int, *, by_tokens: bool) -> float:
+    """Tokens (or steps) per second; 0 if no new step was finished."""
+    new = [window for window in windows if window.new and window.work_s > 0]
     healthy = [window for window in new if window.record.world_size >= full_world_size] or new
     if not healthy:
         return 0.0
     median = statistics.median(window.work_s for window in healthy)
     spread = statistics.median(abs(window.work_s - median) for window in healthy)
     kept = [window for window in healthy if window.work_s <= median + 3 * spread]
-    rate = sum(window.record.tokens for window in kept) / sum(window.work_s for window in kept)
+    done = sum(window.record.tokens if by_tokens else 1 for window in kept)
+    rate = done / sum(window.work_s for window in kept)
     # a job that never ran at its full size: assume that the missing ranks would have worked as fast as the present ones
     return rate * full_world_size / healthy[0].record.world_size
 
 
-def _book_segment(book: _Book, segment: Sequence[Window], rate: float, full_world_size: int) -> None:
+def _sums(segment: Sequence[Window]) -> SegmentSums:
     first = segment[0]
-    sums = SegmentSums(
+    return SegmentSums(
         first.record.generation,
         first.new,
         first.record.world_size,
         sum(window.end - window.begin for window in segment),
         sum(window.record.tokens for window in segment),
         sum(window.record.stall_s for window in segment),
+        len(segment),
     )
-    _book_sums(book, sums, rate, full_world_size)
 
 
-def _book_sums(book: _Book, segment: SegmentSums, rate: float, full_world_size: int) -> None:
+def _book_sums(book: _Book, segment: SegmentSums, rate: float, full_world_size: int, *, by_tokens: bool) -> None:
     length = segment.length_s
     if not segment.new:
         book.add(Class.REWORK, length)
         return
-    useful = min(length, segment.tokens / rate) if rate else 0.0
+    done = segment.tokens if by_tokens else segment.steps
+    useful = min(length, done / rate) if rate else 0.0
     stall = min(length - useful, segment.stall_s)
     degraded = segment.world_size < full_world_size
     book.add(Class.USEFUL, useful)
@@ -249,8 +271,8 @@ def _book_gap(book: _Book, history: History, begin: float, end: float, *, startu
     marks = {begin, end}
     for incident in history.incidents:
         marks.update(mark for mark in _marks(incident) if mark is not None and begin < mark < end)
-    for wait in history.waits:
-        marks.update(mark for mark in wait if begin < mark < end)
+    for span in (*history.waits, *history.unmeasured):
+        marks.update(mark for mark in span if begin < mark < end)
     causes = [incident for incident in history.incidents if _may_cause_gap(incident, begin, end)]
     for piece_begin, piece_end in pairwise(sorted(marks)):
         book.add(_class_of(history, causes, (piece_begin + piece_end) / 2, startup=startup), piece_end - piece_begin)
@@ -274,6 +296,8 @@ def _class_of(history: History, causes: Sequence[Incident], at: float, *, startu
     if any(begin <= at < end for begin, end in history.waits):
         return Class.WAIT
     present = [incident for incident in causes if _began(incident) <= at]
+    if _runs_unmeasured(history, present, at):
+        return Class.RUNNING
     if not present:
         if startup:
             return Class.STARTUP
@@ -281,6 +305,15 @@ def _class_of(history: History, causes: Sequence[Incident], at: float, *, startu
         return Class.REWORK if causes else Class.OTHER
     # of several incidents at once, the one in the latest stage decides: its change of generation is under way
     return max((_stage(incident, at) for incident in present), key=_STAGES.index)
+
+
+def _runs_unmeasured(history: History, present: Iterable[Incident], at: float) -> bool:
+    """Whether all ranks of a script that reports no steps ran then, and no fault among `present` had stopped them."""
+    if not any(begin <= at < end for begin, end in history.unmeasured):
+        return False
+    return not any(
+        not incident.planned and (incident.t_first_step is None or at < incident.t_first_step) for incident in present
+    )
 
 
 _STAGES = (Class.DETECT, Class.DECIDE, Class.WAIT, Class.RECOVER)

@@ -35,6 +35,7 @@ def to_history(run: Run, now: float) -> History:
         waits=tuple(_waits(run.changes, ended_at)),
         world_sizes=tuple(_world_sizes(run.generations)),
         paid_nodes=tuple(_paid_nodes(run.nodes, run.accepted.job, run.accepted.at, ended_at)),
+        unmeasured=tuple(_unmeasured(run, ended_at)),
     )
 
 
@@ -66,6 +67,27 @@ def _world_sizes(generations: Iterable[GenerationChanged]) -> Iterator[tuple[flo
         ):
             running = 0
             yield change.at, 0
+
+
+def _unmeasured(run: Run, ended_at: float) -> Iterator[tuple[float, float]]:
+    """Times when all ranks of a script that reports no steps ran, each until the next change.
+
+    Excludes generations that reported their first step late."""
+    measured = {record.generation for record in run.steps}
+    measured |= {segment.generation for segment in run.booked.segments} if run.booked is not None else set()
+    since, number = None, 0
+    for change in run.generations:
+        if change.stage is GenerationStage.STEPPING:
+            number = change.generation.number
+            since = None if change.reports_steps or number in measured else change.at
+        elif since is not None and (
+            change.stage is GenerationStage.PLANNED
+            or (change.stage is GenerationStage.ENDED and change.generation.number == number)
+        ):
+            yield since, change.at
+            since = None
+    if since is not None and ended_at > since:
+        yield since, ended_at
 
 
 def _paid_nodes(nodes: Iterable[NodeChanged], job: str, begin: float, end: float) -> Iterator[tuple[float, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import anyio
 
 from holdfast.domain.findings import StepRecord
+from holdfast.domain.orders import StepReached
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import FencedLog
 from holdfast.supervisor.core import Job, State
@@ -57,6 +59,24 @@ class Picture:
     leading: bool = False
     at: float = 0.0  # Unix seconds, when it was taken
     heard_s_ago: Callable[[str], float | None] | None = None
+    steps_of: Callable[[str], tuple[StepReached, ...]] | None = None  # node → the steps in its newest heartbeat
+
+    def observed(self, job: Job) -> tuple[int, float] | None:
+        """(steps, recent seconds per step): optimizer steps observed in every rank of the running generation, for a script
+        that reports no steps. None if unknown here."""
+        if job.running is None or self.steps_of is None:
+            return None
+        least: tuple[int, float] | None = None
+        for node in job.running.nodes:
+            of_job = (
+                each for each in self.steps_of(node) if (each.job, each.generation) == (job.name, job.running.number)
+            )
+            reached = next(of_job, None)
+            if reached is None or not reached.observed or not math.isfinite(reached.observed_step_s):
+                return None
+            if least is None or reached.observed < least[0]:
+                least = (reached.observed, reached.observed_step_s)
+        return least
 
     def unconfirmed_since(self, job: Job) -> dict[str, float]:
         """Nodes of a running generation whose agents have not confirmed within `CONFIRMED_S` that all of its ranks live → since
