@@ -36,4 +36,4 @@ async def test_the_trace_of_an_incident(api: Any) -> None:
 async def test_an_incident_that_is_not_there(api: Any) -> None:
     answer = await api.http.get("/v1/incidents/nope/trace")
     assert answer.status_code == 404
-    assert "GET /v1/incidents" in answer.json()["detail"]
+    assert "`holdfast incidents list`" in answer.json()["detail"]

@@ -16,6 +16,7 @@ from holdfast.domain.incidents import IncidentState, NodeTiming, RungEnd
 from holdfast.domain.nodes import Preflight
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
+from holdfast.domain.words import plural
 from holdfast.supervisor.core import (
     loans,
     nodes,
@@ -323,8 +324,7 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
     reports_steps = not turn.jobs[job.name].progress.reports_no_steps
     seen = "every rank has stepped" if reports_steps else "every rank runs; the script reports no steps"
     turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STEPPING, generation, seen, reports_steps))
-    count = len(generation.nodes)
-    reason = f"generation {generation.number} on {count} node{'s' if count != 1 else ''}, {generation.mesh}"
+    reason = f"generation {generation.number} on {plural(len(generation.nodes), 'node')}, {generation.mesh}"
     turn.move(job.name, Cause.STEP, Running(), reason)
     pacing.recovered(turn, job.name, starting)
     for incident in change.incidents:

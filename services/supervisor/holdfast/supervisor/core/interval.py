@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from holdfast.domain.job import CheckpointSpec
+from holdfast.domain.words import plural
 
 STEPS_UNMEASURED = 50  # before anything is known
 SAVES_FIRST = 3  # saves that are measured before the first choice,
@@ -156,7 +157,10 @@ def _steps(spec: CheckpointSpec, measured: Measured, step_s: float, trained_s: f
     if measured.saves == 0:
         interval_s, held = _bounded(STEPS_UNMEASURED * step_s, spec)
         steps = max(1, round(interval_s / step_s))
-        return steps, f"every {steps} steps ({_time(steps * step_s)}) to begin with: no save is measured yet{held}"
+        return (
+            steps,
+            f"every {plural(steps, 'step')} ({_time(steps * step_s)}) to begin with: no save is measured yet{held}",
+        )
     mtbf_s = 1 / sum(fault_rate(measured, loss, trained_s, nodes) for loss in Loss)
     best_s = daly(measured.stall_s, mtbf_s)
     interval_s, held = _bounded(best_s, spec)
@@ -164,8 +168,8 @@ def _steps(spec: CheckpointSpec, measured: Measured, step_s: float, trained_s: f
     lost = 1 - goodput(steps * step_s, measured.stall_s, mtbf_s, measured.recovery_s)
     seen = sum(measured.faults.values())
     return steps, (
-        f"every {steps} steps ({_time(steps * step_s)}): a save stalls {_time(measured.stall_s)}, a fault is expected every "
-        f"{_time(mtbf_s)} ({seen} seen in {_time(trained_s)}, weighed with a prior), a recovery takes "
+        f"every {plural(steps, 'step')} ({_time(steps * step_s)}): a save stalls {_time(measured.stall_s)}, a fault is expected "
+        f"every {_time(mtbf_s)} ({seen} seen in {_time(trained_s)}, weighed with a prior), a recovery takes "
         f"{_time(measured.recovery_s)}; the best is {_time(best_s)}{held}, the expected loss {lost:.2%}"
     )
 

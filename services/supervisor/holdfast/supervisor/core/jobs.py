@@ -215,7 +215,7 @@ def on_ranks_finished(turn: Turn, report: RanksFinished) -> None:
         if isinstance(job.doing, Stopping) or (isinstance(job.doing, Saving) and not job.doing.suspends):
             _stopped(turn, job.name, job.doing.reason)
         else:
-            _end(turn, job.name, Cause.COMPLETE, f"all {len(finished)} ranks ended with exit code 0")
+            _end(turn, job.name, Cause.COMPLETE, f"{_all_ranks(len(finished))} ended with exit code 0")
 
 
 def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:
@@ -390,3 +390,7 @@ def _forget_old(turn: Turn) -> None:
         for send in turn.orders(job=job.name):
             turn.forget_order(send)
         turn.drop_job(job.name)
+
+
+def _all_ranks(count: int) -> str:
+    return "the only rank" if count == 1 else f"all {count} ranks"

@@ -280,5 +280,5 @@ def _reason(
     old_dp = max(p.first_rank + p.nproc for p in request.placements) // mesh.replica_size
     parts = [f"{node} ({why}) takes slot {slot}" + (f" from {lost}" if lost else "") for slot, node, lost, why in moves]
     if mesh.dp != old_dp:
-        parts.append(f"{mesh.dp} replicas instead of {old_dp}")
+        parts.append(f"{plural(mesh.dp, 'replica')} instead of {old_dp}")
     return "; ".join(parts) if parts else "every node keeps its ranks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.domain.words import plural
 from holdfast.supervisor.core.indexing import nodes_in_use
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Pending, Suspended, Waiting
@@ -27,11 +28,11 @@ def holders(turn: Turn, job: Job) -> str:
     """The jobs with the most nodes, and free nodes that are reserved for others; empty if this job is the only one."""
     having = turn.pooled("holders", lambda: _holders(turn))
     others = [(name, count) for name, count in having if name != job.name]
-    texts = [f"{_called(turn, name)} has {_nodes(count)}" for name, count in others[:HOLDERS_MAX]]
+    texts = [f"{_called(turn, name)} has {plural(count, 'node')}" for name, count in others[:HOLDERS_MAX]]
     if len(others) > HOLDERS_MAX:
         count = len(others) - HOLDERS_MAX
         texts.append(
-            f"{count} more {'job has' if count == 1 else 'jobs have'} {_nodes(sum(n for _, n in others[HOLDERS_MAX:]))}"
+            f"{count} more {'job has' if count == 1 else 'jobs have'} {plural(sum(n for _, n in others[HOLDERS_MAX:]), 'node')}"
         )
     kept: dict[str, list[str]] = {}
     for node, owner in sorted(withheld(turn, job).items()):
@@ -50,7 +51,3 @@ def _holders(turn: Turn) -> list[tuple[str, int]]:
 def _called(turn: Turn, name: str) -> str:
     priority = turn.jobs[name].spec.priority
     return f"{name} (priority {priority})" if priority else name
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
