@@ -168,8 +168,8 @@ def _steps(spec: CheckpointSpec, measured: Measured, step_s: float, trained_s: f
     lost = 1 - goodput(steps * step_s, measured.stall_s, mtbf_s, measured.recovery_s)
     seen = sum(measured.faults.values())
     return steps, (
-        f"every {plural(steps, 'step')} ({_time(steps * step_s)}): a save stalls {_time(measured.stall_s)}, a fault is expected "
-        f"every {_time(mtbf_s)} ({seen} seen in {_time(trained_s)}, weighed with a prior), a recovery takes "
+        f"every {plural(steps, 'step')} ({_time(steps * step_s)}): a save stalls {_time(measured.stall_s)}, a fault is "
+        f"expected every {_time(mtbf_s)} ({seen} seen in {_time(trained_s)}, weighed with a prior), a recovery takes "
         f"{_time(measured.recovery_s)}; the best is {_time(best_s)}{held}, the expected loss {lost:.2%}"
     )
 
