@@ -1,16 +1,16 @@
-"""One large job through one supervisor: what losing a node, a save and a change of leader cost.
+"""Measures the cost of a lost node, a save and a change of leader for one large job in one supervisor.
 
     python -m benchmarks.core [--nodes 128,1024] [--out out/bench] [--log memory|redis]
 
-A job of N nodes with 8 ranks each runs. Everything of the leader is the production code: the decoding of what agents sent, the
-inbox's entries, the event log, the folder with its batches, the core, the default policy, the snapshot's parts and the encoding
-of orders. The agents are simulated, and what they do is not counted; they say what real ones say, in random order. CPU time
-is that of this process; with `--log redis` the server's is a row of its own. Each size has a process of its own.
+A job of N nodes with 8 ranks each runs. The leader consists of production code: decoding of the agents' messages, entries of
+the inbox, the event log, the folder with its batches, the core, the default policy, the snapshot's parts and the encoding of
+orders. The agents are simulated, and their work is not counted. They send the messages of real agents, in random order. CPU
+time is that of this process; with `--log redis`, that of the server is a separate row. Each size runs in a separate process.
 
-* incident: a node is lost (finding and end of its session) until every rank steps again on a spare.
-* save: every node reports the shards of one more checkpoint, as a difference, until all nodes were told that it is complete.
-* start: a new leader reads the snapshot, folds its first event, and has written its first commit.
-* beats: one second of heartbeats, two of each agent, and the look at them.
+* incident: from the loss of a node (finding and end of its session) until every rank steps again on a spare.
+* save: every node reports the shards of one more checkpoint, as a difference, until all nodes are notified that it is complete.
+* start: a new leader reads the snapshot, folds its first event, and writes its first commit.
+* beats: one second of heartbeats, two per agent, and their evaluation.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ from holdfast.wire.retention import encode_saved_by_all
 
 SIZES = (128, 1024, 4096, 12_500)
 GOALS_S = {"incident_cpu_s": 1.0, "save_cpu_s": 0.5, "snapshot_load_s": 5.0}  # at the largest of SIZES
-RANKS = 8  # of a node
+RANKS = 8  # per node
 JOB = "llm"
 ZONES = 8
 _T0 = 1_700_000_000.0
@@ -107,14 +107,15 @@ _ATTEMPT = 1000
 _SAVED = 50  # the step that is saved when the benchmark begins
 _LEASE_S = 1e6
 _SEED = 7
-WAITING = 256  # reports that gather while the log writes those before
+WAITING = 256  # reports that accumulate while the log writes the previous ones
 
 
-# ---------------------------------------------------------------- a job that runs
+# ---------------------------------------------------------------- a running job
 
 
 def running_job(nodes: int) -> State:
-    """`n0` … run one job, whose step 50 is saved in memory, on disk and with a peer; one in fifty more is a spare."""
+    """Return a state in which `n0` … run one job, whose step 50 is saved in memory, on disk and at a peer. There is one spare
+    per fifty nodes."""
     mesh = Mesh.of({"dp": nodes // 4, "pp": 4, "tp": RANKS})
     placements = tuple(Placement(slot, f"n{slot}", slot * RANKS, RANKS) for slot in range(nodes))
     generation = Generation(1, _ATTEMPT, mesh, placements)
@@ -141,7 +142,7 @@ def running_job(nodes: int) -> State:
 
 
 def shards(generation: Generation, step: int, own: Placement | None, peer: Placement | None) -> tuple[ShardRecord, ...]:
-    """What a node holds of one step: its own in memory and on disk, a peer's on disk."""
+    """Return a node's shards of one step: its own in memory and on disk, a peer's on disk."""
     kept = [(own, "memory"), (own, "disk"), (peer, "disk")]
     return tuple(
         ShardRecord(
@@ -180,7 +181,7 @@ def _workers(generation: int, ranks: Iterable[int]) -> tuple[RunningWorker, ...]
 
 
 class Agents:
-    """What the nodes hold, and what they say: as bytes on the wire."""
+    """The shards of the nodes, and the messages that they send, as encoded bytes."""
 
     def __init__(self, state: State) -> None:
         self.held = {name: (1, node.inventory.get(JOB, ())) for name, node in state.nodes.items()}  # (report, shards)
@@ -214,7 +215,7 @@ class Agents:
             yield self.say(node, RanksStepping(JOB, generation, tuple(placement.ranks), step, at, phases))
 
     def save(self, generation: Generation, step: int) -> Iterator[tuple[str, bytes]]:
-        """Every node's inventory after a save: one more step, and the oldest ones are gone."""
+        """Yield every node's inventory after a save: one more step, without the deleted oldest ones."""
         copies = peers(generation.placements, dict.fromkeys(generation.nodes, ""))
         slots = {placement.node: placement for placement in generation.placements}
         for node, placement in slots.items():
@@ -230,7 +231,7 @@ class Agents:
 
 @dataclass
 class Spent:
-    """CPU seconds by what they went into, and what was written."""
+    """CPU seconds by activity, and the number of written bytes."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     commits: int = 0
@@ -247,7 +248,7 @@ class Spent:
 
 
 class Leader:
-    """As `term`: streams → fold → commit → act, without sockets. Orders to send and timers gather here."""
+    """Works like the supervisor's `term`: streams → fold → commit → act, without sockets. Collects orders and timers."""
 
     def __init__(self, log: FencedLog, lease: Lease, state: State) -> None:
         self.log, self.lease = log, lease
@@ -264,7 +265,7 @@ class Leader:
         return self.folder.state.jobs[JOB]
 
     async def hear(self, messages: Iterable[tuple[str, bytes]]) -> None:
-        """Sessions: decode, check, and into the inbox."""
+        """Do the work of the sessions: decode, check, and append to the inbox."""
         incarnations = {name: node.facts.incarnation for name, node in self.folder.state.nodes.items()}
         for batch in _batched(messages, WAITING):
             with self.spent.on("receive"):
@@ -280,7 +281,7 @@ class Leader:
             await self.log.append(stream, *entries)
 
     async def work(self, internal: Sequence[Input] = ()) -> None:
-        """Until nothing is left to fold."""
+        """Fold until no input is left."""
         questions: list[Evaluate] = []
         waiting = list(internal)
         while True:
@@ -329,7 +330,7 @@ class Leader:
                             pass
 
     async def wait(self, seconds: float) -> None:
-        """Let time pass: due timers fire."""
+        """Advance the time, and fire the timers that become due."""
         self.now += seconds
         due = sorted(timer for timer, when in self.timers.items() if when <= self.now)
         for timer in due:
@@ -349,7 +350,7 @@ def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
         yield batch
 
 
-# ---------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------- measurements
 
 
 async def lose_node(leader: Leader, agents: Agents, lost: str, rng: random.Random) -> Spent:
@@ -401,7 +402,7 @@ async def save(leader: Leader, agents: Agents, step: int, rng: random.Random) ->
 
 
 async def start(log: FencedLog, lease: Lease, at: float) -> tuple[float, int]:
-    """CPU seconds until a new leader has made its first commit, and the bytes of the snapshot."""
+    """Return the CPU seconds until a new leader has written its first commit, and the bytes of the snapshot."""
     began = time.process_time()
     parts = await log.snapshot(LEADER_LEASE)
     state = snapshot.load(parts)
@@ -414,7 +415,7 @@ async def start(log: FencedLog, lease: Lease, at: float) -> tuple[float, int]:
 
 
 def beat(state: State) -> float:
-    """CPU seconds that one second of beats takes."""
+    """Return the CPU seconds for one second of heartbeats."""
     running = state.jobs[JOB].running
     assert running is not None
     beat = encode_beat(_T0, 2, (StepReached(JOB, running.number, 99),)).SerializeToString()
@@ -435,7 +436,7 @@ def _steps(generation: Generation, step: int, at: float) -> Entry:
 
 
 def _shuffled(messages: list[tuple[str, bytes]], rng: random.Random) -> list[tuple[str, bytes]]:
-    """Nodes in random order; what one node says keeps its order."""
+    """Shuffle the messages of different nodes; those of one node keep their order."""
     by_node: dict[str, list[tuple[str, bytes]]] = {}
     for message in messages:
         by_node.setdefault(message[0], []).append(message)
@@ -457,7 +458,7 @@ async def measure(nodes: int, url: str | None) -> dict[str, Any]:
     assert lease is not None
     leader, agents, rng = Leader(log, lease, state), Agents(state), random.Random(_SEED)
     await log.commit(lease, Commit(snapshot=snapshot.changes(None, state)))
-    collect_at_rest()  # as a leader does before something happens
+    collect_at_rest()  # as an idle leader does
     incident = await lose_node(leader, agents, "n3", rng)
     leader.sent = []
     collect_at_rest()
@@ -485,7 +486,7 @@ async def measure(nodes: int, url: str | None) -> dict[str, Any]:
 
 
 def _memory_mb() -> float:
-    """The most that this process has had."""
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -493,7 +494,7 @@ def _memory_mb() -> float:
 
 
 def exponent(results: dict[str, dict[str, Any]], what: str) -> float:
-    """Of the growth with the number of nodes: the slope of a straight line through the logarithms."""
+    """Return the exponent of the growth with the number of nodes: the slope of a straight line through the logarithms."""
     points = [(math.log(int(nodes)), math.log(each[what])) for nodes, each in results.items() if each[what] > 0]
     if len(points) < 2:
         return math.nan

@@ -1,9 +1,9 @@
-"""How fast the event log is: appending, draining a group, one leader's commits, and from append to delivery.
+"""Measures the event log: append rate, drain rate of a group, duration of a leader's commit, delay from append to delivery.
 
     python benchmarks/event_log.py [--entries 10000] [--redis-url redis://…]
 
-Runs on an embedded Redis unless a URL is given (it writes under a fleet name of its own and removes it). Prints minimum,
-median and maximum of five runs each. Messages are 200 bytes, batches 256.
+Runs on an embedded Redis unless a URL is given (it then uses a separate fleet name and deletes its data). Prints minimum,
+median and maximum of five runs each. Messages have 200 bytes, batches 256 messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUNS = 5
 BATCH = 256
 PAYLOAD = b"x" * 200
 ROUND_TRIPS = 200
-PAUSE_S = 0.002  # between deliveries, for the consumer to go back to waiting
+PAUSE_S = 0.002  # between deliveries, so that the consumer waits again
 FLEET = f"benchmark-{os.getpid()}"
 
 Measure = Callable[[FencedLog, str, int], Awaitable[float]]

@@ -1,10 +1,10 @@
-"""What a job's saves leave in Redis: bytes for each step, and memory after many.
+"""Measures the memory that a job's saves use in Redis: bytes per step, and memory after many steps.
 
     python benchmarks/redis_memory.py [--steps 2000] [--nodes 3] [--ranks 1] [--keep-all] [--complete]
 
-Every node of a job reports what it holds after each save, as agents do: its own shards and those of a peer, in memory and on
-disk, the newest three steps. A leader reads and acknowledges the reports in its commits. `--keep-all` keeps what is
-acknowledged until there are 100,000 entries. Runs on an embedded Redis.
+Every node of a job reports its inventory after each save, as agents do: its own shards and those of a peer, in memory and on
+disk, of the newest three steps. A leader reads and acknowledges the reports in its commits. `--keep-all` keeps acknowledged
+entries until there are 100,000. Runs on an embedded Redis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DIGEST = "crc32c:0123abcd" * 2
 
 
 def held(node: int, nodes: int, ranks: int, step: int, mesh: Mesh) -> tuple[ShardRecord, ...]:
-    """What a node holds after `step`: its ranks' shards, and those of the node before it."""
+    """Return a node's inventory after `step`: the shards of its ranks, and those of the previous node."""
     owners = (node, (node - 1) % nodes)
     return tuple(
         ShardRecord(ShardKey(1, at, owner * ranks + rank), mesh, tier, 10**9, DIGEST, f"node-{owner}")
@@ -81,11 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--ranks", type=int, default=1, help="of each node")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks per node")
     parser.add_argument("--keep-all", action="store_true")
-    parser.add_argument(
-        "--complete", action="store_true", help="every report names everything, not only what has changed"
-    )
+    parser.add_argument("--complete", action="store_true", help="every report is complete, not only the changes")
     args = parser.parse_args()
     with EmbeddedRedis() as server:
         anyio.run(play, server.url, args)

@@ -1,4 +1,4 @@
-"""What a save and a copy cost next to their physical limits, in one run, interleaved: median (min … max) of 5.
+"""Compares a save and a copy with their physical limits, interleaved in one run: median (min … max) of 5.
 
     python benchmarks/shards.py [MiB]
 
@@ -152,11 +152,11 @@ def compare(total: int, ways: dict[str, Callable[[], None]]) -> None:
 
 
 def _unexpected_arrival(job: str, manifest: Manifest, tier: Tier) -> None:
-    raise AssertionError(f"nobody pushes here, but {manifest.key} of {job} came into {tier}")
+    raise AssertionError(f"no shard is pushed in this benchmark, but {manifest.key} of {job} was received in {tier}")
 
 
 def _unexpected_suspect(job: str, held: Held) -> None:
-    raise AssertionError(f"{held} of {job} was not taken to its end")
+    raise AssertionError(f"{held} of {job} was not transferred completely")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What Holdfast costs a training step.
+"""Measures the cost of Holdfast in a training step.
 
-    python benchmarks/step_overhead.py [--steps 20000]        run.step: an empty step, with an agent that listens, sleeps, or is
-                                                              not there. No torch work, no process group
+    python benchmarks/step_overhead.py [--steps 20000]        run.step: an empty step, with an agent that receives, does not
+                                                              receive, or is missing. No torch work, no process group
     python benchmarks/step_overhead.py --observed              the observation of a script that reports no steps: DDP on two
-                                                              ranks with gloo, steps with and without it in turn
+                                                              ranks with gloo, alternating steps with and without it
 
-The first prints median and 99th percentile in microseconds; the aim is a median of at most 50. The second prints the medians of
-the steps with and without the observation, by the length of a step; the aim is at most 0.5 % of a step. Every other block of
-steps is observed, so that what else runs on the machine meets both.
+The first prints median and 99th percentile in microseconds; the goal is a median of at most 50. The second prints the medians
+of the steps with and without the observation, by the length of a step; the goal is at most 0.5 % of a step. Every other block
+of steps is observed, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.train.observed_steps import StepObserver
 
 
 def measure(agent: Path | str, steps: int) -> list[float]:
-    """Seconds of each of `steps` empty steps, with a control channel that stays silent."""
+    """Return the seconds of each of `steps` empty steps, with a control channel without orders."""
     supervisor, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     notes = Notes(agent=str(agent), replicator="", job="bench", generation=1, rank=0)
     control = Control(worker.detach())
@@ -76,7 +76,7 @@ BLOCK = 20  # steps in a row with the observation, or without it
 
 
 def observed_rank(rank: int, path: str, widths: tuple[int, ...], steps: int, answer: Connection) -> None:
-    """One rank: seconds of the steps with and without the observation, for each width."""
+    """Run one rank. Sends the seconds of the steps with and without the observation, for each width."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=FileStore(f"{path}.store", 2), rank=rank, world_size=2)
     results = []
@@ -96,7 +96,7 @@ def observed_rank(rank: int, path: str, widths: tuple[int, ...], steps: int, ans
                 optimizer.zero_grad()
                 model(batch).square().mean().backward()
                 optimizer.step()
-                if block > 1 and step:  # the first steps of all, and of a block, begin something
+                if block > 1 and step:  # the first block, and the first step of each block, include initialisation
                     took[on].append((time.perf_counter() - began, time.thread_time() - began_cpu))
         observer.close()
         waits.close()
@@ -107,7 +107,7 @@ def observed_rank(rank: int, path: str, widths: tuple[int, ...], steps: int, ans
 
 
 class PausedObserver(StepObserver):
-    """The observer as it is, with a switch."""
+    """The production observer, which can be switched off."""
 
     _on = False
 

@@ -1,11 +1,11 @@
-"""What telemetry costs a training step: two trainings at the same time, one with traces and metrics on, one with them off.
+"""Measures the cost of telemetry in a training step: two trainings at the same time, one of them with traces and metrics.
 
     python -m benchmarks.telemetry [--rounds 6] [--seconds 15]
 
-Each training (one rank with `holdfast.train`) has a whole local stack for itself, and both a core: ranks, agent, replicator,
-supervisor, diagnostics, Redis, and for the one with telemetry the collector too. So whatever telemetry takes is taken from
-that training's steps, and what else the machine does hits both alike. They change cores from round to round; two rounds make
-a pair, whose cores cancel out. The aim is a median of at most 0.5 % more.
+Each training (one rank with `holdfast.train`) has a separate local stack, and runs with it on one core: ranks, agent,
+replicator, supervisor, diagnostics, Redis and, with telemetry, the OpenTelemetry Collector. So the CPU time of telemetry is
+taken from that training's steps, and other load of the machine affects both. The trainings change cores in every round; the
+difference of the cores cancels out in a pair of rounds. The goal is a median of at most 0.5 % more.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from holdfast.runtime.fake_collector import collecting
 from holdfast.runtime.telemetry import ENV_ENDPOINT
 
 AIM = 0.005
-NOISE_MAX = 0.02  # pairs that differ by more say something about the machine, and nothing about telemetry
+NOISE_MAX = 0.02  # if pairs differ by more, the machine is too noisy for a result
 ROUNDS = 6
 SECONDS = 15.0
-SKIP_S = 2.0  # after both have begun: caches and clocks settle
+SKIP_S = 2.0  # after both have started, until caches and clock rates are stable
 START_TIMEOUT_S = 90.0
 POLL_S = 0.2
 
@@ -44,7 +44,7 @@ class Round:
 
     off_ms: tuple[float, float]
     on_ms: tuple[float, float]
-    metrics: int  # that the collector got
+    metrics: int  # metrics that the OpenTelemetry Collector has received
 
     @property
     def ratio(self) -> float:
@@ -53,8 +53,8 @@ class Round:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="an even number")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each window")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds, even")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of each window")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     arguments = parser.parse_args()
     if arguments.rounds < 2 or arguments.rounds % 2:
@@ -62,7 +62,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise SystemExit("this needs two cores, one for each training")
-    os.environ.pop(ENV_ENDPOINT, None)  # a stack inherits it
+    os.environ.pop(ENV_ENDPOINT, None)  # otherwise both stacks would inherit it
     rounds = []
     for number in range(arguments.rounds):
         on_core, off_core = cores if number % 2 == 0 else reversed(cores)
@@ -80,7 +80,7 @@ def row(one: Round) -> str:
 
 
 def judged(rounds: Sequence[Round]) -> dict[str, object]:
-    """The median over the pairs of rounds, with their range."""
+    """Return the median over the pairs of rounds, with their range."""
     pairs = [math.sqrt(first.ratio * second.ratio) - 1 for first, second in zip(rounds[::2], rounds[1::2], strict=True)]
     more = statistics.median(pairs)
     spread = f"{min(pairs):+.2%} … {max(pairs):+.2%}"
@@ -100,7 +100,7 @@ def judged(rounds: Sequence[Round]) -> dict[str, object]:
 
 
 def measure(on_core: int, off_core: int, seconds: float) -> Round:
-    """One window in which both train. Ends the program when one does not, or when no telemetry was sent."""
+    """Measure one window in which both train. Ends the program if one does not train, or if no telemetry was sent."""
     with tempfile.TemporaryDirectory(prefix="hfb-") as name, ExitStack() as opened:
         off = opened.enter_context(training(off_core, Path(name) / "off", {}))
         os.sched_setaffinity(0, {on_core})
@@ -122,8 +122,8 @@ def measure(on_core: int, off_core: int, seconds: float) -> Round:
 
 @contextmanager
 def training(core: int, directory: Path, environment: Mapping[str, str]) -> Iterator[Path]:
-    """A stack and a training on one core; where rank 0 writes down its steps."""
-    os.sched_setaffinity(0, {core})  # what is started from here inherits it
+    """Run a stack and a training on one core. Yields the path to which rank 0 writes its steps."""
+    os.sched_setaffinity(0, {core})  # inherited by all processes that are started here
     options = StackOptions(directory=directory / "stack", nodes=1, environment=environment)
     with LocalStack(options) as stack, Client(stack.api_url) as client:
         wait_for_nodes(client, stack, 1)
@@ -142,7 +142,7 @@ def training(core: int, directory: Path, environment: Mapping[str, str]) -> Iter
 
 
 def steps_ms(path: Path, begin: float, end: float) -> tuple[float, float]:
-    """Median and 99th percentile of the steps that ended within the window."""
+    """Return median and 99th percentile of the steps that ended within the window."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     took = [float(line["ms"]) for line in lines if begin <= line["at"] <= end]
     if len(took) < 2:

@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.cli.demo.scenario import examples
 
 PLUGINS = examples() / "plugins"
-ALL = ("collector", "detector", "store", "provider", "policy")
+ALL = ("collector", "detector", "store", "provider", "policy", "notifier")
 
 
 def install(into: Path, names: Sequence[str] = ALL) -> dict[str, str]:

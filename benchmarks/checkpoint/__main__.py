@@ -1,12 +1,12 @@
-"""What a checkpoint costs, side by side: Holdfast, torch.distributed.checkpoint, nvidia-resiliency-ext, torch.save, and the
-limits that the machine sets.
+"""Compares the cost of checkpoints: Holdfast, torch.distributed.checkpoint, nvidia-resiliency-ext, torch.save, and the limits
+of the machine.
 
     make bench-checkpoint                                      5 trials each; prints, writes out/bench/checkpoint.json
     python -m benchmarks.checkpoint --size 0.1 --trials 1      a quick look, in GB
     python -m benchmarks.checkpoint --only holdfast,copy,network
 
-Trial by trial the contenders take turns, so that a noisy machine is noisy for all, and each trial is a process of its own.
-A trial that fails is counted under `failed_trials`, not dropped. docs/benchmarks.md says what is measured and how.
+The trials of the contenders alternate, so that a noisy machine affects all of them. Each trial is a separate process. A failed
+trial is counted under `failed_trials`, not dropped. docs/benchmarks.md describes the measurements.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from benchmarks.checkpoint.scratch import Scratch, scratch
 from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError
 
-SAVES = 2  # counted, per trial and contender
-ON_REQUEST = ("dcp_async_process",)  # only with --only: slow, and between the other two
+SAVES = 2  # counted saves per trial and contender
+ON_REQUEST = ("dcp_async_process",)  # only with --only: slow, with results between those of the other two
 
-# Of what is measured; an error of another kind is one of ours, and ends the run.
+# Errors of the measured systems. Other errors are bugs of this benchmark, and end it.
 FAILURES = (TrialFailed, HoldfastError, grpc.RpcError, OSError, RuntimeError, subprocess.TimeoutExpired)
 
 Trial = Callable[[Request, Scratch], Measured]
@@ -59,10 +59,10 @@ def main() -> None:
                 print(f"failed: {error}")
                 continue
             results.add(measured)
-            told = [f"{measure} {value:.3g}" for measure, contender, value in measured if contender in (name, OURS)]
-            print("  ".join(told), f"({time.monotonic() - started:.0f} s)")
+            shown = [f"{measure} {value:.3g}" for measure, contender, value in measured if contender in (name, OURS)]
+            print("  ".join(shown), f"({time.monotonic() - started:.0f} s)")
         results.about["seconds"] = round(time.monotonic() - began)
-        results.write(out / "checkpoint.json")  # already now: a run takes minutes
+        results.write(out / "checkpoint.json")  # after every trial, because the benchmark takes minutes
     results.print()
     print(f"\n{arguments.out / 'checkpoint.json'}")
 
@@ -77,7 +77,10 @@ def _one(name: str, trial: Trial, nbytes: int, out: Path) -> Measured:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, default=Path("out/bench"), help="results; the local disk measured is below it"
+        "--out",
+        type=Path,
+        default=Path("out/bench"),
+        help="directory for results; it must be on the local disk to measure",
     )
     parser.add_argument("--size", type=float, default=1.1, help="GB of state (default 1.1)")
     parser.add_argument("--trials", type=int, default=5)

@@ -1,7 +1,7 @@
-"""The ways to save, one class each, as they run inside a trial's own process.
+"""The ways to save, one class each. They run in the process of a trial.
 
-A contender is made once per trial, saves a few times and loads once. What is called at the end of a save ("durable") is
-the best that each can claim: on the local disk and fsynced, with whatever makes it loadable.
+A contender is created once per trial, saves a few times and loads once. A save is "durable" at the strongest guarantee that
+each contender gives: on the local disk and fsynced, with all files that are needed to load it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # re-exported without saying so
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # re-exported without `__all__`
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
@@ -31,7 +31,7 @@ from benchmarks.checkpoint.training import State
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the last save is, by time.monotonic. `settled_at`: nothing goes on in the background any more."""
+    """The progress of the last save, in time.monotonic. `settled_at`: end of all background work."""
 
     durable_at: float | None = None
     settled_at: float | None = None
@@ -42,31 +42,31 @@ class Progress:
 
 
 class Contender(Protocol):
-    warm_saves: int  # until every save is like the next
+    warm_saves: int  # saves until the duration is stable
 
     def step(self, number: int) -> AbstractContextManager[object]:
-        """Around each training step."""
+        """Context of each training step."""
 
     def poll(self) -> object:
-        """After each training step, as a training loop would look after its saves."""
+        """Called after each training step, as a training loop would check its saves."""
 
     def tidy(self) -> None:
-        """Before a counted save, not timed: remove what the one before it has left."""
+        """Delete the files of the previous save. Called before a counted save, and not timed."""
 
     def save(self, step: int) -> None:
-        """Returns when training may go on."""
+        """Save. Returns when training may continue."""
 
     def progress(self) -> Progress: ...
 
     def load(self) -> float | None:
-        """Put the last save back into the state; returns the seconds it took, None when another process does it."""
+        """Load the last save into the state. Returns the seconds that this took; None if another process does it."""
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """End all background work."""
 
 
 class Sequential:
-    """Saves with nothing to look after between steps: what most contenders have in common."""
+    """Base of most contenders, which need no action between steps."""
 
     warm_saves = 1
 
@@ -82,17 +82,17 @@ class Sequential:
         return None
 
     def tidy(self) -> None:
-        """Nothing is left."""
+        """Does nothing, because there are no files to delete."""
 
     def progress(self) -> Progress:
         return self._progress
 
     def close(self) -> None:
-        """Nothing is running."""
+        """Does nothing, because no background work is running."""
 
 
 class Copy(Sequential):
-    """No checkpoint at all but the limit of every one: the same bytes, copied into warm mapped memory and back."""
+    """Not a checkpoint, but the limit of all of them: the same bytes, copied into warm mapped memory and back."""
 
     def __init__(self, state: State, directory: Path, memory: Path) -> None:
         super().__init__(state, directory)
@@ -121,7 +121,7 @@ class Copy(Sequential):
 
 
 class TorchSave(Sequential):
-    """`torch.save`, fsync, rename: training waits for all of it."""
+    """`torch.save`, fsync, rename. Training waits until the end."""
 
     def save(self, step: int) -> None:
         part = self._directory / "state.part"
@@ -163,17 +163,17 @@ class DcpAsync(Sequential):
 
 
 def dcp_async(state: State, directory: Path) -> Contender:
-    """As documented: a new staging buffer at each save."""
+    """The documented use: a new staging buffer for each save."""
     return DcpAsync(state, directory)
 
 
 def dcp_async_cached(state: State, directory: Path) -> Contender:
-    """With a stager that keeps its buffers. Pinning is off: without an accelerator the stager refuses it."""
+    """With a stager that keeps its buffers. Pinning is disabled, because the stager rejects it without an accelerator."""
     return DcpAsync(state, directory, async_stager=DefaultStager(StagingOptions(False, False, False, False)))
 
 
 def dcp_async_process(state: State, directory: Path) -> Contender:
-    """In a process of its own, through staging buffers in shared memory that are kept."""
+    """In a separate process, through persistent staging buffers in shared memory."""
     return DcpAsync(
         state,
         directory,
@@ -183,7 +183,7 @@ def dcp_async_process(state: State, directory: Path) -> Contender:
 
 
 def alone() -> None:
-    """A process group of one, as every contender has it."""
+    """Create a process group of one rank, as for every contender."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
 
@@ -194,7 +194,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def copy_tree(source: Any, target: Any) -> None:
-    """Every tensor of a nested dict into its place in another."""
+    """Copy every tensor of a nested dict to its counterpart in another."""
     for key, value in target.items():
         if isinstance(value, torch.Tensor):
             value.copy_(source[key])

@@ -1,4 +1,4 @@
-"""What a save costs in memory beyond the state itself."""
+"""Measures the memory of a save in addition to the state itself."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ INTERVAL_S = 0.03
 class Peak:
     """Samples, from `start` to `stop`, the private and shared memory of processes and their descendants.
 
-    Proportional set sizes are summed (what several processes map, shared memory or pages not yet copied after a fork, counts
-    once), the page cache of files on disk is left out. Reading them costs a few milliseconds per gigabyte and holds up page
-    faults: sample saves that are not timed.
+    Proportional set sizes are summed, so that memory that several processes map (shared memory, or pages not yet copied after a
+    fork) counts once. The page cache of files on disk is not included. Reading the sizes takes a few milliseconds per gigabyte
+    and delays page faults, so only sample saves that are not timed.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
@@ -31,7 +31,7 @@ class Peak:
         self._thread.start()
 
     def stop(self) -> int:
-        """Bytes at the peak beyond those at the start."""
+        """Return the difference in bytes between the peak and the start."""
         self._stopped.set()
         self._thread.join()
         return max(self._peak, self._now()) - self._before
@@ -58,6 +58,6 @@ def _proportional_bytes(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
-        return 0  # it has ended
+        return 0  # the process has ended
     fields = dict(line.split(":", 1) for line in lines[1:])
     return sum(int(fields[name].split()[0]) * 1024 for name in ("Pss_Anon", "Pss_Shmem"))

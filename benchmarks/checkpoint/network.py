@@ -1,12 +1,14 @@
-"""Replicator to replicator, next to what the network gives: iperf3 and a bare socket, one stream each, in the same round.
+"""Compares transfers between replicators with the network's limit: iperf3 and a bare socket, one stream each, in the same
+round.
 
-* replicate: a shard on one node's disk is given a peer; until it is verified and listed there, in its memory (`holdfast`) and
-  on its disk (`holdfast_to_disk`). Measured on the third copy, whose pages in the peer's memory are those of the first, as in
-  a run; `holdfast_first` is the first one.
-* restore from a peer: a node that holds nothing is asked to stage the shard; until it is verified in its memory. Once a spare
-  that has kept memory ready (`holdfast`), once a node that has none (`holdfast_cold`).
+* replicate: from the assignment of a peer to a shard on one node's disk, until the shard is verified and listed in the peer's
+  memory (`holdfast`) and on its disk (`holdfast_to_disk`). Measured on the third copy, which reuses the memory pages of the
+  first as in a run; `holdfast_first` is the first copy.
+* restore from a peer: from the request to stage the shard on a node without it, until the shard is verified in the node's
+memory.
+  Measured for a spare with preallocated memory (`holdfast`), and for a node without (`holdfast_cold`).
 
-Rate limits are off: the defaults are meant to leave bandwidth to training, and would be all that is measured.
+Rate limits are disabled, because the defaults leave bandwidth to training and would determine the result.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from benchmarks.checkpoint.scratch import Scratch
 from holdfast.domain.generations import ShardKey, ShardRecord
 
 PIECE_BYTES = 1 << 20
-LIMIT_BYTES_MIN = 1 << 28  # a shorter stream says nothing
+LIMIT_BYTES_MIN = 1 << 28  # shorter streams give no useful result
 TIMEOUT_S = 60.0
-COPIES = 3  # the third is the first that finds pages to use again
-SHARD_OVERHEAD_MAX = 0.02  # of a shard beyond the state
+COPIES = 3  # the third copy is the first one that reuses pages
+SHARD_OVERHEAD_MAX = 0.02  # bytes of a shard in addition to the state, as a fraction
 
 
 def measure(request: Request, place: Scratch) -> Measured:
-    """One round. Raises TrialFailed."""
+    """Measure one round. Raises TrialFailed."""
     ready = {
         "PREALLOCATED_SHARDS": "1",
         "PREALLOCATED_SHARD_BYTES": str(int(request.nbytes * (1 + SHARD_OVERHEAD_MAX))),
@@ -51,8 +53,8 @@ def measure(request: Request, place: Scratch) -> Measured:
         other.configure((1,))
         copies = [_copy(replace(request, mark=step), place, holder, other) for step in range(1, COPIES + 1)]
         record = copies[-1].record
-        limits = _limits(max(record.size, LIMIT_BYTES_MIN))  # before and after: loopback swings by half
-        holder.configure((0,))  # without its peer, or it gives the shard to it again
+        limits = _limits(max(record.size, LIMIT_BYTES_MIN))  # before and after: the loopback rate varies by half
+        holder.configure((0,))  # without a peer, so that it does not send the shard again
         other.forget()
         for node in (other, spare):
             node.configure((1,))
@@ -81,7 +83,7 @@ class _Copied:
 
 
 def _copy(request: Request, place: Scratch, holder: Replicator, other: Replicator) -> _Copied:
-    """Save, and then give the shard to the other node; with the pages of the copy before the last, if there is one."""
+    """Save, and then copy the shard to the other node, which reuses the pages of the last copy but one, if there is one."""
     holder.configure((0,))
     save_once(request, place, holder)
     key = ShardKey(ATTEMPT, request.mark, 0)
@@ -106,7 +108,7 @@ def _restore(record: ShardRecord, node: Replicator, holder: Replicator) -> float
 
 
 def _limits(nbytes: int) -> list[tuple[str, float]]:
-    """GB/s of one stream through the loopback, memory to nowhere."""
+    """Return the GB/s of one stream through the loopback, from memory; the receiver discards the bytes."""
     limits = [("socket", bare_socket(nbytes))]
     return [*limits, ("iperf3", iperf3(nbytes))] if has_iperf3() else limits
 
@@ -116,7 +118,7 @@ def has_iperf3() -> bool:
 
 
 def iperf3(nbytes: int) -> float:
-    """Its own count of what arrived. Pieces of 1 MiB: faster than its default."""
+    """Return iperf3's own measurement of received bytes. Uses pieces of 1 MiB, which are faster than its default."""
     port = _free_port()
     with subprocess.Popen(
         ["iperf3", "-s", "-1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -125,7 +127,7 @@ def iperf3(nbytes: int) -> float:
             _wait_for_listener(port, server)
             client = subprocess.run(
                 ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-n", str(nbytes), "-l", "1M", "-J"],
-                check=False,  # its own words say more than its exit code
+                check=False,  # its output explains more than its exit code
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -138,7 +140,7 @@ def iperf3(nbytes: int) -> float:
 
 
 def bare_socket(nbytes: int) -> float:
-    """`sendall` of memory in one thread, `recv_into` in another: both leave the interpreter while they work."""
+    """Measure `sendall` in one thread and `recv_into` in another. Both release the interpreter lock while they work."""
     payload, sink = memoryview(bytearray(PIECE_BYTES)), memoryview(bytearray(PIECE_BYTES))
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -167,7 +169,7 @@ def _free_port() -> int:
 
 
 def _wait_for_listener(port: int, server: subprocess.Popen[bytes]) -> None:
-    """By the kernel's table: a connection would be taken for the one client."""
+    """Wait until the port is listed in the kernel's table. A test connection would count as the server's only client."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:
         if any(connection.laddr.port == port for connection in psutil.Process(server.pid).net_connections("tcp")):

@@ -1,9 +1,9 @@
 """nvidia-resiliency-ext's local checkpoint manager, on host tensors.
 
-It is made for CUDA: it waits for the device and moves tensors by `.to("cpu")`, which on a host tensor copies nothing, so that
-training would change what is being written. Here a clone stands in for the copy from the device, and waiting for one does
-nothing. Its stall is therefore not the stall on a GPU; durable time, slow-down and memory are its own. It never
-calls fsync: "durable" means renamed.
+The manager is made for CUDA: it waits for the device and copies tensors by `.to("cpu")`, which does not copy a host tensor, so
+that training would change the bytes that are being written. Here a clone replaces the copy from the device, and waiting for the
+device does nothing. The measured stall is therefore not that on a GPU, but durable time, slow-down and memory are valid. The
+manager never calls fsync, so "durable" means renamed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HostStateDict(BasicTensorAwareStateDict):  # type: ignore[misc]  # untyped
         dict_list_map_inplace(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, self.state_dict)
 
     def restore_tensor_device(self, non_blocking: bool = True) -> None:
-        """They are where they belong."""
+        """Does nothing, because the tensors are on the host."""
 
 
 class NvrxLocal(Sequential):
@@ -65,5 +65,5 @@ class NvrxLocal(Sequential):
 
 
 def _containers(tree: Any) -> Any:
-    """New dicts around the same tensors: the library replaces values in place."""
+    """Return new dicts with the same tensors, because the library replaces values in place."""
     return {key: _containers(value) for key, value in tree.items()} if isinstance(tree, dict) else tree

@@ -1,7 +1,8 @@
-"""Holdfast, as a worker of its agent runs it: `hf.launch`, `run.step`, `run.checkpoint`, `run.restore`, nothing else.
+"""Holdfast as used by a worker of an agent: only `hf.launch`, `run.step`, `run.checkpoint` and `run.restore`.
 
-The replicator beside it belongs to the benchmark's own process, which watches its inventory and writes here, on standard
-input, when the shard of a step has come to a tier: one line `STEP TIER TIME`, looked at between steps without waiting.
+The replicator is started by the benchmark's main process. That process watches the replicator's inventory, and writes one line
+`STEP TIER TIME` to the standard input of this process when the shard of a step is in a tier. Lines are read between steps
+without waiting.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Holdfast:
         return None
 
     def tidy(self) -> None:
-        """That is the replicator's."""
+        """Does nothing, because the replicator deletes old shards."""
 
     def save(self, step: int) -> None:
         if not self._run.checkpoint(self._state.tree, self._steps, force=True):
@@ -60,12 +61,12 @@ class Holdfast:
         return Progress(disk, max(disk, peer) if disk and peer else None)
 
     def load(self) -> float | None:
-        return None  # by a process that starts after this one has died, as it happens
+        return None  # done by a process that starts after the end of this one, as in a recovery
 
     def close(self) -> None:
-        """What runs in the background is another process's, and goes on."""
+        """Does nothing, because the background work runs in another process."""
 
 
 def restore(run: hf.Run, state: State) -> float:
-    """Seconds of an in-job restore."""
+    """Restore in a new process of the job, and return the seconds that this took."""
     return timed(lambda: run.restore(state.tree))

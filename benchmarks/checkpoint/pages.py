@@ -1,4 +1,4 @@
-"""Memory pages, and what the first touch of one costs."""
+"""Faults in memory pages before a measurement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap module does not name it
 
 
 def populate(mapping: mmap.mmap) -> None:
-    """Have every page present."""
+    """Fault in every page of a mapping."""
     try:
         mapping.madvise(MADV_POPULATE_WRITE)
     except OSError as error:
@@ -20,10 +20,10 @@ def populate(mapping: mmap.mmap) -> None:
 
 
 def recall(nbytes: int) -> None:
-    """Take and free `nbytes`, so that what allocates next gets memory that the machine really has.
+    """Allocate and free `nbytes`, so that the next allocation gets memory that is present in the machine.
 
-    A virtual machine hands free pages back to its host within seconds, and getting them again is several times slower
-    than an ordinary page fault: without this, whoever allocates measures the hypervisor.
+    A virtual machine returns free pages to its host within seconds, and getting them again is several times slower than an
+    ordinary page fault. Without this call, an allocation would measure the hypervisor.
     """
     with mmap.mmap(-1, nbytes) as mapping:
         populate(mapping)

@@ -1,19 +1,19 @@
-"""What a trial's process is told, and what it says."""
+"""The request to a trial's process, and the messages that it prints."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LIMIT = "copy"  # the contender that is no checkpoint but the limit of every one
-RESTORE = "restore"  # instead of a contender: load what HOLDFAST_RESTORE names
-SEED = "seed"  # instead of a contender: save once with Holdfast, and leave
+LIMIT = "copy"  # the contender that is not a checkpoint, but the limit of all of them
+RESTORE = "restore"  # instead of a contender: load the shard that HOLDFAST_RESTORE names
+SEED = "seed"  # instead of a contender: save once with Holdfast, and exit
 
 # `{"at": …}` on the process's standard output
-WARM = "warm"  # the state stands and steps run
-WARMED = "warmed"  # the saves that are not counted are over
+WARM = "warm"  # the state exists and steps run
+WARMED = "warmed"  # the saves that are not counted have ended
 RESULT = "result"
 
-# `STEP TIER TIME` on its standard input: a shard has come to a tier. TIME is time.monotonic's, the same in every process.
+# `STEP TIER TIME` on its standard input: a shard is in a tier. TIME is in time.monotonic, which is the same in every process.
 DISK = "disk"
 PEER = "peer"
 
@@ -27,4 +27,4 @@ class Request:
     saves: int = 0
     before_steps: int = 100  # timed before each save
     save_timeout_s: float = 90.0
-    mark: int = 0  # stamped into the save that is restored
+    mark: int = 0  # stamp of the save that is restored

@@ -1,4 +1,4 @@
-"""Real checkpoint-replicator processes, and the agent's side of them: configure, stage, watch the inventory."""
+"""Real checkpoint-replicator processes, with the agent's requests to them: configure, stage, watch the inventory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.wire.retention import encode_retain
 
 JOB = "bench"
 TOKEN = "secret-of-bench"
-MESH = Mesh.of({"dp": 2})  # rank 0 trains; rank 1, on the other node, is only there to have a peer
+MESH = Mesh.of({"dp": 2})  # rank 0 trains; rank 1, on the other node, exists only so that there is a peer
 ATTEMPT = 1
 READY_TIMEOUT_S = 20.0
 STAGE_TIMEOUT_S = 60.0
@@ -36,8 +36,8 @@ POLL_S = 0.005
 
 
 class Replicator:
-    """One node's replicator. A context manager; `unlimited` takes the rate limits off (rates are what is measured); `settings`
-    are further ones, without their prefix."""
+    """One node's replicator, a context manager. `unlimited` disables the rate limits, because rates are measured. `settings`:
+    further settings, without their prefix."""
 
     def __init__(
         self, node: str, place: Scratch, *, unlimited: bool = False, settings: Mapping[str, str] | None = None
@@ -93,11 +93,11 @@ class Replicator:
 
     @property
     def images(self) -> Path:
-        """Where the worker of this node saves."""
+        """The directory of the images of this node's worker."""
         return self.memory / JOB / "w0"
 
     def worker_environment(self) -> dict[str, str]:
-        """What the agent would give a worker."""
+        """Return the environment that the agent would give a worker."""
         return {
             worker.ENV_JOB: JOB,
             worker.ENV_GENERATION: "1",
@@ -106,7 +106,7 @@ class Replicator:
             worker.ENV_REPLICATOR: str(self.notes),
         }
 
-    # ------------------------------------------------------------ the agent's side
+    # ------------------------------------------------------------ requests of the agent
 
     def configure(self, ranks: tuple[int, ...], *peers: Replicator) -> None:
         self._generation += 1
@@ -121,15 +121,15 @@ class Replicator:
         return staged
 
     def retain(self, key: ShardKey) -> None:
-        """As the supervisor does once every node has a step: what is older may go."""
-        with suppress(ValueError):  # the channel has been closed by us
+        """Allow the deletion of older checkpoints, as the supervisor does when every node has a step."""
+        with suppress(ValueError):  # this process has closed the channel
             self._stub.Retain(encode_retain(CommonCheckpoint(JOB, key.attempt, key.step)), timeout=STAGE_TIMEOUT_S)
 
     def forget(self) -> None:
         self._stub.Forget(pb.ForgetRequest(job=JOB), timeout=STAGE_TIMEOUT_S)
 
     def watch(self, news: Callable[[ShardRecord, float], None]) -> None:
-        """Call `news(record, time.monotonic())` in a thread for every new line of the inventory, until the end."""
+        """Call `news(record, time.monotonic())` in a thread for every new record of the inventory, until the end."""
         call = self._stub.WatchInventory(pb.WatchInventoryRequest(job=JOB))
 
         def follow() -> None:
@@ -143,19 +143,19 @@ class Replicator:
                             news(record, moment)
                     known = {(record.key, record.tier) for record in records}
             except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.CANCELLED:  # closed by us
+                if error.code() is not grpc.StatusCode.CANCELLED:  # closed by this process
                     raise
 
         threading.Thread(target=follow, name=f"watch {self.node}", daemon=True).start()
 
     def newest(self, tier: str) -> ShardKey:
-        """Of what is in `tier` now."""
+        """Return the newest shard in `tier`."""
         message = next(self._stub.WatchInventory(pb.WatchInventoryRequest(job=JOB), timeout=STAGE_TIMEOUT_S))
         keys = [record.key for record in wire.decode_inventory(message).shards if record.tier == tier]
         return max(keys, key=lambda key: (key.attempt, key.step))
 
     def wait_for(self, tier: str, key: ShardKey | None = None, timeout_s: float = STAGE_TIMEOUT_S) -> ShardRecord:
-        """The record of `key` (of any shard) in `tier`, as soon as there is one. Raises TimeoutError."""
+        """Wait for the record of `key`, or of any shard, in `tier`, and return it. Raises TimeoutError."""
         try:
             for message in self._stub.WatchInventory(pb.WatchInventoryRequest(job=JOB), timeout=timeout_s):
                 for record in wire.decode_inventory(message).shards:
@@ -164,4 +164,4 @@ class Replicator:
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
-        raise TimeoutError(f"{key or 'no shard'} came to {tier} of {self.node} within {timeout_s:.0f} s")
+        raise TimeoutError(f"{key or 'no shard'} was not in {tier} of {self.node} after {timeout_s:.0f} s")

@@ -1,4 +1,4 @@
-"""What was measured, what it is held against, and the table."""
+"""The measured values, the goals, and the table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEASURES = (
     "store_down_gb_s",
     "peak_extra_bytes",
 )
-# What each measure's limit is called among the contenders; the first that was measured counts.
+# Measure → the contenders that are its limit; the first one that was measured is used.
 LIMITS = {
     "stall_s": ("copy",),
     "restore_local_gb_s": ("copy",),
@@ -39,13 +39,13 @@ LIMITS = {
 
 
 class TrialFailed(Exception):
-    """This trial has no values; the message says why."""
+    """This trial has no values; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Median of ours ≤ (or, for a rate, ≥) `factor` × the median of the first of `against` that was measured; against
-    nothing, `factor` is the value itself."""
+    """Holdfast's median must be ≤ (for a rate: ≥) `factor` × the median of the first of `against` that was measured. If
+    `against` is empty, `factor` is the limit itself."""
 
     measure: str
     factor: float
@@ -90,7 +90,7 @@ class Results:
             self.values[measure].setdefault(contender, []).append(value)
 
     def write(self, path: Path) -> None:
-        """`{measure: {contender: [value per trial]}}`, and beside the measures `failed_trials` and `about`."""
+        """Write `{measure: {contender: [value per trial]}}`, with the additional keys `failed_trials` and `about`."""
         record = {**self.values, "failed_trials": dict(self.failed), "about": self.about}
         path.write_text(json.dumps(record, indent=2) + "\n")
 
@@ -115,7 +115,7 @@ class Results:
         )
 
     def median(self, measure: str, *contenders: str) -> float | None:
-        """Of the first of these contenders that has values."""
+        """Return the median of the first of these contenders that has values."""
         for contender in contenders:
             if values := self.values[measure].get(contender):
                 return statistics.median(values)
@@ -134,7 +134,7 @@ class Results:
         return f"{measure:20}{contender:22}{numbers}{len(values):4}{ratios}"
 
     def _goal(self, goal: Goal) -> str | None:
-        """None when what it compares was not measured."""
+        """Return the line of a goal; None if its contenders were not measured."""
         ours = self.median(goal.measure, goal.contender)
         base = self.median(goal.measure, *goal.against) if goal.against else 1.0
         if ours is None or base is None:

@@ -1,7 +1,7 @@
-"""A contender's trial, from outside: its process, what lies around it, and what comes of it.
+"""Runs a contender's trial: its process, the processes around it, and its results.
 
-Stall, durable, slow-down, peak memory and the in-job restore all come from here: one process per contender and trial, since
-page faults, allocator and page cache leak from one into the next.
+This module measures stall, durable time, slow-down, peak memory and the in-job restore. There is one process per contender and
+trial, because page faults, allocator and page cache would affect the next one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Trial:
-    """A trial's process. A context manager; leaving it kills the process with all that it has started."""
+    """A trial's process, a context manager. At its end, the process and all its descendants are killed."""
 
     def __init__(self, request: Request, place: Scratch, environment: Mapping[str, str]) -> None:
         self._log = place.sockets / f"{request.contender}.log"
@@ -57,14 +57,14 @@ class Trial:
         return self
 
     def leave(self) -> None:
-        """Let it end by itself: what is shared between processes (semaphores) is only cleaned up then."""
+        """Wait until the process ends by itself, because only then are shared objects (semaphores) cleaned up."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_TIMEOUT_S)
 
     def __exit__(self, *error: object) -> None:
         with self._telling:
             self._over = True
-        with suppress(ProcessLookupError):  # it has left already
+        with suppress(ProcessLookupError):  # it has already ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
@@ -73,7 +73,7 @@ class Trial:
         return self._process.pid
 
     def tell(self, line: str) -> None:
-        """From any thread; what comes too late is nobody's business any more."""
+        """Send a line, from any thread. Ignored if the process has ended."""
         assert self._process.stdin is not None
         with self._telling:
             if not self._over:
@@ -81,7 +81,7 @@ class Trial:
                     self._process.stdin.write(f"{line}\n".encode())
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What it says, up to its result. Raises TrialFailed with the end of its log."""
+        """Yield the messages of the process, up to its result. Raises TrialFailed with the end of its log."""
         assert self._process.stdout is not None
         stdout = self._process.stdout.fileno()
         deadline, pending = time.monotonic() + TRIAL_TIMEOUT_S, b""
@@ -100,7 +100,7 @@ class Trial:
 
 
 def measure(request: Request, place: Scratch, packages: str = "") -> Measured:
-    """One trial of a contender that is not Holdfast; `packages` is a further directory to import from. Raises TrialFailed."""
+    """Run one trial of a contender other than Holdfast. `packages`: a further directory to import from. Raises TrialFailed."""
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), packages)))
     with Trial(request, place, {"PYTHONPATH": path}) as trial:
         values = _values(request.contender, *_result(trial, [trial.pid]))
@@ -109,8 +109,8 @@ def measure(request: Request, place: Scratch, packages: str = "") -> Measured:
 
 
 def measure_holdfast(request: Request, place: Scratch) -> Measured:
-    """One trial of Holdfast: worker, its node's replicator, another node's that takes the copies; then the worker is killed,
-    and a new one restores from memory. Raises TrialFailed."""
+    """Run one trial of Holdfast: a worker, its node's replicator, and the replicator of another node, which receives the
+    copies. Then the worker is killed, and a new one restores from memory. Raises TrialFailed."""
     with Replicator("a", place) as ours, Replicator("b", place) as other:
 
         def at_the_peer(record: ShardRecord, at: float) -> None:
@@ -131,7 +131,7 @@ def measure_holdfast(request: Request, place: Scratch) -> Measured:
 
 
 def _result(trial: Trial, pids: list[int]) -> tuple[dict[str, Any], int]:
-    """The result, and the peak of memory while the first saves ran."""
+    """Return the result, and the peak memory during the first saves."""
     peak, peak_bytes = Peak(pids), 0
     message: dict[str, Any] = {}
     for message in trial.messages():
@@ -144,9 +144,9 @@ def _result(trial: Trial, pids: list[int]) -> tuple[dict[str, Any], int]:
 
 
 def _values(contender: str, result: Mapping[str, Any], peak_bytes: int) -> Measured:
-    """The measured values of one trial, by measure and contender."""
+    """Return the measured values of one trial, by measure and contender."""
     values: Measured = [("stall_s", contender, stall_s) for stall_s in result["stall_s"]]
-    if contender != LIMIT:  # nothing of its copy is durable
+    if contender != LIMIT:  # its copy is not durable
         values += [("durable_s", contender, durable_s) for durable_s in result["durable_s"]]
         values += [("peak_extra_bytes", contender, peak_bytes), ("peak_extra_bytes", "state", result["state_bytes"])]
     for window, name in (("durable", contender), ("settled", f"{contender}_peer")):
@@ -158,7 +158,7 @@ def _values(contender: str, result: Mapping[str, Any], peak_bytes: int) -> Measu
 
 
 def _restored(request: Request, place: Scratch, ours: Replicator, saved: Mapping[str, Any]) -> Measured:
-    """An in-job restart: what the agent asks its replicator for, then the worker's own part, alone and both together."""
+    """Measure an in-job restart: the agent's request to its replicator, the worker's own part, and both together."""
     key = ours.newest("memory")
     began = time.perf_counter()
     staged = ours.stage(key, ours)
@@ -175,7 +175,7 @@ def _restored(request: Request, place: Scratch, ours: Replicator, saved: Mapping
 
 
 def save_once(request: Request, place: Scratch, node: Replicator) -> None:
-    """Have a worker of `node` save, and leave."""
+    """Let a worker of `node` save and exit."""
     once = replace(request, contender=SEED)
     with Trial(once, place, node.worker_environment()) as trial:
         for _ in trial.messages():

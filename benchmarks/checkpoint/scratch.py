@@ -1,4 +1,4 @@
-"""Where a trial keeps its files: memory, local disk, and a short path for sockets. All of it goes with the trial."""
+"""The directories of a trial: in memory, on the local disk, and with a short path for sockets. Deleted after the trial."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scratch:
 
 @contextmanager
 def scratch(disk: Path) -> Iterator[Scratch]:
-    """New directories; the one for the disk is made below `disk`."""
+    """Create the directories; the one on the disk is below `disk`."""
     made = Scratch(
         memory=Path(tempfile.mkdtemp(prefix="hfb-", dir=MEMORY_FILE_SYSTEM)),
         disk=Path(tempfile.mkdtemp(prefix="trial-", dir=disk)),

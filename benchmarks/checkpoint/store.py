@@ -1,11 +1,11 @@
-"""Up to an object store and down again, one object, of the state's size but at most half a GB.
+"""Measures upload and download of one object of an object store, which has the state's size, but at most half a GB.
 
 * `holdfast`: `holdfast.stores` with a gs:// URL, on the fake Cloud Storage server that ships with the package;
-* `ceiling`, `ceiling_parallel`: the same server with nothing but `http.client` in front of it, one stream, and as many
-  ranges at a time as the store reads. Uploads are one stream;
-* `file`: `holdfast.stores` with a file:// URL on the local disk, fsynced, for scale.
+* `ceiling`, `ceiling_parallel`: the same server with only `http.client`, with one stream and with as many parallel ranges as
+  the store reads. Uploads use one stream;
+* `file`: `holdfast.stores` with a file:// URL on the local disk, fsynced, for comparison.
 
-A fake server in Python sets the pace, not the network: what shows is what the client adds.
+The fake server in Python limits the rate, not the network, so the results show the overhead of the client.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ROUNDS = 3
 UP = "store_up_gb_s"
 DOWN = "store_down_gb_s"
 
-Way = tuple[str, str, Callable[[], object]]  # measure, contender, what is timed
+Way = tuple[str, str, Callable[[], object]]  # measure, contender, timed function
 
 
 def installed() -> bool:
-    """Whether the extra `gcs` is there."""
+    """Whether the extra `gcs` is installed."""
     try:
         return importlib.util.find_spec("google.cloud.storage") is not None
     except ModuleNotFoundError:
@@ -52,11 +52,11 @@ def installed() -> bool:
 
 
 def measure(request: Request, place: Scratch) -> Measured:
-    """One trial: the ways take turns, `ROUNDS` times. Raises TrialFailed."""
+    """Run one trial: the ways alternate, `ROUNDS` times. Raises TrialFailed."""
     nbytes = min(request.nbytes, BYTES_MAX)
     source, target = _mapped(nbytes), _mapped(nbytes)
-    source[:] = bytes(nbytes)  # every page present
-    for start in range(0, nbytes - 8, 1 << 20):  # no two pieces alike
+    source[:] = bytes(nbytes)  # faults in every page
+    for start in range(0, nbytes - 8, 1 << 20):  # so that all pieces differ
         source[start : start + 8] = start.to_bytes(8, "little")
     crc = crc32c(source)
     values: Measured = []
@@ -67,12 +67,12 @@ def measure(request: Request, place: Scratch) -> Measured:
                 target[:] = bytes(nbytes)
             values.append((measure, name, _rate(nbytes, work)))
             if measure == DOWN and crc32c(target) != crc:
-                raise TrialFailed(f"{name}: what came down is not what went up")
+                raise TrialFailed(f"{name}: the downloaded bytes differ from the uploaded ones")
     return values
 
 
 def _ways(stack: ExitStack, place: Scratch, source: memoryview, target: memoryview, crc: int) -> list[Way]:
-    """In an order in which everything goes up before it comes down."""
+    """Return the ways in an order in which every object is uploaded before it is downloaded."""
 
     def through(name: str, url: str) -> list[Way]:
         store = stack.enter_context(closing(open_store(url)))
@@ -105,7 +105,7 @@ def _rate(nbytes: int, work: Callable[[], object]) -> float:
 
 @contextmanager
 def _fake_server(place: Scratch) -> Iterator[str]:
-    """In a process of its own, and in the environment, where the client library looks for it."""
+    """Run the server in a separate process, and set its address in the environment for the client library."""
     with (
         (place.sockets / "fake-gcs.log").open("wb") as log,
         subprocess.Popen(
@@ -128,7 +128,7 @@ def _fake_server(place: Scratch) -> Iterator[str]:
 
 
 def _put(endpoint: str, source: memoryview) -> None:
-    """A resumable upload in one piece."""
+    """Upload with a resumable upload, in one piece."""
     with closing(_connection(endpoint)) as connection:
         path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&name={KEY}"
         connection.request("POST", path, body=json.dumps({"name": KEY}))
@@ -142,7 +142,7 @@ def _put(endpoint: str, source: memoryview) -> None:
 
 
 def _get(endpoint: str, target: memoryview, streams: int) -> None:
-    """The object in `streams` ranges at a time (in one go when it is one)."""
+    """Download the object in `streams` parallel ranges; with one stream, in one request."""
     piece = len(target) if streams == 1 else RANGE_BYTES
 
     def one(start: int) -> None:

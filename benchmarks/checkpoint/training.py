@@ -1,7 +1,7 @@
-"""What is trained and saved: a GPT's parameters with two Adam moments each, beside a step that keeps Python busy.
+"""The training and the saved state: a GPT's parameters with two Adam moments each, and an independent training step in Python.
 
-The step and the state have nothing to do with each other, so that every contender pays for its own work only: the step
-is small torch operations in long Python loops (about 5 ms), which feels everything that takes the GIL or the core.
+The step does not use the state, so that every contender pays only for its own work. The step consists of small torch operations
+in long Python loops (about 5 ms), and is therefore slowed down by everything that takes the GIL or the core.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ VOCABULARY = 16_384
 CONTEXT = 1024
 FLOAT_BYTES = 4
 COPIES = 3  # parameters, first and second moment
-STAMP_STRIDE = 16_384  # one element in 64 KiB is stamped: a tear of a page run shows, and stamping costs no bandwidth
+STAMP_STRIDE = 16_384  # one element per 64 KiB is stamped, which shows torn page ranges and costs little bandwidth
 
-BLOCKS = 150  # of the small model whose steps are timed
+BLOCKS = 150  # blocks of the small model whose steps are timed
 BLOCK_WIDTH = 64
 
 
 def gpt_shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the parameters, GPT-2's layout."""
+    """Return names and shapes of the parameters, in GPT-2's layout."""
     shapes: dict[str, tuple[int, ...]] = {"wte.weight": (VOCABULARY, width), "wpe.weight": (CONTEXT, width)}
     for layer in range(LAYERS):
         for name, shape in (
@@ -44,7 +44,7 @@ def gpt_shapes(width: int) -> dict[str, tuple[int, ...]]:
 
 
 def width_for(nbytes: int) -> int:
-    """The width, a multiple of 8, whose state comes nearest to `nbytes`."""
+    """Return the width, a multiple of 8, whose state is nearest to `nbytes`."""
     quadratic, linear = 12 * LAYERS, VOCABULARY + CONTEXT
     floats = nbytes / FLOAT_BYTES / COPIES
     exact = (math.sqrt(linear**2 + 4 * quadratic * floats) - linear) / (2 * quadratic)
@@ -52,7 +52,7 @@ def width_for(nbytes: int) -> int:
 
 
 class State:
-    """The tensors, in the nesting that a training script would save: `{"model": …, "optim": {"exp_avg": …, …}}`."""
+    """The tensors, nested as a training script would save them: `{"model": …, "optim": {"exp_avg": …, …}}`."""
 
     def __init__(self, nbytes: int) -> None:
         shapes = gpt_shapes(width_for(nbytes))
@@ -77,12 +77,12 @@ class State:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def stamp(self, mark: int) -> None:
-        """Write `mark` and the tensor's own number into places all over every tensor."""
+        """Write stamps of `mark` and the tensor's number, spread over every tensor."""
         for index, tensor in enumerate(self.tensors):
             tensor.view(-1)[::STAMP_STRIDE].fill_(_stamp(mark, index))
 
     def torn(self, mark: int) -> int:
-        """How many tensors do not hold the stamps of `mark` everywhere."""
+        """Return the number of tensors with a stamp other than that of `mark`."""
         return sum(
             not bool((tensor.view(-1)[::STAMP_STRIDE] == _stamp(mark, index)).all())
             for index, tensor in enumerate(self.tensors)
@@ -125,7 +125,7 @@ class StepTime:
 
 
 class Loop:
-    """Runs steps and times each. `around` wraps a step, `after` is called in it: what the contender costs counts."""
+    """Runs and times steps. `around` wraps a step, `after` is called in it, so that the contender's cost is included."""
 
     def __init__(self, around: Callable[[int], AbstractContextManager[object]], after: Callable[[], object]) -> None:
         self._work = Work()
@@ -137,7 +137,7 @@ class Loop:
         return [self._one() for _ in range(count)]
 
     def until(self, over: Callable[[], bool], timeout_s: float) -> list[StepTime]:
-        """Steps until `over`. Raises TimeoutError."""
+        """Run steps until `over`. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         times: list[StepTime] = []
         while not over():

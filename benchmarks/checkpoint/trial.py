@@ -1,7 +1,7 @@
-"""One contender in a process of its own: `python -m benchmarks.checkpoint.trial JSON`, the fields of `Request`.
+"""Runs one contender in a separate process: `python -m benchmarks.checkpoint.trial JSON`, with the fields of `Request`.
 
-A save: every tensor is stamped, saved, and overwritten as soon as the save returns; steps go on until nothing runs in the
-background any more. A contender whose last save does not bring all stamps back has failed.
+In a save, every tensor is stamped, saved, and overwritten as soon as the save returns. Steps continue until all background work
+has ended. If loading the last save does not return all stamps, the contender has failed.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from benchmarks.checkpoint.pages import recall
 from benchmarks.checkpoint.protocol import RESTORE, RESULT, SEED, WARM, WARMED, Request
 from benchmarks.checkpoint.training import Loop, State, StepTime
 
-SETTLE_STEPS = 40  # caches and clocks
-OVERWRITTEN = 15_000  # stamped over the state after each save
+SETTLE_STEPS = 40  # steps until caches and clock rates are stable
+OVERWRITTEN = 15_000  # mark that overwrites the state after each save
 
 
 @dataclass(slots=True)
 class Result:
-    """What the counted saves took. Slow-downs are ratios of the same statistic, during ÷ before, over all saves."""
+    """Durations of the counted saves. Slow-downs are ratios of the same statistic, during ÷ before, over all saves."""
 
     state_bytes: int
-    mark: int  # of the last save
+    mark: int  # mark of the last save
     stall_s: list[float] = field(default_factory=list)
     durable_s: list[float] = field(default_factory=list)
     slowdown: dict[str, dict[str, float]] = field(default_factory=dict)  # window → statistic
     restore_s: float | None = None
-    step_s: float = 0.0  # median before
+    step_s: float = 0.0  # median of the steps before the saves
 
 
 @dataclass(slots=True)
 class Windows:
-    """Step times of all counted saves by when they began: before, until durable, and from there until settled."""
+    """Step times of all counted saves by the time of their beginning: before, until durable, and from durable to settled."""
 
     before: list[float] = field(default_factory=list)
     durable: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Windows:
             (self.durable if step.began_at <= durable_at else self.settled).append(step.took_s)
 
     def slowdown(self) -> dict[str, dict[str, float]]:
-        """A window of very few steps has no percentiles: it is left out."""
+        """Return the slow-downs. A window with very few steps has no percentiles and is omitted."""
         return {
             name: {
                 statistic: of(times) / of(self.before)
@@ -69,7 +69,7 @@ class Windows:
 def main() -> None:
     request = Request(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of the libraries measured
+    warnings.simplefilter("ignore")  # warnings of the measured libraries
     if request.contender == "holdfast":
         hf.launch(lambda run: _holdfast(run, request))
     elif request.contender == RESTORE:
@@ -120,7 +120,7 @@ def _seed(run: hf.Run, request: Request) -> None:
     state = State(request.nbytes)
     state.stamp(request.mark)
     holdfast = ours.Holdfast(run, state)
-    for number in range(request.mark):  # so that this is the save of that step
+    for number in range(request.mark):  # so that the save has this step number
         with holdfast.step(number):
             pass
     holdfast.save(request.mark)
@@ -167,7 +167,7 @@ def _save(
     state.stamp(OVERWRITTEN)
     times = loop.until(lambda: contender.progress().settled_at is not None, request.save_timeout_s)
     durable_at = contender.progress().durable_at
-    assert durable_at is not None  # what is settled is durable
+    assert durable_at is not None  # a settled save is durable
     if result is not None and windows is not None:
         result.stall_s.append(stall_s)
         result.durable_s.append(durable_at - began)

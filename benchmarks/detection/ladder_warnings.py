@@ -283,6 +283,21 @@ def _standstill(fleet: Fleet) -> None:
         fleet.see(ClockTick(fleet.now))
 
 
+def _no_progress(fleet: Fleet) -> None:
+    """A script that reports no steps: 30 optimizer steps of every rank were observed, and then no other."""
+    for second in range(430):
+        fleet.now += 1.0
+        for rank, node in enumerate(fleet.nodes()):
+            fleet.see(
+                NodeBeat(node, fleet.now),
+                RankProgress(
+                    node, fleet.now, JOB, 1, (rank,), (0,), (Phase.INIT,), (T0,), ("S",), (30.0,), (-1,),
+                    observed=(min(second, 30),) if second else (),
+                ),
+            )  # fmt: skip
+        fleet.see(ClockTick(fleet.now))
+
+
 def _never_agreed(fleet: Fleet) -> None:
     for step in (10, 20, 30):
         for rank, node in enumerate(fleet.nodes()):
@@ -298,6 +313,7 @@ WARNINGS = (
     Warned("slow collective", _K.SLOW_COLLECTIVE, _slow_network),
     Warned("agent silent, steps go on", _K.NODE_LOST, _agent_silent),
     Warned("standstill without proof", _K.HANG, _standstill),
+    Warned("no progress is seen", _K.NO_PROGRESS, _no_progress),
     Warned("loss spike", _K.NUMERICAL, _loss_spike),
     Warned("gradient spike", _K.NUMERICAL, _norm_spike),
     Warned("gradient of one rank", _K.NUMERICAL, _odd_gradient),

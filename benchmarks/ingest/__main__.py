@@ -1,15 +1,15 @@
-"""How many nodes one diagnostics process takes, and what happens when there are more.
+"""Measures how many nodes one diagnostics process can serve, and how it behaves with more.
 
     make bench-ingest                                        12,500 nodes of 8 GPUs; writes out/bench/ingest.json
     python -m benchmarks.ingest --nodes 2000 --seconds 5     a quick look
     python -m benchmarks.ingest --only core                  without the network: the cost of a tick, and of a step of all ranks
     python -m benchmarks.ingest --only job                   one job on all nodes: a second of it, and one fault of each kind
 
-The service, Redis and the clients that make the load share this machine. A fleet is *sustained* when 99 % of its ticks were
-sent in their second and whole, nothing was dropped, and the 99th percentile from a report to its finding in Redis is at most a
-second; what kept one from it is said below its line. `nodes per core` is by the CPU time of the service alone.
+The service, Redis and the clients that generate the load share this machine. A fleet is *sustained* if 99 % of its ticks were
+sent completely and in their second, no signal was dropped, and the 99th percentile from a report to its finding in Redis is at
+most a second; otherwise the reasons are printed below its line. `nodes per core` counts only the CPU time of the service.
 
-The whole ends after `--minutes`: a trial that would not be over by then is left out, and that is said.
+The benchmark ends after `--minutes`: a trial that would not end by then is skipped, with a message.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from benchmarks.ingest.fleet import GPUS
 from benchmarks.ingest.trial import Outcome
 
 PARTS = ("core", "job", "fleet", "largest", "twice")
-TRIES_MAX = 5  # of the search for the largest fleet
+TRIES_MAX = 5  # trials of the search for the largest fleet
 LARGER = 1.25
-SMALLER = 0.9  # of the ticks a second that a fleet which was too large came to
-CORE_NODES_MAX = 4000  # what a tick costs does not depend on how many there are
+SMALLER = 0.9  # size of the fleet after one that was too large, as a fraction of the ticks per second that it reached
+CORE_NODES_MAX = 4000  # sufficient, because the cost of a tick does not depend on the number of nodes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.ingest", description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, default=12_500)
-    parser.add_argument("--seconds", type=float, default=20.0, help="that the fleet sends, in each trial")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of each trial")
     parser.add_argument("--step-s", type=float, default=5.0, help="step time of the job that runs on all nodes")
-    parser.add_argument("--clients", type=int, default=2, help="processes that make the load")
+    parser.add_argument("--clients", type=int, default=2, help="processes that generate the load")
     parser.add_argument("--streams-per-connection", type=int, default=25)
-    parser.add_argument("--minutes", type=float, default=7.5, help="for everything together")
+    parser.add_argument("--minutes", type=float, default=7.5, help="limit of the whole benchmark")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma-separated")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
@@ -108,13 +108,13 @@ def _job(nodes: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Budget:
-    """Of time. A trial takes about as long as the longest so far."""
+    """The remaining time. A trial is assumed to take as long as the longest one so far."""
 
     until: float
     longest_s: float = 0.0
 
     def of(self, run: partial[Outcome]) -> Callable[..., Outcome | None]:
-        """`run`, or None when it and `reserve` more would not be over in time."""
+        """Return `run`, which returns None if it and `reserve` further trials would not end in time."""
 
         def run_in_time(nodes: int, reserve: int = 0) -> Outcome | None:
             began = time.monotonic()
@@ -129,7 +129,7 @@ class _Budget:
 
 def _fleets(nodes: int, wanted: list[str], run: Callable[..., Outcome | None]) -> dict[str, Any]:
     first = run(nodes)
-    assert first is not None  # nothing has taken any time yet
+    assert first is not None  # the first trial always has time
     report: dict[str, Any] = {"fleet": first.as_json(), "trials": [first.as_json()]}
     if not {"largest", "twice"} & set(wanted):
         return report

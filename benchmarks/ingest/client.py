@@ -1,10 +1,10 @@
-"""Part of the load, in a process of its own: real gRPC streams of many nodes, a tick a second each.
+"""Generates a part of the load in a separate process: real gRPC streams of many nodes, with one tick per second each.
 
     python -m benchmarks.ingest.client '{"endpoint": …, "first": 0, "count": 100, "nodes": 100, …}'
 
-Says "connected" when diagnostics has acknowledged the hello of every node (a call that was begun, and a message that was
-written, may wait in diagnostics for as long as it likes), waits for a line on standard input (the time to start at), and prints
-what it sent.
+Prints "connected" when diagnostics has acknowledged the hello of every node (a started call, or a written message, may wait in
+diagnostics for any time). Then waits for a line on standard input, which is the start time, and at the end prints the numbers
+of sent messages.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from holdfast.runtime.loop import ServiceLoop
 from holdfast.v1 import telemetry_pb2 as pb
 
 TICK_S = 1.0
-BEAT_S = 2.5  # half of the silence that makes a node lost
-CONNECTING_MAX = 64  # streams that open at the same time
+BEAT_S = 2.5  # half of the time without a message after which a node counts as lost
+CONNECTING_MAX = 64  # streams that are opened at the same time
 CONNECT_TIMEOUT_S = 60.0
 LEAVE_TIMEOUT_S = 30.0
 METHOD = "/holdfast.v1.Telemetry/Stream"
@@ -41,15 +41,15 @@ Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What this process stands for."""
+    """The part of the fleet that this process simulates."""
 
     endpoint: str
-    first: int  # node
+    first: int  # number of the first node
     count: int
     nodes: int  # of the whole fleet
     seconds: float
     step_s: float
-    broken_every_s: float  # one of its nodes after the other reports a GPU as lost
+    broken_every_s: float  # interval at which its nodes, one after the other, report a lost GPU
     streams_per_connection: int
 
 
@@ -57,24 +57,24 @@ class Share:
 class Sent:
     ticks: int = 0
     bytes: int = 0
-    late: int = 0  # ticks that left more than a second after their time: this process, or flow control, held them back
-    bare: int = 0  # ticks without telemetry, as an agent sends them while too many are not acknowledged
+    late: int = 0  # ticks that were sent more than a second late, due to this process or to flow control
+    bare: int = 0  # ticks without telemetry, which an agent sends while too many are unacknowledged
     acks: int = 0
     written_at: dict[str, float] = field(
         default_factory=dict
-    )  # by node: when gRPC had taken its report of a broken GPU
-    ended: dict[str, str] = field(default_factory=dict)  # by node: why its stream ended before its time
+    )  # node → time at which gRPC accepted its report of a broken GPU
+    ended: dict[str, str] = field(default_factory=dict)  # node → reason of the early end of its stream
     cpu_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Plan:
-    """When to tick."""
+    """The times of the ticks, and the state of connecting."""
 
     starting: anyio.Event = field(default_factory=anyio.Event)  # the times are known
     started_at: float = math.inf
     end: float = math.inf
-    tried: int = 0  # to connect, with an end, good or bad
+    tried: int = 0  # nodes that have connected or failed to
     all_tried: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -89,7 +89,7 @@ async def run(share: Share) -> Sent:
         async with anyio.create_task_group() as speaking:
             for place in range(share.count):
                 opens = open_stream[place // share.streams_per_connection]
-                speaking.start_soon(_speak, share, place, opens, plan, sent, opening, hearing)
+                speaking.start_soon(_run_node, share, place, opens, plan, sent, opening, hearing)
             with anyio.move_on_after(CONNECT_TIMEOUT_S):
                 await plan.all_tried.wait()
             if plan.tried < share.count:
@@ -104,13 +104,14 @@ async def run(share: Share) -> Sent:
             await anyio.sleep(plan.started_at - time.time())
             began = time.process_time()
         sent.cpu_s = time.process_time() - began
-        hearing.cancel_scope.deadline = anyio.current_time() + LEAVE_TIMEOUT_S  # goodbyes are heard, and streams end
+        # until the goodbyes are acknowledged and the streams end
+        hearing.cancel_scope.deadline = anyio.current_time() + LEAVE_TIMEOUT_S
     for channel in channels:
         await channel.close()
     return sent
 
 
-async def _speak(
+async def _run_node(
     share: Share,
     place: int,
     opens: Callable[[], Call],
@@ -135,7 +136,7 @@ async def _speak(
         while due < plan.end:
             await anyio.sleep(max(0.0, due - time.time()))
             now = time.time()
-            # An agent that is held back sends one tick when it can, not all that it missed.
+            # An agent that is delayed by flow control then sends one tick, not all missed ones.
             missed = int((now - due) / TICK_S)
             breaks = node.name not in sent.written_at and now >= plan.started_at + breaks_after_s
             sent.bare += node.stalled and not breaks
@@ -152,7 +153,7 @@ async def _speak(
 
 
 async def _connected(opens: Callable[[], Call], node: Node) -> Call:
-    """A stream whose first tick has been acknowledged."""
+    """Return a stream whose first tick has been acknowledged."""
     call = opens()
     await write(call, node.hello(time.time()))
     if not isinstance(ack := await call.read(), bytes):
@@ -162,7 +163,7 @@ async def _connected(opens: Callable[[], Call], node: Node) -> Call:
 
 
 async def _beat(call: Call, node: Node, plan: Plan) -> None:
-    """Signs of life until it is time to start: one who has connected and is silent would be taken for lost."""
+    """Send heartbeats until the start, because a connected node without messages would count as lost."""
     while not plan.starting.is_set():
         await write(call, node.beat(time.time()))
         with anyio.move_on_after(BEAT_S):
@@ -178,7 +179,7 @@ async def _hear(call: Call, node: Node, sent: Sent) -> None:
 
 @contextmanager
 def _noting(sent: Sent, node: Node) -> Iterator[None]:
-    """A stream that breaks is counted, with its reason; the others go on."""
+    """Record a broken stream with its reason; the other streams continue."""
     try:
         yield
     except grpc.aio.AioRpcError as error:

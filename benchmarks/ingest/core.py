@@ -1,4 +1,5 @@
-"""What a tick costs without the network: parsing, decoding, folding, on one core; and what a step of the whole fleet costs."""
+"""Measures the cost of a tick without the network (parsing, decoding, folding, on one core), and of a step of the whole
+fleet."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Medians over the rounds, CPU time; microseconds a tick, milliseconds for the rest."""
+    """Medians of CPU time over the rounds: microseconds per tick, milliseconds for the rest."""
 
     parse_us: float
     decode_us: float
@@ -36,7 +37,7 @@ class Costs:
 
 
 def ticks(nodes: int, *, step_s: float) -> Costs:
-    """A fleet of `nodes` for ROUNDS seconds, all in this process."""
+    """Measure a fleet of `nodes` for ROUNDS seconds, in this process."""
     engine = Engine(detectors.standard(xid.load()))
     fleet = [Node(number, nodes, step_s=step_s) for number in range(nodes)]
     for node in fleet:
@@ -67,7 +68,7 @@ def ticks(nodes: int, *, step_s: float) -> Costs:
 
 
 def step_of_all_ranks(ranks: int, steps: int = 40) -> list[float]:
-    """Milliseconds of CPU that the straggler detector needs to judge each finished step of `ranks` ranks, its window full."""
+    """Return the CPU milliseconds of the straggler detector for each finished step of `ranks` ranks, with a full window."""
     detector, rng = Alone(Stragglers()), np.random.default_rng(7)
     nodes = ranks // GPUS
     mesh = Mesh.of({"dp": nodes, "tp": GPUS})

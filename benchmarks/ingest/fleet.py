@@ -1,7 +1,7 @@
-"""What one node of eight GPUs says in a second: where its ranks stand and what NVML reads, and now and then the rest.
+"""The ticks of one node with eight GPUs: progress of its ranks and NVML values every second, other signals less often.
 
-A GPU sample goes with every tick, five times as often as an agent's default; steps, hosts, ports and slow health at their own
-intervals, spread over the nodes, as they are in a fleet.
+Every tick has a GPU sample, five times as often as by default. Steps, hosts, ports and slow health values have their own
+intervals, spread over the nodes as in a real fleet.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from holdfast.wire.telemetry import encode_tick
 
 GPUS = 8
 JOB = "gpt"
-XID = 79  # a hardware error: a finding each time that it comes from another node
+XID = 79  # a hardware error, which causes a finding for each node that reports it
 
 
 class Node:
-    """One node's ticks: message after message, the same object each time, with new numbers in it."""
+    """The ticks of one node. One message object is reused, with new numbers each time."""
 
     def __init__(self, number: int, nodes: int, *, step_s: float, host_s: int = 5, slow_s: int = 30) -> None:
         self.name = f"n{number}"
@@ -52,7 +52,7 @@ class Node:
 
     @property
     def stalled(self) -> bool:
-        """Too much is on the way: as an agent's, its ticks are signs of life only."""
+        """Whether too many ticks are unacknowledged, so that the node sends heartbeats only, as an agent does."""
         return self._seq - self._heard_of >= IN_FLIGHT_MAX
 
     @property
@@ -60,7 +60,7 @@ class Node:
         return (self._seq - self._heard_of) % ACK_EVERY == 0
 
     def hear(self, seq: int) -> None:
-        """An acknowledgement of the tick `seq` and all before it."""
+        """Record an acknowledgement of the tick `seq` and all earlier ones."""
         self._heard_of = max(seq, self._heard_of)
 
     def hello(self, at: float) -> bytes:
@@ -68,12 +68,12 @@ class Node:
         return self._reliable(GenerationStarted(self.name, at, JOB, 1, mesh, self.ranks, HangSpec()))
 
     def broken(self, at: float) -> bytes:
-        """A tick with a kernel line in it: the one that a finding must follow."""
+        """Return a tick with a kernel line, which must cause a finding."""
         line = f"NVRM: Xid (PCI:0000:18:00): {XID}, pid=1, GPU has fallen off the bus."
         return self._reliable(KernelLine(self.name, at, line, XID, "0000:18:00", 0, KernelEvent.XID))
 
     def tick(self, at: float) -> bytes:
-        """The tick of the time `at`. The whole fleet ends a step at every multiple of the step time."""
+        """Return the tick for the time `at`. The whole fleet finishes a step at every multiple of the step time."""
         if self.stalled:
             return self.beat(at)
         self._seq += 1
@@ -95,7 +95,7 @@ class Node:
         return raw + b"".join(self._seldom(at))
 
     def _seldom(self, at: float) -> Iterator[bytes]:
-        # The bytes of two messages, one after the other, are the bytes of one with the fields of both.
+        # Concatenated bytes of two messages are those of one message with the fields of both.
         if (self._seq + self._number) % self._host_s == 0:
             yield self._dated(self._host, at)
         if (self._seq + self._number) % self._slow_s == 0:
@@ -109,7 +109,7 @@ class Node:
         return message.SerializeToString()
 
     def beat(self, at: float) -> bytes:
-        """A tick with nothing in it."""
+        """Return an empty tick."""
         self._seq += 1
         return encode_tick(Tick(self.name, "a", self._seq, at), wants_ack=self._wants_ack).SerializeToString()
 

@@ -1,8 +1,9 @@
-"""What one large job costs the detectors: a second of telemetry, and what follows from one fault of each kind.
+"""Measures the cost of one large job in the detectors: a second of telemetry, and the signals that follow one fault of each
+kind.
 
-All of it goes through `Engine` with the detectors that production runs, without network and codecs. Each figure is CPU time of
-the folds of one scenario, whose signals are made before. The exponent between the smallest and the largest job tells how the
-cost grows: 1 is proportional to the number of nodes.
+All signals are processed by `Engine` with the production detectors, without network and codecs. Each value is the CPU time of
+the folds of one scenario, whose signals are created in advance. The exponent between the smallest and the largest job shows how
+the cost grows: 1 is proportional to the number of nodes.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from holdfast.domain.signals import (
 
 T0 = 1_700_000_000.0
 SMALL_NODES = 1024
-TICKS = 50  # clock ticks a second, as of a service that something has happened to
-WARM_UP = 7  # steps, one a second: the hang detector knows the rhythm of the job then
-FAULTY = 3  # the rank that fails, or that the others wait for
+TICKS = 50  # clock ticks per second of a service that processes a fault
+WARM_UP = 7  # steps, one per second, after which the hang detector knows the duration of steps
+FAULTY = 3  # the rank that fails, or that the other ranks wait for
 _BUG = WorkerError("ValueError", "bad batch 17", ("/t/train.py:10 <module>", "/t/train.py:7 loss"))
 _COLLECTIVE = WorkerError(
     "torch.distributed.DistBackendError", "NCCL communicator was aborted", ("/t/train.py:9 step",)
@@ -73,7 +74,7 @@ class LargeJob:
         self.cpu_s += time.process_time() - began
 
     def second(self, *, steps: bool = False, more: Iterable[Signal] = (), silent: int = -1) -> None:
-        """A tick of every node, `more`, and `TICKS` clock ticks among them."""
+        """Fold a tick of every node, `more`, and `TICKS` clock ticks in between."""
         self.step += steps
         signals = [signal for node in range(self.nodes) if node != silent for signal in self._tick(node, steps=steps)]
         signals += more
@@ -90,7 +91,7 @@ class LargeJob:
             yield columns(node, self.now, self.step)
 
     def found_of(self, kind: FindingKind) -> Finding:
-        """The one finding that calls for an action; anything else is a mistake of this benchmark or of a detector."""
+        """Return the only finding that requires an action. Other findings are an error of this benchmark or of a detector."""
         calls = [finding for finding in self.found if finding.severity in (Severity.ERROR, Severity.FATAL)]
         if [finding.kind for finding in calls] != [kind]:
             raise AssertionError(f"{kind} expected: {[finding.summary for finding in calls]}")
@@ -121,7 +122,7 @@ def exit_of(rank: int, at: float, step: int, error: WorkerError) -> WorkerExited
 
 
 def dump(node: int, nodes: int, at: float, count: int) -> StallSnapshot:
-    """Every rank is inside an all_reduce of all ranks, but the one that has not entered it; their tensor groups are idle."""
+    """All ranks but `FAULTY` have entered an all_reduce of all ranks. Their tensor-parallel groups are idle."""
     ranks, world = ranks_of(node), f"0-{nodes * GPUS - 1}"
     both = tuple(rank for rank in ranks for _ in range(2))
     late = tuple(rank == FAULTY for rank in ranks)
@@ -149,7 +150,7 @@ def _second(job: LargeJob) -> None:
 
 
 def _lost_node(job: LargeJob) -> None:
-    """Its stream breaks, the others' ranks stand still: three seconds of telemetry."""
+    """The node's stream ends and the other ranks do not progress: three seconds of telemetry."""
     job.fold([NodeDisconnected("n1", job.now)])
     for _ in range(3):
         job.second(silent=1)
@@ -157,7 +158,7 @@ def _lost_node(job: LargeJob) -> None:
 
 
 def _witnessed_loss(job: LargeJob) -> None:
-    """The same, and every rank of the other nodes fails in its next collective."""
+    """As `_lost_node`, and every rank of the other nodes fails in its next collective."""
     job.fold([NodeDisconnected("n1", job.now)])
     others = (rank for rank in range(job.nodes * GPUS) if rank // GPUS != 1)
     job.second(silent=1, more=[exit_of(rank, job.now, job.step, _COLLECTIVE) for rank in others])
@@ -173,7 +174,7 @@ def _crash(job: LargeJob) -> None:
 
 
 def _late_root(job: LargeJob) -> None:
-    """All others fail in their next collective, and the rank that failed first is reported last, if it is at all."""
+    """All other ranks fail in their next collective, and the rank that failed first is reported last, or never."""
     cascade = (rank for rank in range(job.nodes * GPUS) if rank != FAULTY)
     called = WorkerError(_COLLECTIVE.type, _COLLECTIVE.message, (), 0.0, ("0",), (10 * job.step,), ("all_reduce",))
     job.second(more=[exit_of(rank, job.now, job.step, called) for rank in cascade])
@@ -183,7 +184,7 @@ def _late_root(job: LargeJob) -> None:
 
 
 def _hang(job: LargeJob) -> None:
-    """All stand still; every node reports what its recorders hold until the verdict."""
+    """No rank progresses; every node reports the dumps of its flight recorders until the finding."""
     count = 10 * job.step
     for second in range(20):
         job.second(more=[dump(node, job.nodes, job.now, count) for node in range(job.nodes)] if second >= 2 else ())
@@ -203,7 +204,7 @@ SCENARIOS: dict[str, Callable[[LargeJob], None]] = {
 
 
 def measure(sizes: Sequence[int]) -> dict[str, dict[str, float]]:
-    """CPU seconds by scenario and number of nodes, and under "exponent" how they grow from the smallest to the largest."""
+    """Return CPU seconds by scenario and number of nodes, and as "exponent" the growth from the smallest to the largest job."""
     report = dict[str, dict[str, float]]()
     for name, scenario in SCENARIOS.items():
         row = dict[str, float]()

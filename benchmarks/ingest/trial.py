@@ -1,4 +1,4 @@
-"""One trial: a fleet of so many nodes sends for so many seconds to one diagnostics process with a Redis of its own."""
+"""One trial: a fleet sends to one diagnostics process, which has a separate Redis, for a given time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from holdfast.wire.events import decode_finding
 
 FLEET = "ingest"
 START_TIMEOUT_S = 60.0
-CLIENT_TIMEOUT_S = 60.0  # beyond what it was told to do
-SETTLE_S = 2.0  # after the last tick: what it led to reaches Redis
+CLIENT_TIMEOUT_S = 60.0  # in addition to the duration of the trial
+SETTLE_S = 2.0  # after the last tick, until its findings are in Redis
 FINDINGS_A_SECOND = 20.0
 FINDINGS_MAX = 100_000
-LATE_SHARE_MAX = 0.01  # of the ticks
+LATE_SHARE_MAX = 0.01  # fraction of the ticks
 P99_MAX_S = 1.0
 
 
@@ -41,19 +41,19 @@ class Outcome:
     seconds: float
     ticks: int = 0
     late: int = 0  # ticks that clients could not send in their second
-    bare: int = 0  # ticks that went without telemetry, because too many before them had not been acknowledged
+    bare: int = 0  # ticks without telemetry, because too many earlier ones were unacknowledged
     dropped: int = 0  # signals that diagnostics dropped
     findings: int = 0
     expected: int = 0
     unexpected: dict[str, int] = field(default_factory=dict)
     latency_s: list[float] = field(default_factory=list)  # kernel line → finding in Redis
-    written_s: list[float] = field(default_factory=list)  # the same from when the client had handed its report to gRPC
+    written_s: list[float] = field(default_factory=list)  # gRPC has accepted the client's report → finding in Redis
     service_cores: float = 0.0
     clients_cores: float = 0.0
     memory_bytes: int = 0
     memory_idle_bytes: int = 0
     not_connected: str = ""
-    ended: dict[str, int] = field(default_factory=dict)  # streams that ended before their time, by reason
+    ended: dict[str, int] = field(default_factory=dict)  # reason → number of streams that ended early
 
     @property
     def p99_s(self) -> float:
@@ -65,12 +65,12 @@ class Outcome:
 
     @property
     def nodes_per_core(self) -> float:
-        """Nodes at a tick a second that one core takes, by the CPU time that the service used."""
+        """The number of nodes, at one tick per second, that one core can serve, from the CPU time of the service."""
         return self.ticks_s / self.service_cores if self.service_cores else 0.0
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """Why this fleet was not sustained: everything sent in its second, nothing dropped, findings in time."""
+        """The reasons why this fleet was not sustained: late ticks, dropped signals, missing or late findings."""
         if self.not_connected:
             return (self.not_connected,)
         asked, missed = self.nodes * self.seconds, list[str]()
@@ -110,7 +110,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 def run(
     nodes: int, *, seconds: float, step_s: float, clients: int, streams_per_connection: int, directory: Path
 ) -> Outcome:
-    """Raises `RuntimeError` when the service does not come up. A fleet that cannot connect in time is an outcome."""
+    """Run the trial. Raises `RuntimeError` if the service does not start. A fleet that cannot connect in time is an outcome."""
     outcome = Outcome(nodes, seconds)
     with ExitStack() as stack:
         redis = stack.enter_context(EmbeddedRedis())
@@ -119,9 +119,9 @@ def run(
         shares = _shares(endpoint, nodes, seconds, step_s, clients, streams_per_connection)
         running = [stack.enter_context(_client(share)) for share in shares]
         for client in running:
-            if (said := _said(client)) != "connected":
-                heard = f"{said or 'nothing'} of a client's"
-                outcome.not_connected = f"not all {nodes} nodes were heard within {CONNECT_TIMEOUT_S:.0f} s: {heard}"
+            if (line := _line(client)) != "connected":
+                reached = f"{line or 'none'} of a client's"
+                outcome.not_connected = f"not all {nodes} nodes connected within {CONNECT_TIMEOUT_S:.0f} s: {reached}"
                 return outcome
         outcome.memory_idle_bytes = service.memory_info().rss
         started_at = time.time() + 0.5
@@ -162,7 +162,7 @@ def _shares(
 
 
 def _watch(service: psutil.Process, started_at: float, seconds: float, outcome: Outcome) -> float:
-    """Cores that the service used while the fleet sent; its largest memory on the way."""
+    """Return the cores that the service used while the fleet sent, and record its peak memory."""
     time.sleep(max(0.0, started_at - time.time()))
     before, began = service.cpu_times(), time.monotonic()
     while (left := started_at + seconds - time.time()) > 0:
@@ -173,7 +173,7 @@ def _watch(service: psutil.Process, started_at: float, seconds: float, outcome: 
 
 
 def _add(outcome: Outcome, client: subprocess.Popen[str], seconds: float) -> dict[str, float]:
-    """What a client sent. Returns when each node's report of a broken GPU was handed to gRPC."""
+    """Add the results of a client. Returns node → time at which gRPC accepted its report of a broken GPU."""
     out, _ = client.communicate(timeout=seconds + CLIENT_TIMEOUT_S)
     sent = json.loads(out)
     outcome.ticks += sent["ticks"]
@@ -187,7 +187,8 @@ def _add(outcome: Outcome, client: subprocess.Popen[str], seconds: float) -> dic
 
 
 async def _read_findings(url: str, outcome: Outcome, written_at: dict[str, float]) -> None:
-    """The position of a stream's entry is Redis's own clock, in milliseconds, when it was written."""
+    """Read the findings with the times of their entries: the position of an entry is the time of the write by Redis's clock, in
+    milliseconds."""
     log = RedisLog(url, FLEET)
     try:
         deliveries = await log.read(FINDINGS, count=FINDINGS_MAX)
@@ -199,14 +200,14 @@ async def _read_findings(url: str, outcome: Outcome, written_at: dict[str, float
             at = int(delivery.position.partition("-")[0]) / 1e3
             outcome.findings += 1
             outcome.latency_s.append(at - finding.since)
-            # A client that is busy hears of its own write after the finding is there.
+            # A busy client may learn that its write was accepted only after the finding is in Redis.
             outcome.written_s.append(max(0.0, at - written_at.get(finding.node, finding.since)))
         else:
             outcome.unexpected[finding.kind.value] = outcome.unexpected.get(finding.kind.value, 0) + 1
 
 
 def _dropped(path: Path) -> int:
-    """As the service says when it ends."""
+    """Return the number that the service logs at its end."""
     said = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
     return max((int(line["signals_so_far"]) for line in said if "signals_so_far" in line), default=0)
 
@@ -256,6 +257,6 @@ def _client(share: Share) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _said(client: subprocess.Popen[str]) -> str:
+def _line(client: subprocess.Popen[str]) -> str:
     assert client.stdout is not None
     return client.stdout.readline().strip()

@@ -1,19 +1,19 @@
-"""A soak: real training on a real stack, broken at random for as long as asked, judged by what can be known beforehand.
+"""A soak test: real training on a real stack with random faults for a given time. Its expected results are known in advance.
 
     python -m benchmarks.soak --minutes 30 --seed 7        or `make soak MINUTES=30 SEED=7`; writes out/soak/report.json
 
-Where to look, from what is asked to what is answered:
+The modules:
 
-    schedule.py   which faults strike when, from the seed; what a fault may do to the run (pure)
-    kinds.py      the table of faults: how each is made and undone
-    truth.py      what every value of the job must be at every step; how the ranks report (pure)
-    train.py      the job: checks itself at every step and after every restore
+    schedule.py   the times of faults, from the seed; the permitted effects of a fault on the run (pure)
+    kinds.py      the table of faults: how each is injected and undone
+    truth.py      the correct value of the job's state at every step; the reports of the ranks (pure)
+    train.py      the job, which checks its state at every step and after every restore
     rig.py        the processes: two supervisors, two diagnostics, Redis, nodes
     network.py    a network namespace per node and, between them, a switch that loses, delays and cuts (switch.py)
     relay.py      TCP relays in front of Redis that stall and reset
-    clock.py      clocks that jump, one process or one node at a time (clock.c)
+    clock.py      clocks that jump, of one process or one node (clock.c)
     corrupt.py    one flipped bit in a stored copy
-    watch.py      what the processes do, and what the API says
-    judge.py      what is wrong: dead, wrong, stopped, evicted, leaked (pure)
+    watch.py      reads the state of the processes and the API
+    judge.py      finds errors: no progress, wrong values, restarts, evictions, leaks (pure)
     report.py     report.json, the exit code, the table for docs/architecture.md (pure)
 """

@@ -20,9 +20,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.soak", description=(about or "").split("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--nodes", type=int, default=5, choices=range(3, 8), help="one of them is a spare")
     parser.add_argument(
-        "--only", default="", help="kinds of fault, comma-separated; default: all that the machine allows"
+        "--nodes", type=int, default=5, choices=range(3, 8), help="number of nodes; one of them is a spare"
+    )
+    parser.add_argument(
+        "--only", default="", help="kinds of fault, comma-separated; default: all that are possible on this machine"
     )
     parser.add_argument("--out", type=Path, default=Path("out/soak"))
     parser.add_argument(
@@ -30,10 +32,10 @@ def main() -> None:
         type=Path,
         nargs="+",
         metavar="REPORT",
-        help="print what is lost when a part dies, from these report.json, and do nothing else",
+        help="only print the table of what is lost when a part dies, from these report.json files",
     )
     parser.add_argument(
-        "--into", type=Path, metavar="PAGE", help="with --table: write it into this page, between its marks"
+        "--into", type=Path, metavar="PAGE", help="with --table: write the table into this page, between its marks"
     )
     options = parser.parse_args()
     if options.table:
@@ -48,7 +50,7 @@ def main() -> None:
 
 
 def run(minutes: float, seed: int, nodes: int, only: str, out: Path) -> bool:
-    """Whether nothing was wrong. Writes `out`/report.json and `out`/logs/."""
+    """Run a soak. Returns whether it passed. Writes `out`/report.json and `out`/logs/."""
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -74,7 +76,7 @@ def run(minutes: float, seed: int, nodes: int, only: str, out: Path) -> bool:
     for name in ("faults", "skipped", "pause_s_by_kind", "findings"):
         summary.pop(name)
     say(json.dumps(summary))
-    say("passed" if report.passed else f"FAILED: {out / 'report.json'} says what was wrong, {logs} holds the logs")
+    say("passed" if report.passed else f"FAILED: {out / 'report.json'} lists the errors; logs are in {logs}")
     return report.passed
 
 

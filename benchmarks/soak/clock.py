@@ -1,7 +1,8 @@
-"""Clocks that jump: a preloaded library adds what a small file says to one process's wall clock (`clock.c`).
+"""Clocks that jump: a preloaded library adds an offset, which it reads from a small file, to one process's wall clock
+(`clock.c`).
 
-A time namespace shifts only the monotonic and the boot clock, and those do not jump on real machines. Without a C compiler
-there is no library, and faults of this kind are skipped.
+A time namespace cannot be used, because it shifts only the monotonic and the boot clock, which do not jump on real machines.
+Without a C compiler there is no library, and faults of this kind are skipped.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _OFFSET = struct.Struct("<d")
 
 
 class Clocks:
-    """One offset per name. `environment(name)` goes to the process, and from there to its children."""
+    """One offset per name. `environment(name)` is set for the process, and inherited by its children."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises `Unbuildable` when there is no compiler, or it refuses."""
+        """Raises `Unbuildable` if there is no compiler, or if the compilation fails."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._library = _build(directory)
@@ -36,7 +37,7 @@ class Clocks:
         return {"LD_PRELOAD": str(self._library), ENV_CLOCK: str(path)}
 
     def offset_s(self, name: str) -> float:
-        """What was set, here or by the process."""
+        """Return the offset that was set, here or by the process."""
         (offset_s,) = _OFFSET.unpack((self._directory / name).read_bytes())
         return float(offset_s)
 
@@ -46,7 +47,7 @@ class Clocks:
 
 
 class Unbuildable(Exception):
-    """There is no library; the message says why."""
+    """The library cannot be built; the message has the reason."""
 
 
 def _build(directory: Path) -> Path:

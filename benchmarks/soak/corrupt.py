@@ -1,7 +1,7 @@
-"""One flipped bit in a stored copy of the job's state, of each kind that there is: what a bad disk or memory does.
+"""Flips one bit in a stored copy of the job's state, in any tier, as a faulty disk or memory would.
 
-Only what is committed is touched. A bit that flips while a copy is being made is the sender's memory at fault: no checksum of
-ours could know. A worker's image is therefore only touched while the worker stands still.
+Only committed data is changed. A bit that flips while a copy is being made is a fault of the sender's memory, which Holdfast's
+checksums cannot detect. A worker's image is therefore changed only while the worker is stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRIES = 20
 
 
 def _until_found(flip: Callable[P, str]) -> Callable[P, str]:
-    """Retention deletes old copies while the newest is looked for. Then look again: a newer one is there."""
+    """Repeat a search if retention has deleted the found copy, because there is a newer one then."""
 
     @wraps(flip)
     def again(*args: P.args, **kwargs: P.kwargs) -> str:
@@ -36,7 +36,7 @@ def _until_found(flip: Callable[P, str]) -> Callable[P, str]:
 
 
 def image(shm: Path, job: str, chance: random.Random) -> str:
-    """The newest committed image of the worker; the worker must stand still. Empty when there is none."""
+    """Flip a bit in the worker's newest committed image; the worker must be stopped. Returns "" if there is no image."""
     newest: tuple[int, Path, int] | None = None
     for path in sorted((shm / job).glob("w*/*.image")):
         try:
@@ -51,7 +51,7 @@ def image(shm: Path, job: str, chance: random.Random) -> str:
 
 @_until_found
 def shard(disk: Path, job: str, chance: random.Random, *, rank: int | None = None, but: int | None = None) -> str:
-    """The newest shard on a disk: of `rank`, or of any other than `but`. Empty when there is none."""
+    """Flip a bit in the newest shard on a disk: of `rank`, or of any rank other than `but`. Returns "" if there is no shard."""
     found: list[tuple[int, int, Path]] = []
     for path in disk.glob(f"tier/{job}/a*/s*/rank-*.shard"):
         number = int(path.stem.removeprefix("rank-"))
@@ -65,7 +65,7 @@ def shard(disk: Path, job: str, chance: random.Random, *, rank: int | None = Non
 
 @_until_found
 def stored(store: Path, job: str, chance: random.Random) -> str:
-    """An object of the newest complete checkpoint in the object store. Empty when there is none."""
+    """Flip a bit in an object of the newest complete checkpoint in the object store. Returns "" if there is none."""
     complete = sorted(path.parent for path in (store / job).glob("a*-s*/manifest.json"))
     if not complete:
         return ""
@@ -75,7 +75,7 @@ def stored(store: Path, job: str, chance: random.Random) -> str:
 
 
 def _flip(path: Path, size: int, chance: random.Random) -> str:
-    """Behind the header page where there is something behind it."""
+    """Flip a bit, after the header page if the file is longer."""
     at = chance.randrange(min(PAGE, size - 1), size)
     with path.open("r+b") as file:
         file.seek(at)

@@ -1,6 +1,6 @@
-"""What is wrong. Pure: steps, views and samples in, verdicts out.
+"""Finds the errors of a soak. Pure: from steps, views and samples to verdicts.
 
-The run is judged by what its processes did (`truth.Stepped`), never by what the API says; that is compared with it.
+The run is judged by the steps of its processes (`truth.Stepped`), not by the API, whose answers are compared with them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from benchmarks.soak.schedule import Kind
 from benchmarks.soak.truth import Stepped
 from holdfast.domain.mesh import Mesh
 
-ADVANCE_STEPS = 5  # whole steps in one generation: the ranks that were struck cannot have taken part by accident
-PENDING_STEPS_MAX = 1000  # steps that some ranks have finished and others never will
+ADVANCE_STEPS = 5  # whole steps in one generation, so that ranks with a fault cannot have taken part by accident
+PENDING_STEPS_MAX = 1000  # steps that only some ranks have finished, and others may never finish
 ENDED = ("completed", "failed", "stopped")
 TAKES_NODES = ("hot_swap", "scale_down", "cordon")
 
@@ -27,11 +27,11 @@ class Whole:
 
     generation: int
     step: int
-    at: float  # when the last did, monotonic s
+    at: float  # end of the step on the last rank, in monotonic seconds
 
 
 class Progress:
-    """Folds what single ranks did into whole steps."""
+    """Folds the steps of single ranks into steps of all ranks."""
 
     def __init__(self) -> None:
         self.whole: list[Whole] = []
@@ -52,26 +52,26 @@ class Progress:
         return self.whole[-1] if self.whole else None
 
     def recovered_at(self, since: float) -> float | None:
-        """When the run was seen to step again after `since`: the first of `ADVANCE_STEPS` whole steps of one generation, which
-        is still the newest that has stepped. None while it does not."""
+        """Return the time at which the run stepped again after `since`: the first of `ADVANCE_STEPS` whole steps of one
+        generation, which must still be the newest one with a step. None if there is no such time yet."""
         run: list[Whole] = []
         for one in self._after(since):
             run = [*run, one] if run and run[-1].generation == one.generation else [one]
         return run[0].at if len(run) >= ADVANCE_STEPS else None
 
     def pause_s(self, since: float, until: float) -> float:
-        """The longest time without a whole step between `since` and `until`."""
+        """Return the longest time without a whole step between `since` and `until`."""
         before = [one.at for one in self._last_before(since)]
         times = [*(before or [since]), *(one.at for one in self._after(since) if one.at <= until), until]
         return max(later - earlier for earlier, later in pairwise(times))
 
     def generations(self, since: float, until: float) -> list[int]:
-        """That stepped in the meantime, and the one before, in order."""
+        """Return the generations that finished a step between `since` and `until`, and the previous one, in order."""
         steps = [*self._last_before(since), *(one for one in self._after(since) if one.at <= until)]
         return list(dict.fromkeys(one.generation for one in steps))
 
     def rework_steps(self, since: float, until: float) -> int:
-        """Steps that were done again: how far the run fell back."""
+        """Return the number of repeated steps."""
         steps = [*self._last_before(since), *(one for one in self._after(since) if one.at <= until)]
         lost, reached = 0, 0
         for one in steps:
@@ -95,7 +95,7 @@ class Progress:
 
 
 def restarted(generations: Sequence[int], *, leaves_alone: bool) -> str:
-    """Why a healthy run was stopped: the faults of a trial touch no training, and yet another generation runs. Else empty."""
+    """Return an error if a healthy run was restarted, that is if no fault of the trial affects the training. Otherwise ""."""
     if not leaves_alone or len(generations) < 2:
         return ""
     return f"restarted {len(generations) - 1} times (generations {', '.join(map(str, generations))}) though no rank was touched"
@@ -104,10 +104,10 @@ def restarted(generations: Sequence[int], *, leaves_alone: bool) -> str:
 def evicted(
     before: Mapping[str, Any], after: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], touched: Iterable[str]
 ) -> dict[str, str]:
-    """node → how it was taken away from the job, for nodes that nothing has touched.
+    """Return node → the action that removed it from the job, for nodes without a fault.
 
-    `before` and `after` are the API's views of the job. A node whose replica leaves because of another of its nodes is
-    not evicted.
+    `before` and `after` are the API's views of the job. A node is not evicted if its replica is removed because of another node
+    of the replica.
     """
     hurt = set(touched)
     found: dict[str, str] = {}
@@ -127,9 +127,9 @@ def evicted(
 
 
 def lost_work(rework_steps: int, interval_steps: int, slowness: float, kinds: Sequence[Kind]) -> str:
-    """Why too much was done again; empty when it was not. Where what the nodes hold survived, a run falls back by one interval,
-    or two while a save is on its way to a peer; a slow machine is longer about that. Two nodes that are gone at once may have
-    been the holder and its peer: nothing is promised then."""
+    """Return an error if too many steps were repeated; otherwise "". If the shards on the nodes survive, a run repeats at most
+    one interval, or two while a save is being copied to a peer, which takes longer on a slow machine. There is no limit if two
+    nodes are lost at once, because they may be the holder and its peer."""
     if any(not kind.keeps_near for kind in kinds) or sum(kind.unfit for kind in kinds) > 1:
         return ""
     most = round(interval_steps * (1.0 + 1.5 * slowness))
@@ -137,7 +137,7 @@ def lost_work(rework_steps: int, interval_steps: int, slowness: float, kinds: Se
 
 
 def _replicas(view: Mapping[str, Any]) -> dict[str, set[str]]:
-    """node → the nodes of its replicas, itself among them."""
+    """Return node → the nodes of its replicas, including itself."""
     mesh = Mesh.of(view.get("mesh") or {"dp": 1})
     of_replica: dict[int, set[str]] = defaultdict(set)
     for rank in view.get("ranks", ()):
@@ -151,33 +151,33 @@ def _replicas(view: Mapping[str, Any]) -> dict[str, set[str]]:
 
 # ---------------------------------------------------------------- leaks
 
-# What may grow between the first calm moments and the last, by what is counted: (this much, plus this share of what it was).
+# Permitted growth between the first and the last calm moments, by counted object: (number, plus fraction of the first count).
 ALLOWED: Mapping[str, tuple[float, float]] = {
     "processes": (0, 0.0),
-    "descriptors": (24, 0.25),  # connections come and go; pools of them are small
+    "descriptors": (24, 0.25),  # connections change, but their pools are small
     "sockets": (16, 0.25),
     "rss_bytes": (96 << 20, 0.35),
-    "shm_files": (24, 0.25),  # of one node: a spare that gets a rank gets its images, and keeps them
+    "shm_files": (24, 0.25),  # of one node: a spare that gets a rank creates its images, and keeps them
     "shm_bytes": (24 << 20, 0.25),
     "redis_keys": (8, 0.0),
     "redis_bytes": (16 << 20, 0.25),
-    "sqlite_bytes": (4 << 20, 0.25),  # a history of incidents: it grows with them
+    "sqlite_bytes": (4 << 20, 0.25),  # the history grows with the number of incidents
     "disk_files": (300, 0.5),
     "directory_sockets": (8, 0.0),
 }
-EDGE_SAMPLES_MAX = 5  # that the two ends are made of
+EDGE_SAMPLES_MAX = 5  # samples at each end that are compared
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Counts at a calm moment: (what, of whom) → number."""
+    """Counts at a calm moment: (counted object, owner) → number."""
 
     at: float
     counts: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 def leaks(samples: Sequence[Sample]) -> dict[str, str]:
-    """`what of whom` → from where to where it grew, for what grew more than it may. Two calm moments at least."""
+    """Return `object of owner` → its growth, for counts that grew too much. Needs at least two calm moments."""
     if len(samples) < 2:
         return {}
     edge = max(1, min(EDGE_SAMPLES_MAX, len(samples) // 3))
@@ -186,7 +186,7 @@ def leaks(samples: Sequence[Sample]) -> dict[str, str]:
     for what, whom in sorted({key for sample in last for key in sample.counts}):
         start = [sample.counts[what, whom] for sample in first if (what, whom) in sample.counts]
         end = [sample.counts[what, whom] for sample in last if (what, whom) in sample.counts]
-        # What is there at the end of every calm moment and was there at none before is growth from nothing.
+        # An object that is counted in all last samples and in no first sample has grown from 0.
         begun, ended = max(start, default=0.0), min(end)
         more, share = ALLOWED[what]
         if ended > begun + more + share * begun:

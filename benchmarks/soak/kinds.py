@@ -1,7 +1,8 @@
-"""The kinds of fault: how each is made, whom it touches, how it is undone. A new one is a function here with its declaration.
+"""The kinds of fault: how each is injected, which nodes it affects, how it is undone. A new kind is a function with a
+declaration.
 
-A function gets the field, a chance of its own and how long the fault will last; it strikes at once and returns what it did. The
-soak undoes it after that time. Whoever is struck is drawn when it strikes, from what runs then.
+A function gets the field, its own random numbers and the duration of the fault; it injects the fault at once and returns a
+description. The soak undoes the fault after its duration. The target is drawn at the injection, from the running processes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ JUMPS_S = (-3600.0, -330.0, -5.0, 5.0, 330.0, 3600.0)
 
 
 class NotNow(Exception):
-    """This fault cannot strike at this moment: there is nobody to strike."""
+    """This fault cannot be injected at this moment, because it has no target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Worker:
 
 @dataclass(slots=True)
 class Field:
-    """What the faults strike: the processes, and the job that runs on them. `down` are those that shall stay away for now."""
+    """The targets of faults: the processes, and the job that runs on them. `down`: processes that must not be started now."""
 
     rig: Rig
     job: str
@@ -56,7 +57,7 @@ class Field:
         return chance.sample(workers, count)
 
     def node(self, chance: random.Random) -> str:
-        """One whose agent runs, rather one with ranks."""
+        """Choose a node whose agent runs, with ranks if possible."""
         ready = [name for name in self.rig.node_names if self.rig.running(name) and name not in self.down]
         working = sorted({worker.node for worker in self.workers()} & set(ready))
         if not ready:
@@ -84,7 +85,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """What was done. `nodes`: those that it touches; an action against any other is wrong."""
+    """An injected fault. `nodes`: the affected nodes; an action against any other node is an error."""
 
     what: str
     nodes: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ def workers_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return Struck(f"SIGKILL to ranks {[worker.rank for worker in workers]}", tuple(worker.node for worker in workers))
 
 
-@kind("SIGKILL to the reaper of one rank: the rank dies with it", leaves_alone=False)
+@kind("SIGKILL to the reaper of one rank, which ends with it", leaves_alone=False)
 def reaper_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
     (worker,) = on.some(chance)
     try:
@@ -136,19 +137,19 @@ def reaper_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return Struck(f"SIGKILL to the reaper of rank {worker.rank} on {worker.node}", (worker.node,))
 
 
-@kind("SIGSTOP to one rank, for good: a hang", leaves_alone=False, recover_s=30.0)
+@kind("SIGSTOP to one rank, permanently: a hang", leaves_alone=False, recover_s=30.0)
 def worker_stop(on: Field, chance: random.Random, hold_s: float) -> Struck:
     (worker,) = on.some(chance)
     _send(worker.pid, signal.SIGSTOP)
     return Struck(f"SIGSTOP to rank {worker.rank} on {worker.node}", (worker.node,))
 
 
-@kind("SIGSTOP to one rank, which goes on before anybody may call it a hang", leaves_alone=True, hold_s=(0.2, 1.0))
+@kind("SIGSTOP to one rank, which continues before the hang timeout", leaves_alone=True, hold_s=(0.2, 1.0))
 def worker_pause(on: Field, chance: random.Random, hold_s: float) -> Struck:
     (worker,) = on.some(chance)
     _send(worker.pid, signal.SIGSTOP)
     return Struck(
-        f"rank {worker.rank} stands still for {hold_s:.1f} s",
+        f"rank {worker.rank} is frozen for {hold_s:.1f} s",
         (worker.node,),
         partial(_send, worker.pid, signal.SIGCONT),
     )
@@ -157,30 +158,30 @@ def worker_pause(on: Field, chance: random.Random, hold_s: float) -> Struck:
 # ---------------------------------------------------------------- nodes
 
 
-@kind("SIGKILL to an agent: its workers die with it", leaves_alone=False, hold_s=(0.5, 8.0), unfit=True)
+@kind("SIGKILL to an agent, whose workers end with it", leaves_alone=False, hold_s=(0.5, 8.0), unfit=True)
 def agent_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
     node = on.node(chance)
     return _away(on, [node], f"SIGKILL to the agent of {node}, back after {hold_s:.1f} s", nodes=(node,))
 
 
-@kind("SIGSTOP to an agent: its workers go on", leaves_alone=True, hold_s=(2.0, 7.0), aftermath_s=6.0)
+@kind("SIGSTOP to an agent, whose workers continue", leaves_alone=True, hold_s=(2.0, 7.0), aftermath_s=6.0)
 def agent_freeze(on: Field, chance: random.Random, hold_s: float) -> Struck:
     node = on.node(chance)
-    return _frozen(on.rig.pid(node), f"the agent of {node} stands still for {hold_s:.1f} s", (node,))
+    return _frozen(on.rig.pid(node), f"the agent of {node} is frozen for {hold_s:.1f} s", (node,))
 
 
-@kind("power failure of a node: processes and memory gone", leaves_alone=False, hold_s=(0.5, 10.0), unfit=True)
+@kind("power failure of a node: processes and memory are lost", leaves_alone=False, hold_s=(0.5, 10.0), unfit=True)
 def node_power(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return _power(on, [on.node(chance)], hold_s, disk=False)
 
 
-@kind("a node is replaced: its disk is gone as well", leaves_alone=False, hold_s=(0.5, 10.0), unfit=True)
+@kind("a node is replaced: its disk is lost as well", leaves_alone=False, hold_s=(0.5, 10.0), unfit=True)
 def node_replaced(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return _power(on, [on.node(chance)], hold_s, disk=True)
 
 
 @kind(
-    "power failure of every node: what is left is on disks",
+    "power failure of every node: shards remain on disks only",
     leaves_alone=False,
     hold_s=(0.5, 3.0),
     recover_s=45.0,
@@ -191,7 +192,7 @@ def fleet_power(on: Field, chance: random.Random, hold_s: float) -> Struck:
 
 
 @kind(
-    "every node is replaced: what is left is in the object store",
+    "every node is replaced: shards remain in the object store only",
     leaves_alone=False,
     hold_s=(0.5, 3.0),
     recover_s=45.0,
@@ -202,7 +203,7 @@ def fleet_replaced(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return _power(on, on.rig.node_names, hold_s, disk=True)
 
 
-@kind("SIGKILL to a worker template: running workers go on", leaves_alone=True)
+@kind("SIGKILL to a worker template, while running workers continue", leaves_alone=True)
 def template_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
     node = on.node(chance)
     _send(on.child(node, TEMPLATE), signal.SIGKILL)
@@ -219,7 +220,7 @@ def replicator_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
 @kind("SIGSTOP to a replicator", leaves_alone=True, hold_s=(1.0, 8.0))
 def replicator_freeze(on: Field, chance: random.Random, hold_s: float) -> Struck:
     node = on.node(chance)
-    return _frozen(on.child(node, REPLICATOR), f"the replicator of {node} stands still for {hold_s:.1f} s", (node,))
+    return _frozen(on.child(node, REPLICATOR), f"the replicator of {node} is frozen for {hold_s:.1f} s", (node,))
 
 
 # ---------------------------------------------------------------- control plane
@@ -239,13 +240,13 @@ def diagnostics_all_kill(on: Field, chance: random.Random, hold_s: float) -> Str
 @kind("SIGSTOP to one diagnostics", leaves_alone=True, hold_s=(2.0, 20.0), aftermath_s=6.0)
 def diagnostics_freeze(on: Field, chance: random.Random, hold_s: float) -> Struck:
     name = on.service(chance, DIAGNOSTICS)
-    return _frozen(on.rig.pid(name), f"{name} stands still for {hold_s:.1f} s")
+    return _frozen(on.rig.pid(name), f"{name} is frozen for {hold_s:.1f} s")
 
 
-@kind("SIGKILL to the supervisor that leads", leaves_alone=True, hold_s=(0.0, 5.0), aftermath_s=4.0)
+@kind("SIGKILL to the leader", leaves_alone=True, hold_s=(0.0, 5.0), aftermath_s=4.0)
 def supervisor_leader_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
     name = on.leader()
-    return _away(on, [name], f"SIGKILL to {name}, which leads, back after {hold_s:.1f} s")
+    return _away(on, [name], f"SIGKILL to {name}, the leader, back after {hold_s:.1f} s")
 
 
 @kind("SIGKILL to the standby", leaves_alone=True, hold_s=(0.0, 5.0))
@@ -260,11 +261,11 @@ def supervisor_all_kill(on: Field, chance: random.Random, hold_s: float) -> Stru
     return _away(on, SUPERVISORS, f"SIGKILL to both supervisors, back after {hold_s:.1f} s")
 
 
-@kind("SIGSTOP to the supervisor that leads: another takes over, and it wakes up", leaves_alone=True, hold_s=(1.0, 15.0),
+@kind("SIGSTOP to the leader: the standby takes over, and the old leader continues", leaves_alone=True, hold_s=(1.0, 15.0),
       aftermath_s=6.0)  # fmt: skip
 def supervisor_leader_freeze(on: Field, chance: random.Random, hold_s: float) -> Struck:
     name = on.leader()
-    return _frozen(on.rig.pid(name), f"{name}, which leads, stands still for {hold_s:.1f} s")
+    return _frozen(on.rig.pid(name), f"{name}, the leader, is frozen for {hold_s:.1f} s")
 
 
 @kind("SIGSTOP to both supervisors", leaves_alone=True, hold_s=(2.0, 15.0), aftermath_s=6.0)
@@ -276,7 +277,7 @@ def supervisor_all_freeze(on: Field, chance: random.Random, hold_s: float) -> St
         for each in frozen:
             each.undo()
 
-    return Struck(f"both supervisors stand still for {hold_s:.1f} s", (), undo)
+    return Struck(f"both supervisors are frozen for {hold_s:.1f} s", (), undo)
 
 
 @kind("SIGKILL to Redis", leaves_alone=True, hold_s=(0.0, 5.0), aftermath_s=4.0)
@@ -288,15 +289,15 @@ def redis_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
 @kind("SIGSTOP to Redis", leaves_alone=True, hold_s=(0.5, 8.0), aftermath_s=4.0)
 def redis_freeze(on: Field, chance: random.Random, hold_s: float) -> Struck:
     name = on.service(chance, ["redis"])
-    return _frozen(on.rig.pid(name), f"Redis stands still for {hold_s:.1f} s")
+    return _frozen(on.rig.pid(name), f"Redis is frozen for {hold_s:.1f} s")
 
 
-@kind("Redis, diagnostics and supervisors are away for long", leaves_alone=True, alone=True, long=True, aftermath_s=8.0)
+@kind("Redis, diagnostics and supervisors are down for long", leaves_alone=True, alone=True, long=True, aftermath_s=8.0)
 def control_plane_away(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return _away(on, SERVICES, f"the control plane is away for {hold_s:.0f} s")
 
 
-@kind("the same, and a rank dies meanwhile", leaves_alone=False, alone=True, long=True, recover_s=30.0, aftermath_s=4.0)
+@kind("the same, and a rank is killed", leaves_alone=False, alone=True, long=True, recover_s=30.0, aftermath_s=4.0)
 def crash_without_control_plane(on: Field, chance: random.Random, hold_s: float) -> Struck:
     away = _away(on, SERVICES, f"the control plane is away for {hold_s:.0f} s")
     try:
@@ -406,14 +407,14 @@ def net_control_one_way(on: Field, chance: random.Random, hold_s: float) -> Stru
     return _cut(on, node, f"packets of {node} {way} are lost for {hold_s:.1f} s", pair)
 
 
-@kind("a node is cut off from everybody", leaves_alone=False, hold_s=(3.0, 15.0), unfit=True, aftermath_s=4.0,
+@kind("a node is cut off from all others", leaves_alone=False, hold_s=(3.0, 15.0), unfit=True, aftermath_s=4.0,
       needs=Need.NETWORK)  # fmt: skip
 def net_node_cut(on: Field, chance: random.Random, hold_s: float) -> Struck:
     node = on.node(chance)
     index = on.rig.node_names.index(node)
     others = [HOST, *(each for each in range(on.rig.nodes) if each != index)]
     pairs = [pair for other in others for pair in ((index, other), (other, index))]
-    return _cut(on, node, f"{node} is cut off from everybody for {hold_s:.1f} s", *pairs)
+    return _cut(on, node, f"{node} is cut off from all others for {hold_s:.1f} s", *pairs)
 
 
 @kind("packets of a node to the other nodes are lost: one way", leaves_alone=False, hold_s=(3.0, 15.0), unfit=True,
@@ -435,17 +436,17 @@ def net_loss(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return Struck(what, (node,), partial(on.rig.network.heal, index))
 
 
-@kind("a node's packets come late", leaves_alone=True, hold_s=(3.0, 12.0), needs=Need.NETWORK)
+@kind("a node's packets are delayed", leaves_alone=True, hold_s=(3.0, 12.0), needs=Need.NETWORK)
 def net_delay(on: Field, chance: random.Random, hold_s: float) -> Struck:
     assert on.rig.network is not None, "kinds that the machine lacks the means for are not planned"
     node, seconds = on.node(chance), chance.choice((0.005, 0.02, 0.05))
     index = on.rig.node_names.index(node)
     on.rig.network.delay(index, seconds)
-    what = f"packets of {node} come {seconds * 1e3:.0f} ms late for {hold_s:.1f} s"
+    what = f"packets of {node} are delayed by {seconds * 1e3:.0f} ms for {hold_s:.1f} s"
     return Struck(what, (node,), partial(on.rig.network.heal, index))
 
 
-@kind("the way of one service to Redis stalls in one direction or both, or is reset", leaves_alone=True, hold_s=(1.0, 12.0),
+@kind("connections of one service to Redis stall, one way or both, or are reset", leaves_alone=True, hold_s=(1.0, 12.0),
       aftermath_s=6.0)  # fmt: skip
 def redis_link(on: Field, chance: random.Random, hold_s: float) -> Struck:
     name = on.service(chance, [*DIAGNOSTICS, *SUPERVISORS])
@@ -455,13 +456,13 @@ def redis_link(on: Field, chance: random.Random, hold_s: float) -> Struck:
     def undo() -> None:
         relay.mode = Mode.OPEN
 
-    return Struck(f"the way of {name} to Redis {relay.mode.value} for {hold_s:.1f} s", (), undo)
+    return Struck(f"the relay from {name} to Redis {relay.mode.value} for {hold_s:.1f} s", (), undo)
 
 
 # ---------------------------------------------------------------- stored copies
 
 
-@kind("a bit flips in the memory image of a rank that then dies", leaves_alone=False)
+@kind("a bit flips in the memory image of a rank, which is then killed", leaves_alone=False)
 def corrupt_memory(on: Field, chance: random.Random, hold_s: float) -> Struck:
     (worker,) = on.some(chance)
     _send(worker.pid, signal.SIGSTOP)
@@ -498,23 +499,23 @@ def corrupt_store(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return Struck(f"{power.what}, {flipped or 'nothing to flip'}", power.nodes, power.undo)
 
 
-@kind("the object store is away", leaves_alone=True, hold_s=(2.0, 12.0))
+@kind("the object store is unavailable", leaves_alone=True, hold_s=(2.0, 12.0))
 def store_away(on: Field, chance: random.Random, hold_s: float) -> Struck:
     store = on.rig.store
     away = store.with_name("store-away")
     if not store.exists():
-        raise NotNow("it is away")
+        raise NotNow("the object store is already unavailable")
     store.rename(away)
-    store.write_text("no directory: what is written here fails\n")
+    store.write_text("not a directory, so that all writes fail\n")
 
     def undo() -> None:
         store.unlink()
         away.rename(store)
 
-    return Struck(f"the object store is away for {hold_s:.1f} s", (), undo)
+    return Struck(f"the object store is unavailable for {hold_s:.1f} s", (), undo)
 
 
-# ---------------------------------------------------------------- how
+# ---------------------------------------------------------------- helpers
 
 
 def _send(pid: int, number: signal.Signals) -> None:
@@ -532,7 +533,7 @@ def _frozen(pid: int, what: str, nodes: tuple[str, ...] = ()) -> Struck:
 def _away(on: Field, names: Sequence[str], what: str, nodes: tuple[str, ...] = ()) -> Struck:
     killed = [name for name in names if on.rig.running(name) and name not in on.down]
     if not killed:
-        raise NotNow(f"{', '.join(names)} away already")
+        raise NotNow(f"{', '.join(names)} already stopped")
     on.down.update(killed)
     for name in killed:
         on.rig.kill(name)
@@ -564,7 +565,7 @@ def _full(directory: Path, what: str, node: str) -> Struck:
             while file.write(b"\0" * FILL_BYTES):
                 pass
         except OSError:
-            pass  # full: that is what is wanted
+            pass  # the file system is full, as intended
     return Struck(what, (node,), partial(filler.unlink, missing_ok=True))
 
 
@@ -574,7 +575,7 @@ def _without_descriptors(pid: int, who: str, hold_s: float, nodes: tuple[str, ..
         soft, hard = process.rlimit(resource.RLIMIT_NOFILE)
         process.rlimit(resource.RLIMIT_NOFILE, (process.num_fds() + DESCRIPTORS_LEFT, hard))
     except psutil.Error as error:
-        raise NotNow(f"{who} has gone") from error
+        raise NotNow(f"{who} has ended") from error
 
     def undo() -> None:
         try:

@@ -1,4 +1,4 @@
-"""A network namespace per node, joined by a switch in user space. Needs root, `ip`, `nsenter` and /dev/net/tun.
+"""A network namespace per node, connected by a switch in user space. Needs root, `ip`, `nsenter` and /dev/net/tun.
 
     with Network(nodes=5) as network:
         network.host                      address of this machine for the nodes
@@ -38,7 +38,7 @@ _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 
 
 def missing() -> str:
-    """Why there can be no such network here; empty when there can."""
+    """Return the reason why such a network is not possible on this machine; "" if it is possible."""
     if os.geteuid():
         return "not root"
     for tool in ("ip", "nsenter"):
@@ -83,22 +83,22 @@ class Network:
 
     def cut(self, source: int, target: int) -> None:
         self._cut.add((source + 1, target + 1))
-        self._tell()
+        self._send_rules()
 
     def lose(self, node: int, share: float) -> None:
         self._loss[node + 1] = share
-        self._tell()
+        self._send_rules()
 
     def delay(self, node: int, seconds: float) -> None:
         self._delay_s[node + 1] = seconds
-        self._tell()
+        self._send_rules()
 
     def heal(self, node: int) -> None:
-        """Everything that was done to and from this node is over."""
+        """End all cuts, losses and delays to and from this node."""
         self._cut = {ports for ports in self._cut if node + 1 not in ports}
         self._loss.pop(node + 1, None)
         self._delay_s.pop(node + 1, None)
-        self._tell()
+        self._send_rules()
 
     @property
     def alive(self) -> bool:
@@ -137,7 +137,7 @@ class Network:
             start_new_session=True,
         )
 
-    def _tell(self) -> None:
+    def _send_rules(self) -> None:
         rules: dict[str, Any] = {"cut": sorted(self._cut), "loss": self._loss, "delay_s": self._delay_s}
         assert self._switch is not None, "the network has not been entered"
         assert self._switch.stdin is not None
@@ -172,7 +172,7 @@ def _free_subnet() -> int:
 
 
 def _sweep() -> None:
-    """Namespaces of soaks that were killed."""
+    """Delete the namespaces of killed soaks."""
     listed = subprocess.run(
         ["ip", "netns", "list"], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
     )

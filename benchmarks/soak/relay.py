@@ -1,6 +1,6 @@
-"""A TCP relay in front of one server, for one client: it stalls either direction, or resets what there is and what comes.
+"""A TCP relay between one client and one server, which can stall each direction, or reset existing and new connections.
 
-A thread of its own. Works without any privilege; the nodes' whole network is `network`'s.
+It runs in a separate thread and needs no privileges. (`network` controls the complete network of the nodes.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mode(Enum):
 
 
 class Relay:
-    """On a free port of the loopback. `mode` may be set from any thread."""
+    """Listens on a free port of the loopback. `mode` may be set from any thread."""
 
     def __init__(self, upstream: tuple[str, int]) -> None:
         self.upstream = upstream
@@ -34,7 +34,9 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
-        self._other: dict[socket.socket, tuple[socket.socket, bool]] = {}  # → (its other side, is it the client)
+        self._other: dict[
+            socket.socket, tuple[socket.socket, bool]
+        ] = {}  # socket → (the other side, whether that is the client)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"relay-{self.port}", daemon=True)
         self._thread.start()
@@ -62,7 +64,7 @@ class Relay:
                 elif source in self._other:
                     stalled |= not self._pass_on(source)
             if stalled:
-                self._ended.wait(POLL_S)  # what is readable stays so: no busy loop
+                self._ended.wait(POLL_S)  # the sockets stay readable; avoids a busy loop
         self._drop_all()
         self._listener.close()
         self._selector.close()
@@ -87,7 +89,7 @@ class Relay:
             self._selector.register(one, selectors.EVENT_READ)
 
     def _pass_on(self, source: socket.socket) -> bool:
-        """False when it may not for now."""
+        """Pass on data. Returns False if the mode forbids it now."""
         target, is_client = self._other[source]
         held = (Mode.STALL, Mode.STALL_TO_SERVER if is_client else Mode.STALL_TO_CLIENT)
         if self.mode in held:
@@ -98,7 +100,7 @@ class Relay:
                 target.sendall(read)
                 return True
         except OSError:
-            pass  # one side is gone: so is the other
+            pass  # one side has closed, so close the other
         self._drop(source)
         return True
 

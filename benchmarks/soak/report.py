@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Rows of the table in docs/architecture.md: what dies → the kinds of fault that show it.
+# Rows of the table in docs/architecture.md: failed part → the kinds of fault that are counted.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "diagnostics": ("diagnostics_kill", "diagnostics_all_kill"),
     "supervisor": ("supervisor_leader_kill", "supervisor_standby_kill", "supervisor_all_kill"),
@@ -28,27 +28,27 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# Between these the page has the table.
+# The marks around the table in the page.
 BEGIN, END = "<!-- measured by make soak -->", "<!-- end of what make soak measured -->"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one trial came to."""
+    """The result of one trial."""
 
     number: int
     kinds: tuple[str, ...]
-    what: str  # what was done, in words
-    pause_s: float  # the longest without a whole step
-    bound_s: float  # that it may have taken
+    what: str  # description of the faults
+    pause_s: float  # the longest time without a step of all ranks
+    bound_s: float  # upper limit of `pause_s`
     rework_steps: int
-    generations: int  # new ones
-    findings: tuple[tuple[str, str], ...] = ()  # (count that it belongs to, in words)
+    generations: int  # number of new generations
+    findings: tuple[tuple[str, str], ...] = ()  # (kind of error, description)
 
 
 @dataclass(slots=True)
 class Report:
-    """Everything that a soak found. What is counted of it comes from the outcomes."""
+    """All results of a soak. Its counts are computed from the outcomes."""
 
     seed: int
     minutes: float
@@ -56,9 +56,9 @@ class Report:
     outcomes: list[Outcome] = field(default_factory=list)
     wrong_values: int = 0
     leaks: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)  # kind → why
-    slowest: float = 1.0  # the machine's slowness, as measured, at its worst
-    broken_off: str = ""  # why it did not run to its end
+    skipped: dict[str, str] = field(default_factory=dict)  # kind → reason
+    slowest: float = 1.0  # the highest measured slowness of the machine
+    broken_off: str = ""  # reason why the soak did not run to its end
     elapsed_s: float = 0.0
 
     def count(self, what: str) -> int:
@@ -107,7 +107,7 @@ class Report:
         }
 
     def _by_kind(self) -> dict[str, dict[str, float]]:
-        """Of the trials that were of one kind only: in the others nobody can say whose pause it was."""
+        """Return statistics by kind, from trials with a single fault, because otherwise a pause belongs to no single kind."""
         alone: dict[str, list[Outcome]] = defaultdict(list)
         for outcome in self.outcomes:
             if len(outcome.kinds) == 1:
@@ -124,7 +124,7 @@ class Report:
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:
-    """p50, p99 and max, by nearest rank; empty for nothing."""
+    """Return p50, p99 and max, by nearest rank; empty without values."""
     ordered = sorted(values)
     if not ordered:
         return {}
@@ -136,7 +136,7 @@ def quantiles(values: Iterable[float]) -> dict[str, float]:
 
 
 def table(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown for docs/architecture.md from report.json of one soak or several: what dies, and what that cost."""
+    """Return Markdown for docs/architecture.md from the report.json of one soak or several: failed parts and their cost."""
     rows = ["| dies | times | new generations | longest pause | steps done again |", "|---|---|---|---|---|"]
     for part, kinds in PARTS.items():
         found = [by[kind] for report in reports for by in [report["pause_s_by_kind"]] for kind in kinds if kind in by]
@@ -153,7 +153,7 @@ def table(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_table(page: str, table: str) -> str:
-    """The page with `table` between its marks. Raises `ValueError` when it has none."""
+    """Return the page with `table` between its marks. Raises `ValueError` if the page has no marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -162,7 +162,7 @@ def with_table(page: str, table: str) -> str:
 
 
 def table_of(page: str) -> list[str]:
-    """The lines between the marks."""
+    """Return the lines between the marks."""
     return page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
 
 

@@ -1,10 +1,11 @@
-"""The processes of a soak: Redis, two diagnostics, two supervisors, nodes; each killed, frozen and started again by name.
+"""Runs the processes of a soak: Redis, two diagnostics, two supervisors, nodes. Each can be killed, frozen and restarted by
+name.
 
     redis · diagnostics-a, -b · supervisor-a, -b · node-0 … (an agent each, below it replicator, template and workers)
 
-What `holdfast up` does for a user (`LocalStack`) is not enough here: everything exists twice, each node has a network, a clock,
-a memory and a disk of its own where the machine allows it, and Redis is reached through relays. What the machine does not
-allow is in `lacks`.
+`LocalStack` (of `holdfast up`) is not sufficient: here every service runs twice, each node has a separate network, clock,
+memory and disk if the machine allows it, and Redis is reached through relays. `lacks` has the means that the machine does not
+allow.
 
     <work>/<node>/disk/            agent directory and disk tier; a tmpfs of `DISK_BYTES` under root
     <work>/<node>/shm/             memory tier; a tmpfs of `SHM_BYTES` under root, else below /dev/shm
@@ -38,7 +39,7 @@ from holdfast.cli.processes import kill_tree
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.children import tied
 
-MARK = "SOAK_OWNER"  # in the environment of every process; not HOLDFAST_…: workers do not inherit those
+MARK = "SOAK_OWNER"  # in the environment of every process; not HOLDFAST_…, which workers do not inherit
 DISK_BYTES = 256 << 20
 SHM_BYTES = 96 << 20
 MEMORY_ROOT = Path("/dev/shm")
@@ -50,14 +51,14 @@ SUPERVISORS = ("supervisor-a", "supervisor-b")
 DIAGNOSTICS = ("diagnostics-a", "diagnostics-b")
 SERVICES = ("redis", *DIAGNOSTICS, *SUPERVISORS)
 REPLICATOR, TEMPLATE = "holdfast.replicator", "holdfast.train.template"
-WORKER = "holdfast: "  # begins what is shown of a worker instead of its template's command line
-REAPER = "holdfast-reaper"  # by name: forked from a template, it has that one's command line
+WORKER = "holdfast: "  # start of a worker's title, which replaces the command line of its template
+REAPER = "holdfast-reaper"  # process name of a reaper; its command line is that of the template
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass(slots=True)
 class Rig:
-    """Use as a context manager: everything is gone at the end."""
+    """A context manager, which ends all processes and deletes their files at the end."""
 
     nodes: int
     logs: Path
@@ -78,7 +79,7 @@ class Rig:
 
     def __enter__(self) -> Self:
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.work = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))  # short: sockets lie in it
+        self.work = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))  # short, for sockets
         self.owner = self.work.name
         try:
             self._prepare()
@@ -124,7 +125,7 @@ class Rig:
             self._mounts.append(path)
 
     def _start_all(self) -> None:
-        self._redis = EmbeddedRedis(self.work / "redis", on_loopback=True)  # the relays stand before it
+        self._redis = EmbeddedRedis(self.work / "redis", on_loopback=True)  # on the loopback, for the relays
         self.start("redis")
         host, port = "127.0.0.1", int(self._redis.url.rsplit(":", 1)[1].split("/")[0])
         self.relays = {name: Relay((host, port)) for name in (*DIAGNOSTICS, *SUPERVISORS)}
@@ -158,7 +159,7 @@ class Rig:
             self.network.close()
 
     def clean(self) -> None:
-        """After `stop`, and after what is left has been looked for: keep the workers' logs, remove the rest."""
+        """Keep the workers' logs and delete all other files. Call this after `stop` and after the search for leftovers."""
         for node in self.node_names:
             kept = self.logs / node
             for log in self.disk(node).glob("**/*.log"):
@@ -169,7 +170,7 @@ class Rig:
         for path in (self.work, *MEMORY_ROOT.glob(f"{self.owner}-*")):
             shutil.rmtree(path, ignore_errors=True)
 
-    # ------------------------------------------------------------------ where things are
+    # ------------------------------------------------------------------ locations
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -212,7 +213,7 @@ class Rig:
         return self._redis.pid if name == "redis" else self._processes[name].pid
 
     def child(self, node: str, module: str) -> int | None:
-        """Pid of the process that the agent of `node` itself runs as `module`; None while there is none."""
+        """Return the pid of the direct child of `node`'s agent that runs `module`; None if there is none."""
         try:
             children = psutil.Process(self.pid(node)).children()
             return next((each.pid for each in children if module in each.cmdline() and each.name() != REAPER), None)
@@ -220,7 +221,7 @@ class Rig:
             return None
 
     def start(self, name: str) -> None:
-        """Where it was, with what it has kept. Returns when a service serves; a node takes its time."""
+        """Start a process again with its old directories. For a service, wait until it serves; for a node, do not wait."""
         if name == "redis":
             with self._preloaded("redis"):
                 self._redis.start()
@@ -236,7 +237,7 @@ class Rig:
             self._start_node(name)
 
     def kill(self, name: str) -> None:
-        """SIGKILL to it, and nothing else: what it leaves is for the others to bear."""
+        """Send SIGKILL to the process only. Its children and files remain, as after a real crash."""
         if name == "redis":
             os.kill(self._redis.pid, signal.SIGKILL)
             self._redis.stop()
@@ -247,7 +248,8 @@ class Rig:
         process.wait(GONE_TIMEOUT_S)
 
     def power_off(self, node: str, *, disk: bool = False) -> None:
-        """Every process of a node at once, and its memory; with `disk` another machine comes in its place."""
+        """Kill all processes of a node at once and delete its memory tier; with `disk` also its disk, as if it were
+        replaced."""
         process = self._processes[node]
         kill_tree(process.pid)
         process.wait(GONE_TIMEOUT_S)
@@ -261,7 +263,7 @@ class Rig:
             return
 
     def leftovers(self) -> list[psutil.Process]:
-        """Processes that carry our mark, wherever they are in the tree."""
+        """Return the processes with this rig's mark in their environment, anywhere in the process tree."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -285,7 +287,7 @@ class Rig:
             {"HOLDFAST_REDIS_URL": redis, "HOLDFAST_READY_FILE": str(ready), **environment},
         )
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not ready.exists() and self.running("redis"):  # without Redis it waits, or ends and is started again
+        while not ready.exists() and self.running("redis"):  # without Redis the service waits, or ends and is restarted
             if time.monotonic() > deadline or not self.running(name):
                 return
             time.sleep(POLL_S)
@@ -318,7 +320,7 @@ class Rig:
             "HOLDFAST_KERNEL_LOG": str(disk / "kernel.log"),
             "HOLDFAST_ZONE": f"zone-{index % self.zones}",
             "HOLDFAST_LINK_TESTS": "false",
-            "HOLDFAST_PREFLIGHT_EVERY_S": "0",  # the nodes are one machine: each test would only slow the others
+            "HOLDFAST_PREFLIGHT_EVERY_S": "0",  # the nodes share one machine, so a test would slow down the others
             "OMP_NUM_THREADS": "1",
         }
         command = [sys.executable, "-m", "holdfast.agent"]
@@ -346,7 +348,7 @@ class Rig:
 
     @contextmanager
     def _preloaded(self, name: str) -> Iterator[None]:
-        """The embedded Redis takes our environment."""
+        """Set the library in this process's environment, which the embedded Redis inherits."""
         added = {MARK: self.owner} | ({} if self.clocks is None else self.clocks.environment(name))
         before = {key: os.environ.get(key) for key in added}
         os.environ.update(added)

@@ -1,8 +1,8 @@
-"""Which faults strike when. Pure: a seed gives the same plan for ever.
+"""Plans the faults of a soak. Pure: equal seeds give equal plans.
 
-Every kind is struck once before any is struck again. Two trials of five are of one kind, the others of two or three at once, a
-moment apart: how the parts recover together is what single faults cannot show. `alone` kinds (which take everything
-down, or the control plane for long) are not mixed with others, and the plan says for how long each fault lasts.
+Every kind is used once before any kind is used again. Two trials of five have one fault; the others have two or three faults
+shortly after each other, because only these show how the parts recover together. `alone` kinds (which stop all nodes, or the
+control plane for a long time) are not mixed with others. The plan contains the duration of each fault.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MIXED = (1, 1, 2, 2, 3)  # kinds in a trial, drawn from these
-SPREAD_S = 1.5  # within a trial, faults strike within so long of each other
+SPREAD_S = 1.5  # the faults of a trial are injected within this time
 LONG_HOLD_S_MAX = 180.0
-LONG_HOLD_SHARE = 0.12  # of the whole soak, for one absence of the control plane
+LONG_HOLD_SHARE = 0.12  # duration of one outage of the control plane, as a fraction of the soak
 
 
 class Need(StrEnum):
-    """What a kind needs of the machine; without it the kind is skipped and the report says so."""
+    """The means that a kind needs; without them, the kind is skipped and listed in the report."""
 
     CLOCK = "a C compiler, for clocks that jump"
     MOUNT = "root, for a small file system of each node's own"
@@ -28,18 +28,18 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a fault may do to the run, and what it needs."""
+    """The permitted effects of a fault on the run, and the means that it needs."""
 
     name: str
-    does: str  # in words, for the log
-    leaves_alone: bool  # the run must go on in the same generation; else it must step again
-    hold_s: tuple[float, float] = (0.0, 0.0)  # how long it lasts, drawn from this range
-    recover_s: float = 20.0  # after its end, on a quiet machine, until every rank steps again
-    aftermath_s: float = 2.0  # its late effects show within this
+    does: str  # description for the log
+    leaves_alone: bool  # True: the run must continue in the same generation; False: it must step again
+    hold_s: tuple[float, float] = (0.0, 0.0)  # range of its duration
+    recover_s: float = 20.0  # limit until every rank steps again after its end, on a quiet machine
+    aftermath_s: float = 2.0  # time in which late effects can occur
     alone: bool = False
     long: bool = False  # lasts for minutes in a long soak, see `longest_s`
-    unfit: bool = False  # its node cannot work: to take the ranks away is right
-    keeps_near: bool = True  # what nodes hold survives it, if it strikes one node
+    unfit: bool = False  # its node cannot work, so moving the ranks is correct
+    keeps_near: bool = True  # shards on nodes survive it, if it affects only one node
     needs: Need | None = None
 
 
@@ -48,9 +48,9 @@ class Strike:
     """One fault of one trial."""
 
     kind: str
-    after_s: float  # from the trial's begin
+    after_s: float  # from the beginning of the trial
     hold_s: float
-    draw: int  # decides whom it strikes, by whatever runs then
+    draw: int  # random number that selects its target among the running processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class Trial:
 
 
 def longest_s(minutes: float) -> float:
-    """How long the control plane is absent, at most, in a soak of `minutes`."""
+    """Return the longest outage of the control plane in a soak of `minutes`."""
     return min(LONG_HOLD_S_MAX, max(10.0, LONG_HOLD_SHARE * 60.0 * minutes))
 
 
 def plan(seed: int, kinds: Mapping[str, Kind], minutes: float) -> Iterator[Trial]:
-    """Trials without end. Raises ValueError when there is nothing to strike with."""
+    """Yield trials without end. Raises ValueError if there are no kinds."""
     if not kinds:
-        raise ValueError("no kind of fault is left to strike with")
+        raise ValueError("no kind of fault is possible")
     chance = random.Random(seed)
     waiting: list[str] = []
     number = 0
@@ -81,13 +81,13 @@ def plan(seed: int, kinds: Mapping[str, Kind], minutes: float) -> Iterator[Trial
 
 
 def _round(chance: random.Random, names: Sequence[str], *, after: Sequence[str]) -> list[str]:
-    """All of them in a new order; those that still wait come last, so that none is in one trial twice."""
+    """Return all kinds in a new order; kinds in `after` come last, so that no kind is in one trial twice."""
     order = chance.sample(list(names), len(names))
     return sorted(order, key=lambda name: name in after)
 
 
 def _together(waiting: list[str], kinds: Mapping[str, Kind], count: int) -> list[str]:
-    """Takes the next out of `waiting`, with as many that may be mixed with it as are asked for."""
+    """Take the next kind out of `waiting`, with up to `count` - 1 kinds that may be mixed with it."""
     chosen = [waiting.pop(0)]
     if kinds[chosen[0]].alone:
         return chosen

@@ -1,4 +1,4 @@
-"""One soak: strikes what the plan says, waits until the run is well again, and writes down what was wrong."""
+"""Runs one soak: injects the planned faults, waits until the run has recovered, and records errors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from benchmarks.soak.truth import StepReader, read_wrong
 from benchmarks.soak.watch import Api
 
 START_TIMEOUT_S = 120.0
-LAST_CALM_S = 6.0  # connections that a struck service had taken without an answer are closed by then
+LAST_CALM_S = 6.0  # time after which connections that a failed service accepted without an answer are closed
 POLL_S = 0.1
-KEEPER_BACKOFF_S = 0.5  # a service that ended by itself is started again after this, as a service manager does
-PAUSE_S_MAX = 6.0  # of a run that no fault touches, on a quiet machine
-API_LATE_S = 15.0  # the API may say what the processes do so much later
+KEEPER_BACKOFF_S = 0.5  # delay before a service that ended by itself is restarted, as by a service manager
+PAUSE_S_MAX = 6.0  # longest pause of a run that no fault affects, on a quiet machine
+API_LATE_S = 15.0  # the API may show the state of the processes with this delay
 MEASURE_EVERY_S = 3.0
-SLOWNESS_MAX = 5.0  # beyond it the machine is no place for a soak
-CHANGES_MAX = 10  # of the fleet's breaker, which rightly opens at 30 generations in five minutes
+SLOWNESS_MAX = 5.0  # on a slower machine a soak is not possible
+CHANGES_MAX = 10  # changes before the circuit breaker is reset, which correctly opens at 30 generations in five minutes
 STEPS = 100_000_000
 PAUSE_PER_STEP_S = 0.03
 INTERVAL_STEPS = 20
@@ -40,12 +40,12 @@ Say = Callable[[str], None]
 
 
 class BrokenOff(Exception):
-    """The soak cannot go on; what was found until then counts."""
+    """The soak cannot continue; earlier results are kept."""
 
 
 @dataclass(slots=True)
 class Soak:
-    """`run` leaves everything in `report`. The rig is entered already."""
+    """`run` stores its results in `report`. The rig must have been entered."""
 
     rig: Rig
     report: Report
@@ -104,7 +104,7 @@ class Soak:
             self.report.leaks |= leaks(self._samples)
 
     def look_for_leftovers(self) -> None:
-        """After the rig has been stopped: nothing of it may be there."""
+        """Check that no process and no lock of the rig is left. Call this after the rig has been stopped."""
         for process in self.rig.leftovers():
             try:
                 command = " ".join(process.cmdline())[:120]
@@ -160,7 +160,7 @@ class Soak:
         self._until(lambda: (self.api.job(job) or {}).get("phase") in ENDED, 30.0, f"{job} does not stop")
 
     def _workers(self) -> list[Worker]:
-        """The ranks that run, from the processes themselves: what the API says may be late."""
+        """Return the running ranks, from the processes themselves, because the API may be late."""
         found: list[Worker] = []
         for path in sorted(self._truth.glob("rank-*.pid")):
             try:
@@ -177,7 +177,7 @@ class Soak:
         for node in self.rig.node_names:
             if self.rig.running(node) and self.rig.pid(node) in ancestors:
                 return node
-        raise LookupError(f"{process.pid} is no worker")
+        raise LookupError(f"{process.pid} is not a worker")
 
     # ------------------------------------------------------------------ one trial
 
@@ -237,14 +237,14 @@ class Soak:
             tuple(findings),
         )
         self.report.outcomes.append(outcome)
-        self._tell(outcome, generations)
+        self._log_outcome(outcome, generations)
         if any(kind == "unrecovered" for kind, _ in findings):
-            self._start_anew_if_dead()
+            self._replace_dead_job()
         elif not findings:
             self._samples.append(watch.sample(self.rig, self._world_size))
 
     def _strike(self, trial: Trial) -> list[tuple[str, Struck]]:
-        """Make every fault of the trial at its time, undo each at its own, and return when the last is undone."""
+        """Inject and undo every fault of the trial at its times. Returns when the last fault is undone."""
         began = time.monotonic()
         struck: list[tuple[str, Struck]] = []
         to_do = sorted((strike.after_s, index) for index, strike in enumerate(trial.strikes))
@@ -270,7 +270,7 @@ class Soak:
         return struck
 
     def _settle(self, since: float, recover_s: float, aftermath_s: float, what: str) -> list[tuple[str, str]]:
-        """Until the run steps, the API says so, every node is back, and all that has been so for `aftermath_s`."""
+        """Wait until the run steps, the API shows this, every node is connected, and all this has held for `aftermath_s`."""
         well_since: float | None = None
         trouble = ""
         while True:
@@ -288,16 +288,16 @@ class Soak:
             time.sleep(POLL_S)
 
     def _trouble(self, since: float) -> tuple[str, bool]:
-        """What is not as it should be, and whether it is final; empty when all is well."""
+        """Return (deviation from the expected state, whether it is final); "" if the state is as expected."""
         view = self.api.job(self.job)
         if view is not None and view["phase"] in ENDED:
             return f"{self.job} {view['phase']}: {view['reason']}", True
         last = self.progress.last
         if self.progress.recovered_at(since) is None:
-            return f"no rank steps; the API says: {watch.words(view)}", False
+            return f"no rank steps; API: {watch.words(view)}", False
         assert last is not None
         if view is None or view["phase"] != "running" or view["incident"] or view["generation"] != last.generation:
-            return f"generation {last.generation} steps; the API says: {watch.words(view)}", False
+            return f"generation {last.generation} steps; API: {watch.words(view)}", False
         if len(view["ranks"]) != self._world_size:
             return f"{len(view['ranks'])} of {self._world_size} ranks run", False
         away = sorted(node["node"] for node in self.api.nodes() if node["state"] == "lost")
@@ -306,7 +306,7 @@ class Soak:
     # ------------------------------------------------------------------ all the time
 
     def _look(self) -> None:
-        """What the ranks have done since, and a service that ended by itself is started again."""
+        """Read new steps of the ranks, and restart services that ended by themselves."""
         if self._reader is not None:
             self.progress.add(self._reader.new())
         now = time.monotonic()
@@ -326,7 +326,7 @@ class Soak:
             raise BrokenOff("the switch between the nodes has ended")
 
     def _slowness(self, since: float) -> float:
-        """The machine at its slowest since then: what bounds are multiplied by."""
+        """Return the highest slowness of the machine since `since`, by which limits are multiplied."""
         slowest = max((slow for at, slow in self._measured if at >= since - MEASURE_EVERY_S), default=1.0)
         return min(slowest, SLOWNESS_MAX)
 
@@ -360,12 +360,12 @@ class Soak:
         found = [wrong for truth in self._truths for wrong in read_wrong(truth)]
         return [str(wrong) for wrong in found[before:]]
 
-    def _start_anew_if_dead(self) -> None:
-        """A run that is dead would hide everything that the rest of the soak could find."""
+    def _replace_dead_job(self) -> None:
+        """Start another job if the run does not recover, because a dead run would hide all further errors."""
         since = time.monotonic()
         if not self._settle(since, START_TIMEOUT_S / 4, 1.0, "another wait"):
             return
-        self.say(f"     {self.job} stays dead; another one starts")
+        self.say(f"     {self.job} does not recover; starting another job")
         self._dump()
         for worker in self._workers():
             _resume(worker.pid)
@@ -375,7 +375,7 @@ class Soak:
             raise BrokenOff(found[0][1])
 
     def _dump(self) -> None:
-        """For who asks why it is dead."""
+        """Log the state of nodes, ranks and incidents, for the analysis of a dead run."""
         for node in self.api.nodes():
             self.say(f"     {node['node']}: {node['state']} {node['reason']}")
         for worker in self._workers():
@@ -394,7 +394,7 @@ class Soak:
             for incident in incidents[:3]
         )
 
-    def _tell(self, outcome: Outcome, generations: list[int]) -> None:
+    def _log_outcome(self, outcome: Outcome, generations: list[int]) -> None:
         last = self.progress.last
         verdict = "FAIL" if outcome.findings else "ok  "
         self.say(

@@ -1,11 +1,13 @@
-"""The switch between the nodes' network namespaces: a process of its own that passes packets on, or late, or not at all.
+"""The switch between the nodes' network namespaces: a separate process that forwards, delays or drops packets.
 
     python -m benchmarks.soak.switch <descriptor>… < rules      descriptors of TUN devices: the machine's first, then the nodes'
 
-Rules are JSON lines, each replaces all: {"cut": [[from, to]…], "loss": {"<port>": share}, "delay_s": {"<port>": seconds}};
-ports are numbered as their descriptors; a cut has one direction. It ends when its standard input does.
+Rules are JSON lines, each of which replaces all rules: {"cut": [[from, to]…], "loss": {"<port>": fraction}, "delay_s":
+{"<port>": seconds}}. Ports are numbered like their descriptors; a cut has one direction. The switch ends at the end of its
+standard input.
 
-In user space, because the kernel's own means (netem) are not on every machine; packets are large (`network.MTU`), so few.
+It runs in user space, because netem of the kernel is not available on every machine. Packets are large (`network.MTU`), so
+there are few.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ import time
 from typing import Any
 
 PACKET_BYTES_MAX = 1 << 16
-QUEUE_MAX = 20_000  # packets that wait for their delay; beyond it the network drops, as any other
-HOST_BYTE = 19  # of an IPv4 header: the last byte of the destination, which is its port + 1
+QUEUE_MAX = 20_000  # delayed packets in the queue; further packets are dropped
+HOST_BYTE = 19  # position in an IPv4 header of the last byte of the destination, which is its port + 1
 
 
 def main(devices: list[int]) -> None:
@@ -64,7 +66,7 @@ class Switch:
         self._delay_s = {int(port): float(seconds) for port, seconds in rules["delay_s"].items()}
 
     def take(self, device: int) -> None:
-        """All that has come from one device."""
+        """Read all packets from one device."""
         source = self._port[device]
         while True:
             try:
@@ -98,7 +100,7 @@ class Switch:
     def _send(self, target: int, packet: bytes) -> None:
         try:
             os.write(self._devices[target], packet)
-        except (BlockingIOError, OSError):  # a full queue, or a node whose device is down: lost
+        except (BlockingIOError, OSError):  # the queue is full or the node's device is down, so the packet is lost
             return
 
 

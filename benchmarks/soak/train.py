@@ -1,7 +1,8 @@
-"""The chain job: training whose every value is known beforehand (`truth`), checked by every rank at every step and restore.
+"""The chain job: training whose values are all known in advance (`truth`) and are checked on every rank at every step and
+restore.
 
-A value that is wrong is written down and then put right, so that each is counted once and the job goes on: a script that
-raised would be stopped for the user's error, and hide the next one.
+A wrong value is recorded and then corrected, so that each error is counted once and the job continues. If the script raised an
+exception, the job would be stopped as a user error, which would hide further errors.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from holdfast.train.sampler import ElasticSampler
 
 
 class Chain:
-    """One rank's state, and what it must be."""
+    """One rank's state, and its expected values."""
 
     def __init__(self, run: hf.Run, out: Path) -> None:
         self._run = run
@@ -51,12 +52,12 @@ class Chain:
         torch.manual_seed(mix(0))
 
     def advance(self, step: int, pause_s: float) -> None:
-        """From `step` finished steps to one more."""
+        """Finish one step after `step` finished steps."""
         self._check_random(step)
         samples = torch.cat(next(self.data))
         sums = torch.tensor([int(samples.sum()), len(samples)])
-        dist.all_reduce(sums)  # over all ranks: one that stands still holds up everybody, as in any training
-        sums //= self._run.world_size // self._run.world.dp_size  # and every position has taken the same samples
+        dist.all_reduce(sums)  # over all ranks, so that one stopped rank blocks all others, as in any training
+        sums //= self._run.world_size // self._run.world.dp_size  # every position has used the same samples
         self.vector += self._a * sums[0] + self._b * sums[1]
         time.sleep(pause_s)
         self.state["mark"] = mark(self._run.rank, step + 1)
@@ -73,7 +74,7 @@ class Chain:
             self.vector.copy_(torch.from_numpy(expected.view("int64")))
         self._expect("data", where, self.data.consumed, step * GLOBAL_BATCH, step)
         self._expect("step", where, self.state["step"], step, step)
-        if not self.resized:  # a rank that did not exist then carries another's
+        if not self.resized:  # a rank that did not exist at the save has another rank's mark
             self._expect("mark", where, self.state["mark"], mark(run.rank, step), step)
 
     def _check_random(self, step: int) -> None:

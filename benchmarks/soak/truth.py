@@ -1,13 +1,13 @@
-"""What every value of the job must be at every step, and how its ranks say what they found. Pure, but for the two logs.
+"""The correct value of the job's state at every step, and the logs of its ranks. Pure, except the two logs.
 
 The chain. Every step consumes `GLOBAL_BATCH` samples; sample number k of the run has the value k mod `SAMPLES`. Position p of
 the mesh (all coordinates but dp) holds a vector of 64-bit integers which starts at zero and to which every step adds, for
 each sample v of it, `a * v + b`, where a and b are constants of (p, index). Arithmetic wraps and is therefore exact, so the
-vector after n steps is `a * sum(values) + b * count`: a function of n and p alone, whatever happened on the way and in how
-many replicas. One sample skipped or repeated or one step of another lineage shows in every element, one flipped bit in one.
+vector after n steps is `a * sum(values) + b * count`: a function of n and p alone, for any faults and any number of replicas. A
+skipped or repeated sample, or a step of another lineage, changes every element; a flipped bit changes one.
 
-Beside it each rank keeps a mark of (rank, step) and a random generator that is seeded anew by every step: both are saved per
-rank and must come back as they were.
+In addition each rank keeps a mark of (rank, step) and a random generator that every step seeds again. Both are saved per rank,
+and must be restored unchanged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 GLOBAL_BATCH = 12
 MICRO_BATCH = 2
-SAMPLES = 997  # prime: batches and epochs never fall together
-WIDTH = 16384  # elements of the vector: small, for what is checked is every byte at every step
+SAMPLES = 997  # prime, so that batches and epochs never end at the same sample
+WIDTH = 16384  # elements of the vector; small, because every byte is checked at every step
 _WORD = 1 << 64
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -34,7 +34,7 @@ Words = NDArray[np.uint64]
 
 
 def mix(*words: int) -> int:
-    """A hash of small integers, 63 bits (splitmix64)."""
+    """Return a 63-bit hash of small integers (splitmix64)."""
     state = 0
     for word in words:
         state = (state + word + _GOLDEN) % _WORD
@@ -45,34 +45,34 @@ def mix(*words: int) -> int:
 
 
 def constants(position: int, width: int = WIDTH) -> tuple[Words, Words]:
-    """a and b of a position; a is odd, so that no change of the sum is lost."""
+    """Return a and b of a position; a is odd, so that every change of the sum changes the result."""
     index = np.arange(width, dtype=np.uint64)
     factor, offset = np.uint64(mix(position, 1) | 1), np.uint64(mix(position, 2) | 1)
     return (index * factor + offset) | np.uint64(1), index * offset + factor
 
 
 def consumed(step: int, batch: int = GLOBAL_BATCH) -> tuple[int, int]:
-    """Sum of the values, and number, of the samples that the first `step` steps have taken."""
+    """Return (sum of the values, number) of the samples that the first `step` steps have used."""
     count = step * batch
     epochs, rest = divmod(count, SAMPLES)
     return epochs * (SAMPLES * (SAMPLES - 1) // 2) + rest * (rest - 1) // 2, count
 
 
 def chain(position: int, step: int, width: int = WIDTH) -> Words:
-    """The vector of a position after `step` steps."""
+    """Return the vector of a position after `step` steps."""
     total, count = consumed(step)
     a, b = constants(position, width)
     return a * np.uint64(total % _WORD) + b * np.uint64(count % _WORD)
 
 
 def mark(rank: int, step: int) -> int:
-    """What a rank, and no other, carries at a step."""
+    """Return the mark of a rank at a step, which differs between ranks."""
     return mix(rank, step, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """One value that is not what it must be."""
+    """One wrong value."""
 
     rank: int
     generation: int
@@ -86,7 +86,7 @@ class Wrong:
 def compare(
     what: str, where: str, found: Words, expected: Words, *, rank: int, generation: int, step: int
 ) -> Wrong | None:
-    """None when every element is right; else the first that is not, and how many."""
+    """Return None if every element is correct; otherwise the first wrong one, and their number."""
     different = np.flatnonzero(found != expected)
     if not len(different):
         return None
@@ -102,14 +102,14 @@ def compare(
     )
 
 
-# ---------------------------------------------------------------- what the ranks write
+# ---------------------------------------------------------------- logs of the ranks
 
 _STEP = struct.Struct("<IIIQd")
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One rank has finished one step. `at` is CLOCK_MONOTONIC, which is one for the whole machine and never jumps."""
+    """A finished step of one rank. `at` is in CLOCK_MONOTONIC, which is the same for all processes and never jumps."""
 
     generation: int
     world_size: int
@@ -119,7 +119,7 @@ class Stepped:
 
 
 class StepLog:
-    """Appends to `<directory>/rank-<r>.steps`. One write each: a kill leaves whole records, whatever else it leaves."""
+    """Appends to `<directory>/rank-<r>.steps`, with one write per record, so that a kill leaves complete records."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._fd = os.open(directory / f"rank-{rank}.steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -129,7 +129,7 @@ class StepLog:
 
 
 class StepReader:
-    """Follows the logs of all ranks; each call gives what is new."""
+    """Follows the logs of all ranks; each call returns the new records."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

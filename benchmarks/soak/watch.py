@@ -1,4 +1,4 @@
-"""Looking without touching: what the API says, what the processes hold, how fast the machine is."""
+"""Observes a soak: answers of the API, resources of the processes, slowness of the machine."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from benchmarks.soak.rig import DIAGNOSTICS, REAPER, REPLICATOR, SUPERVISORS, TE
 
 TIMEOUT_S = 2.0
 PAGE_LIMIT = 200
-QUIET_LOOP_S = 0.030  # what `slowness` times, on the quiet machine of two cores that the bounds were set on
+QUIET_LOOP_S = 0.030  # duration of the loop of `slowness` on the quiet two-core machine for which the limits were set
 LOOP = 1_000_000
 
 Json = dict[str, Any]
 
 
 class Api:
-    """Asks both supervisors; whoever answers first counts. None = nobody does."""
+    """Queries both supervisors and returns the first answer. None = no answer."""
 
     def __init__(self, urls: tuple[str, ...]) -> None:
         self._clients = [httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) for url in urls]
@@ -38,7 +38,7 @@ class Api:
             try:
                 answer = client.get(path, params=parameters)
                 if answer.is_success:
-                    self._clients.insert(0, self._clients.pop(index))  # a frozen one costs its timeout once
+                    self._clients.insert(0, self._clients.pop(index))  # a frozen supervisor costs one timeout
                     found: Json = answer.json()
                     return found
             except (httpx.HTTPError, ValueError):
@@ -57,7 +57,7 @@ class Api:
         return [] if page is None else list(page["items"])
 
     def post(self, path: str, body: Mapping[str, Any]) -> bool:
-        """Whether somebody took it."""
+        """Send a request. Returns whether a supervisor accepted it."""
         for client in self._clients:
             try:
                 if client.post(path, json=dict(body)).is_success:
@@ -72,7 +72,7 @@ class Api:
 
 
 def words(view: Mapping[str, Any] | None) -> str:
-    """What the API says of a job, on one line."""
+    """Describe the API's view of a job on one line."""
     if view is None:
         return "no answer"
     incident = view["incident"]
@@ -81,7 +81,7 @@ def words(view: Mapping[str, Any] | None) -> str:
 
 
 def leader(redis_url: str) -> str:
-    """Name of the supervisor that leads; empty while none does. The lease is held under its name and something random."""
+    """Return the name of the leader; "" if there is none. The lease contains the name and a random part."""
     try:
         with redis.Redis.from_url(redis_url, socket_timeout=TIMEOUT_S) as connection:
             raw = connection.get("holdfast:{main}:lease:supervisor")
@@ -92,7 +92,7 @@ def leader(redis_url: str) -> str:
 
 
 def slowness() -> float:
-    """How many times slower than a quiet machine this one is now; at least 1."""
+    """Return how many times slower this machine is now than a quiet one; at least 1."""
     started = time.perf_counter()
     total = 0
     for number in range(LOOP):
@@ -100,11 +100,11 @@ def slowness() -> float:
     return max(1.0, (time.perf_counter() - started) / QUIET_LOOP_S)
 
 
-# ---------------------------------------------------------------- what the processes hold
+# ---------------------------------------------------------------- resources of the processes
 
 
 def sample(rig: Rig, ranks: int) -> Sample:
-    """Counts at a calm moment. `ranks` processes of workers are expected, whatever is beyond shows as growth."""
+    """Count resources at a calm moment. `ranks` worker processes are expected; further ones count as growth."""
     counts: dict[tuple[str, str], float] = defaultdict(float)
     for role, processes in _roles(rig).items():
         counts["processes", role] = len(processes)
@@ -129,7 +129,7 @@ def sample(rig: Rig, ranks: int) -> Sample:
 
 
 def _roles(rig: Rig) -> dict[str, list[psutil.Process]]:
-    """Every process of the soak, by what it is. Those of nodes count together: ranks move from one to another."""
+    """Return all processes of the soak by role. Processes of nodes are counted together, because ranks move between nodes."""
     services = {rig.pid(name): name for name in ("redis", *DIAGNOSTICS, *SUPERVISORS) if rig.running(name)}
     agents = {rig.pid(name) for name in rig.node_names if rig.running(name)}
     roles: dict[str, list[psutil.Process]] = defaultdict(list)
@@ -164,7 +164,7 @@ def _count(counts: dict[tuple[str, str], float], role: str, process: psutil.Proc
         rss = process.memory_info().rss
     except (OSError, psutil.Error):
         return
-    # The largest of a role: a sum would follow how many there are.
+    # The maximum of a role, because a sum would depend on the number of processes.
     for what, value in (
         ("descriptors", len(links)),
         ("sockets", sum(link.startswith("socket:") for link in links)),
@@ -174,7 +174,7 @@ def _count(counts: dict[tuple[str, str], float], role: str, process: psutil.Proc
 
 
 def _stats(directory: Path) -> list[os.stat_result]:
-    """Of everything below. The run goes on meanwhile: what is deleted while it is looked at does not count."""
+    """Return the stats of all files below a directory. Files that are deleted in the meantime are skipped."""
     found = []
     for parent, _, names in os.walk(directory):
         for name in names:
@@ -184,7 +184,7 @@ def _stats(directory: Path) -> list[os.stat_result]:
 
 
 def _database_bytes(path: Path) -> float:
-    """Pages in use: the file itself does not shrink."""
+    """Return the bytes of the pages in use, because the file itself does not shrink."""
     try:
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=TIMEOUT_S) as database:
             pages, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))

@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=36, help="samples per step over all replicas")
     parser.add_argument("--micro-batch", type=int, default=6, help="samples per forward pass")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages; under holdfast the job's mesh decides")
-    parser.add_argument("--lr", type=float, default=1e-3, help="meant for --global-batch samples per step")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate for --global-batch samples per step")
     parser.add_argument(
         "--batch-per-replica", type=int, help="samples per step of each replica, instead of a constant global batch"
     )
@@ -69,7 +69,7 @@ def load_text(files: int = 16) -> Tensor:
 
 
 class Gradients:
-    """All gradients of a stage in one flat buffer, so that one all-reduce does for all; the loss rides along at the end."""
+    """All gradients of a stage in one flat buffer, with the loss at the end, so that one all-reduce sums everything."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         parameters = list(parameters)
@@ -83,14 +83,15 @@ class Gradients:
         self.flat.zero_()
 
     def reduce(self, loss: Tensor, group: dist.ProcessGroup) -> float:
-        """Sum over the replicas; returns the summed loss."""
+        """Sum over the replicas. Returns the summed loss."""
         self.flat[-1] = loss
         dist.all_reduce(self.flat, group=group)
         return self.flat[-1].item()
 
 
 def tell_resizes(run: hf.Run, rate: hf.scaling.ScaledRate, batch: int, out: Path | None) -> None:
-    """After a change of the number of replicas, say what became of batch and learning rate; also in a file, for the demo."""
+    """After a change of the number of replicas, print the new batch and learning rate, and append them to a file for the
+    demo."""
 
     @run.on_resize
     def resized(old: hf.World, new: hf.World) -> None:
@@ -104,7 +105,7 @@ def tell_resizes(run: hf.Run, rate: hf.scaling.ScaledRate, batch: int, out: Path
 
 
 class LossLog:
-    """Prints the loss now and then and appends every step's, written out in full, to a file."""
+    """Prints the loss every few steps, and appends the loss of every step with all its digits to a file."""
 
     def __init__(self, directory: Path | None, every: int, start: int) -> None:
         self._every = every
@@ -113,7 +114,7 @@ class LossLog:
             directory.mkdir(parents=True, exist_ok=True)
             path = directory / "loss.jsonl"
             lines = path.read_text().splitlines() if start and path.exists() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= start]  # what follows is done again
+            kept = [line for line in lines if json.loads(line)["step"] <= start]  # later steps are repeated
             path.with_suffix(".new").write_text("".join(line + "\n" for line in kept))
             path.with_suffix(".new").replace(path)
             self._file = path.open("a", buffering=1)
@@ -152,12 +153,12 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
     )
 
     def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-        """This micro-batch's share of the mean over the global batch."""
+        """Return the part of this micro-batch in the mean over the global batch."""
         summed = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return summed / (batch * config.seq)
 
     state: dict[str, Any] = {"model": stage, "optimizer": optimizer, "data": data}
-    if shared is not None:  # a flat tensor has no parameter's name: each stage's gets its own
+    if shared is not None:  # a flat tensor has no parameter name, so each stage's tensor gets a different one
         state["optimizer"] = {f"stage{stage_index}": optimizer}
     speaks = pipeline.is_last and world.dp_index == 0
     if speaks:

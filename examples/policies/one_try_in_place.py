@@ -1,4 +1,5 @@
-"""A crash gets one try in place. If the job is not back in two minutes, a spare takes over, or fewer replicas continue."""
+"""After a crash, try one restart in place. If the job does not run again within two minutes, a spare takes over, or fewer
+replicas continue."""
 
 from holdfast.policy import Action, FindingKind, Incident, JobView, default, hot_swap, restart, scale_down, wait
 
@@ -9,7 +10,7 @@ CRASHES = (FindingKind.WORKER_CRASH, FindingKind.HANG, FindingKind.RANKS_MISSING
 def decide(incident: Incident, job: JobView) -> Action:
     node = incident.node
     first = default(incident, job)
-    # The default policy stops a job that makes no progress, and waits while a file system is away.
+    # The default policy stops a job that makes no progress, and waits while a file system is unavailable.
     if incident.kind not in CRASHES or node not in job.nodes or first.kind in ("stop", "wait"):
         return first
     return (

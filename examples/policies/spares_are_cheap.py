@@ -1,4 +1,4 @@
-"""Spare nodes stand idle in any case: use one at the first doubt, and let the node be looked at meanwhile."""
+"""Spare nodes are idle in any case: use one at the first suspicion, and let an operator examine the suspect node."""
 
 from holdfast.policy import Action, FindingKind, Incident, JobView, default, hot_swap
 

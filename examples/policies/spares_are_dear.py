@@ -1,4 +1,4 @@
-"""A spare costs as much as any other node: take one for what is certain, and restart in place as long as that helps."""
+"""A spare costs as much as any other node: use one only for certain faults, and restart in place as long as that helps."""
 
 from holdfast.policy import Action, FindingKind, Incident, JobView, check, default, gpu_reset, ignore, notify, restart
 

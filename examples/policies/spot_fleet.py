@@ -1,8 +1,8 @@
-"""Nodes come and go by the hour: never wait for one, shrink at once, and grow only when that pays."""
+"""For fleets whose nodes change every hour: never wait for a node, scale down at once, and scale up only if that pays."""
 
 from holdfast.policy import Action, FindingKind, Incident, JobView, check, default, scale_down, wait
 
-PAYS = 10.0  # grow if the job still runs for so many times what the change costs
+PAYS = 10.0  # scale up if the remaining time of the job is at least this multiple of the cost of the change
 
 
 def decide(incident: Incident, job: JobView) -> Action:

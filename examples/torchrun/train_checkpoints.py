@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--batch", type=int, default=64, help="samples per step of all ranks together")
     parser.add_argument("--directory", type=Path, default=Path("checkpoints"), help="on this node, or shared by all")
-    parser.add_argument("--step-s", type=float, default=0.0, help="least time per step, to watch it")
+    parser.add_argument("--step-s", type=float, default=0.0, help="minimum time per step, to follow the run")
     return parser.parse_args()
 
 

@@ -65,7 +65,8 @@ def main() -> None:
     args = parse_arguments()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     train(args)
-    # When the model is gone: if it were the last to hold the group, torch 2.13 could wait for gloo's thread, and that for us.
+    # Only after the model is deleted: if it were the last object that holds the group, torch 2.13 and gloo's thread could wait
+    # for each other.
     dist.destroy_process_group()
 
 

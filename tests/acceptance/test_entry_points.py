@@ -108,4 +108,4 @@ def test_another_program_runs_and_says_that_it_starts_cold(shell: Shell) -> None
         assert report["argv"] == ["report.py", "--lr", os.devnull]
         assert not report["warm"]
         assert report["env"]["WANDB_PROJECT"] == "llm"
-    assert "other.sh is no Python program of" in out
+    assert "other.sh is not a Python program of" in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,7 +28,8 @@ def test_a_plug_in_of_every_group_works_in_a_real_stack(tmp_path: Path) -> None:
     spec["policy"] = "plugin:keep_size"
     tickets = tmp_path / "tickets"
     examples = {"EXAMPLE_INLET_FILE": str(inlet), "EXAMPLE_TICKETS": str(tickets)}
-    asking = {"HOLDFAST_PROVIDER": "ticket"}
+    lines = tmp_path / "alerts.jsonl"
+    asking = {"HOLDFAST_PROVIDER": "ticket", "HOLDFAST_ALERT_URLS": f"lines://{lines}"}
     with cluster(tmp_path / "stack", nodes=3, environment=environment | examples | asking) as run:
         run.client.submit(spec)
         run.wait_step("gpt", 10)
@@ -48,10 +50,24 @@ def test_a_plug_in_of_every_group_works_in_a_real_stack(tmp_path: Path) -> None:
         decided = run.wait_decided("gpt")
         assert (decided["decided_by"], decided["action"]["kind"]) == ("plugin:keep_size", "wait"), decided
 
+        wait_until(lambda: ("waiting", "gpt cannot run") in _alerts(lines), description="the alert that the job waits")
+
     doctor = _holdfast(environment, "doctor", check=False)
-    for name in ("collector inlet", "detector inlet_hot", "object store sqlite", "provider ticket", "policy keep_size"):
+    for name in (
+        "collector inlet",
+        "detector inlet_hot",
+        "object store sqlite",
+        "provider ticket",
+        "policy keep_size",
+        "notifier lines",
+    ):
         assert name in doctor, doctor
     assert len(Group) == len(plugged.ALL), "each group has its example"
+
+
+def _alerts(lines: Path) -> list[tuple[str, str]]:
+    written = lines.read_text().splitlines() if lines.exists() else []
+    return [(each["topic"], each["title"]) for each in map(json.loads, written)]
 
 
 def _hot(findings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

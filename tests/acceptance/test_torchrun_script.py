@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +21,21 @@ from holdfast.cli.demo.scenario import examples
 
 SCRIPT = examples() / "torchrun" / "train_ddp.py"
 STEPS = 4000
+
+
+def asked(home: Path, *arguments: str) -> Any:
+    """What a command in another terminal prints, which is told no URL."""
+    environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_API"}
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", *arguments, "--json"],
+        env={**environment, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the local run train-ddp, at http://127.0.0.1:" in done.stderr
+    return json.loads(done.stdout)
 
 
 def workers(mark: str) -> list[psutil.Process]:
@@ -47,12 +64,17 @@ def test_an_unmodified_script_survives_a_killed_rank(tmp_path: Path) -> None:
         timeout_s=60,
     )
     assert process.poll() is None, output.read_text()
+    wait_until(lambda: asked(tmp_path, "jobs", "list")[0]["observed_steps"], description="observed optimizer steps")
+    [job] = asked(tmp_path, "jobs", "list")
+    assert (job["name"], job["phase"], job["step"]) == ("train-ddp", "running", None)
     before = workers(mark)
     assert len(before) == 2
     before[-1].send_signal(signal.SIGKILL)
     assert process.wait(90) == 0, output.read_text()
     text = output.read_text()
-    assert "SIGKILL" in text
+    assert re.search(r"Rank 1 on node-0 was killed by SIGKILL after \d+ optimizer steps \(observed", text)
+    assert re.search(r"running .* \d+ optimizer steps observed, [0-9.e-]+ s each", text)
+    assert "step 0" not in text
     steps = [int(step) for step in re.findall(r"step (\d+)  loss", text)]
     assert steps[-1] == STEPS
     assert steps.count(steps[0]) == 1  # from its own checkpoint, not from the start

@@ -97,5 +97,10 @@ def test_a_slow_rank_of_a_plain_ddp_script_is_named(cause: str, tmp_path: Path) 
         assert finding["evidence"]["measured"] == "work"
         assert finding["evidence"]["cause"] == "slow_worker"
         view = run.client.job(JOB)
-        assert (view["phase"], view["generation"], view["step"]) == ("running", 1, 0), "what is observed is no progress"
+        assert (view["phase"], view["generation"], view["step"]) == ("running", 1, None), "what is observed is no step"
+        assert HEALTHY_STEPS <= view["observed_steps"] + 64 <= (tmp_path / "0").stat().st_size + 64, "of all ranks"
+        assert view["observed_step_s"] > 0.03
+        goodput = run.client.goodput(JOB)
+        assert (goodput["goodput_job"], goodput["useful_s"]) == (None, 0.0)
+        assert goodput["unmeasured_s"] > 0.5 * goodput["wall_s"], goodput
         run.client.stop(JOB, "the test is over")

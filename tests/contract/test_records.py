@@ -279,9 +279,9 @@ def test_a_column_that_a_newer_release_added_or_an_older_one_lacked() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({MARK: 10**12}, "not as long"),
-        ({MARK: 1}, "not as long"),
-        ({MARK: "4"}, "not as long"),
+        ({MARK: 10**12}, "do not have the length"),
+        ({MARK: 1}, "do not have the length"),
+        ({MARK: "4"}, "do not have the length"),
         ({"pid": [1, 2]}, "pid is not as long"),
         ({"pid": []}, "pid is not as long"),
         ({"pid": 3}, "pid is not as long"),

@@ -106,7 +106,7 @@ def test_a_newer_attempt_is_newer_whatever_its_steps(elect: Elector) -> None:
 def test_copies_that_differ_disqualify_the_step(elect: Elector) -> None:
     answer = elect(asked([*saved(10), *saved(20), Copy(20, 3, "n1", digest="rotten")]))
     assert answer.at == (1, 10)
-    assert "2 different shards claim to be that of rank 3" in answer.reason
+    assert "2 different shards of rank 3 exist" in answer.reason
 
 
 def test_a_copy_that_nobody_has_read_yet_disputes_nothing(elect: Elector) -> None:

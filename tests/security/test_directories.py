@@ -53,7 +53,7 @@ def test_a_directory_of_another_user_is_refused(everybodys: Path) -> None:
     os.chown(everybodys / "agent", SOMEBODY, SOMEBODY)
     with (
         pytest.raises(
-            InvalidSpec, match=rf"one that nobody else has made: .*/agent belongs to user {SOMEBODY}, and this"
+            InvalidSpec, match=rf"a path without parts of other users: .*/agent belongs to user {SOMEBODY}, and this"
         ),
         claimed(everybodys / "agent", everybodys / "memory", everybodys / "disk"),
     ):
@@ -106,7 +106,7 @@ def test_images_are_not_removed_through_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../x", "..", "/etc", "a/b", "", ".hidden", "a\x00b", "a" * 200])
 def test_an_order_for_a_job_whose_name_is_a_path_is_refused(name: str) -> None:
     order = encode_order(1, "c-1", Stop(name, 1, forget=True, grace_s=0.0)).command
-    with pytest.raises(MalformedMessage, match=r"command\.stop\.job: .* is no name of a job"):
+    with pytest.raises(MalformedMessage, match=r"command\.stop\.job: .* is not a valid name of a job"):
         decode_order(order)
 
 

@@ -69,7 +69,7 @@ def _forgetful(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
 @pytest.mark.parametrize(
     ("planted", "message"),
     [
-        (_never_saved, "which nobody has saved"),
+        (_never_saved, "which was not saved"),
         (_deaf, "all nodes of the job have ended, and it is"),
         (_impatient, "there was time to save, and steps"),
         (_forgetful, "the job was suspended at"),

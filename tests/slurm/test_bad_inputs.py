@@ -65,7 +65,7 @@ def test_a_directory_that_is_not_shared_and_one_of_a_later_submission(run: Run) 
     assert "--dir must be on a file system that the login node and all nodes share" in run.said(first)
     second = own_script(run, mine, "--nodes=1")
     run.wait_end(second, "FAILED")
-    assert f"{JOB} was submitted from it again meanwhile" in run.said(second)
+    assert f"{JOB} has been submitted from it again since" in run.said(second)
     assert (run.cluster.exit_code(first), run.cluster.exit_code(second)) == (2, 2)
     assert run.steps == []
 
@@ -74,7 +74,7 @@ def test_a_controller_that_hangs_does_not_stop_a_run(run: Run) -> None:
     (job,) = run.submit("--time", "30", steps=100_000, nodes=1, mesh={"dp": 1}, spares=0)
     run.wait_step(5)
     with run.cluster.hanging():
-        run.wait_said(job, "the states of nodes are not known: sinfo", timeout_s=120)  # it gives up, or is given up
+        run.wait_said(job, "the states of nodes are unknown: sinfo", timeout_s=120)  # it gives up, or is given up
         before = run.steps[-1]
         run.wait_step(before + 20)
     wait_until(lambda: run.cluster.state(job) == "RUNNING", description="the controller to answer", timeout_s=60)

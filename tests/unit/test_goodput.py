@@ -19,9 +19,16 @@ WORLD = 4
 
 
 def record(
-    step: int, begin: float, end: float, *, generation: int = 1, world: int = WORLD, stall_s: float = 0.0
+    step: int,
+    begin: float,
+    end: float,
+    *,
+    generation: int = 1,
+    world: int = WORLD,
+    stall_s: float = 0.0,
+    tokens: int = 100,
 ) -> StepRecord:
-    return StepRecord("job", generation, step, world, begin, end, tokens=100, loss=None, stall_s=stall_s)
+    return StepRecord("job", generation, step, world, begin, end, tokens=tokens, loss=None, stall_s=stall_s)
 
 
 def incident(
@@ -157,7 +164,51 @@ def test_the_classes_add_up_to_the_wall_time(past: History) -> None:
     ledger = account(past)
     assert sum(ledger.seconds.values()) == pytest.approx(ledger.wall_s, abs=1e-6)
     assert all(seconds >= 0 for seconds in ledger.seconds.values())
+    assert ledger.goodput_job is not None
     assert 0 <= ledger.goodput_job <= 1 + 1e-9
+
+
+# ---------------------------------------------------------------- scripts that report less
+
+
+def without_tokens(past: History) -> History:
+    return replace(past, steps=[replace(step, tokens=0) for step in past.steps])
+
+
+def test_a_job_that_reports_no_tokens_has_the_goodput_of_its_steps() -> None:
+    """At a constant global batch every step has the same tokens, so it makes no difference whether they are reported."""
+    told, silent = account(eventful()), account(without_tokens(eventful()))
+    assert silent.goodput_job == told.goodput_job != 0.0
+    assert silent.seconds == told.seconds
+    assert (silent.tokens, silent.fault_free_tokens_per_s) == (0, 0.0)
+
+
+def test_tokens_may_be_reported_every_ten_steps() -> None:
+    """With the tokens of all ten, as a loop does that logs every ten steps."""
+    steps = [record(n, n - 1, n, tokens=1000 if n % 10 == 0 else 0) for n in range(1, 101)]
+    ledger = account(history(steps=steps))
+    assert ledger.goodput_job == pytest.approx(1.0)
+    assert ledger.fault_free_tokens_per_s == pytest.approx(100.0)
+    booked = Booked.empty(0.0, WORLD)
+    booked.add(steps)
+    assert account(history(booked=booked)).goodput_job == pytest.approx(1.0)
+
+
+def test_the_time_of_a_script_that_reports_no_steps_is_running_and_its_goodput_is_not_known() -> None:
+    crash = incident(60.0, 60.5, 61.0, 63.0)
+    ledger = account(history(incidents=[crash], unmeasured=[(10.0, 61.0), (63.0, 100.0)]))
+    assert ledger.seconds[Class.STARTUP] == pytest.approx(10.0)
+    assert ledger.seconds[Class.RUNNING] == pytest.approx(50.0 + 37.0)
+    assert (ledger.seconds[Class.DETECT], ledger.seconds[Class.DECIDE]) == pytest.approx((0.5, 0.5))
+    assert ledger.seconds[Class.RECOVER] == pytest.approx(2.0)
+    assert (ledger.goodput_job, ledger.goodput_paid) == (None, None)
+    assert ledger.seconds[Class.USEFUL] == 0.0
+
+
+def test_a_warning_does_not_turn_the_time_of_such_a_script_into_a_loss() -> None:
+    warned = replace(incident(40.0, 41.0, 42.0, None, ActionKind.NOTIFY), severity="warning", state=IncidentState.OPEN)
+    ledger = account(history(incidents=[warned], unmeasured=[(10.0, 100.0)]))
+    assert ledger.seconds[Class.RUNNING] == pytest.approx(90.0)
 
 
 # ---------------------------------------------------------------- booked as one goes
@@ -179,9 +230,10 @@ def eventful() -> History:
     return history(ended_at=again + 3.0, steps=steps, incidents=faults, waits=((now + 2.0, now + 4.0),))
 
 
+@pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("kept", [0, 1, 50, 101, 200, 400])
-def test_steps_that_were_booked_give_the_same_ledger_as_those_that_were_kept(kept: int) -> None:
-    whole = eventful()
+def test_steps_that_were_booked_give_the_same_ledger_as_those_that_were_kept(kept: int, *, tokens: bool) -> None:
+    whole = eventful() if tokens else without_tokens(eventful())
     direct = account(whole)
     booked = Booked.empty(whole.started_at, whole.full_world_size)
     gone = len(whole.steps) - kept

@@ -66,7 +66,7 @@ def test_two_packages_with_one_name_are_both_refused(site: Path) -> None:
             site, package, {"holdfast.detectors": {"drift": "acme_ok:build"}}, {"acme_ok": "build = print\n"}
         )
     for plugin in plugins.installed(Group.DETECTORS):
-        with pytest.raises(PluginError, match="2 packages bring that name; uninstall all but one"):
+        with pytest.raises(PluginError, match="2 packages declare that name; uninstall all but one"):
             plugins.load(plugin, object)
 
 

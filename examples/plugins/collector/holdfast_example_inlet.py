@@ -16,7 +16,7 @@ EVERY_S = 1.0
 
 
 def build(surroundings: Surroundings) -> Inlet | None:
-    """None where nobody says which file: this node has nothing to watch."""
+    """Return the collector; None if no file is set, because this node then has nothing to watch."""
     path = os.environ.get("EXAMPLE_INLET_FILE")
     return Inlet(surroundings.node, Path(path)) if path else None
 
@@ -28,7 +28,8 @@ class Inlet:
     name: str = "inlet"
 
     async def run(self, emit: Emit) -> None:
-        """An OSError (no such file) or ValueError (no number) that leaves here is reported, and the collector started again."""
+        """Read the temperature. If this raises OSError (no such file) or ValueError (not a number), the error is reported and
+        the collector is restarted."""
         while True:
             celsius = float(await anyio.Path(self.path).read_text())
             emit(Measurements(self.node, time.time(), self.name, ("inlet_c",), (celsius,)))

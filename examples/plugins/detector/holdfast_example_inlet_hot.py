@@ -1,4 +1,4 @@
-"""A detector: warns when the air that enters a node stays hot. Pure, as every detector: no clock, no I/O."""
+"""A detector: warns if the air that enters a node stays hot. Pure, like every detector: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def build() -> InletHot:
 @dataclass
 class State:
     hot: dict[str, int] = field(default_factory=dict)
-    """Node → readings in a row that were too hot."""
+    """Node → number of consecutive readings that were too hot."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A policy: as the default one, but a job waits for a node rather than going on with fewer replicas."""
+"""A policy: like the default policy, but a job waits for a node instead of continuing with fewer replicas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A provider that files a ticket: one JSON document per machine, in the directory $EXAMPLE_TICKETS.
 
-What watches the directory buys or boots the machine. The file appears at once or not at all, and a request has one file. Of
-nodes that jobs lack there is one file per pool, with the number of nodes that it should have.
+A program that watches the directory buys or boots the machine. Files are written atomically, one per request. For nodes that
+jobs lack there is one file per pool, with the number of nodes that the pool should have.
 """
 
 from __future__ import annotations

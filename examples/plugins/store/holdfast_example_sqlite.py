@@ -1,4 +1,4 @@
-"""An object store in one SQLite file. For trying things out: SQLite's locks want a local disk, and an object at most 1 GB."""
+"""An object store in one SQLite file, for experiments: SQLite's locks need a local disk, and an object has at most 1 GB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUSY_S = 30.0  # for another writer's transaction
 
 
 class SqliteStore:
-    """Every call has its own connection, so that any thread may make it; a put is one transaction: whole or not at all."""
+    """Every call has its own connection, so that any thread may make it. A put is one transaction, and therefore atomic."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class SqliteStore:
     ) -> bool:
         check_key(key)
         if of_parts(parts) != crc32c:
-            raise IntegrityError(f"{self.url}: {key}: the parts are not what their CRC-32C says")
+            raise IntegrityError(f"{self.url}: {key}: the parts do not match their CRC-32C")
         content = b"".join(parts)
         pace(len(content))
         verb = "INSERT OR IGNORE" if if_absent else "INSERT OR REPLACE"

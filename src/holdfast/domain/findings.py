@@ -36,6 +36,7 @@ class FindingKind(StrEnum):
     DEGRADATION = "degradation"  # a counter of the hardware grows, or a disk fills: a warning with the trend
     PREFLIGHT = "preflight"  # a node failed its pre-flight test: a warning
     CHECKPOINT = "checkpoint"  # a rank misses saves, or a tier accepts no copies: a warning
+    NO_PROGRESS = "no_progress"  # a script that reports no steps: no optimizer step was observed for long; a warning
     SILENT_CORRUPTION = "silent_corruption"  # the state is wrong without an error; evidence: verified_step
 
 

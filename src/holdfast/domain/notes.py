@@ -59,7 +59,7 @@ class ObservedStepsNote:
     steps: int  # number of steps in the block
     started_at: float
     ended_at: float
-    comm_wait_s: float  # in all of them
+    comm_wait_s: float  # in all of them; NaN = not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def parse(raw: bytes) -> Note | None:
                 steps = _integer(message, "steps")
                 if not (0 < steps <= OBSERVED_STEPS_MAX and started_at <= ended_at):
                     return None
-                waited_s = _finite(message, "comm_wait_s")
+                waited_s = math.nan if message.get("comm_wait_s") is None else _finite(message, "comm_wait_s")
                 return ObservedStepsNote(sender, _integer(message, "step"), steps, started_at, ended_at, waited_s)
             case "phase":
                 return PhaseNote(sender, Phase(message["phase"]), _finite(message, "at"), _integer(message, "step"))

@@ -120,6 +120,11 @@ RULES: Mapping[FindingKind, Rule] = {
         "Holdfast",
         "make room, end the process that it names; `holdfast checkpoints list JOB` shows what a restart would restore",
     ),
+    FindingKind.NO_PROGRESS: Rule(
+        "of a script that reports no steps, no optimizer step was observed in any rank for max(300 s, 3 × its longest pause)",
+        "Unicron: three times the mean step",
+        "see what the ranks do (`holdfast logs JOB --rank all`); a policy may restart a job whose script never pauses so long",
+    ),
     FindingKind.SILENT_CORRUPTION: Rule(
         "parameters that must be equal in all replicas have different checksums, or a node's exact matrix products are wrong",
         "AEGIS (OSDI'26)",

@@ -14,6 +14,7 @@ Messages are JSON objects with a `type`; unknown types and fields are ignored, s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ ENV_COPY_THREADS = "HOLDFAST_COPY_THREADS"  # optional: threads that copy a save
 ENV_INTERVAL_STEPS = "HOLDFAST_CHECKPOINT_INTERVAL_STEPS"
 ENV_REPLICA_CHECK_STEPS = "HOLDFAST_REPLICA_CHECK_STEPS"  # steps between comparisons of replicas' parameters; 0 = never
 ENV_OBSERVE_STEPS = "HOLDFAST_OBSERVE_STEPS"  # observation of a script's steps (`train.observed_steps`); "0" = off
+# Lines that torch logs about the server through which an agent reads the flight recorder. They are not output of the script.
+TORCH_SERVER_LINE = re.compile(r"WorkerServer\.cpp:\d+\] \[c10d\] Server (?:listening to UNIX|shutting down|exited)")
 ENV_IMPORTS = "HOLDFAST_IMPORTS"  # file for the names of the modules that the script has imported; absent = no file
 ENV_RESTORE = "HOLDFAST_RESTORE"  # JSON: {"step": 120, "attempt": 2, "path": "/dev/shm/…"}; absent = from scratch.
 # In addition "paths" if the state was sharded differently: the rank then takes its state from several shards.

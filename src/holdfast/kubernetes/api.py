@@ -1,7 +1,7 @@
-"""Requests to the API server of Kubernetes, as the service account of this pod, and no more than the bridge needs.
+"""The requests to the API server of Kubernetes that the bridge needs, as the service account of this pod.
 
-The token is read from its file for each request: the kubelet replaces it before it expires. A request that is refused raises
-`Refused` with what was asked and what would allow it; one that finds nobody raises `Unavailable`.
+The token is read from its file for each request, because the kubelet replaces it before it expires. A request that is refused
+raises `Refused` with the request and the missing right; a request without an answer raises `Unavailable`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from holdfast.domain.errors import HoldfastError, InvalidSpec, MalformedMessage,
 from holdfast.kubernetes.machines import Object
 
 IN_CLUSTER = "https://kubernetes.default.svc"
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod finds its token
-PAGE = 250  # objects of one answer: a Node with its images is 10 to 20 kB
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # the directory of a pod's token
+PAGE = 250  # objects in one answer; a Node with its images has 10 to 20 kB
 LINE_BYTES_MAX = 4 << 20  # an object has at most 1.5 MB in etcd
 REQUEST_S = 30.0
-WATCH_S = 60.0  # the server ends a watch then, and another one begins where it ended
-SILENCE_S = 20.0  # a server that has not ended it by then is not there any more
+WATCH_S = 60.0  # length of a watch; the server ends it, and the next one continues where it ended
+SILENCE_S = 20.0  # additional time after which a server that has not ended the watch is considered unreachable
 TEXT_CHARS_MAX = 300
 MERGE_PATCH = "application/merge-patch+json"
 
 
 class Refused(HoldfastError):
-    """The API server does not allow it (401, 403). Repeating it helps only when somebody has changed the rights."""
+    """The API server does not allow the request (401, 403). Repeating it helps only after a change of the rights."""
 
 
 class Expired(HoldfastError):
-    """What is asked for is older than what the API server remembers (410): list again."""
+    """The requested version is older than those that the API server keeps (410). List the objects again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Where the API server is, and who asks. `token_file`, `ca_file`: None = without, for an API server on this machine."""
+    """Address of the API server, and credentials. `token_file`, `ca_file`: None = none, for an API server on this machine."""
 
     url: str = IN_CLUSTER
     token_file: Path | None = ACCOUNT / "token"
@@ -50,7 +50,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A collection of objects. `namespace`: empty = of the cluster."""
+    """A collection of objects. `namespace`: empty = objects of the cluster."""
 
     kind: str
     plural: str
@@ -89,8 +89,8 @@ class Api:
             answer = await self.request("GET", resource.path, f"list {resource}", query=query)
             items, about = answer.get("items") or [], answer.get("metadata") or {}
             if not isinstance(items, list) or not isinstance(about, dict):
-                raise MalformedMessage(f"list {resource}", "the API server's answer is no list")
-            # Objects of a list do not say what they are.
+                raise MalformedMessage(f"list {resource}", "the API server's answer is not a list")
+            # Objects of a list do not contain their kind.
             found += [{**each, "kind": resource.kind} for each in items if isinstance(each, dict)]
             if not (more := about.get("continue")):
                 return found, str(about.get("resourceVersion", ""))
@@ -129,7 +129,7 @@ class Api:
         body: Object | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """Return the object that the server answers with. `what` names the request in errors. Raises `Refused`, `Expired`,
+        """Return the object in the server's answer. `what` names the request in errors. Raises `Refused`, `Expired`,
         `NotFound`, `Unavailable` or `MalformedMessage`."""
         headers = await self._headers()
         content = None
@@ -183,7 +183,7 @@ async def _events(answer: httpx.Response, what: str) -> AsyncIterator[tuple[str,
         if not isinstance(kind, str) or not isinstance(found, dict):
             raise MalformedMessage(what, "an event without a type or an object")
         if kind == "ERROR":
-            raise _said(int(found.get("code") or 0), str(found.get("message", "")), what)
+            raise _error(int(found.get("code") or 0), str(found.get("message", "")), what)
         yield kind, found
 
 
@@ -204,9 +204,9 @@ def _object(content: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise MalformedMessage(what, f"the API server's answer is no JSON ({error})") from error
+        raise MalformedMessage(what, f"the API server's answer is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise MalformedMessage(what, "the API server's answer is no object")
+        raise MalformedMessage(what, "the API server's answer is not an object")
     return found
 
 
@@ -215,19 +215,19 @@ def _failure(answer: httpx.Response, what: str) -> HoldfastError:
         message = str(_object(answer.content, what).get("message", ""))
     except MalformedMessage:
         message = answer.reason_phrase
-    return _said(answer.status_code, message, what)
+    return _error(answer.status_code, message, what)
 
 
-def _said(code: int, message: str, what: str) -> HoldfastError:
-    words = " ".join(message.split())[:TEXT_CHARS_MAX]
+def _error(code: int, message: str, what: str) -> HoldfastError:
+    detail = " ".join(message.split())[:TEXT_CHARS_MAX]
     match code:
         case 401:
-            return Refused(f"may not {what}: the API server does not accept the token ({words})")
+            return Refused(f"may not {what}: the API server does not accept the token ({detail})")
         case 403:
-            return Refused(f"may not {what}: the service account has no right to ({words})")
+            return Refused(f"may not {what}: the service account has no right to ({detail})")
         case 404:
-            return NotFound(f"cannot {what}: {words or 'not found'}")
+            return NotFound(f"cannot {what}: {detail or 'not found'}")
         case 410:
-            return Expired(f"cannot {what}: {words}")
+            return Expired(f"cannot {what}: {detail}")
         case _:
-            return Unavailable(f"cannot {what}: the API server answered {code} ({words})")
+            return Unavailable(f"cannot {what}: the API server answered {code} ({detail})")

@@ -1,6 +1,6 @@
-"""The shell of the bridge: watches, and tells the supervisor what has changed. The leader runs it for its term.
+"""The shell of the bridge: watches the cluster, and sends changes to the supervisor. The leader runs it for its term.
 
-It never ends and raises nothing: a cluster that is not seen costs notices, not the leader.
+It never ends and raises nothing. If the cluster cannot be read, notices are missing, but the leader is not affected.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from holdfast.kubernetes.machines import NODE, POD, Cluster, ClusterEvent, Rules
 from holdfast.kubernetes.watch import Watch
 
 AGENTS = "app.kubernetes.io/name=holdfast,app.kubernetes.io/component=agent"
-LOOK_S = 1.0  # how often the fleet is compared with the cluster when nothing is heard of the latter
+LOOK_S = 1.0  # interval at which the fleet is compared with the cluster if the cluster has not changed
 CONFIRMED_S = 180.0  # notices are repeated while the API server has answered within this long
-SAID_AGAIN_S = 5.0  # what the supervisor was told may take this long to show in its state
+SAID_AGAIN_S = 5.0  # a change that does not show in the supervisor's state after this time is sent again
 FAILED_PAUSE_S = 5.0
 
 log = structlog.get_logger("holdfast.kubernetes")
@@ -30,7 +30,7 @@ log = structlog.get_logger("holdfast.kubernetes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`namespaces`: where the pods of agents are that share machines; empty = none is looked at. `selector`: labels of the
+    """`namespaces`: namespaces with pods of agents that share machines; empty = no pods are watched. `selector`: labels of the
     machines to watch; empty = all."""
 
     access: Access
@@ -41,10 +41,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """How well the bridge sees one collection of objects."""
+    """The state of the watch of one collection of objects."""
 
     what: str  # such as "pods of namespace ml"
-    problem: str  # why it is not seen now; empty = it is, or has not been asked for yet
+    problem: str  # why the collection cannot be read now; empty = it can, or has not been requested yet
     problem_since: float | None  # Unix seconds; None = no problem
     confirmed_at: float | None  # Unix seconds, when the API server last answered; None = never
 
@@ -53,32 +53,32 @@ class Fleet(Protocol):
     """The supervisor's side, for one term."""
 
     def version(self) -> object:
-        """Another object whenever some node may be another than before."""
+        """Return an object that is another one whenever a node may have changed."""
         ...
 
     def known(self) -> Mapping[str, Known]:
-        """The nodes of the fleet, by name."""
+        """Return the nodes of the fleet, by name."""
         ...
 
     def tell(self, change: Change) -> None:
-        """What is to become of one of them. Never waits."""
+        """Send a change of a node to the supervisor. Never waits."""
         ...
 
 
 class Bridge:
-    """`run` for the length of a term, with this term's view of the fleet."""
+    """Runs for the length of a term, with this term's view of the fleet."""
 
     def __init__(self, options: Options, wall: Callable[[], float]) -> None:
         """`wall`: Unix seconds."""
         self._options, self._wall = options, wall
         self._cluster = Cluster()
         self._watches: list[Watch] = []
-        self._said: dict[str, tuple[Change, float]] = {}  # by node: what it was told last, and when
-        self._news = anyio.Event()
-        self._failed: tuple[float, str] | None = None  # since when it cannot begin, by the loop's clock, and why
+        self._sent: dict[str, tuple[Change, float]] = {}  # node → the last change that was sent, and its time
+        self._changed = anyio.Event()
+        self._failed: tuple[float, str] | None = None  # start of a failure to run (loop's clock), and its reason
 
     def sights(self) -> list[Sight]:
-        """Return how well each collection is seen; empty = nothing has been watched yet."""
+        """Return the state of each watch; empty = none has been started yet."""
         at, wall = anyio.current_time(), self._wall()
 
         def unix(loop_time: float | None) -> float | None:
@@ -93,7 +93,7 @@ class Bridge:
 
     @property
     def problems(self) -> list[str]:
-        """What keeps the cluster from being seen, by collection; empty = nothing does."""
+        """The problems of the watches; empty = the cluster can be read."""
         return [each.problem for each in self._watches if each.problem]
 
     async def run(self, fleet: Fleet) -> NoReturn:
@@ -105,12 +105,12 @@ class Bridge:
                 since = self._failed[0] if self._failed is not None else anyio.current_time()
                 self._failed = since, _cause(error)
             finally:
-                self._watches = []  # a supervisor that no longer leads sees nothing
+                self._watches = []  # a supervisor that no longer leads watches nothing
             await anyio.sleep(FAILED_PAUSE_S)
 
     async def _run(self, fleet: Fleet) -> None:
         options = self._options
-        self._cluster, self._said = Cluster(), {}
+        self._cluster, self._sent = Cluster(), {}
         resources = [Resource(NODE, "nodes", "", options.selector)]
         resources += [Resource(POD, "pods", namespace, AGENTS) for namespace in options.namespaces]
         async with Api(options.access) as api, anyio.create_task_group() as tasks:
@@ -128,23 +128,23 @@ class Bridge:
             return
         if cluster is not self._cluster:
             self._cluster = cluster
-            self._news.set()
+            self._changed.set()
 
     async def _compare(self, fleet: Fleet) -> NoReturn:
         seen: tuple[object, Cluster] | None = None
         looked_at = 0.0
         while True:
             now = (fleet.version(), self._cluster)
-            # Time alone makes a change, too: maintenance comes near, a notice is to be repeated.
+            # Also compared after some time without a change, because maintenance approaches and notices must be repeated.
             if seen is None or now[0] is not seen[0] or now[1] is not seen[1] or self._later(looked_at):
                 seen, looked_at = now, anyio.current_time()
                 known = fleet.known()
-                self._said = {name: each for name, each in self._said.items() if name in known}
+                self._sent = {name: each for name, each in self._sent.items() if name in known}
                 for change in changes(self._cluster, known, self._wall(), confirmed=self._confirmed()):
-                    self._tell(fleet, change)
+                    self._send(fleet, change)
             with anyio.move_on_after(LOOK_S):
-                await self._news.wait()
-            self._news = anyio.Event()
+                await self._changed.wait()
+            self._changed = anyio.Event()
 
     @staticmethod
     def _later(looked_at: float) -> bool:
@@ -154,19 +154,19 @@ class Bridge:
         machines_at = self._watches[0].confirmed_at
         return machines_at is not None and anyio.current_time() - machines_at < CONFIRMED_S
 
-    def _tell(self, fleet: Fleet, change: Change) -> None:
+    def _send(self, fleet: Fleet, change: Change) -> None:
         at = anyio.current_time()
-        said, said_at = self._said.get(change.node, (None, 0.0))
-        if said == change and at - said_at < SAID_AGAIN_S:
-            return  # it is on its way
-        self._said[change.node] = (change, at)
-        if said != change:
+        sent, sent_at = self._sent.get(change.node, (None, 0.0))
+        if sent == change and at - sent_at < SAID_AGAIN_S:
+            return  # sent, but not in the supervisor's state yet
+        self._sent[change.node] = (change, at)
+        if sent != change:
             log.info("the cluster says", node=change.node, what=words(change))
         fleet.tell(change)
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first failure of a group in words."""
+    """Return the text of the first failure in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,8 @@
-"""What the supervisor should be told of the cluster's machines: the difference between them and what it knows. Pure.
+"""Computes the changes to send to the supervisor: the difference between the cluster's machines and the supervisor's state.
+Pure.
 
-A node of the fleet is the machine of its name, or of the pod of its name where agents share machines. A node that is neither
-runs outside of the cluster, or its object has not been seen: nothing is said of it.
+A node of the fleet belongs to the machine of the same name or, if agents share machines, to the machine of the pod of the same
+name. For other nodes no changes are sent: they run outside of the cluster, or their objects are not known yet.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ from typing import assert_never
 
 from holdfast.kubernetes.machines import Cluster, Machine
 
-SCHEDULED_LEAD_S = 3600.0  # maintenance is scheduled weeks ahead: until then the machine is as good as any
-RENEW_S = 1200.0  # a notice that still holds is repeated: the supervisor drops it an hour after it was last told
-SAME_TIME_S = 60.0  # the start of maintenance may move by so much without being told anew
+SCHEDULED_LEAD_S = 3600.0  # scheduled maintenance is announced this long before; it is scheduled weeks ahead
+RENEW_S = 1200.0  # a valid notice is repeated after this time; the supervisor drops it an hour after the last one
+SAME_TIME_S = 60.0  # a change of the start of maintenance by less than this is not sent
 DELETED = "its machine was deleted from the cluster"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A node as the supervisor knows it. `event`: of the notice that this bridge has given; empty = none holds."""
+    """A node in the supervisor's state. `event`: event of the valid notice of this bridge; empty = none."""
 
     node: str
     event: str = ""
     starts_at: float | None = None  # Unix seconds; None = any moment
-    told_at: float = 0.0  # when the notice was last told
-    zone: str = ""  # failure domain that the bridge has told; empty = none
-    away: bool = False  # it is lost, and no job counts on it
+    told_at: float = 0.0  # when the notice was last sent
+    zone: str = ""  # failure domain that the bridge has sent; empty = none
+    away: bool = False  # the node is lost, and no job uses it
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The machine of the node will be taken, or may be at any moment (`starts_at` None)."""
+    """The machine of the node will be taken away at `starts_at`; None = possibly at any time."""
 
     node: str
     event: str
@@ -41,7 +42,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """It will not be taken after all."""
+    """The notice for the node no longer applies."""
 
     node: str
 
@@ -54,7 +55,7 @@ class SetZone:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The machine is gone for good."""
+    """The machine was deleted permanently."""
 
     node: str
     reason: str
@@ -64,8 +65,8 @@ Change = Announce | Withdraw | SetZone | Forget
 
 
 def changes(cluster: Cluster, fleet: Mapping[str, Known], at: float, *, confirmed: bool) -> list[Change]:
-    """Return what is to be told, by node. `confirmed`: the API server has answered within the last minutes, so that notices
-    which still hold may be repeated."""
+    """Return the changes to send, ordered by node. `confirmed`: the API server has answered within the last minutes, so that
+    valid notices may be repeated."""
     if cluster.machines is None:
         return []
     by_pod = cluster.machine_of()
@@ -93,7 +94,7 @@ def changes(cluster: Cluster, fleet: Mapping[str, Known], at: float, *, confirme
 
 
 def words(change: Change) -> str:
-    """For people."""
+    """Describe a change for people."""
     match change:
         case Announce(event=event, starts_at=None):
             return event
@@ -109,7 +110,7 @@ def words(change: Change) -> str:
 
 
 def _notice(machine: Machine, at: float) -> tuple[str, float | None]:
-    """(event, when it starts); event empty = the machine stays."""
+    """Return (event, its start); an empty event = the machine stays."""
     if machine.leaving:
         return f"Kubernetes: {machine.leaving}", None
     if machine.scheduled_at is not None and machine.scheduled_at - at <= SCHEDULED_LEAD_S:

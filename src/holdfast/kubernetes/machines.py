@@ -1,14 +1,14 @@
-"""Machines and pods of a cluster, as far as they concern a fleet: a fold over the API server's objects. Pure.
+"""Machines and pods of a cluster that concern a fleet: a fold over the API server's objects. Pure.
 
-| object says | here |
+| field of the object | meaning |
 |---|---|
 | `spec.unschedulable`, and not by Holdfast itself | the machine leaves: "cordoned" |
 | a taint of `LEAVING_TAINTS`, or of the operator's list | the machine leaves: the taint |
 | a label of `LEAVING_LABELS`, not "false" | the machine leaves: the label |
-| the label `SCHEDULED`, Unix seconds | the machine leaves then |
+| the label `SCHEDULED`, Unix seconds | the machine leaves at that time |
 | conditions and taints of `node.kubernetes.io/…` (NotReady, unreachable, pressure) | nothing |
 | a label of `zone_labels` | the machine's failure domain |
-| the object is deleted | the machine leaves, and its node is forgotten once it is away |
+| the object is deleted | the machine leaves, and its node is deleted from the state when it is lost |
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.evolve import evolve
 
-CONDEMNED = "holdfast/condemned"  # annotation of a machine that Holdfast itself has cordoned, and why
+CONDEMNED = "holdfast/condemned"  # annotation of a machine that Holdfast itself has cordoned; its value is the reason
 SCHEDULED = "cloud.google.com/scheduled-maintenance-time"
 LEAVING_LABELS = ("cloud.google.com/active-node-maintenance", "cloud.google.com/perform-maintenance")
 LEAVING_TAINTS = (
@@ -32,7 +32,7 @@ LEAVING_TAINTS = (
 ZONE_LABELS = ("cloud.google.com/gce-topology-subblock", "topology.kubernetes.io/zone")
 MEANS_NOTHING = ("", "false", "none")
 TEXT_CHARS_MAX = 200  # of one cause
-DELETED_MAX = 10_000  # machines that were deleted, and are remembered
+DELETED_MAX = 10_000  # remembered names of deleted machines
 NODE, POD = "Node", "Pod"
 
 Object = Mapping[str, Any]
@@ -41,18 +41,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the operator says of the cluster's labels and taints."""
+    """The operator's settings for labels and taints of the cluster."""
 
-    taints: tuple[str, ...] = LEAVING_TAINTS  # keys of taints with which a machine leaves
-    zone_labels: tuple[str, ...] = ZONE_LABELS  # the first that a machine has names its failure domain
+    taints: tuple[str, ...] = LEAVING_TAINTS  # keys of taints of a machine that leaves
+    zone_labels: tuple[str, ...] = ZONE_LABELS  # the first label that a machine has is its failure domain
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     name: str
-    leaving: str = ""  # why it leaves, in a few words; empty = it does not
-    scheduled_at: float | None = None  # Unix seconds, when maintenance is scheduled; None = it is not
-    zone: str = ""  # failure domain; empty = its labels do not say
+    leaving: str = ""  # short reason why the machine leaves; empty = it does not
+    scheduled_at: float | None = None  # Unix seconds of scheduled maintenance; None = none is scheduled
+    zone: str = ""  # failure domain; empty = unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class Pod:
     namespace: str
     name: str
     uid: str
-    machine: str  # that it runs on; empty = it waits for one
+    machine: str  # name of its machine; empty = not scheduled yet
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """All objects of a kind, of pods those of a namespace. What is not among them has been deleted."""
+    """All objects of a kind; of pods, those of one namespace. Objects that are missing have been deleted."""
 
     kind: str
     objects: tuple[Object, ...]
@@ -91,18 +91,18 @@ ClusterEvent = Listed | Put | Deleted
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    machines: Mapping[str, Machine] | None = None  # None: they have not been listed, so nothing can be said
+    machines: Mapping[str, Machine] | None = None  # None: not listed yet, so unknown
     pods: Mapping[tuple[str, str], Pod] = field(default_factory=dict)  # by namespace and name
-    deleted: frozenset[str] = frozenset()  # machines that were there
+    deleted: frozenset[str] = frozenset()  # names of deleted machines
 
     def machine_of(self) -> dict[str, str]:
-        """Name of a pod → its machine: the names under which agents are known that share machines."""
+        """Return name of a pod → its machine. Agents that share a machine have the names of their pods."""
         return {pod.name: pod.machine for pod in self.pods.values() if pod.machine}
 
 
 def fold(cluster: Cluster, event: ClusterEvent, rules: Rules) -> Cluster:
-    """Return the cluster after the event. Raises `MalformedMessage` if its object is none; of a list such objects are left
-    out."""
+    """Return the cluster after the event. Raises `MalformedMessage` if the object is invalid; invalid objects of a list are
+    skipped."""
     match event:
         case Listed(kind=kind, objects=objects) if kind == NODE:
             machines = {each.name: each for each in _read(objects, lambda found: machine(found, rules))}
@@ -131,9 +131,9 @@ def fold(cluster: Cluster, event: ClusterEvent, rules: Rules) -> Cluster:
 
 
 def _with(cluster: Cluster, machines: Mapping[str, Machine], seen: Set[str]) -> Cluster:
-    """`seen`: machines that were there, of which those that are missing have been deleted."""
-    gone = sorted(seen - machines.keys())
-    return evolve(cluster, machines=machines, deleted=frozenset(gone[:DELETED_MAX]))
+    """Return the cluster with these machines. Names in `seen` that are missing in `machines` are recorded as deleted."""
+    missing = sorted(seen - machines.keys())
+    return evolve(cluster, machines=machines, deleted=frozenset(missing[:DELETED_MAX]))
 
 
 def _read(objects: Iterable[Object], read: Callable[[Object], T]) -> list[T]:
@@ -142,7 +142,7 @@ def _read(objects: Iterable[Object], read: Callable[[Object], T]) -> list[T]:
         try:
             found.append(read(each))
         except MalformedMessage:
-            continue  # one object that is not what it should be hides no other
+            continue  # an invalid object must not hide the others
     return found
 
 
@@ -193,7 +193,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _text(value: object) -> str:
-    """One line without lone surrogates, which JSON may contain."""
+    """Return the text as one line without lone surrogates, which JSON may contain."""
     return " ".join(str(value).encode(errors="replace").decode().split())[:TEXT_CHARS_MAX]
 
 

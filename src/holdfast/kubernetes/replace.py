@@ -1,9 +1,10 @@
-"""Another machine for the pod of a condemned one: the pod is deleted, its Job makes another, the scheduler finds it a place.
+"""Moves an agent from an unschedulable machine to another one: its pod is deleted, its Job creates another pod, and the
+scheduler places that on another machine.
 
-    condemned ──► the machine is marked, so that nothing new comes there ──► the agent's pod is deleted ──► another elsewhere
+    unschedulable ──► the machine is marked, so that no pod is placed on it ──► the agent's pod is deleted ──► another pod
 
-The mark comes first: the place that a deleted pod leaves is the first that the scheduler finds. The order matters for a second
-reason: a leader that ends between the two has deleted nothing.
+The mark comes first for two reasons. The scheduler would otherwise place the new pod on the machine of the deleted one. And a
+leader that ends between the two actions has deleted nothing.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ log = structlog.get_logger("holdfast.kubernetes.replace")
 
 
 class Mark(StrEnum):
-    """What is done to the machine before its pod is deleted."""
+    """The action on the machine before its pod is deleted."""
 
-    NONE = "none"  # nothing: the next pod may come there again
-    CORDON = "cordon"  # `kubectl cordon`, with an annotation
-    REPORT = "report"  # cordoned, and reported as faulty to GKE, which repairs or replaces the host
+    NONE = "none"  # no action, so the next pod may be placed on it again
+    CORDON = "cordon"  # cordon it as by `kubectl cordon`, with an annotation
+    REPORT = "report"  # cordon it, and report it as faulty to GKE, which repairs or replaces the host
 
 
 class Replacer:
-    """`namespaces`: where the pods of agents are."""
+    """`namespaces`: namespaces of the pods of agents."""
 
     def __init__(self, access: Access, namespaces: Sequence[str], mark: Mark) -> None:
         """Raises `InvalidSpec`."""
@@ -46,18 +47,18 @@ class Replacer:
         self._access, self._namespaces, self._mark = access, tuple(namespaces), mark
 
     async def replace(self, node: str, reason: str) -> str:
-        """Return what was done. Raises `NotFound` if the node has no pod, `Conflict` if it is not known which, `Refused` or
-        `Unavailable`."""
+        """Replace the pod of a node. Returns a description of the actions. Raises `NotFound` if the node has no pod, `Conflict`
+        if it has several, `Refused` or `Unavailable`."""
         async with Api(self._access) as api:
             held = await self._pod(api, node)
             done = []
             if self._mark is not Mark.NONE:
-                done.append(await self._condemn(api, held.machine, reason))
+                done.append(await self._mark_machine(api, held.machine, reason))
             done.append(await _delete(api, held))
             return "; ".join(done)
 
     async def _pod(self, api: Api, node: str) -> Pod:
-        """The pod of the agent: on the machine of this name, or, where agents share machines, the pod of this name."""
+        """Return the pod of the agent: on the machine of this name or, if agents share machines, the pod of this name."""
         found: list[Pod] = []
         for namespace in self._namespaces:
             objects, _ = await api.list(Resource(POD, "pods", namespace, AGENTS))
@@ -71,12 +72,12 @@ class Replacer:
             raise Conflict(f"{node} has several pods of agents ({names}): delete the right one by kubectl delete pod")
         return found[0]
 
-    async def _condemn(self, api: Api, machine: str, reason: str) -> str:
+    async def _mark_machine(self, api: Api, machine: str, reason: str) -> str:
         path = f"{Resource(NODE, 'nodes').path}/{machine}"
         seen = await api.request("GET", path, f"get node {machine}")
         was_cordoned = (seen.get("spec") or {}).get("unschedulable") is True
         about: dict[str, object] = {}
-        if not was_cordoned:  # another's cordon stays another's
+        if not was_cordoned:  # a cordon by someone else is not marked as Holdfast's
             about["annotations"] = {CONDEMNED: " ".join(reason.split())[:REASON_CHARS_MAX]}
         if self._mark is Mark.REPORT:
             about["labels"] = {FAULT_BEHAVIOR: "unspecified"}
@@ -92,7 +93,7 @@ class Replacer:
 
 
 def _of_agent(found: Object) -> Pod | None:
-    """None: it has ended, so nothing of it is left to delete."""
+    """Return the pod; None if it has ended, so that there is nothing to delete."""
     phase = (found.get("status") or {}).get("phase")
     return None if phase in ("Succeeded", "Failed") else pod(found)
 

@@ -1,8 +1,8 @@
-"""One kind of object, listed and then watched, for ever.
+"""Lists one kind of object and then watches it, until cancelled.
 
 list ──► watch from the list's version ──► watch from the newest version …
-  ▲          │ 410, or an event that is none            │ ended by the server after a minute
-  └──────────┴── pause, longer each time, when the server refuses or does not answer
+  ▲          │ 410, or an invalid event                 │ ended by the server after a minute
+  └──────────┴── pause, longer each time, if the server refuses or does not answer
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from holdfast.kubernetes.api import Api, Expired, Refused, Resource
 from holdfast.kubernetes.machines import ClusterEvent, Deleted, Listed, Object, Put
 from holdfast.runtime.backoff import Backoff
 
-PAUSE_S_MAX = 15.0  # rights are given, and API servers started, by people and without telling us
+PAUSE_S_MAX = 15.0  # short, because changes of rights and starts of API servers are not announced
 BRIEF_S = 1.0
-SAY_AGAIN_S = 300.0  # that it does not work, while the reason stays the same
+SAY_AGAIN_S = 300.0  # interval at which a problem with an unchanged reason is logged again
 
 log = structlog.get_logger("holdfast.kubernetes")
 
 
 class Watch:
-    """`event` is called with each change. `confirmed_at`: when the server last answered, by the loop's clock."""
+    """`event` is called with each change. `confirmed_at`: time of the server's last answer, by the loop's clock."""
 
     def __init__(self, api: Api, resource: Resource, event: Callable[[ClusterEvent], None]) -> None:
         self._api, self._resource, self._event = api, resource, event
-        self._version = ""  # empty: to be listed
-        self._said, self._said_at = "", -SAY_AGAIN_S
+        self._version = ""  # empty: the objects must be listed
+        self._logged, self._logged_at = "", -SAY_AGAIN_S
         self.confirmed_at: float | None = None
-        self.problem = ""  # why it does not work now; empty = it does
+        self.problem = ""  # why the watch fails now; empty = it works
         self.problem_since: float | None = None  # by the loop's clock; None = no problem
 
     @property
     def what(self) -> str:
-        """The collection, for people."""
+        """The name of the collection, for people."""
         return str(self._resource)
 
     async def run(self) -> NoReturn:
-        """Until cancelled. Raises nothing that an API server can cause."""
+        """Watch until cancelled. Raises no error that an API server can cause."""
         backoff = Backoff(first_s=0.2, max_s=PAUSE_S_MAX)
         while True:
             try:
@@ -51,10 +51,10 @@ class Watch:
                 log.info("listing again", what=str(self._resource), reason=str(error))
                 self._version = ""
             except MalformedMessage as error:
-                self._version = ""  # what was missed is in the list
-                self._complain(error)
+                self._version = ""  # the list contains missed changes
+                self._log_problem(error)
             except HoldfastError as error:
-                self._complain(error)
+                self._log_problem(error)
             else:
                 continue
             await backoff.sleep()
@@ -72,7 +72,7 @@ class Watch:
                 self._take(kind, found)
         self._works("watching")
         if anyio.current_time() - began_at < BRIEF_S:
-            await backoff.sleep()  # something ends every watch at once
+            await backoff.sleep()  # the watch was ended immediately
         else:
             backoff.reset()
 
@@ -93,14 +93,14 @@ class Watch:
         self.confirmed_at = anyio.current_time()
         if self.problem:
             log.info("the API server answers again", what=str(self._resource), now=how)
-        self.problem = self._said = ""
+        self.problem = self._logged = ""
         self.problem_since = None
 
-    def _complain(self, error: HoldfastError) -> None:
+    def _log_problem(self, error: HoldfastError) -> None:
         self.problem = str(error)
         if self.problem_since is None:
             self.problem_since = anyio.current_time()
-        if self.problem != self._said or anyio.current_time() - self._said_at >= SAY_AGAIN_S:
+        if self.problem != self._logged or anyio.current_time() - self._logged_at >= SAY_AGAIN_S:
             advice = "give the service account the right to list and watch it" if isinstance(error, Refused) else ""
             log.warning(
                 "the cluster is not seen: notices stay as they are",
@@ -108,4 +108,4 @@ class Watch:
                 reason=self.problem,
                 **({"advice": advice} if advice else {}),
             )
-            self._said, self._said_at = self.problem, anyio.current_time()
+            self._logged, self._logged_at = self.problem, anyio.current_time()

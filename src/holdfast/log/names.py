@@ -9,4 +9,5 @@ EVENTS = "events"  # supervisor core → history, SSE: changes, as domain values
 CONSUMED = frozenset({FINDINGS, INBOX})
 
 SUPERVISOR_GROUP = "supervisor"
+ALERTS_GROUP = "alerts"  # of the supervisors, on EVENTS
 LEADER_LEASE = "supervisor"

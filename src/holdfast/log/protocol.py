@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-CANDIDATE_S: Final = 3.0  # a standby asks several times a second
+CANDIDATE_S: Final = 3.0  # a standby requests the lease several times a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,9 @@ class EventLog(Protocol):
 
         A consumer that restarts under its old name gets its pending entries at once; under a new name, after
         `reclaim_after_s`. Consumers of which only one is active, such as leaders, therefore share one name. `batch_max` counts
-        all streams together. An entry that is not acknowledged comes back after `reclaim_after_s`: acknowledge before that, or
-        expect it twice. If a group or stream is deleted, it is created again and reading continues. `start` "$" skips history
-        when the group is new. After `block_s` without entries, an empty batch is yielded, so that the caller's loop keeps
-        running."""
+        all streams together. An entry that is not acknowledged within `reclaim_after_s` is delivered again. If a group or
+        stream is deleted, it is created again and reading continues. `start` "$" skips history when the group is new. After
+        `block_s` without entries, an empty batch is yielded, so that the caller's loop keeps running."""
 
     async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
         """Acknowledge entries. In a stream that only groups read (`names.CONSUMED`), entries that all groups have
@@ -112,7 +111,7 @@ class EventLog(Protocol):
         """Return the memory use of the log, for all clients."""
 
     async def lifetime(self) -> str:
-        """Return what names this lifetime of the log's server: another one after each start."""
+        """Return the id of this lifetime of the log's server, which changes with each start."""
 
     async def ping(self) -> None:
         """Raise `Unavailable` with the address if the log cannot be reached."""
@@ -127,12 +126,12 @@ class FencedLog(EventLog, Protocol):
         """Take the lease if it is free or expired (a new epoch) or already held by `holder` (same epoch, extended).
 
         `holder` identifies one lifetime of one process; two processes with the same name would share the lease. Epochs only
-        grow, with gaps. Who asks in vain shortens what is left of the lease to `ttl_s`, which all who want it have in common:
-        so it ends in time whatever the server's clock did."""
+        grow, with gaps. An unsuccessful request shortens the remaining time of the lease to `ttl_s`, which is the same for all
+        holders. So the lease ends in time even if the server's clock was changed."""
 
     async def candidate(self, name: str) -> str:
-        """Return a holder that has asked for the lease in vain within the last `CANDIDATE_S`; empty if there is none. It may be
-        the one that holds the lease now."""
+        """Return a holder that has requested the lease without success within the last `CANDIDATE_S`; "" if there is none. This
+        may be the present holder."""
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         """Extend the lease. Returns False if it has been lost; the holder must then stop acting immediately."""

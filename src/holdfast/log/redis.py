@@ -27,7 +27,7 @@ from holdfast.log.subscription import Limits, Subscription, decode
 logger = logging.getLogger(__name__)
 
 STREAM_BYTES_MAX = 128 * 2**20
-MEMORY_SHARE = 16  # a stream takes at most this part of a limited memory: there are seven, and the snapshot,
+MEMORY_SHARE = 16  # a stream uses at most 1/16 of a limited memory, because there are seven streams and the snapshot
 STREAM_BYTES_MIN = (
     4 * 2**20
 )  # lower bound of the limit, so that unread entries are not dropped for a limit of a few bytes
@@ -248,7 +248,7 @@ class RedisLog:
         gone, unread = await self._call(lambda: self._trim(keys=keys, args=args))
         if unread:
             logger.error(
-                "%s: %d entries that had not been read were dropped for want of room", ", ".join(streams), unread
+                "%s: %d entries that had not been read were dropped because Redis is full", ", ".join(streams), unread
             )
         return int(gone)
 

@@ -1,4 +1,4 @@
-"""The Redis server of the log as a process: which lifetime of it answers, and its end for an injected fault."""
+"""The Redis server of the log as a process: the id of its lifetime, and its shutdown for an injected fault."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.log import durability
 from holdfast.log.connection import Connection
 
-# Redis checks that the command exists and that this client may use it, then the words. These are wrong on every version, so
-# an answer about the syntax is from a server that would have obeyed the right ones.
+# Redis first checks that the command exists and that this client may use it, and then its arguments. These arguments are
+# invalid in every version, so a syntax error shows that the server would have executed valid ones.
 PROBE: Final = ("SHUTDOWN", "NOSAVE", "HOLDFAST-PROBE")
-NOW_SINCE: Final = 7  # major version; before it a shutdown never waits for replicas
+NOW_SINCE: Final = 7  # major version; in earlier versions a shutdown never waits for replicas
 
 
 class RedisServer:
@@ -23,14 +23,14 @@ class RedisServer:
         self._redis: Any = connection.redis  # its `execute_command` has no types
 
     async def lifetime(self) -> str:
-        """Return the server's run id: another one after each start."""
+        """Return the server's run id, which changes with each start."""
         return str((await self._info("server")).get("run_id", ""))
 
     async def persistence(self) -> Mapping[str, Any]:
         return await self._info("persistence")
 
     async def why_not_kill(self) -> str:
-        """Return why an injected fault must not end this server, or cannot; empty if it may. Ends nothing. Raises
+        """Return why an injected fault must not or cannot shut down this server; "" if it may. Does not shut it down. Raises
         `Unavailable`."""
         persistence = await self.persistence()
         if risk := durability.risk(persistence):
@@ -45,11 +45,11 @@ class RedisServer:
             if "syntax error" in str(error).lower():
                 return ""
             return f"Redis does not accept SHUTDOWN from this supervisor: {error}"
-        return "Redis accepted a SHUTDOWN with a wrong argument; what answers is no Redis that this supervisor knows"
+        return "Redis accepted a SHUTDOWN with an invalid argument; this is not a Redis that the supervisor knows"
 
     async def kill(self) -> None:
-        """End the server: no snapshot is saved, no replica is waited for, and all connections break. Raises `HoldfastError` if
-        it refuses."""
+        """Shut the server down without a snapshot and without waiting for replicas. All connections break. Raises
+        `HoldfastError` if the server refuses."""
         words = ["SHUTDOWN", "NOSAVE"]
         if await self._major_version() >= NOW_SINCE:
             words.append("NOW")
@@ -59,12 +59,12 @@ class RedisServer:
             return  # a server that has ended does not answer
         except exceptions.RedisError as error:
             raise HoldfastError(f"Redis refused to shut down: {error}") from error
-        raise HoldfastError("Redis answered a shutdown and runs on")
+        raise HoldfastError("Redis answered a SHUTDOWN and continues to run")
 
     async def _major_version(self) -> int:
         major = str((await self._info("server")).get("redis_version", "")).partition(".")[0]
         if not major.isdecimal():
-            raise Unavailable("Redis does not say its version")
+            raise Unavailable("Redis does not report its version")
         return int(major)
 
     async def _info(self, section: str) -> Mapping[str, Any]:

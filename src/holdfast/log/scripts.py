@@ -1,14 +1,15 @@
 """The Lua scripts of the Redis log: each is one atomic step of the server, run on Redis 6.2 and later.
 
-A script that fails after a write does not undo it, so each script makes all checks before its first write. Running out of
-memory is such a check too: Redis refuses the first write that grows, and the growing ones come first. A lease is stored as
+A script that fails after a write does not undo the write, so each script makes all checks before its first write. This includes
+the memory limit: Redis refuses the first write that needs memory, so such writes come first. A lease is stored as
 "<epoch> <holder>", so that holder and epoch are checked by one comparison.
 """
 
 # KEYS: lease, epoch, candidate. ARGV: holder, TTL in ms, TTL of the candidate in ms. Returns the epoch as text, or nil if
-# another holder has the lease: then the one that asked is noted as candidate, now and then, and if there is memory for it.
-# The server remembers when a lease ends, not how long it lasts: after its clock was set back, or a restart with another clock,
-# a lease of seconds would last for hours. Nobody asks for more than the TTL, so no lease has more of it left.
+# another holder has the lease. In that case the requester is recorded as candidate, at most twice per TTL of the candidate, and
+# only if there is memory for it. The server stores when a lease ends, not how long it lasts. After its clock was set back, or a
+# restart with another clock, a lease of seconds would last for hours. All holders request the same TTL, so a longer remaining
+# time is wrong and is shortened.
 #
 # The epoch follows the server's clock in seconds: a Redis that has lost its data (or a failover that lost the last writes)
 # must not issue an epoch that agents have already seen, because they would refuse the new leader permanently.
@@ -48,10 +49,10 @@ return redis.call('DEL', KEYS[1])
 
 # Functions for the scripts below that trim a stream after each commit.
 #
-# `trim_consumed` removes what every group has acknowledged: all before the lowest entry that is pending with a group or has
-# not been delivered by it. A stream without groups is not trimmed, because its entries have not been read yet.
-# `trim_bytes` removes the oldest entries of a stream that takes more memory than it may, read or not: a consumed stream only
-# after an append to it, because the committing process is about to read the rest.
+# `trim_consumed` removes the entries that every group has acknowledged: all entries before the oldest one that is pending in a
+# group or not yet delivered to it. A stream without groups is not trimmed, because its entries have not been read yet.
+# `trim_bytes` removes the oldest entries of a stream that exceeds its memory limit, even if they have not been read. A consumed
+# stream is trimmed in this way only after an append, because the committing process is about to read its entries.
 # Both trim complete nodes of the stream ("~"), which is cheap and leaves a few entries more. Redis allows it if its memory is
 # full.
 _TRIM = """
@@ -104,15 +105,15 @@ return {gone, unread}
 
 # KEYS: lease, parts of the snapshot, marker, the key of an earlier version's snapshot, then each stream once.
 # ARGV: "<epoch> <holder>", this commit's token, the token of the commit before it ('' = not known), stream length, bytes that a
-#       stream may take, which streams are consumed (1 or 0 for each, as one word), number of parts, number of appends,
+#       stream may use, which streams are consumed (one string with 1 or 0 for each), number of parts, number of appends,
 #       per part: name, 1 = write it or 0 = remove it, value;
 #       per append: index into KEYS, id, type, traceparent, data;
 #       per acknowledgement: index into KEYS, group, position.
 # Returns 1; or, if nothing was written, the holder of the lease ('' = none), or 0 if the previous commit is missing.
 #
-# The marker contains the token of the last commit. A commit that is repeated after a lost answer has been made already. A
-# commit whose predecessor is not the last commit was computed from a state that the server has lost (a restart from an
-# append-only file without its last second): its differences would result in a mix of two states.
+# The marker contains the token of the last commit. If it is the token of this commit, the answer was lost and the commit is
+# complete. If it is not the token of the previous commit, this commit was computed from a state that the server has lost (after
+# a restart from an append-only file without its last second), and its differences would result in a mix of two states.
 COMMIT = (
     _TRIM
     + """
@@ -161,7 +162,7 @@ return 1
 # KEYS: stream, dead-letter stream. ARGV: group, consumer, mode, cursor, count, deliveries allowed, dead-letter stream length,
 # idle in ms.
 # Mode 'own' takes this consumer's pending entries, beyond the cursor ('-' at first). Mode 'idle' takes entries of any
-# consumer that have been idle for too long, also of this one, whose handler then failed; its cursor is XAUTOCLAIM's ('0-0').
+# consumer that have been idle for too long, including this one, if its handler failed. The cursor is XAUTOCLAIM's ('0-0').
 # Returns the next cursor ('' = reached the end), the number of dead letters, and [position, deliveries, fields] of each.
 TAKE_PENDING = """
 local stream, dead = KEYS[1], KEYS[2]

@@ -94,7 +94,7 @@ class Subscription:
                 await self._prepare()
             batch = await self._own_pending() or await self._abandoned() or await self._new()
         except GroupGone as gone:
-            logger.warning("%s: a stream or group is gone, reading from the beginning (%s)", self._what, gone)
+            logger.warning("%s: a stream or group was deleted, reading from the beginning (%s)", self._what, gone)
             self._start_over()
             return []
         except Unavailable as error:
@@ -221,7 +221,7 @@ class Subscription:
     async def _pause(self, error: Unavailable) -> None:
         self._failures += 1
         if self._failures == 1:
-            logger.warning("%s: %s; trying again until it does", self._what, error)
+            logger.warning("%s: %s; retrying until it is available", self._what, error)
         self._start_over()
         await self._backoff.sleep()
 

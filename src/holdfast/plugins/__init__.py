@@ -1,6 +1,6 @@
-"""Plug-ins: what other installed packages add to Holdfast, by Python entry points. Standard library only.
+"""Plug-ins: extensions of Holdfast by other installed packages, through Python entry points. Standard library only.
 
-A package names what it brings in its pyproject.toml, and `pip install` beside Holdfast is all that it takes:
+A package declares its plug-ins in its pyproject.toml. It only has to be installed in the same environment as Holdfast:
 
     [project.entry-points."holdfast.detectors"]
     clock_drift = "acme_holdfast.drift:build"
@@ -11,6 +11,7 @@ A package names what it brings in its pyproject.toml, and `pip install` beside H
 | `holdfast.detectors`  | `build() -> Detector`                                                  | diagnostics                 |
 | `holdfast.stores`     | a `StoreKind`; the entry point's name is the scheme of its URLs        | supervisor, replicator, CLI |
 | `holdfast.providers`  | `build() -> Provider`; asked when HOLDFAST_PROVIDER has its name       | supervisor                  |
+| `holdfast.notifiers`  | `build(url) -> Notifier`; the entry point's name is the scheme of its addresses | supervisor         |
 | `holdfast.policies`   | `decide(incident, job) -> Action`; a job has `policy: plugin:NAME`     | a child of the supervisor   |
 
 `installed` reads package metadata and imports nothing; `load` imports one plug-in. A plug-in that fails is left
@@ -32,7 +33,7 @@ from holdfast.domain.errors import PluginError
 
 T = TypeVar("T")
 
-POLICY_PREFIX = "plugin:"  # of a job's `policy` that is an entry point and no file
+POLICY_PREFIX = "plugin:"  # prefix of a job's `policy` that names an entry point instead of a file
 
 
 class Group(StrEnum):
@@ -41,6 +42,7 @@ class Group(StrEnum):
     STORES = "holdfast.stores"
     PROVIDERS = "holdfast.providers"
     POLICIES = "holdfast.policies"
+    NOTIFIERS = "holdfast.notifiers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +52,15 @@ class Plugin:
     group: Group
     name: str
     target: str  # "module:attribute"
-    package: str  # "acme-holdfast 1.2", empty when its metadata does not say
-    packages: int = 1  # how many bring this name: one, or it is refused
+    package: str  # "acme-holdfast 1.2"; "" if the package has no metadata
+    packages: int = 1  # number of packages that declare this name; the plug-in is refused if there are several
 
     def __str__(self) -> str:
         return f"{self.name} ({self.package or self.target})"
 
 
 def installed(group: Group) -> tuple[Plugin, ...]:
-    """All plug-ins of a group, by name. Two packages that bring the same name are both listed; `load` refuses them."""
+    """Return all plug-ins of a group, by name. If two packages declare one name, both are listed, and `load` refuses them."""
     entries = entry_points(group=group)
     packages = Counter(entry.name for entry in entries)
     found = (
@@ -75,22 +77,22 @@ def installed(group: Group) -> tuple[Plugin, ...]:
 
 
 def find(group: Group, name: str) -> Plugin | None:
-    """The plug-in of that name; None when no installed package brings one."""
+    """Return the plug-in of that name; None if no installed package declares one."""
     return next((plugin for plugin in installed(group) if plugin.name == name), None)
 
 
 def load(plugin: Plugin, kind: type[T]) -> T:
-    """The object that the entry point names, which must be a `kind`.
+    """Import the object that the entry point names.
 
-    Raises `PluginError` when it is none, when it cannot be imported, for whatever reason, or when two packages bring the name.
+    Raises `PluginError` if the object is not a `kind`, if the import fails for any reason, or if two packages declare the name.
     """
     if plugin.packages > 1:
         raise PluginError(
-            plugin.group, str(plugin), f"{plugin.packages} packages bring that name; uninstall all but one"
+            plugin.group, str(plugin), f"{plugin.packages} packages declare that name; uninstall all but one"
         )
     try:
         found = EntryPoint(plugin.name, plugin.target, plugin.group).load()
-    except Exception as error:  # it runs another's module
+    except Exception as error:  # the import runs code of another package
         raise PluginError(plugin.group, str(plugin), f"{plugin.target}: {type(error).__name__}: {error}") from error
     if not isinstance(found, kind):
         raise PluginError(plugin.group, str(plugin), f"{plugin.target} is {type(found).__name__}, not {kind.__name__}")
@@ -100,7 +102,7 @@ def load(plugin: Plugin, kind: type[T]) -> T:
 def build_all(
     group: Group, *arguments: object, left_out: Callable[[Plugin, PluginError], None]
 ) -> Iterator[tuple[Plugin, Any]]:
-    """Every plug-in of a group with what its object returns for `arguments`. Those that fail go to `left_out`."""
+    """Yield every plug-in of a group with the result of calling its object with `arguments`. Failed ones go to `left_out`."""
     for plugin in installed(group):
         try:
             yield plugin, build(plugin, *arguments)
@@ -109,7 +111,7 @@ def build_all(
 
 
 def build(plugin: Plugin, *arguments: object) -> Any:
-    """What the plug-in's object returns for `arguments`. Raises `PluginError` for whatever it raises, too."""
+    """Call the plug-in's object with `arguments`. Raises `PluginError`, also for any exception of the object."""
     make: Any = load(plugin, object)
     try:
         return make(*arguments)

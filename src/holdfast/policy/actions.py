@@ -1,7 +1,7 @@
-"""The actions: what a policy can answer, and what each answer means.
+"""The actions that a policy can return, and the meaning of each.
 
 A recipe is an action with fallbacks (`Action.otherwise`): its rungs are walked until one succeeds. A rung may have steps before
-its action (`Action.then`) and a limit (`Action.within`). `flaw` says what means nothing whatever the situation.
+its action (`Action.then`) and a limit (`Action.within`). `flaw` returns errors that do not depend on the situation.
 
 An action is declared once, in the table at the end of this file: what it does to the run (`Effect`), which generation it leads
 to (`Aim`), and when it is impossible. The checks of a policy's answer, the supervisor's plan and decision, goodput and
@@ -102,7 +102,7 @@ def ignore(reason: str) -> Action:
     return Action(ActionKind.IGNORE, reason)
 
 
-# ---------------------------------------------------------------- what an action means
+# ---------------------------------------------------------------- the declaration of an action
 
 
 class Effect(StrEnum):
@@ -118,7 +118,7 @@ class Effect(StrEnum):
 class Aim:
     """The generation that an action leads to: `dp` replicas, or fewer down to `dp_min`, on none of the nodes `out`."""
 
-    dp: int | None = None  # None: as many as run now, without those that have ranks on `out`
+    dp: int | None = None  # None: as many as run now, except those with ranks on `out`
     dp_min: int = 1
     out: frozenset[str] = frozenset()
 
@@ -142,7 +142,7 @@ class ActionSpec:
     )
     saves: bool = False  # the run saves at its next step
     paces: bool = False  # the run saves at another interval
-    silent: bool = False  # nobody is told of it
+    silent: bool = False  # the operators are not notified
     resets: bool = False  # GPUs of nodes are reset before the next generation is planned
     goes_first: bool = False  # another action may follow it in a rung: then it starts no ranks by itself
 
@@ -154,7 +154,7 @@ def leaving(action: Action, incident: Incident, job: JobView) -> tuple[str, ...]
 
 
 def check(action: Action, incident: Incident, job: JobView) -> str:
-    """Return why `action` cannot be carried out now, in one sentence; empty if it can, or any rung of a recipe."""
+    """Return why `action` cannot be carried out now, in one sentence; empty if it can, or if any rung of a recipe can."""
     if problem := flaw(action):
         return problem
     problems = [check_rung(rung, incident, job) for rung in action.rungs]
@@ -197,7 +197,7 @@ def _flaw_of(rung: Action) -> str:
 
 
 def check_rung(action: Action, incident: Incident, job: JobView) -> str:
-    """Return why this rung cannot be carried out now, whatever follows it; empty if it can."""
+    """Return why this rung cannot be carried out now, whatever follows it; empty if it can be."""
     for step in action.before:
         if problem := _check_step(step, incident, job):
             return problem
@@ -216,7 +216,7 @@ def check_rung(action: Action, incident: Incident, job: JobView) -> str:
 
 
 def _gives_nothing(action: Action, incident: Incident) -> str:
-    """Why a change is no answer to a job of higher priority that asks for replicas."""
+    """Return why a change is not an answer to a job of higher priority that asks for replicas."""
     loan = incident.loan
     if loan is not None and action.kind is ActionKind.SCALE_DOWN and action.dp == loan.dp and not action.nodes:
         return ""
@@ -231,8 +231,8 @@ def _ended(action: Action, incident: Incident) -> str:
 
 
 def _check_step(step: Action, incident: Incident, job: JobView) -> str:
-    """Why a step cannot come before the action of its rung."""
-    if step.kind is ActionKind.CHECKPOINT_NOW:  # the others are possible whatever becomes of the run
+    """Return why a step cannot come before the action of its rung."""
+    if step.kind is ActionKind.CHECKPOINT_NOW:  # the others are possible whatever happens to the run
         return _ended(step, incident)
     return ACTIONS[step.kind].check(step, incident, job)
 
@@ -247,7 +247,7 @@ def after_steps(action: Action, job: JobView) -> JobView:
 
 
 def _keeps(spec: ActionSpec, action: Action, incident: Incident) -> bool:
-    """Whether the incident's node would have ranks in the next generation, too."""
+    """Return whether the incident's node would have ranks in the next generation, too."""
     named = action.nodes or ((incident.node,) if action.dp is None else ())
     return not spec.removes or incident.node not in named
 

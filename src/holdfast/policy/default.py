@@ -92,7 +92,7 @@ def default(incident: Incident, job: JobView) -> Action:
 
 
 def _warning(incident: Incident, job: JobView) -> Action:
-    """Swap a node that costs more than the swap, with a margin for what is not certain; otherwise tell the operators once."""
+    """Swap a node that costs more than the swap, with a margin for uncertainty; otherwise notify the operators once."""
     share, node = incident.cost_share, incident.node
     if incident.wants_reset_later:
         return _reset_later(incident, job)
@@ -192,7 +192,7 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
         return stop(why)
     if job.unusable:
         return _unusable(incident, job)
-    # A missing rank says nothing of its node: it may have ended by the failure of another, whose finding was lost.
+    # A missing rank is no evidence against its node: it may have ended by the failure of another, whose finding was lost.
     before = job.before_on(incident, SUSPECT_WINDOW_S, *_WORKER_FAULTS) if incident.kind in _WORKER_FAULTS else ()
     if before and job.spares and (not outage or job.outages == 2):  # further swaps do not help against an outage
         return hot_swap(
@@ -255,7 +255,7 @@ def _unusable(incident: Incident, job: JobView) -> Action:
 
 
 def _reset(out: tuple[str, ...], pending: Mapping[str, PendingReset], why: str, job: JobView) -> Action:
-    """The reset, and what follows if it does not come about: the nodes are out of service then."""
+    """The reset, and the actions that follow if it fails: the nodes are out of service then."""
     failed = (
         f"{'; '.join(f'{reset} of {node}' for node, reset in pending.items())} could not be put back to use by a reset"
     )
@@ -331,7 +331,7 @@ def _leave(job: JobView) -> Action:
 
 
 def _lend(incident: Incident, job: JobView) -> Action:
-    """Give what a job of higher priority asks for. The replicas come back when there are nodes for them."""
+    """Give the replicas that a job of higher priority asks for. They return when there are nodes for them."""
     loan = incident.loan
     if loan is None or not job.min_dp <= loan.dp < job.dp:
         return ignore(f"{job.name} has no replica to give: it runs {job.dp}, and needs {job.min_dp}")

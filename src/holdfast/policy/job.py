@@ -13,9 +13,9 @@ from holdfast.domain.nodes import Notice
 
 @dataclass(frozen=True, slots=True)
 class PendingReset:
-    """GPUs of a node that get no ranks before they have been reset."""
+    """GPUs of a node that must be reset before the node gets ranks again."""
 
-    gpus: tuple[int, ...]  # empty: which one is not known, so all of the node
+    gpus: tuple[int, ...]  # empty: the GPU is not known, so all of the node
     obstacle: str = ""  # why the reset is not possible, one clause; empty if it is
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class JobView:
         0.0  # how long the job will still run; as long as it has run so far if its file names no `steps`
     )
     change_s: float = (
-        0.0  # what a planned change costs this job, as its past changes show; an assumption before the first
+        0.0  # cost of a planned change of this job, measured on past changes; an assumption before the first
     )
     recent: tuple[Incident, ...] = ()  # closed incidents of this job, oldest first
     # Open incidents of this job, oldest first, including the current one. An incident closes when every rank has finished a
@@ -64,9 +64,9 @@ class JobView:
     resets: Mapping[str, PendingReset] = field(
         default_factory=dict
     )  # those of `nodes` with GPUs that must be reset first
-    # Of the nodes of `resets`, of `standing`, and of a warning that recommends a reset those whose agents can reset GPUs now.
+    # Those nodes of `resets`, of `standing`, and of a warning that recommends a reset whose agents can reset GPUs now.
     resettable: tuple[str, ...] = ()
-    reports_steps: bool = True  # False: an unmodified script, which saves nothing when it is asked to
+    reports_steps: bool = True  # False: an unmodified script, which cannot save on request
 
     @property
     def dp(self) -> int:
@@ -74,7 +74,7 @@ class JobView:
 
     @property
     def healthy_replicas(self) -> int:
-        """Replicas of the newest generation none of whose nodes is unusable."""
+        """Replicas of the newest generation without unusable nodes."""
         return self.replicas_without(*self.unusable)
 
     def replicas_without(self, *nodes: str) -> int:

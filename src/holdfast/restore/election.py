@@ -1,4 +1,4 @@
-"""The election itself: see the package for its theory."""
+"""The selection of a checkpoint; its theory is in the docstring of the package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def elect(
     known: Knowledge | None = None,
     terms: Terms | None = None,
 ) -> Election:
-    """The newest complete step on the lineage, and for each rank of `mesh` where its shards are, nearest first."""
+    """Return the newest complete step on the lineage, and for each rank of `mesh` the sources of its shards, nearest first."""
     known, terms = known or Knowledge(), terms or Terms()
     holders = sorted(holders, key=lambda holder: holder.node)
     zones = {holder.node: holder.zone for holder in holders}
@@ -61,19 +61,19 @@ def elect(
 
 
 _Where = tuple[str, str, str]  # (node, its failure domain, tier)
-_Copy = tuple[_Where, str]  # (where it is, digests by rank)
+_Copy = tuple[_Where, str]  # (place, digests by rank)
 _Blocks = dict[int, list[_Copy]]  # by first rank: all copies of consecutive ranks, each of all of these ranks
 
 
 @dataclass(slots=True)
 class _Saved:
-    """One saved step: who holds shards of it, and which store has it."""
+    """One saved step: the nodes that have its shards, and the object store that has it."""
 
     attempt: int
     step: int
     held: list[tuple[Holder, ShardRun]] = field(default_factory=list)  # in the order of the nodes' names
     stored: StoredStep | None = None
-    store: tuple[ShardSource, ...] = ()  # where all of its shards are; empty = in no store, or damaged there
+    store: tuple[ShardSource, ...] = ()  # the store with all of its shards; empty = in no store, or damaged there
     _meshes: list[Mesh] | None = None
 
     @property
@@ -81,7 +81,8 @@ class _Saved:
         return (run for _, run in self.held)
 
     def blocks(self, cuts: Iterable[int] | None = None) -> _Blocks:
-        """The copies, with runs cut at these ranks and wherever another run begins or ends; None = each rank by itself."""
+        """Return the copies, with runs cut at the ranks `cuts` and where another run begins or ends; None = one block per
+        rank."""
         limits = {(run.rank, run.width) for _, run in self.held}  # fewer than runs: each shard has several copies
         if cuts is None:
             ends = {rank for begin, width in limits for rank in range(begin, begin + width + 1)}
@@ -100,7 +101,7 @@ class _Saved:
 
     @property
     def meshes(self) -> list[Mesh]:
-        """That saved it: one, unless something is wrong."""
+        """The meshes in the shards of this step. More than one is an error."""
         if self._meshes is None:
             found = {self.stored.mesh: None} if self.stored else {}
             last: Mesh | None = None
@@ -117,16 +118,16 @@ def _on_lineage(
 ) -> dict[tuple[int, int], _Saved]:
     line = Line(lineage)
     steps: dict[tuple[int, int], _Saved] = {}
-    aside: set[tuple[int, int]] = set()
+    off_lineage: set[tuple[int, int]] = set()
     for holder in holders:
         for run in shard_runs(holder.shards):
             age = run[:2]
             saved = steps.get(age)
             if saved is None:
-                if age in aside:
+                if age in off_lineage:
                     continue
                 if not line.holds(*age):
-                    aside.add(age)
+                    off_lineage.add(age)
                     continue
                 saved = steps[age] = _Saved(*age)
             saved.held.append((holder, run))
@@ -141,14 +142,14 @@ def _on_lineage(
 
 
 def replicas_differ(runs: Iterable[ShardRun]) -> bool:
-    """Whether these shards of one step show that its state is sharded over dp: equal positions, different tensors."""
+    """Whether these shards of one step prove that its state is sharded over dp: equal positions with different tensors."""
     return _seen_sharded(runs) is True
 
 
 def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
-    """Whether the replicas of one step hold different tensors at a position; None = no two can be compared."""
+    """Whether the replicas of one step have different tensors at a position; None = no two shards can be compared."""
     seen: dict[int, tuple[str, int]] = {}  # by position: a digest, and the rank that has it
-    known: dict[tuple[int, str], int] = {}  # of runs that were looked at: positions and digests → first rank
+    known: dict[tuple[int, str], int] = {}  # of the runs examined: positions and digests → first rank
     alike, mesh = None, None
     for run in runs:
         if run.mesh is not mesh:
@@ -163,14 +164,14 @@ def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
                     return True
                 if other != rank:
                     alike = False
-        else:  # the same as a run of another replica
+        else:  # equal to a run of another replica
             alike = False
     return alike
 
 
 def _places(mesh: Mesh) -> Callable[[ShardRun], int]:
-    """Of a run of this mesh: equal for runs of equal width whose ranks have equal positions one by one; not equal (negative)
-    where that is unsure."""
+    """Return a function that maps a run of this mesh to a number. Runs of equal width have equal numbers if their ranks have
+    pairwise equal positions. If that is not certain, the number is negative and unique."""
     stride, row, in_blocks = mesh.stride, mesh.stride * mesh.dp, mesh.is_dp_outermost
 
     def place_of(run: ShardRun) -> int:
@@ -185,12 +186,12 @@ def _places(mesh: Mesh) -> Callable[[ShardRun], int]:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """Each rank its own shard."""
+    """Each rank needs its own shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Any:
-    """Each rank the shard of any replica at its position, for all of them hold the same."""
+    """Each rank needs the shard of any replica at its position, because all replicas have equal tensors."""
 
     before: Mesh
     mesh: Mesh
@@ -199,7 +200,7 @@ class _Any:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Each rank the shards of all replicas at its position. `unseen`: why that is so although nobody has seen them differ."""
+    """Each rank needs the shards of all replicas at its position. `unseen`: the reason, if it is not known that they differ."""
 
     before: Mesh
     mesh: Mesh
@@ -208,7 +209,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _All:
-    """Each rank every shard."""
+    """Each rank needs every shard."""
 
     world_size: int
 
@@ -217,7 +218,7 @@ _Need = _Own | _Any | _Parts | _All
 
 
 def _doubt(saved: _Saved, known: Knowledge) -> str:
-    """Why it must not be restored, although it may be complete; empty when nothing is known against it."""
+    """Return why the step must not be restored even if it is complete; "" if there is no such reason."""
     if known.trusted is not None and saved.step > known.trusted.step:
         return f"after step {known.trusted.step}, the last one that was verified ({known.trusted.reason})"
     return known.doubts.get((saved.attempt, saved.step), "")
@@ -226,7 +227,7 @@ def _doubt(saved: _Saved, known: Knowledge) -> str:
 def _need(
     saved: _Saved, mesh: Mesh, known: Knowledge, terms: Terms, steps: Iterable[_Saved], *, last_resort: bool
 ) -> _Need | str:
-    """What the ranks of `mesh` need of it, or why none of it is of use."""
+    """Return the shards of the step that the ranks of `mesh` need, or why the step cannot be used."""
     before, *others = saved.meshes
     if others:
         return "its shards come from different meshes"
@@ -255,7 +256,8 @@ def _need(
 
 
 def _sharded(saved: _Saved, known: Knowledge, steps: Iterable[_Saved]) -> bool | None:
-    """Over dp. What the step itself shows comes first; a script may have changed between two attempts, but not within one."""
+    """Whether the state of the step is sharded over dp; None = not known. The step's own shards take precedence over other
+    steps of the attempt. Other attempts are ignored, because the script may have changed between attempts."""
     seen = _seen_sharded(saved.runs)
     if known.sharded or (saved.stored is not None and saved.stored.sharded) or seen:
         return True
@@ -274,7 +276,7 @@ class _Pick(NamedTuple):
     origin: Origin
 
 
-# Of where the copies of a shard are, for one node that restores: all sources, nearest first, and how far the nearest is.
+# For one restoring node: places of the copies of a shard → all sources, nearest first, and the origin of the nearest one.
 _Patterns = dict[tuple[_Where, ...], tuple[tuple[ShardSource, ...], Origin]]
 
 
@@ -286,7 +288,8 @@ def _cover(
     sources_of: Mapping[str, ShardSource],
     mounts: Mapping[str, str],
 ) -> list[_Pick] | str:
-    """What every rank restores, or why that cannot be. Ranks that have their own shards back are looked at in runs."""
+    """Return the shards that every rank restores, or why that is not possible. Ranks that restore their own shards are
+    processed in runs."""
     bounds = (bound for place in placements for bound in (place.first_rank, place.first_rank + place.nproc))
     blocks = saved.blocks(bounds if isinstance(need, _Own) else None)
     wanted_by = _chooser(need, blocks, zones, mounts)
@@ -317,7 +320,7 @@ def _cover(
 
 
 def _digests(copies: Sequence[_Copy], first: int) -> tuple[str, ...] | str:
-    """By rank from `first` on; "" = not known. Or why these copies cannot be of the same shards."""
+    """Return the digests by rank from `first` on ("" = not known), or why these copies cannot be of the same shards."""
     known = {digests for _, digests in copies}
     if len(known) == 1:
         return tuple(known.pop().split(","))
@@ -325,7 +328,7 @@ def _digests(copies: Sequence[_Copy], first: int) -> tuple[str, ...] | str:
     for rank, found in enumerate(zip(*[each.split(",") for each in known], strict=True), first):
         several = set(found) - {""}
         if len(several) > 1:
-            return f"{len(several)} different shards claim to be that of rank {rank}"
+            return f"{len(several)} different shards of rank {rank} exist"
         agreed.append(several.pop() if several else "")
     return tuple(agreed) or ("",)
 
@@ -333,7 +336,7 @@ def _digests(copies: Sequence[_Copy], first: int) -> tuple[str, ...] | str:
 def _chooser(
     need: _Need, blocks: Mapping[int, Sequence[_Copy]], zones: Mapping[str, str], mounts: Mapping[str, str]
 ) -> Callable[[int, str], Sequence[int]]:
-    """Of a rank and the node that it runs on: whose shards it is given."""
+    """Return a function that maps a rank and its node to the ranks whose shards it restores."""
     match need:
         case _Own():
             return lambda rank, _: (rank,)
@@ -348,14 +351,15 @@ def _chooser(
 
 
 class _Nearest:
-    """Whose shard a rank takes when any replica's at its position will do: looked up, since a position may have thousands."""
+    """Chooses the shard for a rank if the shard of any replica at its position is suitable. Uses lookup tables, because a
+    position may have thousands of copies."""
 
     def __init__(
         self, by_rank: Mapping[int, Sequence[_Copy]], need: _Any, zones: Mapping[str, str], mounts: Mapping[str, str]
     ) -> None:
         self._by_rank, self._need, self._zones, self._mounts = by_rank, need, zones, mounts
-        self._on: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)  # (position, node): (tier, rank)
-        self._in: dict[tuple[int, str], tuple[int, str, int]] = {}  # (position, zone): the best of (tier, node, rank)
+        self._on: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)  # (position, node) → (tier, rank)
+        self._in: dict[tuple[int, str], tuple[int, str, int]] = {}  # (position, zone) → best (tier, node, rank)
         self._anywhere: dict[int, tuple[int, str, int]] = {}
         for rank, copies in by_rank.items():
             position = need.before.position_of(rank)
@@ -369,7 +373,7 @@ class _Nearest:
     def to(self, rank: int, node: str) -> tuple[int]:
         before, mesh = self._need.before, self._need.mesh
         position, replica = mesh.position_of(rank), mesh.replica_of(rank)
-        own = before.ranks_at(position)[replica] if replica < before.dp else -1  # of a new replica: none
+        own = before.ranks_at(position)[replica] if replica < before.dp else -1  # -1: a new replica has no own shard
         if self._need.own_first and own in self._by_rank:
             return (own,)
         here = [item for holder in _own(node, self._mounts) for item in self._on.get((position, holder), ())]
@@ -382,7 +386,7 @@ class _Nearest:
 
 
 def _own(node: str, mounts: Mapping[str, str]) -> tuple[str, ...]:
-    """The holders whose shards `node` can read itself."""
+    """Return the holders whose shards `node` can read directly."""
     return (node, mounts[node]) if node in mounts else (node,)
 
 
@@ -400,7 +404,8 @@ def _sources(
     sources_of: Mapping[str, ShardSource],
     store: tuple[ShardSource, ...],
 ) -> tuple[tuple[ShardSource, ...], Origin]:
-    """All sources of one shard: the own node first (memory before disk), then its failure domain, the rest, the store."""
+    """Return all sources of one shard: the own node first (memory before disk), then its failure domain, the other nodes, and
+    the object store."""
     if not copies:
         return store, Origin.STORE
     farthest = len(NEARNESS)
@@ -435,7 +440,7 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
     ):
         reason += f"; another replica's identical state stands in for {lost} {'shard' if lost == 1 else 'shards'}"
     if refused:
-        reason += f" (passed over: {'; '.join(refused[:REASONS_MAX])})"
+        reason += f" (skipped: {'; '.join(refused[:REASONS_MAX])})"
     return Election(
         RestorePoint(saved.attempt, saved.step, reason),
         before,

@@ -1,7 +1,7 @@
-"""The lineage of a job's checkpoints: which attempts led to where it is, and up to which step each of them counts.
+"""The lineage of a job's checkpoints: the attempts that lead to the current state, each with the last step that counts.
 
-The supervisor records it whenever a generation starts (`branch`); without services it follows from the shards, each of which
-names the (attempt, step) that its attempt was forked from (`ancestry`).
+The supervisor records the lineage at the start of each generation (`branch`). Without services, it is computed from the shards,
+each of which contains the (attempt, step) from which its attempt was forked (`ancestry`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from holdfast.domain.generations import RestorePoint
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One attempt of the lineage. Steps after `until` were given up when the next attempt branched off; None = all count."""
+    """One attempt of the lineage. Steps after `until` were abandoned when the next attempt branched off; None = all count."""
 
     attempt: int
     until: int | None = None
 
 
 class Line:
-    """The lineage, to be asked often."""
+    """The lineage, prepared for frequent lookups."""
 
     def __init__(self, lineage: Iterable[Segment]) -> None:
         self._until = {segment.attempt: segment.until for segment in lineage}
 
     def holds(self, attempt: int, step: int) -> bool:
-        """Whether a step that was saved by `attempt` has not been given up."""
+        """Whether a step that was saved by `attempt` is on the lineage."""
         if step <= 0 or attempt not in self._until:
             return False
         last = self._until[attempt]
@@ -36,7 +36,7 @@ class Line:
 
 
 def branch(lineage: Sequence[Segment], attempt: int, restore: RestorePoint, length_max: int) -> tuple[Segment, ...]:
-    """The lineage after `attempt` has started from `restore`: what was given up can never be elected again."""
+    """Return the lineage after `attempt` has started from `restore`. Abandoned steps can never be selected again."""
     if restore.step == 0:
         return (Segment(attempt),)
     rest = [segment for segment in lineage if segment.attempt <= restore.attempt]
@@ -45,16 +45,17 @@ def branch(lineage: Sequence[Segment], attempt: int, restore: RestorePoint, leng
 
 
 def ancestry(parents: Mapping[int, CheckpointId | None]) -> tuple[Segment, ...]:
-    """The lineage of the newest attempt. `parents`: attempt → the (attempt, step) that it was forked from, None = from step 0.
+    """Return the lineage of the newest attempt. `parents`: attempt → the (attempt, step) from which it was forked, None = from
+    step 0.
 
-    An attempt of which only a fork is known ends the chain, up to that fork.
+    An attempt that is known only as a parent ends the chain, with its steps up to the fork.
     """
     attempt, until = max(parents, default=0), None
     chain: list[Segment] = []
     while attempt > 0:
         chain.append(Segment(attempt, until))
         parent = parents.get(attempt)
-        if parent is None or parent.attempt >= attempt:  # the root, or a shard that cannot be right
+        if parent is None or parent.attempt >= attempt:  # the root, or an invalid shard
             break
         attempt, until = parent
     return tuple(chain)

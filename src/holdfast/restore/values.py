@@ -1,4 +1,4 @@
-"""What an election is asked with, and what it answers."""
+"""Input and result values of a checkpoint selection."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class Origin(IntEnum):
         return ("nowhere", "local memory", "local disk", "another node", "the object store")[self]
 
 
-class Holder(NamedTuple):  # made in a third of the time of a frozen dataclass: of each node of a job at every election
-    """A connected node and what it holds of the job. Shards on spares and cordoned nodes count like any other."""
+class Holder(NamedTuple):  # three times as fast as a frozen dataclass; created per node of a job at every selection
+    """A connected node with its shards of the job. Shards on spares and cordoned nodes count as well."""
 
     node: str
     endpoint: str
     zone: str
-    shards: Sequence[ShardRecord]  # a digest "" is not known yet: it agrees with every other one
+    shards: Sequence[ShardRecord]  # digest "" = not known yet; it matches every other digest
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectStore:
-    """An object store and what is known to be complete in it."""
+    """An object store and the complete checkpoints that are known to be in it."""
 
     url: str = ""
     steps: tuple[StoredStep, ...] = ()
-    job: str = ""  # whose steps; empty = the job's own
+    job: str = ""  # the job that saved the steps; "" = this job
 
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """Nothing after `step` may be restored: the state is known to have gone wrong some time after it."""
+    """The last step that may be restored, because the state is known to be wrong at some later step."""
 
     step: int
     reason: str
@@ -53,31 +53,31 @@ class Trusted:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What else is known of a job's saved steps, besides who holds them."""
+    """Facts about a job's saved steps, other than the nodes' inventories."""
 
     store: ObjectStore = field(default_factory=ObjectStore)
-    origin: ObjectStore = field(default_factory=ObjectStore)  # with another job's step that this one started from
-    sharded: bool | None = None  # over dp, as seen at a step of which every shard was known; None = never seen one
-    doubts: Mapping[tuple[int, int], str] = field(default_factory=dict)  # (attempt, step) → why not this one
+    origin: ObjectStore = field(default_factory=ObjectStore)  # with the step of another job from which this job started
+    sharded: bool | None = None  # over dp, according to a step with all shards known; None = no such step was seen
+    doubts: Mapping[tuple[int, int], str] = field(default_factory=dict)  # (attempt, step) → why not to restore it
     trusted: Trusted | None = None
-    mounts: Mapping[str, str] = field(default_factory=dict)  # node → the holder whose shards it can read itself, too
+    mounts: Mapping[str, str] = field(default_factory=dict)  # node → another holder whose shards it can read directly
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the caller can do with a step. The defaults are those of a job whose mesh changes in its replicas only."""
+    """Capabilities of the caller. The defaults are those of a job in whose mesh only the number of replicas changes."""
 
-    any_mesh: bool = False  # the state is put together from all shards of a mesh with other dimensions
-    substitutes: bool = False  # when no step is complete: another replica's identical state for a shard that is lost
+    any_mesh: bool = False  # it can assemble the state from all shards of a mesh with other dimensions
+    substitutes: bool = False  # if no step is complete, it accepts another replica's identical state for a lost shard
 
 
 @dataclass(frozen=True, slots=True)
 class Election:
     restore: RestorePoint
-    mesh: Mesh | None = None  # that saved it; None = start from scratch
+    mesh: Mesh | None = None  # the mesh that saved the step; None = start from scratch
     runs: tuple[RestoreRun, ...] = ()  # by rank; several of one rank are parts of its state
-    origin: Origin = Origin.NOWHERE  # the farthest that a rank has to go
-    in_parts: bool = False  # each rank puts its state together from several shards
+    origin: Origin = Origin.NOWHERE  # the farthest source of any rank
+    in_parts: bool = False  # each rank assembles its state from several shards
 
     @property
     def ranks(self) -> tuple[RankRestore, ...]:

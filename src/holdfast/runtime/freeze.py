@@ -1,4 +1,4 @@
-"""Detects freezes of this process: it was stopped (SIGSTOP), its machine was paused, or one piece of work took as long.
+"""Detects freezes of this process: it was stopped (SIGSTOP), its machine was paused, or one callback blocked the event loop.
 
 Theory of operation. A frozen process has received no messages, so missing messages prove nothing. When the process continues,
 the event loop handles its sockets and all expired timers in the same iteration. A time-out would therefore win
@@ -9,8 +9,8 @@ task. After a freeze it is the first timer to run, and before any task it
 * notifies the service (`react`), for heartbeats that are not measured by a time-out,
 * logs the freeze, and counts the seconds.
 
-Use `patience` for a time-out that concludes something about another process; a pause, or a limit on this process's own work,
-does not need it. There is one per process, as for telemetry.
+Use `patience` for a time-out that draws a conclusion about another process. A pause, or a limit on this process's own work,
+does not need it. The state is global in the process, as that of telemetry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing a line where a kernel log is read."""
+"""The format of a line to write to a kernel log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 def kernel_record(line: str, *, device: bool) -> bytes:
-    """A line for the kernel log: /dev/kmsg takes "<priority>text" and adds the other fields; a plain file needs the complete
+    """Return the bytes of a line. /dev/kmsg takes "<priority>text" and adds the other fields; a plain file needs the complete
     record."""
     if device:
         return f"<3>{line}\n".encode()

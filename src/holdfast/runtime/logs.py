@@ -14,7 +14,7 @@ from structlog.typing import EventDict, Processor
 
 from holdfast.runtime import telemetry
 
-QUIET = ("httpx", "httpcore", "asyncio")  # chatty at info
+QUIET = ("httpx", "httpcore", "asyncio")  # log too much at level info
 
 
 def configure(service: str, *, level: str = "info", form: Literal["auto", "json", "console"] = "auto") -> None:

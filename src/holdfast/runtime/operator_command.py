@@ -24,7 +24,7 @@ def exists(line: str) -> bool:
 
 
 async def run(name: str, command: Sequence[str], timeout_s: float) -> str:
-    """Run the command and return the end of its output. It and what it started are killed at the limit.
+    """Run the command and return the end of its output. At the limit, the command and its child processes are killed.
 
     `name` is its name in the log. Raises `Unavailable`, with the end of the output, if it fails or does not end in time.
     """
@@ -75,7 +75,7 @@ class _Tail:
                 return
 
     def drain(self, pipe: IO[bytes]) -> None:
-        """Take what has been written already."""
+        """Read the output that has been written already."""
         while self._take(pipe):
             pass
 
@@ -86,8 +86,8 @@ class _Tail:
 
     @property
     def text(self) -> str:
-        words = self._bytes.decode(errors="replace").replace("\0", "")
-        return " ".join(words.split())[-OUTPUT_CHARS_MAX:]
+        output = self._bytes.decode(errors="replace").replace("\0", "")
+        return " ".join(output.split())[-OUTPUT_CHARS_MAX:]
 
     @property
     def quoted(self) -> str:

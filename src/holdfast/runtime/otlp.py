@@ -129,7 +129,7 @@ class OtlpSink:
 
 
 class Collector:
-    """Record whether exports reach the Collector, and log each change."""
+    """Records whether exports reach the Collector, and logs each change."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint

@@ -1,7 +1,7 @@
-"""Directories that no other user of the machine reads, or has prepared.
+"""Creates directories that other users of the machine can neither read nor have created in advance.
 
-`/dev/shm/holdfast` and directories in `/tmp` have names that everybody can guess, in a place where everybody may create them.
-Who gets there first could read a checkpoint, or have files deleted elsewhere through a symbolic link.
+`/dev/shm/holdfast` and directories in `/tmp` have predictable names, in a place where all users may create them. A user who
+creates such a directory first could read a checkpoint, or cause files elsewhere to be deleted through a symbolic link.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _ROOT = 0
 
 
 def make_private(path: Path) -> None:
-    """Make a directory with mode 0700, or use the one that is there, as it is.
+    """Create a directory with mode 0700, or use an existing one without changing it.
 
-    Raises `InvalidSpec` if it belongs to another user than this one and root, or if such a user has made it, a link on the way
-    to it, or a directory above it in a place where everybody may (one with the sticky bit, such as /tmp). Raises `OSError` if
-    it cannot be made.
+    Raises `InvalidSpec` if the directory belongs to another user than this one and root. It is also raised if such a user has
+    created a symbolic link in the path, or a part of the path in a directory where all users may create files (with the sticky
+    bit, such as /tmp). Raises `OSError` if the directory cannot be created.
     """
     path = path.absolute()
     for part in (*reversed(path.parents), path):
@@ -32,7 +32,7 @@ def make_private(path: Path) -> None:
 
 
 def close_to_others(path: Path) -> None:
-    """Take away what other users may do in a directory. Raises `OSError`."""
+    """Remove all permissions of other users for a directory. Raises `OSError`."""
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         path.chmod(stat.S_IRWXU)
 
@@ -41,9 +41,9 @@ def _check_maker(path: Path, part: Path) -> None:
     try:
         found, place = part.lstat(), part.parent.lstat()
     except FileNotFoundError:
-        return  # it will be made
-    everybodys = place.st_mode & stat.S_ISVTX and place.st_mode & stat.S_IWOTH
-    if (everybodys or stat.S_ISLNK(found.st_mode)) and found.st_uid not in (_ROOT, os.geteuid()):
+        return  # `make_private` will create it
+    is_shared = place.st_mode & stat.S_ISVTX and place.st_mode & stat.S_IWOTH
+    if (is_shared or stat.S_ISLNK(found.st_mode)) and found.st_uid not in (_ROOT, os.geteuid()):
         raise _refused(path, part, found)
 
 
@@ -51,5 +51,6 @@ def _refused(path: Path, whose: Path, found: os.stat_result) -> InvalidSpec:
     return InvalidSpec(
         "directory",
         str(path),
-        f"one that nobody else has made: {whose} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}",
+        f"a path without parts of other users: {whose} belongs to user {found.st_uid}, and this process runs as user "
+        f"{os.geteuid()}",
     )

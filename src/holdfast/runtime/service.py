@@ -4,7 +4,8 @@ A service never ends by itself. `serve` runs until it is cancelled; if it return
 error. A signal cancels it, and its `finally` blocks clean up. If that takes longer than `shutdown_timeout_s`, or the signal
 arrives twice, the process exits at once with a message. Children exit with it (`runtime.children`).
 
-A service that has something to do before (`Farewell`) gets SIGTERM and SIGUSR1 first; the next SIGTERM or SIGINT cancels it."""
+A service with work to do before its end (`Farewell`) does this work at the first SIGTERM or SIGUSR1. The next SIGTERM or SIGINT
+cancels the service."""
 
 from __future__ import annotations
 
@@ -42,10 +43,10 @@ class LoopEnded(RuntimeError):
 
 @dataclass(slots=True)
 class Farewell:
-    """What a service does between SIGTERM, or SIGUSR1, and its end. It takes as long as it takes: until it returns, or the next
-    SIGTERM or SIGINT. A repeated SIGUSR1 changes nothing."""
+    """The work of a service between SIGTERM or SIGUSR1 and its end. It has no time limit: it lasts until `say` returns, or
+    until the next SIGTERM or SIGINT. A repeated SIGUSR1 is ignored."""
 
-    say: Callable[[], Awaitable[object]] | None = None  # None: nothing yet, the service is still starting
+    say: Callable[[], Awaitable[object]] | None = None  # None = the service is still starting
 
 
 def main(
@@ -60,7 +61,7 @@ def main(
     try:
         config = read_settings(settings)
     except HoldfastError as error:
-        _say(name, error)
+        _print_error(name, error)
         raise SystemExit(EXIT_USAGE) from None
     logs.configure(name, level=config.log_level, form=config.log_format)
     telemetry.configure(f"holdfast-{name}")
@@ -99,10 +100,10 @@ def run_service(
 
 
 def guarded(tasks: TaskGroup, name: str, loop: Callable[[], Awaitable[object]]) -> None:
-    """Start a loop that must not end: its return raises `LoopEnded`, its exceptions carry its name.
+    """Start a loop that must not end. If it returns, `LoopEnded` is raised. Its exceptions have a note with its name.
 
-    A cancellation that no scope has requested, raised by a library, is treated in the same way: a task group would take it for
-    its own and end without a message.
+    A cancellation that a library raises and no scope has requested also raises `LoopEnded`. A task group would mistake it for
+    its own cancellation and end without a message.
     """
 
     async def run() -> None:
@@ -110,7 +111,7 @@ def guarded(tasks: TaskGroup, name: str, loop: Callable[[], Awaitable[object]]) 
             await loop()
         except asyncio.CancelledError as error:
             await anyio.lowlevel.checkpoint_if_cancelled()
-            raise LoopEnded(f"the loop {name!r} was cancelled, and not by us") from error
+            raise LoopEnded(f"the loop {name!r} was cancelled, but not by Holdfast") from error
         except Exception as error:
             error.add_note(f"in the loop {name!r}")
             raise
@@ -127,16 +128,16 @@ async def _until_signal(
     ignored: Sequence[signal.Signals],
 ) -> None:
     expected = (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if farewell is not None else ()))
-    said = False
+    leaving = False
     async with anyio.create_task_group() as tasks:
 
         def end() -> None:
             watchdog.arm()
             tasks.cancel_scope.cancel()
 
-        async def say(words: Callable[[], Awaitable[object]]) -> None:
-            await words()
-            log.info("stopping", service=name, reason="it has left")
+        async def leave(work: Callable[[], Awaitable[object]]) -> None:
+            await work()
+            log.info("stopping", service=name, reason="the work before its end is done")
             end()
 
         with anyio.open_signal_receiver(*expected) as signals:
@@ -145,12 +146,12 @@ async def _until_signal(
                 if received in ignored:
                     log.info("signal ignored", service=name, signal=received.name)
                     continue
-                if received != signal.SIGINT and farewell is not None and farewell.say is not None and not said:
-                    said = True
+                if received != signal.SIGINT and farewell is not None and farewell.say is not None and not leaving:
+                    leaving = True
                     log.info("leaving", service=name, reason=f"received {received.name}")
-                    tasks.start_soon(say, farewell.say, name=f"farewell of {name}")
+                    tasks.start_soon(leave, farewell.say, name=f"farewell of {name}")
                     continue
-                if received == signal.SIGUSR1 and said:
+                if received == signal.SIGUSR1 and leaving:
                     log.info("signal ignored: already leaving", service=name, signal=received.name)
                     continue
                 log.info("stopping", service=name, reason=f"received {received.name}")
@@ -175,7 +176,7 @@ class _Watchdog:
         self._timer.cancel()
 
     def _expire(self) -> None:
-        _say(self._name, f"not stopped {self._timeout_s:g} s after the signal; leaving at once")
+        _print_error(self._name, f"not stopped {self._timeout_s:g} s after the signal; exiting immediately")
         os._exit(EXIT_STUCK)
 
 
@@ -186,7 +187,7 @@ def _report(name: str, error: BaseException) -> int:
         return EXIT_OK
     if all(isinstance(leaf, HoldfastError) for leaf in leaves):
         for leaf in leaves:
-            _say(name, leaf)
+            _print_error(name, leaf)
         return EXIT_USAGE
     log.error("service crashed", service=name, exc_info=error)
     return EXIT_CRASH
@@ -198,6 +199,6 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def _say(name: str, text: object) -> None:
+def _print_error(name: str, text: object) -> None:
     sys.stderr.write(f"holdfast {name}: {text}\n")
     sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""Child processes that outlive their starter, and can be found by its successor.
+"""Child processes that outlive their starter and can be found by its successor.
 
-The opposite of `runtime.children`: `noted` starts a program that is independent of its starter. The program's pid file is
-written before the exec, so there is no moment in which it runs and cannot be found. A pid alone may belong to another process
-later; together with the boot id and the start time of the process it is unique.
+In contrast to `runtime.children`, `noted` starts a program that is independent of its starter. The program's pid file is
+written before the exec, so a running program can always be found. A pid alone may be reused by another process. Together with
+the boot id and the start time of the process, it is unique.
 
     command = noted(["server", "--port", "0"], directory / "server.pid")   # the starter; then it is killed
     survivor = find(directory / "server.pid")                              # its successor: None if it has exited
@@ -34,7 +34,7 @@ try:
         file.write(text)
     os.replace(path + ".new", path)
 except OSError as error:
-    print(f"{{path}} cannot be written, so that nobody will find this process again: {{error}}", file=sys.stderr)
+    print(f"{{path}} cannot be written, so a successor cannot find this process: {{error}}", file=sys.stderr)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 

@@ -1,8 +1,9 @@
-"""Traces and metrics, off unless `OTEL_EXPORTER_OTLP_ENDPOINT` is set: then nothing is imported and nothing is kept.
+"""Traces and metrics. Unless `OTEL_EXPORTER_OTLP_ENDPOINT` is set, they are off: nothing is imported and nothing is stored.
 
-A trace's context travels as a W3C `traceparent`: in stream entries, in orders and signals, in gRPC metadata
-(`grpc_tracing`), and inside a process in a context variable. It travels with or without a collector, so that every record and
-every log line of an incident can name its trace. `domain.tracing` defines the spans and their ids, `metrics` the metrics.
+A trace's context is passed on as a W3C `traceparent`: in stream entries, in orders and signals, in gRPC metadata
+(`grpc_tracing`), and inside a process in a context variable. This does not depend on an OpenTelemetry Collector, so that every
+record and every log line of an incident can name its trace. `domain.tracing` defines the spans and their ids, `metrics` the
+metrics.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def configure(service: str) -> None:
     if not os.environ.get(ENV_ENDPOINT):
         return
     if (protocol := os.environ.get(ENV_PROTOCOL, "grpc")) != "grpc":
-        log.warning("telemetry disabled", reason=f"{ENV_PROTOCOL} is {protocol!r}: only grpc is spoken here")
+        log.warning("telemetry disabled", reason=f"{ENV_PROTOCOL} is {protocol!r}: only grpc is supported")
         return
     try:
         from holdfast.runtime.otlp import OtlpSink
@@ -84,7 +85,7 @@ def service() -> str:
 def span(
     name: str, parent: str = "", *, key: tuple[object, ...] = (), **attributes: Value | None
 ) -> Iterator[TraceContext | None]:
-    """A span around a block, below the traceparent `parent`, or below the current span without one.
+    """A span around a block. Its parent is the traceparent `parent` or, without one, the current span.
 
     `key` distinguishes spans of the same name below the same parent. Without a parent there is no span, because only incidents
     are traced.
@@ -107,7 +108,7 @@ def span(
 
 
 def write(finished: Span | None) -> None:
-    """Export a span whose start and end are known; None belongs to no trace."""
+    """Export a finished span; None = there is no trace."""
     if _sink is not None and finished is not None:
         _sink.write(finished)
 

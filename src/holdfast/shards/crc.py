@@ -1,8 +1,8 @@
 """Combines checksums of adjacent pieces without reading the bytes again.
 
-A CRC is linear: appending zero bytes applies a 32 × 32 matrix over GF(2) to it, and the following piece is then added by
-exclusive or (as in zlib's `crc32_combine`). So one pass over a shard gives the checksum of every span, of the tensors and
-of the file.
+A CRC is linear: appending zero bytes applies a 32 × 32 matrix over GF(2) to the checksum, and the checksum of the following
+piece is then added by exclusive or (as in zlib's `crc32_combine`). So one pass over a shard gives the checksums of every span,
+of the tensors and of the file.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _Operator = tuple[int, ...]  # a matrix, one column per int
 
 
 def combine(first: int, second: int, second_bytes: int, polynomial: int = CASTAGNOLI) -> int:
-    """The checksum of two adjacent pieces from the checksums of each."""
+    """Return the checksum of two adjacent pieces from the checksum of each."""
     return _apply(_append_zeros(second_bytes, polynomial), first) ^ second
 
 
 def summarise(
     spans: Iterable[Span], sums: Iterable[int], tensors_end: int, polynomial: int = CASTAGNOLI
 ) -> tuple[str, int]:
-    """(digest of index and tensors, checksum of the file) from the checksums of the spans."""
+    """Return (digest of index and tensors, checksum of the file) from the checksums of the spans."""
     whole = body = body_bytes = 0
     for span, value in zip(spans, sums, strict=True):
         whole = combine(whole, value, span.size, polynomial)
@@ -53,7 +53,7 @@ def _multiply(a: _Operator, b: _Operator) -> _Operator:
 
 @lru_cache(maxsize=256)
 def _append_zeros(nbytes: int, polynomial: int) -> _Operator:
-    """What appending `nbytes` zero bytes does to a checksum, by repeated squaring."""
+    """Return the matrix that appending `nbytes` zero bytes applies to a checksum, by repeated squaring."""
     operator: _Operator = (polynomial, *(1 << bit for bit in range(31)))  # one zero bit
     for _ in range(3):
         operator = _multiply(operator, operator)  # one zero byte

@@ -38,7 +38,7 @@ _open: weakref.WeakSet[Image] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """A forked child (a data-loader worker) must not keep the locks of a trainer that was killed while saving."""
+    """Close images in a forked child (a data-loader worker), which would keep the locks of a trainer killed while saving."""
     for image in list(_open):
         image.close()
 
@@ -47,10 +47,10 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class Image:
-    """One image, open for writing. Build it with `create` or `open`.
+    """One image, open for writing. Create it with `create` or `open`.
 
-    A save is `try_lock` → `begin` → fill every `view` → `write_extra` → `complete`. An exception in between calls for
-    `abandon`: the image then holds nothing.
+    A save is `try_lock` → `begin` → fill every `view` → `write_extra` → `complete`. After an exception in between, call
+    `abandon`; the image then has no content.
     """
 
     def __init__(self, path: Path, fd: int, layout: Layout) -> None:
@@ -63,17 +63,17 @@ class Image:
             spec.fqn: (slot.payload, spec.nbytes) for spec, slot in zip(layout.tensors, layout.slots, strict=True)
         }
         self._sequence = 0
-        self._stamp: Stamp | None = None  # while a save is under way
+        self._stamp: Stamp | None = None  # while a save is in progress
         self._extra_size = 0
-        # A fork must copy neither the page tables of a large image nor the right to scribble on it.
+        # A fork must not copy the page tables of a large image, and the child must not be able to write to it.
         self._map.madvise(mmap.MADV_DONTFORK)
         _open.add(self)
 
     @classmethod
     def create(cls, path: Path, plan: Plan) -> Image:
-        """A new, empty image, every page present: writing to it can neither fault slowly nor die of SIGBUS later.
+        """Create an empty image with all pages allocated, so that later writes cause neither slow page faults nor SIGBUS.
 
-        Raises OutOfSpace, with the numbers, when the file system cannot hold it; nothing is left behind then.
+        Raises OutOfSpace, with the sizes, if the file system has no room; no file is left in this case.
         """
         layout = lay_out(plan)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -92,9 +92,9 @@ class Image:
 
     @classmethod
     def open(cls, path: Path) -> Image:
-        """An image that a process of the past left behind, complete or not.
+        """Open an image that an earlier process has left, complete or not.
 
-        Raises FileNotFoundError, IntegrityError when it was never complete or is damaged (it can only be replaced),
+        Raises FileNotFoundError, IntegrityError if the image was never complete or is damaged (it can only be replaced),
         IncompatibleVersion for another layout.
         """
         fd = open_stored(path, os.O_RDWR)
@@ -123,7 +123,7 @@ class Image:
 
     @property
     def in_place(self) -> bool:
-        """Whether the path still names this file: it may have been quarantined or forgotten under us."""
+        """Whether the path still refers to this file. The replicator may have quarantined or deleted it."""
         try:
             named = os.stat(self.path)
         except FileNotFoundError:
@@ -145,7 +145,7 @@ class Image:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def begin(self, stamp: Stamp) -> None:
-        """From here on the image holds nothing, until `complete`. The caller holds the lock."""
+        """Begin a save. The image has no content until `complete`. The caller holds the lock."""
         stamp.encode()  # a stamp that does not fit must fail before the old content is overwritten
         self._bytes[STATE_OFFSET:BODY_OFFSET] = WRITING
         self._stamp = stamp
@@ -157,12 +157,12 @@ class Image:
         return self._bytes
 
     def view(self, fqn: str) -> memoryview:
-        """The writable bytes of one tensor."""
+        """Return the writable bytes of one tensor."""
         offset, nbytes = self._at[fqn]
         return self._bytes[offset : offset + nbytes]
 
     def write_extra(self, extra: bytes) -> None:
-        """Raises Conflict when it exceeds the reserve."""
+        """Write the extra state. Raises Conflict if it exceeds the reserve."""
         if len(extra) > self._layout.extra_reserve:
             raise Conflict(
                 f"{self.path}: {len(extra)} bytes of extra state exceed the reserve of {self._layout.extra_reserve}"
@@ -172,7 +172,7 @@ class Image:
         self._extra_size = len(extra)
 
     def complete(self) -> Header:
-        """Make the save visible, and give the lock back."""
+        """Make the save visible, and release the lock."""
         if self._stamp is None:
             raise Conflict(f"{self.path}: complete() without begin()")
         self._sequence += 1
@@ -192,19 +192,19 @@ class Image:
         return header
 
     def abandon(self) -> None:
-        """Give up a save; the image holds nothing and can be used again."""
+        """Abandon a save. The image has no content and can be used again."""
         self._stamp = None
         self.unlock()
 
     def close(self) -> None:
-        """Close the file. The mapping goes when its last view does."""
+        """Close the file. The mapping is released with its last view."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
             _open.discard(self)
 
     def _write_around(self, layout: Layout) -> None:
-        """Everything that no save will touch: the index, and what stands around the payloads."""
+        """Write the parts that saves do not change: the index, and the bytes around the payloads."""
         self._bytes[PAGE : PAGE + len(layout.index)] = layout.index
         for spec, slot in zip(layout.tensors, layout.slots, strict=True):
             after = slot.payload + spec.nbytes
@@ -212,21 +212,21 @@ class Image:
             self._bytes[after : slot.offset + slot.length] = spec.envelope.suffix
 
     def _populate(self, *, fresh: bool) -> None:
-        """Pay for the page faults now, not in the first save: 10× on its stall."""
-        # On an older kernel touch every page. What exists already only costs minor faults: leave it.
+        """Cause the page faults now instead of in the first save, whose stall would be 10 times as long."""
+        # On an older kernel, touch every page of a new image. An existing image causes only minor faults.
         if not populate(self._map) and fresh:
             self._map[::PAGE] = bytes(len(range(0, len(self._map), PAGE)))
 
 
 def _allocate(fd: int, path: Path, size: int) -> None:
-    """Reserve the space: beyond a full tmpfs a store into a mapping would kill the process with SIGBUS."""
+    """Allocate the space, because a write to a mapping of a full tmpfs would kill the process with SIGBUS."""
     stat = os.statvfs(path.parent)
     free = stat.f_bavail * stat.f_frsize
     full = OutOfSpace(
         f"no room for a shard image of {size} bytes at {path}: {free} of {stat.f_blocks * stat.f_frsize} bytes are free "
         "there; two images per worker are needed"
     )
-    if stat.f_blocks and free < size:  # tmpfs would find out by filling itself up: seconds, at every save
+    if stat.f_blocks and free < size:  # otherwise each failing allocation would first fill the tmpfs, for seconds
         raise full
     try:
         os.posix_fallocate(fd, 0, size)
@@ -237,7 +237,7 @@ def _allocate(fd: int, path: Path, size: int) -> None:
 
 
 def _layout_of(fd: int, header: Header, file_size: int) -> Layout:
-    """The layout of an existing image, taken from the file itself."""
+    """Read the layout of an existing image from the file."""
     index = os.pread(fd, header.index_size, PAGE) if file_size >= header.size else b""
     if file_size < header.size or zlib.crc32(index) != header.index_crc:
         raise IntegrityError("the shard is truncated or its index is damaged")

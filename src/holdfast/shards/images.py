@@ -39,23 +39,23 @@ class Staged:
     key: ShardKey
     nbytes: int
     sequence: int
-    waited_s: float = 0.0  # for an image that was in use
+    waited_s: float = 0.0  # time that the save waited for an image in use
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A save that did not happen, and why; nothing was lost by it."""
+    """A save that was skipped, with the reason. Earlier saves are intact."""
 
     reason: str
-    in_use: bool = False  # an image is being copied or restored from: it will be free
+    in_use: bool = False  # an image is being copied or restored from, and will be free later
 
 
 class ImageSet:
-    """The images below `directory`, or, where that has no room, `fallback` (created when needed). One owner at a time:
-    the worker.
+    """The images below `directory` or, if that has no room, below `fallback` (created when needed). Only one worker uses
+    them.
 
-    `restored` is the (attempt, step) that this worker started from, None = from scratch. Saves of an older attempt beyond
-    it belong to an abandoned lineage and are overwritten first.
+    `restored` is the (attempt, step) from which this worker started, None = from scratch. Saves of an older attempt beyond
+    this step belong to an abandoned lineage and are overwritten first.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ImageSet:
         self._restored = restored
         self._producer = producer
         self._images: dict[str, Image | None] = {name: self._reopen(name) for name in IMAGE_NAMES}
-        self._laid_out: tuple[Plan, Layout] | None = None  # the latest: it is the same from save to save
+        self._laid_out: tuple[Plan, Layout] | None = None  # of the latest save; it seldom changes
         self._attempt = 0  # of the latest save
         self._reserve = 0  # grows with the largest extra seen
 
@@ -87,10 +87,10 @@ class ImageSet:
         *,
         wait_s: float = 0.0,
     ) -> Staged | Skipped:
-        """Save once: `fill` copies every tensor into `image.view(fqn)`. While both images are in use, wait for one for at most
-        `wait_s`.
+        """Save once: `fill` copies every tensor into `image.view(fqn)`. If both images are in use, wait for at most `wait_s`
+        seconds.
 
-        An exception of `fill` comes out as it is; the image it was writing then holds nothing, the other is untouched.
+        An exception of `fill` is raised unchanged. The image that it was filling then has no content; the other is unchanged.
         """
         mesh = mesh if isinstance(mesh, Mesh) else Mesh.of(mesh)
         self._attempt = max(self._attempt, attempt)
@@ -113,9 +113,9 @@ class ImageSet:
         return Staged(image.path, stamp.key, header.size, header.sequence, waited_s)
 
     def prepare(self, plan: Plan) -> str:
-        """Allocate the images of the first two saves. Returns "" if both are ready, else the reason.
+        """Allocate the images of the first two saves. Returns "" if both are ready, otherwise the reason.
 
-        Worth a call before the first step: allocating takes about ten times as long as copying.
+        Call it before the first step, because an allocation takes about ten times as long as a copy.
         """
         layout = self._lay_out(replace(plan, extra_reserve=self._reserve_for(plan, b"")))
         newest = self._newest()
@@ -132,7 +132,7 @@ class ImageSet:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """Those that exist now."""
+        """The images that exist now."""
         return tuple(image for image in self._images.values() if image is not None)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class ImageSet:
     # ------------------------------------------------------------ choosing
 
     def _take(self, layout: Layout) -> Image | Skipped:
-        """A locked image for this layout that does not hold the newest complete save."""
+        """Return a locked image for this layout that does not contain the newest complete save."""
         self._drop_displaced()
         newest = self._newest()
         reasons: list[str] = []
@@ -167,7 +167,8 @@ class ImageSet:
         return Skipped("no image is free: " + "; ".join(reasons), in_use)
 
     def _replace(self, name: str, layout: Layout) -> Image:
-        """A new, locked image. The old file goes first: memory may not hold three. Raises OutOfSpace."""
+        """Create a new, locked image. The old file is deleted first, because memory may not have room for three images. Raises
+        OutOfSpace."""
         old, self._images[name] = self._images[name], None
         if old is not None:
             old.close()
@@ -181,7 +182,7 @@ class ImageSet:
         plan = Plan(layout.tensors, layout.extra_reserve)
         first, *others = self._directories
         try:
-            return _born(first / name, plan)
+            return _create_locked(first / name, plan)
         except OutOfSpace as error:
             if not others:
                 raise
@@ -190,7 +191,7 @@ class ImageSet:
             others[0].mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutOfSpace(f"{others[0]} cannot be used instead: {error.strerror or error}") from error
-        return _born(others[0] / name, plan)
+        return _create_locked(others[0] / name, plan)
 
     def _newest(self) -> str | None:
         held = [name for name in self._images if self._age(name)[0] > 0]
@@ -203,10 +204,10 @@ class ImageSet:
         if header is None:
             return (0, 0, 0)
         key = header.stamp.key
-        return (1 if self._given_up(header.stamp) else 2, key.attempt, key.step)
+        return (1 if self._is_abandoned(header.stamp) else 2, key.attempt, key.step)
 
-    def _given_up(self, stamp: Stamp) -> bool:
-        """Saved beyond the step that training went back to, by an attempt that is over."""
+    def _is_abandoned(self, stamp: Stamp) -> bool:
+        """Whether an earlier attempt saved it, beyond the step from which training was restored."""
         if stamp.key.attempt >= self._attempt:
             return False
         return self._restored is None or (stamp.key.attempt, stamp.key.step) > self._restored
@@ -219,7 +220,8 @@ class ImageSet:
                 self._images[name] = None
 
     def _reopen(self, name: str) -> Image | None:
-        """The image that an earlier process left, if it is of any use; a torn or foreign one is replaced in its turn."""
+        """Return the image that an earlier process has left, if it can be used. An incomplete or foreign image is replaced by a
+        later save."""
         for directory in self._directories:
             try:
                 return Image.open(directory / name)
@@ -233,26 +235,27 @@ class ImageSet:
         return self._laid_out[1]
 
     def _reserve_for(self, plan: Plan, extra: bytes) -> int:
-        """Room for twice the extra that does not fit, so that slow growth does not mean a new image at each save."""
+        """Return the reserve, which is set to twice the size of an extra that does not fit, so that slow growth does not
+        require a new image at each save."""
         self._reserve = max(self._reserve, plan.extra_reserve)
         if len(extra) > aligned(self._reserve, 4096):
             self._reserve = 2 * len(extra)
         return self._reserve
 
 
-def _born(path: Path, plan: Plan) -> Image:
-    unborn = path.with_name(f".{path.name}.new")
-    make_way(unborn)
-    image = Image.create(unborn, plan)
+def _create_locked(path: Path, plan: Plan) -> Image:
+    temporary = path.with_name(f".{path.name}.new")
+    make_way(temporary)
+    image = Image.create(temporary, plan)
     try:
         Manifest.reserve(path.with_name(f"{path.name}.json"), len(image.buffer))
     except OSError as error:
         image.close()
-        unborn.unlink()
+        temporary.unlink()
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OutOfSpace(f"no room for the manifest of {path}: what fills {path.parent} has to go") from error
-    image.try_lock()  # before anybody can know its name
-    unborn.rename(path)
+        raise OutOfSpace(f"no room for the manifest of {path}: delete other files in {path.parent}") from error
+    image.try_lock()  # before another process can find the image by its name
+    temporary.rename(path)
     image.path = path
     return image

@@ -1,22 +1,23 @@
-"""The bytes of a shard: its sections, its header page, and how a torn write shows.
+"""The bytes of a shard: its sections, its header page, and the detection of incomplete writes.
 
 A shard is one file, the same bytes as memory image, disk file and peer copy:
 
-    0          header page    magic, state word, checksummed body: counters, sizes, and a JSON stamp (who, when, which step)
-    4096       index          JSON: for each tensor its name, dtype, shape, place in the whole, and slot
+    0          header page    magic, state word, checksummed body: counters, sizes, and a JSON stamp (rank, time, step)
+    4096       index          JSON: for each tensor its name, dtype, shape, position in the global tensor, and slot
     aligned    tensors        a slot each: prefix, 64-byte aligned payload, suffix; the gaps are zero
     aligned    extra          the small rest of the state, pickled by the trainer; last, because it is the only part that grows
 
-Sections start on pages, so that a file can be written with O_DIRECT and checksummed section by section. `slots` knows the
-two in the middle. With the trainer's prefixes and suffixes every slot is what `torch.save` writes for one tensor: a plain
-`torch.distributed.checkpoint` reads the file, given (file, offset, length) for each.
+Sections start on pages, so that a file can be written with O_DIRECT and checksummed section by section. The module `slots`
+defines index and tensors. With the trainer's prefixes and suffixes, every slot has the format of `torch.save` for one tensor.
+So a plain `torch.distributed.checkpoint` can read the file, given (file, offset, length) for each tensor.
 
-**Order of a write** (`Image`): state = WRITING → tensors, extra → header body → state = COMPLETE. A process killed anywhere
-between leaves WRITING, or (killed inside the header) a body whose checksum is wrong: both read as "nothing here". Stores of
-a process that died are visible to everybody in program order, because both sides map the same page-cache pages; between
-living processes the order is that of `flock`, which the writer releases after COMPLETE and a reader takes before it looks.
+**Order of a write** (`Image`): state = WRITING → tensors, extra → header body → state = COMPLETE. A process that is killed in
+between leaves WRITING or, if it is killed inside the header, a body with a wrong checksum. Both mean that the shard has no
+content. Writes of a killed process are visible to other processes in program order, because all of them map the same page-cache
+pages. Between running processes, `flock` defines the order: the writer releases it after COMPLETE, and a reader takes it before
+it reads.
 
-Nothing outside this package knows any of this.
+Code outside this package does not depend on these details.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WRITING = b"WRITING\0"
 COMPLETE = b"COMPLETE"
 STATE_OFFSET = len(MAGIC)
 
-# What paths and messages have room for.
+# Largest numbers that paths and messages can contain.
 ATTEMPT_MAX = 10**12 - 1
 STEP_MAX = 10**15 - 1
 RANK_MAX = 10**9 - 1
@@ -64,7 +65,7 @@ class Stamp:
 
     key: ShardKey
     mesh: Mesh
-    parent: CheckpointId | None = None  # (attempt, step) that this lineage started from; None = from scratch
+    parent: CheckpointId | None = None  # (attempt, step) from which this attempt started; None = from scratch
     created_at: float = 0.0  # Unix s
     producer: str = ""  # e.g. "torch 2.13.0"
 
@@ -96,11 +97,11 @@ class Stamp:
                 created_at=float(fields["created_at"]),
                 producer=str(fields["producer"]),
             )
-            stamp.producer.encode()  # half of a surrogate pair, which JSON has room for, is a UnicodeEncodeError
+            stamp.producer.encode()  # a lone surrogate, which JSON can contain, raises UnicodeEncodeError
         except UNDECODABLE as error:
             raise IntegrityError(f"the shard's stamp cannot be read: {error!r}") from error
         require_nameable(stamp.key)
-        if not math.isfinite(stamp.created_at):  # not equal to itself: no manifest would ever describe it
+        if not math.isfinite(stamp.created_at):  # NaN is not equal to itself, so no manifest could match it
             raise IntegrityError(f"the shard's stamp has no date: {stamp.created_at}")
         return stamp
 
@@ -109,7 +110,7 @@ def require_nameable(key: ShardKey) -> None:
     """Raises IntegrityError for numbers that cannot be part of a path or of a message."""
     limits = (ATTEMPT_MAX, STEP_MAX, RANK_MAX)
     if not all(0 <= number <= most for number, most in zip((key.attempt, key.step, key.rank), limits, strict=True)):
-        raise IntegrityError("no shard can be of such an attempt, step or rank: at least one of them is out of range")
+        raise IntegrityError("the attempt, step or rank of the shard is out of range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Header:
 
     @property
     def size(self) -> int:
-        """Bytes of the shard: an image may be larger (its reserve), a copy is exactly this."""
+        """Size of the shard in bytes. An image may be larger because of its reserve; a copy has exactly this size."""
         return self.tensors_end + self.extra_size
 
 
@@ -163,8 +164,8 @@ def parse_header(page: bytes) -> Header | None:
 
 
 def parse_body(page: bytes) -> Header:
-    """The header of the last *complete* save, also while the next one is being written; raises as `parse_header` does."""
-    state_of(page)  # is it a shard at all?
+    """Return the header of the last *complete* save, also while the next one is being written. Raises as `parse_header`."""
+    state_of(page)  # raises IntegrityError if the file is not a shard
     _, _, checksum = _PREFIX.unpack_from(page)
     layout, stamp_size, sequence, index_size, index_crc, tensors_end, extra_size = _BODY.unpack_from(page, _PREFIX.size)
     end = _STAMP_OFFSET + stamp_size

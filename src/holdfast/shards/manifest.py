@@ -1,9 +1,10 @@
-"""The manifest of a shard: what makes a file a checkpoint. No manifest, no checkpoint.
+"""The manifest of a shard. A shard without a manifest is not committed.
 
-It names the shard and carries the checksums (CRC-32C) that every copy is verified against, wherever it travels.
-Checksums are per *span*: the header page, then index and tensors, then the extra, in steps of 8 MiB. The spans follow from
-two numbers, so both ends of a transfer agree on them, a broken span is found and fetched alone, and the checksum of the
-tensors (equal for replicas of one state) and of the whole file come out of the same single pass.
+The manifest identifies the shard and contains the checksums (CRC-32C) with which every copy is verified.
+
+There is one checksum per *span*: the header page, then index and tensors, then the extra, in steps of 8 MiB. The spans are
+computed from two numbers, so both ends of a transfer use the same spans, and a corrupt span can be found and fetched alone. The
+checksums of the tensors (equal for replicas of one state) and of the complete file result from the same single pass.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from holdfast.shards.sealed import UNDECODABLE, lineage_fields, seal, unseal
 SCHEMA_VERSION = 1
 CHUNK_BYTES = 8 << 20
 MANIFEST_BYTES_MAX = 8 << 20  # about 5 TB of shard
-SUM_BYTES_MAX = 12  # of one checksum in it
-_FIELD_BYTES_MAX = 8 << 10  # of everything else: names, mesh, producer
+SUM_BYTES_MAX = 12  # of one checksum in the manifest
+_FIELD_BYTES_MAX = 8 << 10  # of all other fields: names, mesh, producer
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of the file with a checksum of its own."""
+    """A range of the file with its own checksum."""
 
     offset: int
     size: int
 
 
 def spans_of(size: int, tensors_end: int) -> tuple[Span, ...]:
-    """Header page; index and tensors; extra: none longer than `CHUNK_BYTES`, none across two sections."""
+    """Return the spans of header page, index and tensors, and extra. No span is longer than `CHUNK_BYTES` or covers two
+    sections."""
     return (Span(0, PAGE), *_pieces(PAGE, tensors_end), *_pieces(tensors_end, size))
 
 
@@ -48,15 +50,15 @@ def _pieces(start: int, end: int) -> tuple[Span, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`digest` covers index and tensors only; `crc32c` the file; `span_crc32c` runs parallel to `spans`."""
+    """`digest` covers index and tensors, `crc32c` the complete file. `span_crc32c` is parallel to `spans`."""
 
     job: str
-    node: str  # whose worker saved it
+    node: str  # node of the worker that saved the shard
     attempt: int
     step: int
     rank: int
     mesh: tuple[tuple[str, int], ...]
-    parent: CheckpointId | None  # (attempt, step) that the lineage started from
+    parent: CheckpointId | None  # (attempt, step) from which the attempt started
     size: int
     tensors_end: int
     digest: str
@@ -66,7 +68,7 @@ class Manifest:
     producer: str
     layout: int = LAYOUT_VERSION
     schema: int = SCHEMA_VERSION
-    checksum: str = "crc32c"  # the algorithm of all of them; "crc32" where a trainer alone had only zlib's
+    checksum: str = "crc32c"  # the algorithm of all checksums; "crc32" if a trainer without services had only zlib
 
     @classmethod
     def of(cls, header: Header, *, job: str, node: str, digest: str, crc32c: int, spans: tuple[int, ...]) -> Manifest:
@@ -100,7 +102,7 @@ class Manifest:
         return Mesh(self.mesh)
 
     def describes(self, header: Header) -> bool:
-        """Whether it is of exactly this save: a step may be saved twice."""
+        """Whether the manifest is of exactly this save. A step may be saved twice."""
         stamp = header.stamp
         return (self.key, self.created_at, self.size) == (stamp.key, stamp.created_at, header.size)
 
@@ -127,7 +129,7 @@ class Manifest:
         return manifest
 
     def _check(self) -> None:
-        """Numbers before they are used: as a path, as an amount of memory."""
+        """Validate the values before use, because numbers become paths and memory sizes."""
         numbers = (self.attempt, self.step, self.rank, self.size, self.tensors_end, self.crc32c)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise IntegrityError("the manifest has a field that is not an integer")
@@ -147,16 +149,16 @@ class Manifest:
             raise IntegrityError(f"the manifest has {len(self.span_crc32c)} checksums for {counted} spans")
 
     def verify(self, shard: memoryview, crc32c: Callable[[memoryview], int]) -> None:
-        """Compare the bytes of a shard with every checksum. Raises IntegrityError naming the first damaged span."""
+        """Compare the bytes of a shard with every checksum. Raises IntegrityError that names the first damaged span."""
         if len(shard) != self.size:
-            raise IntegrityError(f"{self.key}: {len(shard)} bytes, the manifest says {self.size}")
+            raise IntegrityError(f"{self.key} has {len(shard)} bytes, but its manifest states {self.size}")
         for span, expected in zip(self.spans, self.span_crc32c, strict=True):
             if crc32c(shard[span.offset : span.offset + span.size]) != expected:
                 raise IntegrityError(f"{self.key}: bytes {span.offset} to {span.offset + span.size} are damaged")
 
     @staticmethod
     def reserve(path: Path, shard_bytes: int) -> None:
-        """Take the room that the manifest `path` of a shard of at most so many bytes will need, so that `write` needs no more.
+        """Allocate the space of the manifest `path` for a shard of at most `shard_bytes`, so that `write` needs no more space.
 
         Raises OSError.
         """
@@ -170,8 +172,8 @@ class Manifest:
             os.close(fd)
 
     def write(self, path: Path) -> None:
-        """Atomic and durable: temporary name → fsync → rename → fsync of the directory. It goes into the room that is reserved;
-        what it does not need of that is filled with blanks."""
+        """Write the manifest atomically and durably: temporary name → fsync → rename → fsync of the directory. Uses the
+        reserved space and fills the rest of it with blanks."""
         temporary = temporary_of(path)
         for place in (temporary, path):
             if place.is_dir():  # a rename cannot replace a directory
@@ -196,7 +198,7 @@ class Manifest:
 def _is_encodable(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON has room for
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
         return False
     return True
 

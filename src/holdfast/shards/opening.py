@@ -15,13 +15,13 @@ _NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
 def open_stored(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file.
+    """Open a regular file and return the descriptor.
 
-    Raises FileNotFoundError, IntegrityError if it is not a file (a directory, a pipe, a dangling link), OSError for
-    what may be one and cannot be opened now.
+    Raises FileNotFoundError, IntegrityError if the path is not a file (a directory, a pipe, a dangling link), and OSError if it
+    may be a file but cannot be opened now.
     """
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # or a pipe would be waited for
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # without O_NONBLOCK, opening a pipe would block
     except OSError as error:
         if error.errno in _NO_FILE or (error.errno == errno.ENOENT and path.is_symlink()):
             raise IntegrityError(f"{path} is not a file: {error.strerror}") from error
@@ -43,13 +43,13 @@ def make_way(path: Path) -> None:
 def move_aside(path: Path) -> Path:
     """Quarantine the file at `path`, replacing an earlier quarantined one. Raises FileNotFoundError, OSError."""
     aside = path.with_name(f"{path.name}{ASIDE}")
-    if path.is_dir() or aside.is_dir():  # a rename replaces a file by a file only
+    if path.is_dir() or aside.is_dir():  # a rename can only replace a file by a file
         remove(aside)
     return path.rename(aside)
 
 
 def remove(path: Path) -> None:
-    """A file, or a directory with all that is in it, if there is one. Raises OSError."""
+    """Delete the file or the directory tree at `path`, if it exists. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

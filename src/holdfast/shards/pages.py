@@ -15,14 +15,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def map_apart(fd: int, size: int, *, private: bool = False) -> mmap.mmap:
-    """Map the file behind `fd` through another open file description than the one that carries the lock.
+    """Map the file of `fd` through another open file description than the one with the lock.
 
-    A mapping keeps its file description alive, and Python's mmap a duplicate of its descriptor: mapped through `fd` itself,
-    a lock would outlive its descriptor for as long as any tensor still looks at the mapping, or any forked child lives.
+    A mapping keeps its file description open, and Python's mmap keeps a duplicate of the descriptor. If the file were mapped
+    through `fd` itself, the lock would be held until the last tensor view is released and the last forked child has exited.
     """
     other = os.open(f"/proc/self/fd/{fd}", (os.O_RDONLY if private else os.O_RDWR) | os.O_CLOEXEC)
     try:
-        if private:  # copy-on-write: views are writable, as torch wants them, and the file stays as it is
+        if private:  # copy-on-write: views are writable, as torch requires, and the file is not changed
             return mmap.mmap(other, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         return mmap.mmap(other, size)
     finally:
@@ -30,12 +30,12 @@ def map_apart(fd: int, size: int, *, private: bool = False) -> mmap.mmap:
 
 
 def populate(mapping: mmap.mmap, offset: int = 0, size: int | None = None, *, write: bool = True) -> bool:
-    """Have these pages present (`write`: and this mapping's to write to); `offset` is a multiple of the page size.
+    """Fault in these pages (with `write`, for writing). `offset` is a multiple of the page size.
 
-    False on a kernel that does not know how. Raises OSError, also where there is no memory for a page that is new.
+    Returns False if the kernel does not support this. Raises OSError, also if there is no memory for a new page.
 
-    Through libc, because mmap.madvise keeps the GIL for all of it: hundreds of milliseconds per gigabyte in which no other
-    thread could go on. In pieces, because the kernel holds the address space's lock for each.
+    It calls libc, because mmap.madvise holds the GIL, which would stop all other threads for hundreds of milliseconds per
+    gigabyte. It works in pieces, because the kernel locks the address space during each call.
     """
     start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     end = len(mapping) if size is None else offset + size

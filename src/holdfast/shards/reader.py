@@ -23,8 +23,8 @@ from holdfast.shards.opening import open_stored
 from holdfast.shards.pages import map_apart, populate
 from holdfast.shards.slots import Slot, TensorSpec, read_index
 
-# Of madvise: a page that would raise SIGBUS, one whose memory is broken, and errors of the medium.
-_UNREADABLE = (errno.EFAULT, 133, errno.EIO)  # 133: EHWPOISON, which Python does not name
+# Errors of madvise: a page that would raise SIGBUS, a page with broken memory, and errors of the medium.
+_UNREADABLE = (errno.EFAULT, 133, errno.EIO)  # 133: EHWPOISON, which Python does not define
 
 
 def peek(path: Path) -> Header | None:
@@ -40,10 +40,10 @@ def peek(path: Path) -> Header | None:
 
 
 class Reader:
-    """An open shard. `expected` makes sure that it is the one that was meant. Use it as a context manager.
+    """An open shard. Use it as a context manager.
 
-    Raises FileNotFoundError; Conflict if it is incomplete or being written; IntegrityError if it is damaged
-    or not the expected one; IncompatibleVersion for another layout.
+    Raises FileNotFoundError; Conflict if the shard is incomplete or being written; IntegrityError if it is damaged or is not
+    the `expected` shard; IncompatibleVersion for another layout.
     """
 
     def __init__(self, path: Path, expected: ShardKey | None = None) -> None:
@@ -92,16 +92,16 @@ class Reader:
         return bytes(self._bytes[self.header.tensors_end : self.header.size])
 
     def view(self, fqn: str) -> memoryview:
-        """The bytes of one tensor. Raises KeyError when the shard has none of that name."""
+        """Return the bytes of one tensor. Raises KeyError if the shard has no tensor of that name."""
         spec, slot = self._at[fqn]
         return self._bytes[slot.payload : slot.payload + spec.nbytes]
 
     def slot(self, fqn: str) -> Slot:
-        """Where the tensor lies in the file. Raises KeyError when the shard has none of that name."""
+        """Return the location of a tensor in the file. Raises KeyError if the shard has no tensor of that name."""
         return self._at[fqn][1]
 
     def spec(self, fqn: str) -> TensorSpec:
-        """Raises KeyError when the shard has none of that name."""
+        """Raises KeyError if the shard has no tensor of that name."""
         return self._at[fqn][0]
 
     def items(self) -> Iterator[tuple[TensorSpec, memoryview]]:
@@ -112,13 +112,13 @@ class Reader:
         return fqn in self._at
 
     def populate(self) -> None:
-        """Have the page tables filled ahead of whoever reads all of it, from another thread: half of the time of a copy
-        out of a new mapping goes into page faults."""
+        """Fill the page tables, from another thread than the one that reads the shard, because page faults take half of the
+        time of a copy out of a new mapping."""
         populate(self._map, write=False)
 
     def prefault(self, offset: int, size: int) -> None:
-        """Read these bytes from the medium now. Raises IntegrityError where it does not give them, which is SIGBUS, and so the
-        end of the process, for who reads a mapping. A kernel before 5.14 does not know how."""
+        """Read these bytes from the medium now. Raises IntegrityError if that fails; a read through the mapping would then kill
+        the process with SIGBUS. Has no effect before Linux 5.14."""
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
         try:
             populate(self._map, start, min(offset + size, len(self._map)) - start, write=False)
@@ -130,15 +130,15 @@ class Reader:
             ) from error
 
     def verify(self, crc32c: Callable[[memoryview], int]) -> bool:
-        """Compare every byte with the manifest next to the file. Returns False if there is none.
+        """Compare every byte with the manifest next to the file. Returns False if there is no manifest of this save.
 
-        The manifest of an image may be of an earlier save into it, and says nothing then. Raises IntegrityError when it
-        is damaged, of another shard, or does not agree with the bytes.
+        The manifest of an image may be of an earlier save into the same image, and is then ignored. Raises IntegrityError if
+        the manifest is damaged, belongs to another shard, or does not match the bytes.
         """
         image = self.path.suffix == ".image"
-        beside = self.path.with_name(f"{self.path.name}.json") if image else self.path.with_suffix(".json")
+        sibling = self.path.with_name(f"{self.path.name}.json") if image else self.path.with_suffix(".json")
         try:
-            manifest = Manifest.read(beside)
+            manifest = Manifest.read(sibling)
         except FileNotFoundError:
             return False
         if not manifest.describes(self.header):
@@ -164,9 +164,9 @@ class Reader:
     def _check(self, expected: ShardKey | None) -> Header:
         header = parse_header(os.pread(self._fd, PAGE, 0))
         if header is None:
-            raise Conflict(f"{self.path} holds no complete shard")
+            raise Conflict(f"{self.path} does not contain a complete shard")
         if expected is not None and header.stamp.key != expected:
-            raise IntegrityError(f"{self.path} holds {header.stamp.key}, not {expected}")
+            raise IntegrityError(f"{self.path} contains {header.stamp.key}, not {expected}")
         if (size := os.fstat(self._fd).st_size) < header.size:
             raise IntegrityError(f"{self.path} is truncated: {size} of {header.size} bytes")
         return header

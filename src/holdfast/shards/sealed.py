@@ -14,25 +14,25 @@ from typing import Any
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec
 
-# What reading JSON of an unknown writer into values can raise: a number of 5,000 digits, a list where a name should be.
+# Exceptions of converting JSON of an unknown writer: for example, a number of 5,000 digits, or a list instead of a name.
 UNDECODABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, InvalidSpec)
 
 DIMENSIONS_MAX = 64
 WORLD_SIZE_MAX = 10**9
-NUMBER_MAX = 10**15 - 1  # of an attempt or a step
+NUMBER_MAX = 10**15 - 1  # largest attempt or step
 
 
 def seal(member: str, fields: Mapping[str, Any]) -> bytes:
-    """One line: `{"<member>": fields, "self": checksum}`. Equal fields make equal bytes."""
+    """Return one line: `{"<member>": fields, "self": checksum}`. Equal fields result in equal bytes."""
     raw = _canonical(fields)
     return b'{"' + member.encode() + b'":' + raw + b',"self":' + str(zlib.crc32(raw)).encode() + b"}\n"
 
 
 def unseal(member: str, raw: bytes, *, schema: int, what: str) -> dict[str, Any]:
-    """The fields, as plain JSON values.
+    """Return the fields as plain JSON values.
 
-    Raises IntegrityError for anything that `seal` did not write, IncompatibleVersion for another schema. `what` is how the
-    errors call it.
+    Raises IntegrityError if `seal` did not write the bytes, IncompatibleVersion for another schema. `what`: name of the
+    document in error messages.
     """
     try:
         envelope: Any = json.loads(raw)
@@ -48,8 +48,8 @@ def unseal(member: str, raw: bytes, *, schema: int, what: str) -> dict[str, Any]
 
 
 def lineage_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`mesh` and `parent` as the values that manifests hold. Raises one of `UNDECODABLE`, also for what no message has room
-    for."""
+    """Return `mesh` and `parent` as the values in manifests. Raises one of `UNDECODABLE`, also for values that are too large
+    for a message."""
     given = fields["parent"]
     mesh = tuple((str(name), int(size)) for name, size in fields["mesh"])
     parent = None if given is None else CheckpointId(int(given[0]), int(given[1]))
@@ -65,7 +65,7 @@ def _require_mesh(dims: tuple[tuple[str, int], ...]) -> None:
     if not all(1 <= size <= WORLD_SIZE_MAX for _, size in dims) or math.prod(size for _, size in dims) > WORLD_SIZE_MAX:
         raise ValueError(f"the mesh does not have between 1 and {WORLD_SIZE_MAX} ranks")
     for name, _ in dims:
-        name.encode()  # half of a surrogate pair, which JSON has room for, is a UnicodeEncodeError
+        name.encode()  # a lone surrogate, which JSON can contain, raises UnicodeEncodeError
 
 
 def _canonical(fields: Mapping[str, Any]) -> bytes:

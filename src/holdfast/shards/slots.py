@@ -21,7 +21,7 @@ from holdfast.shards.sealed import UNDECODABLE
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What stands before and after a payload. With `prefix` a multiple of 64 bytes, payloads are 64-byte aligned."""
+    """The bytes before and after a payload. If `prefix` is a multiple of 64 bytes, payloads are 64-byte aligned."""
 
     prefix: bytes = b""
     suffix: bytes = b""
@@ -43,7 +43,7 @@ class TensorSpec:
     nbytes: int
     global_shape: tuple[int, ...] | None = None
     offsets: tuple[int, ...] = ()
-    envelope: Envelope = field(default=BARE, compare=False, repr=False)  # empty in what a reader returns
+    envelope: Envelope = field(default=BARE, compare=False, repr=False)  # empty in the specs of a reader
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A plan with every offset decided. `slots` runs parallel to `tensors`."""
+    """A plan with all offsets. `slots` is parallel to `tensors`."""
 
     tensors: tuple[TensorSpec, ...]
     slots: tuple[Slot, ...]
@@ -118,7 +118,7 @@ def lay_out(plan: Plan) -> Layout:
 
 def _row(spec: TensorSpec, offset: int) -> list[Any]:
     prefix, suffix = spec.envelope.prefix, spec.envelope.suffix
-    # The checksum makes images of another envelope (another release of the trainer's format) misfits, not mixtures.
+    # With the checksum, an image with another envelope (another release of the trainer's format) does not fit and is replaced.
     checksum = zlib.crc32(suffix, zlib.crc32(prefix))
     sizes = [offset, len(prefix), spec.nbytes, len(suffix), checksum]
     whole = None if spec.global_shape is None else [list(spec.global_shape), list(spec.offsets)]

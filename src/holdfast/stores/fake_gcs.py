@@ -249,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
             if self._fault and self._fault.stall_s:
                 self.gcs.stopped.wait(self._fault.stall_s)
             if self._fault and self._fault.status:
-                raise Refused(self._fault.status, "as ordered")
+                raise Refused(self._fault.status, "injected fault")
             self._route(urlsplit(self.path))
         except Refused as refused:
             self._discard()
@@ -335,7 +335,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "resumable" if "upload_id" not in query:
                 self._begin(bucket, query)
             case "resumable":
-                self._go_on(query["upload_id"])
+                self._continue(query["upload_id"])
             case other:
                 raise Refused(501, f"the fake does not know uploads of type {other}")
 
@@ -348,7 +348,7 @@ class _Handler(BaseHTTPRequestHandler):
         at = f"http://{self.headers['Host']}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload}"
         self._answer(200, None, Location=at)
 
-    def _go_on(self, upload: str) -> None:
+    def _continue(self, upload: str) -> None:
         session = self.gcs.sessions.get(upload)
         stated = _CONTENT_RANGE.fullmatch(self.headers.get("Content-Range") or "")
         if session is None or stated is None:
@@ -399,7 +399,7 @@ class _Handler(BaseHTTPRequestHandler):
         while done < len(target):
             read = self.rfile.readinto(target[done : done + PIECE_BYTES])
             if not read:
-                raise ConnectionResetError("the client left in the middle of a body")
+                raise ConnectionResetError("the client disconnected during a body")
             done += read
             self._unread -= read
             yield read

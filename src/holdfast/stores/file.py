@@ -207,7 +207,7 @@ class FileStore:
             return InvalidSpec("store", self.url, f"a directory that may be read and written ({error})")
         if error.errno in _ABSENT:
             if not self._root.parent.is_dir():
-                return Unavailable(f"{self._root.parent} is not there: is the file system of {self.url} mounted?")
+                return Unavailable(f"{self._root.parent} does not exist: is the file system of {self.url} mounted?")
             return NotFound(f"{key} does not exist in {self.url}")
         return Unavailable(f"{self.url} fails with {key}: {error}")
 

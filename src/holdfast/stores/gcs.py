@@ -45,8 +45,8 @@ except ImportError as error:
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 TOKEN = "holdfast-writer"  # key in an object's metadata
 EMULATOR = "STORAGE_EMULATOR_HOST"  # the library's default
-# The library (seen in 3.17) looks up each bucket in a background thread, for the attributes of its traces, also while these
-# are off. That takes a permission that writing objects does not, and goes on for two minutes after the store is closed.
+# The library (seen in 3.17) looks up each bucket in a background thread, for the attributes of its traces, also if traces are
+# off. This lookup requires a permission that writing objects does not, and continues for two minutes after the store is closed.
 _NO_BUCKET_LOOKUP = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
 
 _RETRIED_BY_LIBRARY = (
@@ -71,7 +71,7 @@ class GcsOptions:
     composed_bytes: int = (
         2 << 30
     )  # larger objects are stored as parallel parts, because one stream would take 10 s or more
-    part_bytes: int = 64 << 20  # at least
+    part_bytes: int = 64 << 20  # minimum size of a part
 
 
 class GcsStore:
@@ -284,15 +284,15 @@ class GcsStore:
             if error.status == 404:
                 raise self._absent(key, str(error)) from error
             if error.status == 416:
-                raise IntegrityError(f"{key} ends before the bytes that were asked for") from error
+                raise IntegrityError(f"{key} ends before the requested bytes") from error
             raise self._refused(error) from error
         except _RETRIED_BY_LIBRARY as error:
             raise Unavailable(f"{self.url} does not answer ({key}): {error}") from error
         except (*_REFUSALS, answers.ClientError) as error:
             raise self._refused(error) from error
 
-    def _absent(self, key: str, said: str) -> Exception:
-        if "bucket does not exist" in said:
+    def _absent(self, key: str, message: str) -> Exception:
+        if "bucket does not exist" in message:
             return InvalidSpec("store", self.url, "a bucket that exists")
         return NotFound(f"{key} does not exist in {self.url}")
 
@@ -325,7 +325,7 @@ def _sign_in() -> tuple[Any, Authorize]:
         except auth_errors.TransportError as error:
             raise Transient(f"signing in: {error}") from error
         except auth_errors.GoogleAuthError as error:
-            raise InvalidSpec("credentials of the object store", str(error), "ones that are valid") from error
+            raise InvalidSpec("credentials of the object store", str(error), "valid credentials") from error
 
     return storage.Client(project=project or "none", credentials=credentials), authorize
 

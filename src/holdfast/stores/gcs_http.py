@@ -182,14 +182,14 @@ def fill(response: http.client.HTTPResponse, target: memoryview) -> Iterator[int
 
 
 def _refusal(response: http.client.HTTPResponse) -> Exception:
-    said = response.read(ERROR_BYTES_MAX).decode(errors="replace")
-    why = f"HTTP {response.status} {said[:200].strip()!r}"
+    message = response.read(ERROR_BYTES_MAX).decode(errors="replace")
+    why = f"HTTP {response.status} {message[:200].strip()!r}"
     if response.status in RETRIED:
         after = response.headers.get("Retry-After") or ""
         return Transient(why, retry_after_s=min(float(after), RETRY_AFTER_S_MAX) if after.isdecimal() else 0.0)
     if response.status in _REFUSED:
-        return InvalidSpec("credentials of the object store", why, "an account that may read and write objects there")
-    return Status(response.status, said)
+        return InvalidSpec("credentials of the object store", why, "an account that may read and write its objects")
+    return Status(response.status, message)
 
 
 def _proxy(scheme: str, host: str) -> tuple[str, int | None] | None:

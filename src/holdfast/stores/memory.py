@@ -26,8 +26,8 @@ class Fault:
     answer_lost: bool = False
 
     def strikes(self, operation: str, key: str, *, after: bool) -> bool:
-        meant = self.answer_lost == after and self.operation in ("", operation) and self.key_part in key
-        return meant and self.times > 0
+        matches = self.answer_lost == after and self.operation in ("", operation) and self.key_part in key
+        return matches and self.times > 0
 
 
 @dataclass(slots=True)
@@ -133,12 +133,12 @@ class InMemory:
             self.before(operation, key)
         if self.down:
             raise Unavailable(f"{self.url} does not answer")
-        self._strike(operation, key, after=False)
+        self._raise_fault(operation, key, after=False)
 
     def _leave(self, operation: str, key: str) -> None:
-        self._strike(operation, key, after=True)
+        self._raise_fault(operation, key, after=True)
 
-    def _strike(self, operation: str, key: str, *, after: bool) -> None:
+    def _raise_fault(self, operation: str, key: str, *, after: bool) -> None:
         with self._lock:
             for fault in self.faults:
                 if fault.strikes(operation, key, after=after):

@@ -22,7 +22,7 @@ def _open_file(url: StoreUrl) -> ObjectStore:
 
 
 def _open_gcs(url: StoreUrl) -> ObjectStore:
-    from holdfast.stores.gcs import GcsStore  # imported where it is used: it needs an extra
+    from holdfast.stores.gcs import GcsStore  # imported only when used, because it needs an extra
 
     return GcsStore(url.bucket, url.prefix)
 

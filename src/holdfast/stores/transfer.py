@@ -61,7 +61,7 @@ class Damage:
 
 
 def pieces(entry: RankEntry, manifest: Manifest) -> Iterator[Piece]:
-    """The shard file of one rank, as ranges of its objects."""
+    """Yield the shard file of one rank as ranges of its objects."""
     spans = list(zip(manifest.spans, manifest.span_crc32c, strict=True))
     header = [each for each in spans if each[0].offset < PAGE]
     tensors = [each for each in spans if PAGE <= each[0].offset < manifest.tensors_end]
@@ -72,7 +72,7 @@ def pieces(entry: RankEntry, manifest: Manifest) -> Iterator[Piece]:
 
 
 def _pieces(key: str, spans: Sequence[tuple[Span, int]], moved: int) -> Iterator[Piece]:
-    """`moved`: difference between an offset in the object and the offset in the file."""
+    """Group the spans into pieces. `moved`: difference between an offset in the object and the offset in the file."""
     together: list[tuple[Span, int]] = []
     for each in (*spans, None):
         size = sum(span.size for span, _ in together)

@@ -1,16 +1,16 @@
 """Takes over the build locks of `torch.utils.cpp_extension` that killed ranks have left.
 
-Theory. One rank builds an extension, and holds torch's `FileBaton` meanwhile: a file `lock` in the build directory, which it
-deletes at the end. The others wait until the file is gone. A rank that is killed leaves the file, and every later start waits
-for it without an end.
+Theory. While a rank builds an extension, it holds torch's `FileBaton`: a file `lock` in the build directory, which it deletes
+at the end. The other ranks wait until the file is deleted. A killed rank leaves the file, and every later start waits for it
+indefinitely.
 
-In a worker the holder therefore writes into the file who it is, and has it locked by `flock`, which the kernel ends with the
-process. Whoever finds such a file and gets its `flock` has the proof that the holder is dead, becomes the holder and builds.
-The proof counts if the holder ran on this machine since it was booted, or was a rank of an earlier generation of this job: on
-a network file system that is mounted with local locks, one machine does not see the `flock` of another.
+In a worker the holder therefore writes its identity into the file and locks it with `flock`, which the kernel releases when
+the process ends. A rank that gets the `flock` of such a file has the proof that the holder has ended. It becomes the holder and
+builds. The proof is valid if the holder ran on this machine since the last boot, or was a rank of an earlier generation of this
+job: on a network file system that is mounted with local locks, one machine does not see the `flock` of another.
 
-A file that names no holder was made by a process that is no worker of Holdfast, or on a file system without `flock`: it is
-waited for as ever."""
+A file without a holder was created by a process that is not a Holdfast worker, or on a file system without `flock`. Ranks wait
+for it as torch does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ log = logging.getLogger("holdfast.train")
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 HOLDER_BYTES_MAX: Final = 4096
-# What is replaced, with its parameters, and what the replacements use: another torch may mean something else by these names.
+# The replaced methods with their parameters, and the attributes that the replacements use. They are checked, because in another
+# torch these names may have another meaning.
 _SIGNATURES: Final = {"try_acquire": (), "release": ()}
 _ATTRIBUTES: Final = ("lock_file_path", "fd")
 
@@ -63,13 +64,13 @@ class Holder:
     def decode(cls, raw: bytes) -> Holder | None:
         """Return None for anything that `encode` has not written."""
         try:
-            told = json.loads(raw)["holdfast"]
-            return cls(str(told["job"]), int(told["generation"]), int(told["rank"]), str(told["boot"]))
+            fields = json.loads(raw)["holdfast"]
+            return cls(str(fields["job"]), int(fields["generation"]), int(fields["rank"]), str(fields["boot"]))
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def believes_flock_of(self, other: Holder) -> bool:
-        """Whether a `flock` of `other` that is free for this rank means that `other` is dead."""
+        """Whether `other` has certainly ended if this rank can get its `flock`."""
         same_machine = bool(self.boot) and self.boot == other.boot
         return same_machine or (self.job == other.job and other.generation < self.generation)
 
@@ -81,7 +82,7 @@ class BuildLocks:
         self._me = me
 
     def try_acquire(self, baton: Any) -> bool:
-        """Create the file, or take over that of a dead rank. Returns whether this rank holds it now."""
+        """Create the file, or take over the file of an ended rank. Returns whether this rank is now the holder."""
         try:
             baton.fd = os.open(baton.lock_file_path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         except FileExistsError:
@@ -95,15 +96,17 @@ class BuildLocks:
 
     @staticmethod
     def release(baton: Any) -> None:
-        """Delete the file before its `flock` ends: the other way round, it would look like that of a dead rank."""
+        """Delete the file, then release its `flock`. In the opposite order, the file would look like that of an ended rank."""
         os.remove(baton.lock_file_path)
         if baton.fd is not None:
             os.close(baton.fd)
 
     def _take_over(self, baton: Any) -> bool:
-        """The file stays: a rank that waits for its end must not go on before the extension is built.
+        """Become the holder of an existing file. The file is not deleted, because a rank that waits for its deletion must not
+        continue before the extension is built.
 
-        Only who would take over asks for the `flock`, so that it does not keep the holder, or another rank, from getting it."""
+        The `flock` is requested only if the proof would be valid, so that the request does not keep the holder, or another
+        rank, from getting it."""
         try:
             fd = os.open(baton.lock_file_path, os.O_RDWR)
         except OSError:  # released in the meantime, or another user's
@@ -115,10 +118,10 @@ class BuildLocks:
             if holder is None or not self._me.believes_flock_of(holder):
                 return False
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            there = os.path.samestat(os.fstat(fd), os.stat(baton.lock_file_path))
-            if not there or os.pread(fd, HOLDER_BYTES_MAX, 0) != written:
+            present = os.path.samestat(os.fstat(fd), os.stat(baton.lock_file_path))
+            if not present or os.pread(fd, HOLDER_BYTES_MAX, 0) != written:
                 return False
-            os.pwrite(fd, self._me.encode().ljust(len(written)), 0)  # all at once: it always names a holder
+            os.pwrite(fd, self._me.encode().ljust(len(written)), 0)  # one write: there always is a holder
             taken = True
         except OSError:  # held, released in the meantime, or without `flock`
             return False
@@ -127,7 +130,7 @@ class BuildLocks:
                 os.close(fd)
         baton.fd = fd
         log.warning(
-            "took over the build lock %s: rank %d of %s, generation %d, ended while it was building there",
+            "took over the build lock %s: rank %d of %s, generation %d, ended while it was building the extension",
             baton.lock_file_path,
             holder.rank,
             holder.job,
@@ -137,12 +140,13 @@ class BuildLocks:
 
 
 def watch(environ: Mapping[str, str], baton: type = FileBaton) -> None:
-    """Replace the methods of `baton` in a worker that is about to run its script. Another torch's class is left as it is."""
+    """Replace the methods of `baton` in a worker that is about to run its script. If the class of this torch is different, log
+    a warning and leave it unchanged."""
     if not environ.get(worker.ENV_JOB):
         return
     if differing := _differing(baton):
         log.warning(
-            "build locks of killed ranks are not taken over: FileBaton.%s of torch %s is another",
+            "build locks of killed ranks are not taken over: FileBaton.%s of torch %s is different",
             differing,
             torch.__version__,
         )

@@ -3,8 +3,8 @@
 A save is one copy of every tensor into shared memory; the replicator does the rest. A restore reads the files that the
 replicator has verified and named in the environment: this rank's own shard directly from the mapping or, after a change of the
 sharding, the overlap of its pieces with all shards (`dcp_reader`). If a save is not possible (both images are being read, no
-memory left), it is skipped, counted and logged, and training continues. A save that somebody has asked for waits for an image
-first, for a bounded time."""
+memory left), it is skipped, counted and logged, and training continues. A requested save first waits for an image, for a
+bounded time."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Checkpointer:
         return bool(self._environment.images)
 
     def save(self, live: Mapping[str, Any], step: int, *, wait_s: float = 0.0) -> bool:
-        """Copy the state of `step` into an image. Returns False if the save was skipped. While both images are in use, wait for
-        one for at most `wait_s`: for a save that somebody has asked for, and that nothing else replaces.
+        """Copy the state of `step` into an image. Returns False if the save was skipped. If both images are in use, wait for
+        one for at most `wait_s`; for a requested save, which no later save replaces.
 
         Raises `InvalidSpec` if the state contains a value that can never be saved, because only the user can fix that.
         A temporary failure skips the save.
@@ -89,7 +89,7 @@ class Checkpointer:
         match outcome:
             case Staged():
                 self.newest = outcome.path
-                stall_s = took_s - outcome.waited_s  # what a save costs, from which its interval follows
+                stall_s = took_s - outcome.waited_s  # the cost of a save; the automatic interval is computed from it
                 self._notes.saved(
                     step=step, attempt=self._environment.attempt, image=str(outcome.path), stall_s=stall_s
                 )
@@ -288,7 +288,7 @@ def _insist_returned(lent: list[weakref.ref[memoryview]]) -> None:
         raise InvalidSpec(
             "state",
             "an object that kept a tensor of the checkpoint",
-            "a load_state_dict that copies what it is given: the checkpoint's memory is used again",
+            "a load_state_dict that copies the tensors that it is given: the checkpoint's memory is used again",
         )
 
 

@@ -45,7 +45,7 @@ class Artefacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Return what compiled code depends on, apart from the source code, which torch checks."""
+    """The properties that compiled code depends on, apart from the source code, which torch checks."""
 
     release: str  # of torch
     python: str

@@ -78,7 +78,7 @@ class Contents:
         size, dtype = torch.Size(spec.whole_shape), dtype_of(spec)
         known = self.tensors.setdefault(name, TensorStorageMetadata(TensorProperties(dtype=dtype), size, []))
         if (known.size, known.properties.dtype) != (size, dtype):
-            raise _two_things(name, f"{known.properties.dtype} {tuple(known.size)} and {dtype} {tuple(size)}")
+            raise _ambiguous(name, f"{known.properties.dtype} {tuple(known.size)} and {dtype} {tuple(size)}")
         index = MetadataIndex(name, spec.whole_offsets)
         first = self.slots.get(index)
         if first is not None:
@@ -101,13 +101,13 @@ def _require_same(name: str, spec: TensorSpec, shard: Reader, first: Reader, fir
     not."""
     other = first.spec(first_slot)
     if spec.shape != other.shape:
-        raise _two_things(name, f"pieces of {other.shape} and {spec.shape} at {spec.whole_offsets}")
+        raise _ambiguous(name, f"pieces of {other.shape} and {spec.shape} at {spec.whole_offsets}")
     position, other_position = (each.header.stamp.mesh.position_of(each.key.rank) for each in (shard, first))
     if spec.global_shape is None and position != other_position and shard.view(spec.fqn) != first.view(first_slot):
-        raise _two_things(name, f"one tensor on rank {first.key.rank} and another on rank {shard.key.rank}")
+        raise _ambiguous(name, f"one tensor on rank {first.key.rank} and another on rank {shard.key.rank}")
 
 
-def _two_things(name: str, what: str) -> InvalidSpec:
+def _ambiguous(name: str, what: str) -> InvalidSpec:
     return InvalidSpec(
         f"state: {name}",
         what,

@@ -128,4 +128,4 @@ def fill(tensors: Mapping[str, torch.Tensor], shards: Sequence[Reader]) -> None:
 def _require_same_size(name: str, tensor: torch.Tensor, metadata: Metadata, shards: Sequence[Reader]) -> None:
     entry = metadata.state_dict_metadata.get(name)
     if not isinstance(entry, TensorStorageMetadata) or entry.size != tensor.size():
-        raise IntegrityError(f"{shards[0].path} and its fellows hold no {name!r} of shape {tuple(tensor.shape)}")
+        raise IntegrityError(f"{shards[0].path} and the other shards hold no {name!r} of shape {tuple(tensor.shape)}")

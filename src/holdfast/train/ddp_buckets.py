@@ -38,18 +38,18 @@ LAST_BACKWARD = "prev_iteration_grad_ready_order_indices"
 
 _IMPOSSIBLE, _NOTHING_TO_DO, _POSSIBLE = range(3)
 
-# They have no state and treat each element in the same way; other communication hooks may keep state between calls.
+# Communication hooks without state, which treat each element in the same way. Others may keep state between calls.
 _PLAIN_HOOKS = {"allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"}
 _PLAIN_HOOKS_MODULE = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 
 
 class DDPBuckets:
-    """Return the DDP modules of this process in the order of their construction, which is the same on all ranks of a group."""
+    """The DDP modules of this process in the order of their construction, which is the same on all ranks of a group."""
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[DistributedDataParallel]] = []
         self._orders: weakref.WeakKeyDictionary[DistributedDataParallel, list[int]] = weakref.WeakKeyDictionary()
-        self._saved: Sequence[Sequence[int] | None] | None = None  # waits to be replayed
+        self._saved: Sequence[Sequence[int] | None] | None = None  # orders of the checkpoint, until they are replayed
         self._hook = register_module_module_registration_hook(self._registered)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class DDPBuckets:
     def _living(self) -> Iterator[DistributedDataParallel]:
         for reference in self._modules:
             module = reference()
-            if module is not None and _builds_anew(module):
+            if module is not None and _rebuilds(module):
                 yield module
 
     def capture(self) -> list[list[int] | None]:
@@ -71,14 +71,14 @@ class DDPBuckets:
 
     def _order_of(self, module: DistributedDataParallel) -> list[int] | None:
         if module not in self._orders:
-            told = _told(module)
-            if BUCKETS not in told:
-                return _numbers(told.get(LAST_BACKWARD))
-            self._orders[module] = _numbers(told[BUCKETS]) or []  # permanently: DDP rebuilds only once
+            logged = _logging_data(module)
+            if BUCKETS not in logged:
+                return _numbers(logged.get(LAST_BACKWARD))
+            self._orders[module] = _numbers(logged[BUCKETS]) or []  # permanently: DDP rebuilds only once
         return self._orders[module] or None
 
     def restored(self, saved: Sequence[Sequence[int] | None] | None) -> None:
-        """Accept the value of `capture` from the checkpoint; None if a release without this module saved it."""
+        """Accept the value of `capture` from the checkpoint; None if the checkpoint has no such value."""
         self._saved = saved
 
     def replay(self) -> None:
@@ -99,7 +99,7 @@ class DDPBuckets:
                     _replay(module, order)
                     self._orders[module] = list(order)
                 case (least, most) if not least == most == _NOTHING_TO_DO:
-                    reasons.append(why_not or "another rank cannot set it")
+                    reasons.append(why_not or "another rank cannot set the order")
         if reasons:
             log.warning(
                 "The first step after this restore sums the gradients of DistributedDataParallel in another order than the "
@@ -109,23 +109,23 @@ class DDPBuckets:
             )
 
 
-def _builds_anew(module: DistributedDataParallel) -> bool:
-    """Whether this module's buckets change after its first backward."""
+def _rebuilds(module: DistributedDataParallel) -> bool:
+    """Whether this module rebuilds its buckets after its first backward pass."""
     by_reducer = hasattr(module, "reducer") and not getattr(module, "_use_python_reducer", False)
     return by_reducer and (module.static_graph or not module.find_unused_parameters)
 
 
-def _told(module: DistributedDataParallel) -> dict[str, Any]:
+def _logging_data(module: DistributedDataParallel) -> dict[str, Any]:
     """Return DDP's own log, updated if it does not contain the buckets yet; empty if this torch has no such log."""
     private: Any = module
     try:
-        told: dict[str, Any] = private._get_ddp_logging_data()
-        if BUCKETS not in told:
+        logged: dict[str, Any] = private._get_ddp_logging_data()
+        if BUCKETS not in logged:
             private.logger.set_runtime_stats_and_log()  # DDP does this at the beginning of the next forward pass
-            told = private._get_ddp_logging_data()
+            logged = private._get_ddp_logging_data()
     except (AttributeError, RuntimeError, TypeError):
         return {}
-    return told
+    return logged
 
 
 def _numbers(text: str | None) -> list[int] | None:
@@ -133,26 +133,26 @@ def _numbers(text: str | None) -> list[int] | None:
 
 
 def _why_not(module: DistributedDataParallel, order: Sequence[int] | None) -> str:
-    """Return why the order cannot be set, or ""."""
-    told = _told(module)
+    """Return the reason why the order cannot be set; "" if it can."""
+    logged = _logging_data(module)
     hooks = getattr(module, "_comm_hooks", ())
     parameters = list(module.module.parameters())
-    if not told or not hasattr(module.reducer, "_autograd_hook"):
-        return f"torch {torch.__version__} does not let it be set"
+    if not logged or not hasattr(module.reducer, "_autograd_hook"):
+        return f"torch {torch.__version__} has no interface to set the order"
     if module.static_graph:
-        return "static_graph=True fixes it in the second step"
-    if BUCKETS in told or LAST_BACKWARD in told:
-        return "there was a backward before the first run.step"
+        return "static_graph=True fixes the order in the second step"
+    if BUCKETS in logged or LAST_BACKWARD in logged:
+        return "there was a backward pass before the first run.step"
     if module.mixed_precision is not None:
-        return "of DDP's mixed_precision"
+        return "DDP's mixed_precision is used"
     if not all(_is_plain(hook) for hook, _ in hooks):
         return "a communication hook is registered that may keep a state"
     if any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters):
-        return "an optimizer runs in the backward"
+        return "an optimizer runs in the backward pass"
     if any(getattr(child, "sparse", False) for child in module.module.modules()):
         return "there are sparse gradients"
-    if order is not None and sorted(order) != list(range(told["num_parameter_tensors"])):
-        return "the checkpoint is of other modules"
+    if order is not None and sorted(order) != list(range(logged["num_parameter_tensors"])):
+        return "the checkpoint was saved with other modules"
     return ""
 
 
@@ -161,7 +161,7 @@ def _is_plain(hook: Any) -> bool:
 
 
 def _least_and_most(module: DistributedDataParallel, can: int) -> tuple[int, int]:
-    """Return the minimum over the ranks of the module's process group."""
+    """Return the minimum and the maximum over the ranks of the module's process group."""
     both = torch.tensor([can, -can], device=module.device)
     dist.all_reduce(both, dist.ReduceOp.MIN, group=module.process_group)
     least, most = both.tolist()

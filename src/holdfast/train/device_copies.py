@@ -44,7 +44,7 @@ class Driver(Protocol):
         """Return a pinned buffer of bytes."""
 
     def mark(self) -> Callable[[], None]:
-        """Record the present end of the queue. The returned function waits until everything before it is done."""
+        """Record the present end of the queue. The returned function waits until all earlier work is done."""
 
     def finish(self) -> None:
         """Wait for the device."""
@@ -59,12 +59,12 @@ class CudaDriver:
 
     def register(self, address: int, nbytes: int) -> str:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        failed = self._apart(lambda: cudart.cudaHostRegister(address, nbytes, _PORTABLE))
+        failed = self._on_thread(lambda: cudart.cudaHostRegister(address, nbytes, _PORTABLE))
         return str(cudart.cudaGetErrorString(failed)) if int(failed) else ""
 
     def unregister(self, address: int) -> None:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self._apart(lambda: cudart.cudaHostUnregister(address))
+        self._on_thread(lambda: cudart.cudaHostUnregister(address))
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -77,7 +77,7 @@ class CudaDriver:
     def finish(self) -> None:
         torch.cuda.synchronize(self._device)
 
-    def _apart(self, call: Callable[[], T]) -> T:
+    def _on_thread(self, call: Callable[[], T]) -> T:
         answers: list[T] = []
 
         def run() -> None:
@@ -117,14 +117,14 @@ class DeviceCopies:
         image."""
         self.adopt(image)
         pairs = list(zip(targets, sources, strict=True))
-        far = [(target, source) for target, source in pairs if source.device.type != "cpu"]
-        near = [(target, source) for target, source in pairs if source.device.type == "cpu"]
+        from_device = [(target, source) for target, source in pairs if source.device.type != "cpu"]
+        from_host = [(target, source) for target, source in pairs if source.device.type == "cpu"]
         if self._pinned[image]:
-            _copy(far)  # these are only queued; the copies on the host run at the same time
-            _copy(near)
+            _copy(from_device)  # these are only queued; the copies on the host run at the same time
+            _copy(from_host)
         else:
-            _copy(near)
-            for target, source in far:
+            _copy(from_host)
+            for target, source in from_device:
                 self._through(target, source)
         self._driver.finish()
 
@@ -138,12 +138,12 @@ class DeviceCopies:
         coming: deque[tuple[Callable[[], None], torch.Tensor, torch.Tensor]] = deque()
         with torch.no_grad():
             into = torch.split(target.reshape(-1).view(torch.uint8), BUFFER_BYTES)
-            for there, part in zip(into, torch.split(_bytes(source), BUFFER_BYTES), strict=True):
+            for piece, part in zip(into, torch.split(_bytes(source), BUFFER_BYTES), strict=True):
                 if not free:
                     free.append(_arrived(*coming.popleft()))
                 buffer = free.pop()
                 buffer[: len(part)].copy_(part, non_blocking=True)
-                coming.append((self._driver.mark(), buffer, there))
+                coming.append((self._driver.mark(), buffer, piece))
             while coming:
                 _arrived(*coming.popleft())
 
@@ -153,10 +153,10 @@ def _copy(pairs: Sequence[Pair]) -> None:
     copy_all([target for target, _ in pairs], [source for _, source in pairs], 1)
 
 
-def _arrived(done: Callable[[], None], buffer: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Wait for a buffer and copy it out, which frees it."""
+def _arrived(done: Callable[[], None], buffer: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+    """Wait until a buffer is filled, and copy it to `piece` of the image, which frees the buffer."""
     done()
-    there.copy_(buffer[: len(there)])
+    piece.copy_(buffer[: len(piece)])
     return buffer
 
 

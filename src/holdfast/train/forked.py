@@ -54,7 +54,7 @@ def run_script(launch: Launch) -> NoReturn:
         control.detach()  # the trainer library opens the descriptor again by its number
         _let_rank_0_open_its_store()
         if launch.entry.kind == PROGRAM:
-            os.set_inheritable(launch.control, True)  # it may itself use the trainer library
+            os.set_inheritable(launch.control, True)  # the program may use the trainer library
         else:
             observed_steps.observe(os.environ)
             build_locks.watch(os.environ)

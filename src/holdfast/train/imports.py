@@ -1,8 +1,8 @@
-"""Records which modules a script has imported by its first step, so that the next generation's template can have them
-(`preload: [auto]`).
+"""Records which modules a script has imported by its first step, so that the next generation's template can import them in
+advance (`preload: [auto]`).
 
-Only modules of installed packages count: files beside the script may be edited before the next start, and what torch imports
-late may start processes. The order is that in which their imports began."""
+Only modules of installed packages are recorded, because files next to the script may be edited before the next start. Modules
+that torch imports late are omitted, because they may start processes. The list has the order in which their imports began."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _base: frozenset[str] = frozenset()
 
 
 def set_base(names: Iterable[str]) -> None:
-    """What every worker template has; called in the template."""
+    """Set the modules that every worker template imports and that are not recorded. Called in the template."""
     global _base
     _base = frozenset(names)
 
@@ -45,7 +45,7 @@ def record() -> None:
 
 
 def of_packages(modules: Mapping[str, ModuleType], roots: Iterable[str]) -> list[str]:
-    """Names of the modules whose files are below `roots`, and which an import by this name gives."""
+    """Return the names of the modules whose files are below `roots`. A module under a second name is omitted."""
     below = tuple(f"{root}{os.sep}" for root in roots)
     found = []
     for name, module in list(modules.items()):

@@ -1,4 +1,4 @@
-"""The content of a memory image as a state dict that shares its memory, for a background write by somebody else."""
+"""The content of a memory image as a state dict that shares the image's memory, for an asynchronous save by DCP."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from holdfast.train.tensors import over
 
 
 class LentImage:
-    """The content of an image as a state dict. The image is locked against the next save until every tensor of it is gone."""
+    """The content of an image as a state dict. The image is locked against the next save until all its tensors are deleted."""
 
     def __init__(self, image: Path) -> None:
         self._shard = Reader(image)
-        self._left = 1  # views that are alive, and `tree`
+        self._left = 1  # users of the image: views that are alive, and `tree` while it runs
         self._lock = threading.Lock()
 
     def tree(self, live: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,21 @@
-"""Observes the steps of a script that does not use `holdfast.train`, so that a slow rank can be named there as well.
+"""Observes the steps of a script that does not use `holdfast.train`: shows their progress, and which rank is slow.
 
-Theory. A step of an unknown script ends where an optimizer's step begins: torch calls a hook there, in every optimizer. How
-long the rank waited for others before is known from DDP (`holdfast.train.ddp_waits`). Both are added up over a block of steps
-of a quarter of a second to a second, and reported in one message that is dropped if it cannot be sent at once. Blocks end at
-multiples of a power of two, so that the blocks of all ranks are the same steps.
+Theory. A step of an unmodified script ends where an optimizer's step begins: every torch optimizer calls a hook there. DDP's
+timers give the time that the rank has waited for other ranks (`holdfast.train.ddp_waits`). Step time and wait are added up over
+a block of steps of 0.25 to 1 s, and reported in one message that is dropped if it cannot be sent at once. Blocks end at
+multiples of a power of two, so that the blocks of all ranks contain the same steps.
 
-What is observed says how the ranks compare, and nothing else: no progress, no step of the job, no sign of life. A script whose
-steps cannot be told from outside is as silent as before. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` turns it off.
+The observations show that all ranks have begun to step, how many optimizer steps they have taken since, and how the ranks
+compare. They are not steps of the job: the step that the script continues from after a restart, and its own saves, are unknown.
+A script without a torch optimizer sends nothing. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` disables the observation.
 
-A hook in a user's process must not hurt it: it takes 30 to 100 µs (in steps of less than 20 ms, only once in
-so long), synchronises nothing, is not traced by a compiler, and the first exception in it ends the observation."""
+The hook must not disturb the user's process. It takes 30 to 100 µs (at most once in 20 ms, if steps are shorter), synchronises
+nothing, and is not traced by a compiler. The first exception in it ends the observation."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -28,41 +30,42 @@ from holdfast.train.ddp_waits import DDPWaits
 
 log = logging.getLogger("holdfast.train")
 
-BLOCK_S = (0.25, 1.0)  # how long a block takes, unless a single step takes longer
+BLOCK_S = (0.25, 1.0)  # duration of a block, unless a single step takes longer
 STEPS_MAX = 1 << 16  # of a block
-READ_S = 0.02  # the waits of shorter steps are read once in so long, so that reading takes at most 0.5 % of a step
+READ_S = 0.02  # waits are read at most once in this time, so that reading takes at most 0.5 % of a step
 
 
 class StepObserver:
-    """Reports to `notes` from the first optimizer step on, until `close`."""
+    """Reports steps to `notes`, from the first optimizer step until `close`."""
 
     def __init__(self, notes: Notes, waits: DDPWaits, clock: Callable[[], float] = time.time) -> None:
         self._notes = notes
         self._waits = waits
         self._clock = clock
         self._process = os.getpid()
-        self._step = -1  # optimizer steps that have begun, less the first, before which nothing is known
+        self._step = -1  # optimizer steps that have begun, without the first, which ends a step of unknown beginning
         self._block = 1  # steps, a power of two
         self._every = 1  # steps from one reading of the waits to the next
         self._started_at = 0.0
         self._steps = self._samples = 0
         self._waited_s = 0.0
+        self._measured = False  # a wait was read: from then on every block has one
         self._hook = register_optimizer_step_pre_hook(self._stepping)
 
     def close(self) -> None:
-        """Observe no more. The caller closes `waits`."""
+        """Stop observing. The caller closes `waits`."""
         self._hook.remove()
         if self._process == os.getpid():
             self._notes.close()
 
     def _stepping(self, optimizer: object, args: object, kwargs: object) -> None:
-        """An optimizer's step begins."""
+        """Hook: an optimizer's step begins."""
         if torch.compiler.is_compiling():
-            return  # an optimizer that is compiled does not call hooks
+            return  # a compiled optimizer does not call hooks
         try:
             self._observe()
-        except Exception as error:  # whatever it is, training goes on
-            log.warning("the steps of this script are not observed any more: %r", error)
+        except Exception as error:  # no error of the observation may end the training
+            log.warning("the steps of this script are no longer observed: %r", error)
             self.close()
 
     def _observe(self) -> None:
@@ -79,11 +82,13 @@ class StepObserver:
         if waited_s is not None:
             self._waited_s += waited_s
             self._samples += 1
-        if self._step % self._block == 0 and self._samples:
+            self._measured = True
+        if self._step % self._block == 0 and (self._samples or not self._measured):
             self._report(self._clock())
 
     def _report(self, now: float) -> None:
-        started_at, steps, wait_s = self._started_at, self._steps, self._waited_s / self._samples * self._steps
+        started_at, steps = self._started_at, self._steps
+        wait_s = self._waited_s / self._samples * steps if self._samples else math.nan
         self._started_at, self._steps, self._samples, self._waited_s = now, 0, 0, 0.0
         took_s = now - started_at
         if took_s < 0:
@@ -105,10 +110,10 @@ _running: tuple[StepObserver, DDPWaits] | None = None
 
 
 def observe(environ: Mapping[str, str]) -> None:
-    """Begin, in a worker that is about to run its script. Nothing happens without an agent that listens."""
+    """Begin the observation in a worker that is about to run its script. Does nothing without an agent."""
     global _running
     path, job = environ.get(worker.ENV_NOTES, ""), environ.get(worker.ENV_JOB, "")
-    if not path or not job or environ.get(worker.ENV_OBSERVE_STEPS, "") == "0" or environ.get("WORLD_SIZE", "1") == "1":
+    if not path or not job or environ.get(worker.ENV_OBSERVE_STEPS, "") == "0":
         return
     generation, rank = int(environ.get(worker.ENV_GENERATION, "0")), int(environ.get("RANK", "0"))
     notes = Notes(agent=path, replicator="", job=job, generation=generation, rank=rank)
@@ -117,7 +122,7 @@ def observe(environ: Mapping[str, str]) -> None:
 
 
 def stand_down() -> None:
-    """The script reports its steps itself."""
+    """End the observation, because the script reports its steps itself."""
     global _running
     if _running is not None:
         for each in _running:

@@ -81,7 +81,7 @@ def to_numbers(
         raise InvalidSpec(
             path,
             f"an optimizer of {len(names)} parameters",
-            f"those of the checkpoint: it lacks {missing[:3]} and has besides {unknown[:3]}",
+            f"those of the checkpoint: it lacks {missing[:3]} and has additionally {unknown[:3]}",
         )
     groups: list[dict[str, Any]] = []
     first = 0

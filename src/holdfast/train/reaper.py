@@ -60,7 +60,7 @@ def fork_worker(link: socket.socket, agent: int, unneeded: tuple[int, ...]) -> N
             link.close()
             return
     except OSError as error:
-        _say(link, protocol.encode("fork_failed", reason=str(error)))
+        _send(link, protocol.encode("fork_failed", reason=str(error)))
         os._exit(1)
     for fd in unneeded:
         os.close(fd)
@@ -105,7 +105,7 @@ def _follow(worker: int, link: socket.socket) -> None:
             break
         os.waitid(os.P_PID, ended.si_pid, os.WEXITED)  # an orphan of the script
     by_exit = ended.si_code == os.CLD_EXITED
-    _say(
+    _send(
         link,
         protocol.encode(
             "exited",
@@ -122,7 +122,7 @@ def _follow(worker: int, link: socket.socket) -> None:
         pass  # it exited before it created its own group, or the rest of the group may not be signalled
     os.waitid(os.P_PID, worker, os.WEXITED)
     _end_children()
-    _say(link, protocol.encode("cleared"))
+    _send(link, protocol.encode("cleared"))
 
 
 def _end_children() -> None:
@@ -168,7 +168,7 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _say(link: socket.socket, raw: bytes) -> None:
+def _send(link: socket.socket, raw: bytes) -> None:
     try:
         link.send(raw)
     except OSError:

@@ -32,11 +32,11 @@ class Recorder:
         self._path = path
         self._served = ""  # the path, once it is served
         self._notes = notes
-        self._told = 0
+        self._groups_reported = 0
         self._server: Any = None
 
     def open(self) -> None:
-        """Start to serve, once, if there is a process group: before that there is nothing to read."""
+        """Start serving when the process group exists; before that there are no records. A second call does nothing."""
         if self._path and dist.is_initialized():
             self._served, self._path = self._path, ""
             self._server = _serve(self._served)
@@ -48,8 +48,8 @@ class Recorder:
             return
         try:
             count = len(distributed_c10d._world.pg_map)
-            if count != self._told:
-                self._told = count
+            if count != self._groups_reported:
+                self._groups_reported = count
                 self._notes.groups(_members())
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             # These tables are private to torch and may differ in another release, which must not end the run.
@@ -65,11 +65,11 @@ class Recorder:
 
 def _wait_until_it_serves(path: str) -> None:
     """Wait until the server's loop runs: torch (2.13) loses an earlier shutdown and then waits for the loop indefinitely."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(SERVES_TIMEOUT_S)
-        asking.connect(path)
-        asking.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        asking.recv(1)
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(SERVES_TIMEOUT_S)
+        client.connect(path)
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        client.recv(1)
 
 
 def _serve(path: str) -> Any:

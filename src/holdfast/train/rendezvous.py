@@ -1,5 +1,5 @@
 """Waits for rank 0's store. torch's own client sleeps for half a second after a refused connection (measured with 2.13), which
-is as long as the rest of a recovery. So the other ranks poll the port every few milliseconds and connect when it listens."""
+is as long as the rest of a recovery. The other ranks therefore poll the port every 3 ms, and connect when it is open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def wait_until_served(host: str, port: int, timeout_s: float) -> None:
     while time.monotonic() < deadline:
         try:
             socket.create_connection((host, port), timeout=min(CONNECT_TIMEOUT_S, timeout_s)).close()
-        except OSError:  # reserved by rank 0's agent, not listening yet
+        except OSError:  # rank 0's agent has reserved the port, and rank 0 does not listen yet
             time.sleep(POLL_S)
         else:
             return

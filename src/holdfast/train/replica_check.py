@@ -6,7 +6,7 @@ error. A wrong gradient that was reduced to all ranks is not detected, because a
 
 Each rank computes its own checksum and sends it to its agent; diagnostics compares them. There is no collective, no rank
 waits, and a lost checksum is skipped. The cost is one pass over the parameters every `every_steps` steps and before every
-save, so that for each checkpoint it is known whether it passed.
+save, so that every checkpoint has a result.
 
 The checksum is a sum of 64-bit words modulo 2^64, each row of words weighted by an odd number. An odd multiple of a power of
 two is never 0 modulo 2^64, so a single flipped bit always changes it. It runs on the device that holds the tensor."""
@@ -38,36 +38,36 @@ class ReplicaCheck:
         self._every_steps = every_steps
         self._notes = notes
         self._rank = rank
-        self._looked_at = 0.0  # monotonic seconds of the last check; 0 = none yet
-        self._said = False
+        self._checked_at = 0.0  # monotonic seconds of the last check; 0 = none yet
+        self._cost_logged = False
 
     def before_checkpoint(self, state: Mapping[str, Any], step: int, *, saving: bool) -> None:
         """Check if it is time. The first check is made at the first step, as the base for later ones."""
-        if self._every_steps and (saving or not self._looked_at or step % self._every_steps == 0):
-            self._look(state, step, restored=False)
+        if self._every_steps and (saving or not self._checked_at or step % self._every_steps == 0):
+            self._check(state, step, restored=False)
 
     def after_restore(self, state: Mapping[str, Any], step: int) -> None:
         """Check the restored parameters: a difference at this point was saved in the checkpoint, so no node is
         responsible for it."""
         if self._every_steps:
-            self._look(state, step, restored=True)
+            self._check(state, step, restored=True)
 
-    def _look(self, state: Mapping[str, Any], step: int, *, restored: bool) -> None:
+    def _check(self, state: Mapping[str, Any], step: int, *, restored: bool) -> None:
         began = time.monotonic()
         parameters = list(comparable_parameters(state))
         value = digest(parameters)
         took_s = time.monotonic() - began
         self._notes.replica_check(step=step, digest=value, took_s=took_s, restored=restored)
-        if self._looked_at and not self._said and self._rank == 0:
-            self._said = True
+        if self._checked_at and not self._cost_logged and self._rank == 0:
+            self._cost_logged = True
             megabytes = sum(parameter.nbytes for parameter in parameters) / 1e6
-            share = took_s / max(began - self._looked_at, 1e-9)
+            share = took_s / max(began - self._checked_at, 1e-9)
             print(  # noqa: T201 - into the worker's log, for the user who enables the check
                 f"holdfast: {megabytes:.1f} MB of parameters are compared across replicas every {self._every_steps} steps: "
                 f"{1e3 * took_s:.1f} ms, {share:.3%} of the time since the last comparison",
                 flush=True,
             )
-        self._looked_at = began
+        self._checked_at = began
 
 
 def comparable_parameters(state: Mapping[str, Any]) -> Iterator[torch.Tensor]:

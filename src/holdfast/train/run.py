@@ -47,11 +47,11 @@ log = logging.getLogger("holdfast.train")
 
 PENDING_SAVES_MAX = 8  # checkpoint_now orders for future steps; the earliest are kept
 
-# After the save of a planned change; the change usually ends the process within a fifth of this.
+# How long a rank waits for its end after the save of a planned change. The change usually takes a fifth of this.
 LEAVING_S_MAX, LEAVING_POLL_S = 1.0, 0.005
 
-# For a save that the supervisor, a signal or the script has asked for: so long may memory images be in use. A save that is only
-# due is skipped then, since the next one replaces it.
+# How long a save that the supervisor, a signal or the script has requested waits for a memory image. A save that is only due by
+# its interval does not wait: it is skipped, since the next one replaces it.
 DEMANDED_WAIT_S = 5.0
 
 
@@ -112,7 +112,7 @@ class Step:
 
 
 class Owner(Protocol):
-    """What has made a run and ends it: `holdfast.train.wiring`."""
+    """The object that creates and ends a run: `holdfast.train.wiring`."""
 
     def join(self) -> None: ...
     def close(self, error: BaseException | None = None) -> None: ...
@@ -121,7 +121,7 @@ class Owner(Protocol):
 class Run:
     """The handle of one rank of one generation, created by `hf.launch` or `hf.attach`.
 
-    As a context manager, and by `close`, it is ended; in a script that uses `hf.launch`, that does it."""
+    The end of its `with` block, or `close`, ends the run. `hf.launch` does this itself."""
 
     def __init__(
         self,
@@ -162,12 +162,12 @@ class Run:
         self._finished = False
         self._step: Step | None = None
         self._stall_reported_s = 0.0
-        self._said_unsaved = False
+        self._warned_unsaved = False
         self._save_after: set[int] = set()
         self._leave_after: dict[int, str] = {}  # steps after which a planned change ends this process, with its reason
         self._intervals = Intervals(environment.interval_steps)
-        self._passed = -1  # step whose checkpoint has been made already, although it is the last that is done
-        self._asked: tuple[int, Proposal | None] = (-1, None)  # step, and what was agreed for it
+        self._passed = -1  # the step after which this rank waited for its end; a save requested for it now is too late
+        self._asked: tuple[int, Proposal | None] = (-1, None)  # step, and the save agreed for it
         self._stop: bool | None = None  # None = continue; otherwise whether to save before stopping
         # None after `started` has been sent.
         self._phases_s: dict[str, float] | None = {"process_group": process_group_s}
@@ -188,7 +188,7 @@ class Run:
 
     @property
     def inert(self) -> bool:
-        """Whether nobody listens and nothing can be saved: no agent has started this process, and no directory is set."""
+        """Whether the run neither reports nor saves: no agent has started this process, and no directory is set."""
         return not self._environment.job and self._standalone is None
 
     @property
@@ -217,14 +217,14 @@ class Run:
 
     @property
     def newest_image(self) -> Path | None:
-        """The memory image of this process' latest save; None before the first one."""
+        """The memory image of this process's latest save; None before the first one."""
         return self._checkpoints.newest
 
     # ------------------------------------------------------------------ the end
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run, once: the last checkpoint is written and the channels are closed. `error`: the exception that ends the
-        script, if any; it is not raised. Steps and saves are not possible afterwards."""
+        """End the run: write the last checkpoint and close the channels. A second call does nothing. `error`: the exception
+        that ends the script, if any; it is not raised. Steps and saves are not possible afterwards."""
         if self._owner is not None:
             self._owner.close(error if error is not None else self._interrupted)
 
@@ -240,14 +240,14 @@ class Run:
 
     @property
     def restore_step(self) -> int:
-        """The step that `restore` restores, or has restored; 0 if there is no checkpoint. Known before any state exists."""
+        """The step that `restore` restores, or has restored; 0 if there is no checkpoint. Available before any state exists."""
         target = self._environment.restore
         return 0 if target is None else target.step
 
     def reapply_rng(self) -> None:
-        """Set the random number generators again as they were when `restore` returned. For a framework that uses random numbers
-        between the restore and the first step, as skipping batches does. Does nothing if nothing was restored, and after the
-        first step."""
+        """Set the random number generators again to their state when `restore` returned. For a framework that draws random
+        numbers between the restore and the first step, for example to skip batches. Does nothing if nothing was restored, and
+        after the first step."""
         if self._rng_restored is not None:
             rng.restore(self._rng_restored)
 
@@ -267,9 +267,9 @@ class Run:
         return self._done
 
     def restore_by(self, load: Load) -> int:
-        """As `restore`, for a loader with its own way to fill the live objects: `load` gets the open shards, this rank's own
-        first, and returns the plain values that were saved with the state (`state.disassemble`). May be called again until
-        the first step, for a state that is loaded in parts.
+        """As `restore`, for a loader that fills the live objects itself. `load` gets the open shards, this rank's own first,
+        and returns the plain values that were saved with the state (`state.disassemble`). For a state that is loaded in parts,
+        this may be called again until the first step.
 
         Raises `Conflict` if this run has no checkpoint to restore, or has finished a step."""
         target = self._environment.restore
@@ -304,13 +304,13 @@ class Run:
 
     def on_resize(self, callback: OnResize) -> OnResize:
         """Decorator: call `callback(old, new)` once if the restored state was saved by a mesh of another size, to adjust what
-        depends on it: learning rate (`hf.scaling`), accumulation, logging.
+        depends on the size: learning rate (`hf.scaling`), accumulation, logging.
 
-        It is called on every rank, in `run.restore` after the state was loaded or, if it is registered later, at once. `old` is
-        the world that saved the state, with the rank whose shard this rank continues from (its generation is not known: 0).
-        What counts is the restored state: a run that goes from 2 replicas to 1 and is restarted before it has saved is resized
-        from 2 to 1 again, and a run that continues with the size that saved is not resized. The same holds under torchrun with
-        `hf.Checkpoints`. A start without a checkpoint is no resize.
+        The callback is called on every rank, in `run.restore` after the state was loaded or, if it is registered later, at
+        once. `old` is the world that saved the state, with the rank whose shard this rank continues from (its generation is
+        unknown: 0). The restored state decides: a run that goes from 2 replicas to 1 and is restarted before it has saved is
+        resized from 2 to 1 again, and a run that continues with the size that saved is not resized. The same holds under
+        torchrun with `hf.Checkpoints`. A start without a checkpoint is not a resize.
 
         An exception of a callback ends the script like any other exception of the script; a note on it names the callback."""
         self._resizes.add(callback)
@@ -322,16 +322,17 @@ class Run:
         metrics or to finish an upload.
 
         It is called on every rank at the same step, in `run.checkpoint` before the state of `leaving.step` is saved; the run
-        continues from exactly this state. Steps that the process still finishes until it is killed are done again. It may be
-        called more than once, because a change can be postponed after the save: flush, do not close.
+        continues from exactly this state. Steps that the process still finishes until it is killed are repeated. A change can
+        be postponed after the save, and the callback is then called again: flush, do not close.
 
         Limits: it runs in a thread while training waits, for at most 5 s for all callbacks of a rank together; without an agent
-        also at most half of what is left of `grace_s`. After that the state is saved without waiting; the callback continues
+        also at most half of the time left of `grace_s`. After that the state is saved without waiting; the callback continues
         until the process ends, and those after it are not called. An exception is logged with the callback's name. Neither
-        changes what happens to the run. It must not call collectives: ranks do not wait for each other's callbacks.
+        a timeout nor an exception affects the run. The callback must not call collectives: ranks do not wait for each other's
+        callbacks.
 
-        It is *not* called for what nobody has planned (a crash, a hang, a lost node, a failed GPU, SIGKILL), if the ranks do
-        not reach the step in time, or for a stop without a save. Never rely on it for correctness."""
+        It is *not* called for an unplanned end (a crash, a hang, a lost node, a failed GPU, SIGKILL), if the ranks do not reach
+        the step in time, or for a stop without a save. Never rely on it for correctness."""
         self._leavings.add(callback)
         return callback
 
@@ -340,9 +341,9 @@ class Run:
 
         A save is due at every multiple of the job's interval, at a step that the supervisor or a signal requested, and with
         `force`, which must be equal on every rank. Training is blocked while the tensors are copied to shared memory. If both
-        images there are still being copied, a save that is due by its interval is skipped; any other waits for one, for at most
-        5 s. Without
-        an agent and without a checkpoint directory (`hf.launch(checkpoint=…)`), nothing is saved and a warning is logged once.
+        images there are still being read, a save that is due by its interval is skipped; a requested or forced save waits for
+        an image for at most 5 s. Without an agent and without a checkpoint directory (`hf.launch(checkpoint=…)`), nothing is
+        saved and a warning is logged once.
         Raises `Interrupted` if the agent or SIGTERM requests the run to stop, and `InvalidSpec` if `step` is not the number of
         finished steps, because a wrong number would repeat or skip a step."""
         if self._phases_s is None and step != self._done:
@@ -365,27 +366,27 @@ class Run:
         return saved
 
     def due(self) -> bool:
-        """Whether a save is due now, by the interval or because one was asked for: equal on every rank, between two steps.
+        """Whether a save is due now, by the interval or by request. Between two steps, the value is equal on every rank.
 
-        For a script whose way of saving is costly or collective and should be entered only then. Not counted: a stop, which
-        ranks may see a step apart; the next `step` raises `Interrupted` for it."""
+        For a script whose save is costly or collective, so that it starts one only if it is due. A stop request does not count,
+        because ranks may receive it one step apart; the next `step` raises `Interrupted` for it."""
         return self._ask(self._done) is not None or self._done in self._save_after or self._intervals.due(self._done)
 
     def _ask(self, step: int) -> Proposal | None:
-        """Return what ranks without an agent have agreed to save at this step; asked once per step."""
+        """Return the save that the ranks of a run without an agent have agreed on for this step. Queried once per step."""
         if self._standalone is not None and self._asked[0] != step:
             self._asked = (step, self._standalone.due(step))
         return self._asked[1] if self._asked[0] == step else None
 
     def _wait_for_end(self, step: int) -> bool:
-        """Wait for the planned change that ends this process: further steps would be done again after it. Returns whether the
-        run is to stop. If the change has been dropped, training goes on after `LEAVING_S_MAX`."""
+        """Wait for the planned change that ends this process, because further steps would be repeated after it. Returns whether
+        the run must stop. If the change was cancelled, training continues after `LEAVING_S_MAX`."""
         self._passed, until = step, time.monotonic() + LEAVING_S_MAX
         with self.phase(Phase.CHECKPOINT):
             while self._stop is None and time.monotonic() < until:
                 time.sleep(LEAVING_POLL_S)
                 for order in self._control.poll():
-                    self._obey(order)
+                    self._execute(order)
         return self._stop is not None
 
     def _before_leaving(self, step: int, *, signalled: bool) -> None:
@@ -398,12 +399,12 @@ class Run:
 
     def _save(self, state: Mapping[str, Any], step: int, wait_s: float) -> bool:
         if not self._checkpoints.enabled:
-            if not self._said_unsaved:
+            if not self._warned_unsaved:
                 log.warning(
                     "run.checkpoint: no agent runs this script and no directory is set (hf.launch(checkpoint=…) or "
                     "HOLDFAST_CHECKPOINT_DIR), so nothing is saved"
                 )
-                self._said_unsaved = True
+                self._warned_unsaved = True
             return False
         with self.phase(Phase.CHECKPOINT):
             return self._checkpoints.save(state, step, wait_s=wait_s)
@@ -411,14 +412,14 @@ class Run:
     # ------------------------------------------------------------------ steps
 
     def step(self, step: int) -> Step:
-        """Context of one optimizer step; `step` counts the steps finished before it, as `restore` returned it.
+        """Context of one optimizer step. `step` is the number of steps finished before it, which `restore` returns at first.
 
-        Raises `Conflict` if a checkpoint has not been restored yet, `InvalidSpec` if a restored run starts at another step than
-        the restored one, and `Interrupted` if the agent requests the run to stop.
+        Raises `Conflict` if the selected checkpoint has not been restored yet, `InvalidSpec` if a restored run starts at
+        another step than the restored one, and `Interrupted` if the agent requests the run to stop.
         """
         if not self._restored:
             raise Conflict("this run continues from a checkpoint: call run.restore(state) before the first run.step")
-        if self._interrupted is not None:  # and held back: DCP's writer must not raise
+        if self._interrupted is not None:  # raised here, because DCP's writer, which noticed the stop, must not raise
             raise self._interrupted
         if self._stop is not None:
             raise self._interrupt(self._done, saved=False)
@@ -433,9 +434,10 @@ class Run:
         return self._step
 
     def begin_step(self, step: int) -> Step:
-        """Begin a step that `end_step` ends: `with run.step(step)`, for a framework that calls back at both ends.
+        """Begin a step that `end_step` ends. For a framework that has a callback at both ends of a step, instead of
+        `with run.step(step)`.
 
-        A step that is begun again, or never ended, is not finished. Raises what `step` raises."""
+        A step that is begun again, or never ended, does not count as finished. Raises the exceptions of `step`."""
         return self.step(step)
 
     def end_step(
@@ -468,9 +470,9 @@ class Run:
         """Measure time spent waiting for other ranks; reported with the current step. Use it around a blocking receive or
         all-reduce.
 
-        In synchronous training all steps take equally long; the rank that waits least is the slow one, and without this
-        measurement it cannot be identified. Use it only if the call returns when the data has arrived: gloo's calls do, NCCL's
-        only queue."""
+        In synchronous training the steps of all ranks take equally long; the slow rank is the one that waits least, and without
+        this measurement it cannot be identified. Use it only if the call returns when the data has arrived: gloo's calls do,
+        NCCL's calls return as soon as they are queued."""
         began = time.perf_counter()
         yield
         if self._step is not None:
@@ -484,7 +486,8 @@ class Run:
         self._notes.phase(Phase.DONE if self._finished else Phase.STEP, time.time(), self._done)
 
     def finish(self) -> None:
-        """The last step is done: what the script still does is not watched for hangs. `hf.launch` calls this at the end."""
+        """Declare the last step finished: from now on the script is not checked for hangs. `hf.launch` calls this at the
+        end."""
         if self._finished:
             return
         self._finished = True
@@ -522,11 +525,11 @@ class Run:
         if self._compile_cache is not None:
             self._compile_cache.step()
         for order in self._control.poll():
-            self._obey(order)
+            self._execute(order)
         if self._stop is False:
             raise self._interrupt(self._done, saved=False)
 
-    def _obey(self, order: Mapping[str, Any]) -> None:
+    def _execute(self, order: Mapping[str, Any]) -> None:
         match order:
             case {"type": "checkpoint_now", "at_step": int(at_step), **more}:
                 if at_step < self._done or at_step <= self._passed:
@@ -560,5 +563,5 @@ def _number(value: float | torch.Tensor) -> float:
 
 
 def _with_dp(mesh: Mesh) -> Mesh:
-    """`{pp: 2}` means one replica of two stages: `{dp: 1, pp: 2}`."""
+    """Add the dimension `dp` if the mesh has none: `{pp: 2}` means one replica of two stages, `{dp: 1, pp: 2}`."""
     return mesh.resized(mesh.dp)

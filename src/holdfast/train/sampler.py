@@ -107,7 +107,7 @@ class ElasticSampler:
         upcoming = self._take(state["consumed"], min(8, self.n_samples)).tolist()
         if upcoming != state["next"]:
             raise IntegrityError(
-                f"the sampler would go on with samples {upcoming}, the checkpoint with {state['next']}: "
+                f"the sampler would continue with samples {upcoming}, the checkpoint with {state['next']}: "
                 "this build of torch shuffles differently; restore with the build that saved"
             )
         self.consumed = state["consumed"]

@@ -18,7 +18,7 @@ from holdfast.train.environment import World
 
 log = logging.getLogger("holdfast.train")
 
-# All callbacks of a rank together. Less than the supervisor waits for the checkpoint of a planned change (10 s).
+# Limit of all callbacks of a rank together; less than the supervisor waits for the checkpoint of a planned change (10 s).
 LEAVING_TIMEOUT_S: Final = 5.0
 
 OnResize = Callable[[World, World], None]
@@ -45,7 +45,7 @@ def _sizes(mesh: Mesh) -> dict[str, int]:
 
 
 class Resizes:
-    """Calls every `on_resize` callback once: those that are registered before the restore in it, later ones at once."""
+    """Calls every `on_resize` callback once: in the restore, or at once if it is registered later."""
 
     def __init__(self) -> None:
         self._waiting: list[OnResize] = []
@@ -120,7 +120,7 @@ class _Caller(threading.Thread):
 
     def run(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # the current device is the thread's
+            torch.cuda.set_device(self._device)  # each thread has its own current device
         for callback in self._callbacks:
             if self.overran:
                 log.error("the on_leaving callback %s is not called: an earlier one overran", _name(callback))
@@ -135,7 +135,7 @@ class _Caller(threading.Thread):
 
 
 def _name(callback: Callable[..., Any]) -> str:
-    """Function, file and line, as far as they are known: a partial or an object with `__call__` has only its type."""
+    """Return function, file and line; only the type for a partial or an object with `__call__`, which have no code."""
     code = getattr(callback, "__code__", None)
     name = getattr(callback, "__qualname__", type(callback).__qualname__)
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else name

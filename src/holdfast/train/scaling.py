@@ -109,7 +109,9 @@ class ScaledRate:
                 if any(group["lr"] is not scaled for group, _, scaled in lent):
                     name = type(optimizer).__name__
                     raise InvalidSpec(
-                        "optimizer", name, "one that does not set its learning rate in step(): it is scaled"
+                        "optimizer",
+                        name,
+                        "an optimizer that does not set its learning rate in step(), since it is scaled",
                     )
                 return result
             finally:

@@ -1,13 +1,13 @@
 """Tries modules in a fork of the worker template before the template itself imports them.
 
-A thread cannot be taken back, and a template with two can fork no worker. So a *scout*, a fork of the template, imports one
-module after the other and says after each how it went; it ends at the first that is not to be imported. The template then
-imports those before it, leaves that one out, and sends another scout from there. So each module costs two imports, and one
-that is left out only its own. What a scout finds, the template checks again for itself.
+A thread of a module cannot be removed again, and a template with two threads cannot fork workers. So a *scout*, a fork of the
+template, imports one module after the other and reports each result; it ends at the first module that must not be imported.
+The template then imports the modules before that one, omits it, and starts another scout for the rest. Each imported module
+thus costs two imports, an omitted module one. The template repeats the scout's checks after its own imports.
 
-Not to be imported are modules that start a thread, open a device, fail, end or kill the process, or take longer than
-`MODULE_TIMEOUT_S`; and, of those that nobody asked for, modules that read who they are (`RANK` and alike) when they are
-imported: all workers would be the same one."""
+Modules that start a thread, open a device, fail, end or kill the process, or take longer than `MODULE_TIMEOUT_S` must not be
+imported. The same applies to modules that the job does not name and that read the identity of a worker (`RANK` and similar
+variables) when they are imported: all workers would have the same identity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import Final
 MODULE_TIMEOUT_S: Final = 120.0
 REASON_CHARS_MAX: Final = 300
 IMPORT_FAILS: Final = "its import fails: "
-# Differ between the workers of a node, or between two generations.
+# Variables that differ between the workers of a node, or between two generations.
 IDENTITY: Final = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
@@ -30,12 +30,12 @@ IDENTITY: Final = frozenset(
     }
 )
 
-Check = Callable[[str], str]  # what is wrong after the import of this module; empty = nothing
+Check = Callable[[str], str]  # module → the problem that its import has caused; empty = none
 
 
 def import_all(names: Iterable[str], check: Check, *, asked_for: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Import the modules that may be, in this order. Returns the others with the reason. `check` is called after each import,
-    in the scout and here; here it must find nothing."""
+    """Import the modules that can be imported, in this order. Returns the others, each with the reason. `check` is called after
+    each import, in the scout and here. Raises RuntimeError if `check` finds a problem here."""
     left_out: dict[str, str] = {}
     waiting = list(names)
     while waiting:
@@ -51,7 +51,7 @@ def import_all(names: Iterable[str], check: Check, *, asked_for: frozenset[str] 
 
 
 def _send_scout(names: Sequence[str], check: Check, asked_for: frozenset[str]) -> tuple[int, str]:
-    """Return how many of the modules passed, and what is wrong with the next one."""
+    """Return how many of the modules passed, and the problem of the next one."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -64,15 +64,15 @@ def _send_scout(names: Sequence[str], check: Check, asked_for: frozenset[str]) -
             os._exit(code)
     os.close(theirs)
     try:
-        passed, reason = _listen(ours, len(names))
+        passed, reason = _read_results(ours, len(names))
     finally:
         os.close(ours)
         _end(pid)
     return passed, reason
 
 
-def _listen(pipe: int, count: int) -> tuple[int, str]:
-    """A line per module: empty when it passed, otherwise the reason."""
+def _read_results(pipe: int, count: int) -> tuple[int, str]:
+    """Read one line per module: empty if the module passed, otherwise the reason."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN | select.POLLHUP)
     passed, rest, deadline = 0, b"", time.monotonic() + MODULE_TIMEOUT_S
@@ -93,7 +93,7 @@ def _listen(pipe: int, count: int) -> tuple[int, str]:
 
 
 def _end(pid: int) -> None:
-    """Kill the scout, if it has not ended. It is reaped by whoever ignores SIGCHLD, or here."""
+    """Kill the scout, if it has not ended, and reap it. If this process ignores SIGCHLD, the kernel has reaped it."""
     try:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -119,7 +119,7 @@ def _scout(names: Sequence[str], check: Check, asked_for: frozenset[str], pipe: 
 
 
 class _environment_watched:  # noqa: N801
-    """Adds the names of the variables that are looked up in `os.environ` to `read`."""
+    """Adds the names of the variables that are read from `os.environ` to `read`."""
 
     def __init__(self, read: set[str]) -> None:
         self._read = read

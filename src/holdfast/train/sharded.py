@@ -86,7 +86,9 @@ def take_apart(tensor: DTensor, path: str) -> tuple[torch.Tensor, Piece]:
     piece = place_of(tensor).piece(tuple(tensor.shape))
     if tuple(local.shape) != piece.shape:
         raise InvalidSpec(
-            f"state: {path}", f"a local part of shape {tuple(local.shape)}", f"{piece.shape}, as its placements say"
+            f"state: {path}",
+            f"a local part of shape {tuple(local.shape)}",
+            f"{piece.shape}, according to its placements",
         )
     return local, piece
 

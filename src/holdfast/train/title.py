@@ -1,8 +1,8 @@
-"""What `ps` and `nvidia-smi` show for a worker: `holdfast: JOB rank 3`.
+"""Sets the title that `ps` and `nvidia-smi` show for a worker: `holdfast: JOB rank 3`.
 
-The command line that the kernel shows is memory of the process, and a forked worker has that of its template. The title is
-written over it. It does not reach into the environment behind it, as setproctitle(3) would: agents know the processes of an
-earlier agent by their environment.
+The kernel reads a process's command line from the process's memory, and a forked worker has the command line of its template.
+The title overwrites it. Unlike setproctitle(3), it does not extend into the environment that follows in memory, because agents
+recognise the processes of an earlier agent by their environment.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _AFTER_NAME: Final = 3  # the first field behind the process's name, which may c
 
 
 def set_title(job: str, rank: str) -> None:
-    """Where there is too little room, the job's name is cut; where the kernel does not allow it, nothing is changed."""
+    """Set the title. The job's name is truncated if it does not fit. Does nothing if the kernel does not allow the change."""
     try:
         stat = Path("/proc/self/stat").read_text()
         fields = stat[stat.rindex(")") + 1 :].split()
         start, end = (int(fields[number - _AFTER_NAME]) for number in (_ARG_START, _ARG_END))
-        room = end - start - 1  # the last byte stays zero: otherwise the kernel reads on into the environment
+        room = end - start - 1  # the last byte stays zero; otherwise the kernel also reads the environment
         name = job[: max(0, room - len(_titled("", rank)))]
         title = _titled(name, rank).encode(errors="replace")[:room]
         if not 0 < start < end:

@@ -1,10 +1,10 @@
-"""The wiring of one process's run: what `hf.launch` and `hf.attach` share.
+"""Builds and ends the run of one process, for `hf.launch` and `hf.attach`.
 
-A `Wiring` connects the process to its agent, or opens checkpoints without services, builds the `Run`, and ends all of it once,
-according to how the script has ended. A process has one at a time.
+A `Wiring` connects the process to its agent, or opens checkpoints without services, and builds the `Run`. It ends all of them
+once, according to how the script has ended. A process has one open `Wiring` at a time.
 
-The rendezvous endpoint is new for every generation, so no key of an older one can be read. No rank waits for the others before
-the group is formed or after the work is done. A group of one uses no network."""
+Every generation has a new rendezvous endpoint, so no key of an older generation can be read. No rank waits for the others
+before the group is formed or after the work is done. A group of one rank uses no network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from holdfast.train.standalone import Checkpoints, Session, open_session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the script asks for; the arguments of `hf.launch`, which describes them."""
+    """The arguments of `hf.launch`, which describes them."""
 
     mesh: Mapping[str, int] | None = None
     checkpoint: Checkpoints | None = None
@@ -46,7 +46,7 @@ class Request:
 
 
 class Wiring:
-    """Create it, `open` it for the run, and `close` it. An error in `open` closes it."""
+    """Create a wiring, `open` it for the run, and `close` it. An error in `open` closes it."""
 
     def __init__(self, request: Request) -> None:
         """Raises `InvalidSpec` if the environment is invalid, `Conflict` if this process has an open run."""
@@ -115,7 +115,7 @@ class Wiring:
             self._made_group = True
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run, once. `error`: the exception that ends the script; None = it has ended normally.
+        """End the run; a second call does nothing. `error`: the exception that ends the script; None = a normal end.
 
         Checkpoints without services are finished, abandoned or, after `Interrupted`, written within the grace period."""
         if self.closed:
@@ -134,8 +134,8 @@ class Wiring:
             self._control.close()
 
     def leave_group(self) -> None:
-        """At the end of the process: destroy the group if it was made here, and wait for gloo's threads. Not after an error:
-        other ranks may hang in a collective, and this rank's exit ends it."""
+        """Destroy the group if it was made here, and wait for gloo's threads. Called at the end of the process. Does nothing
+        after an error: other ranks may hang in a collective, which ends when this rank exits."""
         if not self._ended_well:
             return
         if self._made_group and dist.is_initialized():
@@ -181,7 +181,7 @@ class Wiring:
         return open_session(checkpoint, environment)
 
     def _check_group(self) -> None:
-        """A group that exists must have the ranks that the agent has placed."""
+        """Raise `InvalidSpec` if an existing process group has another rank or size than the environment."""
         if not dist.is_initialized():
             return
         world = self.environment.world
@@ -202,7 +202,7 @@ def current() -> Wiring | None:
 
 
 def _with_group(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Without an agent, a group that exists says which rank this is: not every launcher sets RANK (mpirun, srun)."""
+    """Without an agent, take rank and size from an existing group, because mpirun and srun do not set RANK."""
     if not dist.is_initialized() or environ.get(ENV_JOB):
         return environ
     return {**environ, "RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
@@ -220,7 +220,7 @@ def _compile_cache(directory: Path | None, environment: Environment, device: tor
 
 
 def _device(local_rank: int) -> torch.device:
-    """The device of this rank. In a group that exists, it is the device that the script has selected."""
+    """Return the device of this rank. If a process group exists, this is the device that the script has selected."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if dist.is_initialized():
@@ -241,8 +241,8 @@ def _join(environment: Environment, backend: str, timeout_s: float) -> None:
         store: Store = HashStore()
     elif environment.job:
         host, port = environment.master
-        # Rank 0 serves the store, and the others wait until it does. Waiting for all ranks here would only add a round
-        # trip.
+        # Rank 0 serves the store, and the other ranks wait for its port. Waiting for all ranks here would only add a
+        # round trip.
         if world.rank != 0:
             wait_until_served(host, port, timeout_s)
         store = TCPStore(host, port, world.world_size, world.rank == 0, timeout, wait_for_workers=False)

@@ -76,14 +76,18 @@ class Beat(_message.Message):
     def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ...) -> None: ...
 
 class StepReached(_message.Message):
-    __slots__ = ("job", "generation", "step")
+    __slots__ = ("job", "generation", "step", "observed", "observed_step_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_STEP_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     step: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    observed: int
+    observed_step_s: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., observed: _Optional[int] = ..., observed_step_s: _Optional[float] = ...) -> None: ...
 
 class ReportAck(_message.Message):
     __slots__ = ("seq",)

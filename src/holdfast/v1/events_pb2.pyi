@@ -31,6 +31,7 @@ class FindingKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINDING_KIND_DEGRADATION: _ClassVar[FindingKind]
     FINDING_KIND_PREFLIGHT: _ClassVar[FindingKind]
     FINDING_KIND_CHECKPOINT: _ClassVar[FindingKind]
+    FINDING_KIND_NO_PROGRESS: _ClassVar[FindingKind]
 
 class Severity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -71,6 +72,7 @@ FINDING_KIND_NUMERICAL: FindingKind
 FINDING_KIND_DEGRADATION: FindingKind
 FINDING_KIND_PREFLIGHT: FindingKind
 FINDING_KIND_CHECKPOINT: FindingKind
+FINDING_KIND_NO_PROGRESS: FindingKind
 SEVERITY_UNSPECIFIED: Severity
 SEVERITY_INFO: Severity
 SEVERITY_WARNING: Severity

@@ -244,7 +244,7 @@ class NodeTested(_message.Message):
     def __init__(self, at: _Optional[float] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ...) -> None: ...
 
 class RankProgress(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "step", "phase", "phase_at", "process_state", "cpu_s", "collective_seq")
+    __slots__ = ("at", "job", "generation", "rank", "step", "phase", "phase_at", "process_state", "cpu_s", "collective_seq", "observed")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class RankProgress(_message.Message):
     PROCESS_STATE_FIELD_NUMBER: _ClassVar[int]
     CPU_S_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -265,7 +266,8 @@ class RankProgress(_message.Message):
     process_state: _containers.RepeatedScalarFieldContainer[str]
     cpu_s: _containers.RepeatedScalarFieldContainer[float]
     collective_seq: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., phase: _Optional[_Iterable[_Union[_types_pb2.Phase, str]]] = ..., phase_at: _Optional[_Iterable[float]] = ..., process_state: _Optional[_Iterable[str]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., collective_seq: _Optional[_Iterable[int]] = ...) -> None: ...
+    observed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., phase: _Optional[_Iterable[_Union[_types_pb2.Phase, str]]] = ..., phase_at: _Optional[_Iterable[float]] = ..., process_state: _Optional[_Iterable[str]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., collective_seq: _Optional[_Iterable[int]] = ..., observed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerError(_message.Message):
     __slots__ = ("type", "message", "frames", "at", "call_group", "call_seq", "call", "uptime_s")
@@ -288,7 +290,7 @@ class WorkerError(_message.Message):
     def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., call_group: _Optional[_Iterable[str]] = ..., call_seq: _Optional[_Iterable[int]] = ..., call: _Optional[_Iterable[str]] = ..., uptime_s: _Optional[float] = ...) -> None: ...
 
 class WorkerExited(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent", "step_ends", "uptime_s", "step_end_uptimes_s")
+    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent", "step_ends", "uptime_s", "step_end_uptimes_s", "observed")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +306,7 @@ class WorkerExited(_message.Message):
     STEP_ENDS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     STEP_END_UPTIMES_S_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -319,7 +322,8 @@ class WorkerExited(_message.Message):
     step_ends: _containers.RepeatedScalarFieldContainer[float]
     uptime_s: float
     step_end_uptimes_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., step_ends: _Optional[_Iterable[float]] = ..., uptime_s: _Optional[float] = ..., step_end_uptimes_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    observed: int
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., step_ends: _Optional[_Iterable[float]] = ..., uptime_s: _Optional[float] = ..., step_end_uptimes_s: _Optional[_Iterable[float]] = ..., observed: _Optional[int] = ...) -> None: ...
 
 class KernelLine(_message.Message):
     __slots__ = ("at", "text", "xid", "pci", "gpu", "event", "traceparent")

@@ -1,4 +1,4 @@
-"""Checks that a job asks for, tests that a node makes of itself, and of the network ↔ `holdfast/v1/types.proto`."""
+"""Checks of a job, pre-flight tests and network tests of a node ↔ `holdfast/v1/types.proto`."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Tuples of many like values as columns: what all of them have in common is written once.
+"""Writes tuples of many similar values as columns, so that equal values are written once.
 
-A node's inventory is dozens of shards of the same few steps and one mesh, a generation 12,500 places of the same width. In rows
-most of the bytes, and of the time, would be names and repetitions:
+A node's inventory has dozens of shards of the same few steps and one mesh, a generation has 12,500 placements of the same
+width. In rows, most of the bytes and of the time would be spent on names and repetitions:
 
     [{"rank": 0, "pid": 7, "job": "gpt"}, …]  →  {"_columns": 8, "rank": [0, …], "pid": [7, …], "job": ["gpt"]}
 
-A column of one entry holds for all rows. Fields that are themselves plain records (`ShardKey`) are columns within. Few values
-stand in rows, and so does what earlier versions wrote.
+A column with one entry applies to all rows. Fields that are themselves plain records (`ShardKey`) are nested columns. Tuples of
+few values are written in rows. Rows of earlier versions are read as well.
 
-Shards and workers are runs of ranks (`domain.runs`), and what is one value in a run is written once:
+Shards and workers are runs of ranks (`domain.runs`). A value that is equal in a run is written once:
 
     [ShardRun(…, rank=8, width=2, digests="a,b")]  →  {"_runs": [{…, "rank": 8, "width": 2, "digests": "a,b"}]}
 """
@@ -30,13 +30,13 @@ from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, shard_runs, short, worker_runs
 
 MARK, RUNS = "_columns", "_runs"
-ROWS_MIN = 4  # fewer stay rows
-LARGE, LARGE_MAX = 1000, 2  # the columns of so many rows are remembered, of so many tuples
+ROWS_MIN = 4  # fewer values are written in rows
+LARGE, LARGE_MAX = 1000, 2  # rows from which on the columns of a tuple are cached, and number of cached tuples
 _SCALARS = (int, str, float, bool)
 
 
 def register(converter: Converter, *kinds: type) -> None:
-    """Let tuples of these dataclasses travel as columns, and shards and workers as runs."""
+    """Write tuples of these dataclasses as columns, and shards and workers as runs."""
     in_runs: dict[Any, Callable[[Converter], _Table]] = {
         Sequence[ShardRecord]: partial(_Runs, ShardRecord, ShardRun, shard_runs, Shards),
         Sequence[RunningWorker]: partial(_Runs, RunningWorker, WorkerRun, worker_runs, Workers),
@@ -73,13 +73,13 @@ class _Table:
             tree = self._written(values)
             if self.columns.longest(tree) == len(
                 values
-            ):  # else all are equal, and nothing would say how many there are
+            ):  # otherwise all are equal, and the columns would not show their number
                 return {MARK: len(values), **tree}
         return [self._write_row(value) for value in values]
 
     def _written(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The columns. Those of a large tuple are remembered: the places of a generation stand in the state, in its orders
-        and in five records of it."""
+        """Return the columns. Those of a large tuple are cached, because the placements of a generation are written in the
+        state, in its orders and in five of its records."""
         if len(values) < LARGE:
             return self.columns.write(values)
         for known, tree in self._large:
@@ -94,12 +94,12 @@ class _Table:
                 raise TypeError(f"rows or columns of {self._kind.__name__} were expected, not a {type(tree).__name__}")
             return tuple(self._read_row(row, self._kind) for row in tree)
         if self.columns.longest(tree) != tree.get(MARK):
-            raise ValueError(f"the columns of {self._kind.__name__} are not as long as they say")
+            raise ValueError(f"the columns of {self._kind.__name__} do not have the length that is written with them")
         return tuple(self.columns.read(tree, tree[MARK]))
 
 
 class _Runs(_Table):
-    """Records in runs, without a record of any of them. Rows and columns, as earlier versions wrote them, are read."""
+    """Records in runs, without an object per record. Also reads rows and columns, which earlier versions wrote."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class _Runs(_Table):
         super().__init__(kind, converter)
         self._run, self._runs_of, self._made = run, runs_of, made
         self._parts = [_Part(name, hint, converter) for name, hint in get_type_hints(run).items()]
-        # What all runs of a fleet have in common, its mesh, is written once.
-        self._writes = [(part.name, lru_cache(part.write)) for part in self._parts if part.write is not _as_it_is]
+        # The mesh, which all runs of a fleet have in common, is converted once.
+        self._writes = [(part.name, lru_cache(part.write)) for part in self._parts if part.write is not _unchanged]
 
     def write(self, values: Sequence[Any]) -> Any:
         runs = self._runs_of(values)
@@ -133,7 +133,7 @@ class _Runs(_Table):
     def _read_run(self, tree: Any) -> Any:
         run = self._run(*[part.read(tree[part.name]) for part in self._parts])
         if not run.fits:
-            raise ValueError(f"a run of {run.width} ranks of {self._kind.__name__} has not as many values")
+            raise ValueError(f"a run of {run.width} ranks of {self._kind.__name__} has another number of values")
         return run
 
 
@@ -147,9 +147,9 @@ class _Part:
         self._read = converter.get_structure_hook(self._hint)
         unstructure = converter.get_unstructure_hook(self._hint)
         if self.column:
-            self.write: Callable[[Any], Any] = _as_it_is
+            self.write: Callable[[Any], Any] = _unchanged
         else:
-            self.write = unstructure if self._hint not in _SCALARS else _as_it_is
+            self.write = unstructure if self._hint not in _SCALARS else _unchanged
 
     def read(self, tree: Any) -> Any:
         if not self.column:
@@ -159,7 +159,7 @@ class _Part:
         return tuple(tree)
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
@@ -227,7 +227,7 @@ class _Column:
 
 
 def _is_plain(hint: Any) -> bool:
-    """A record of scalars only, which checks nothing when it is made."""
+    """Whether a type is a record of scalars only, without checks in its constructor."""
     if not is_dataclass(hint) or not isinstance(hint, type) or hasattr(hint, "__post_init__"):
         return False
     return all(each in _SCALARS for each in get_type_hints(hint).values())

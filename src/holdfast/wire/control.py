@@ -35,7 +35,7 @@ from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import checks, report_columns, types  # noqa: F401  # with the codecs of parts
 from holdfast.wire.derived import Codec, Instead, Through
 
-_SPECS_MAX = 64  # generations whose orders go out at the same time
+_SPECS_MAX = 64  # generations whose orders are sent at the same time
 
 # ---------------------------------------------------------------- parts
 
@@ -52,8 +52,8 @@ _WORKERS = Instead("columns", report_columns.decode_workers, report_columns.enco
 
 
 def _codecs(union: Any, special: Mapping[type, Mapping[str, Any]]) -> Mapping[type, Codec[Any, Any]]:
-    """The codec of each member of `union`. Its message has its name, and the field of the envelope that name in snake case; a
-    `traceparent` travels in the envelope. `special`: what else to tell `Codec`."""
+    """Return the codec of each member of `union`. The message has the member's name, the field of the envelope has this name in
+    snake case, and a `traceparent` is a field of the envelope. `special`: further arguments of `Codec`."""
     codecs = {}
     for kind in get_args(union):
         apart = [each.name for each in fields(kind) if each.name == "traceparent"]
@@ -76,15 +76,15 @@ _ORDERS = _codecs(
         CheckpointNow: {"renamed": {"to_object_store": "far"}},
     },
 )
-_OF_THE_NODE = (ResetGpu, RebootNode, RestartAgent, CheckLink)  # and of no job, if its name is empty
+_OF_THE_NODE = (ResetGpu, RebootNode, RestartAgent, CheckLink)  # the job's name may be empty
 _ORDER_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _ORDERS.values()}
 
 
 def encode_welcome(
     epoch: int, supervisor: str, diagnostics: Iterable[str], peers: Iterable[str] = ()
 ) -> pb.SupervisorMessage:
-    """The first answer on a session. `diagnostics`: endpoints for telemetry, best first; `peers`: some other nodes'
-    replicators, for the agent to test its network with."""
+    """Return the first answer in a control session. `diagnostics`: endpoints for telemetry, best first; `peers`: replicators of
+    some other nodes, with which the agent can test its network."""
     return pb.SupervisorMessage(
         welcome=pb.Welcome(
             epoch=epoch,
@@ -109,7 +109,7 @@ def encode_heard() -> pb.SupervisorMessage:
 
 
 def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "") -> pb.SupervisorMessage:
-    """An order under the leader's `epoch`. An order that carries its own traceparent keeps it."""
+    """Return the message of an order with the leader's `epoch`. The order's own traceparent takes precedence."""
     codec = _ORDERS[type(order)]
     message = pb.SupervisorMessage()
     command = message.command
@@ -129,8 +129,8 @@ def encode_slot(
     in_runs: bool,
     suspected: bool = True,
 ) -> pb.SupervisorMessage:
-    """The order of one slot. `shared`: `encode_order` of what all slots' orders have in common. `in_runs`: as the agent takes
-    them. `suspected`: the node is to test itself, if any node is."""
+    """Return the order of one slot. `shared`: `encode_order` of the parts that all slots have in common. `in_runs`: the agent
+    accepts runs. `suspected`: the node tests itself, if suspects are tested."""
     message = pb.SupervisorMessage()
     message.CopyFrom(shared)
     message.command.command_id = command_id
@@ -148,15 +148,15 @@ def encode_slot(
 
 
 def decode_order(command: pb.Command) -> Order:
-    """The order inside; its epoch, id and traceparent are the command's own fields. Raises `MalformedMessage`, also for a job
-    whose name cannot be part of a path: agents make directories of jobs, and delete them."""
+    """Return the order in a command; its epoch, id and traceparent are fields of the command. Raises `MalformedMessage`, also
+    for a job whose name cannot be part of a path, because agents create and delete directories of jobs."""
     kind = command.WhichOneof("order")
     codec = _ORDER_IN.get(kind)
     if kind is None or codec is None:
         raise MalformedMessage("command.order", f"command {command.command_id!r} has none that is known here")
     order: Order = codec.decode(getattr(command, kind), *([command.traceparent] if codec.apart else []))
     if not (is_job_name(order.job) or (not order.job and isinstance(order, _OF_THE_NODE))):
-        raise MalformedMessage(f"command.{kind}.job", f"{order.job[:200]!r} is no name of a job")
+        raise MalformedMessage(f"command.{kind}.job", f"{order.job[:200]!r} is not a valid name of a job")
     return order
 
 
@@ -165,7 +165,7 @@ def decode_order(command: pb.Command) -> Order:
 _REPORTS = _codecs(
     Report,
     {
-        # The version is not checked here: the session refuses a foreign one with a message that names both sides.
+        # The version is not checked here, because the session rejects another one with a message that names both sides.
         Hello: {"inline": ["facts"], "named": ["node", "incarnation"]},
         OrderDone: {
             "renamed": {"phases_s": "phases", "restored_from": "restored"},
@@ -182,7 +182,7 @@ _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec
 
 
 def encode_beat(at: float, workers_version: int = 0, steps: Iterable[StepReached] = ()) -> pb.AgentMessage:
-    """A sign of life; not numbered and not acknowledged."""
+    """Return a heartbeat, which is neither numbered nor acknowledged."""
     reached = [_STEP_REACHED.encode(each) for each in steps]
     return pb.AgentMessage(beat=pb.Beat(at=at, workers_version=workers_version, steps=reached))
 
@@ -191,8 +191,8 @@ def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
     return tuple(map(_STEP_REACHED.decode, beat.steps))
 
 
-class Reported(NamedTuple):  # made in a third of the time of a frozen dataclass: of all reports of an incident
-    """A report as it came, and in whose session."""
+class Reported(NamedTuple):  # created in a third of the time of a frozen dataclass; an incident needs thousands
+    """A report as received, with the control session of its sender."""
 
     at: float
     node: str
@@ -201,28 +201,29 @@ class Reported(NamedTuple):  # made in a third of the time of a frozen dataclass
     message: bytes
 
     def decode(self) -> tuple[int, Report]:
-        """(number, report). Raises `MalformedMessage`."""
+        """Return (number, report). Raises `MalformedMessage`."""
         message = types.parse(pb.AgentMessage, self.message)
         return message.seq, decode_report(message)
 
 
 def encode_reports(reports: Iterable[Reported]) -> bytes:
-    """For an entry of the inbox."""
+    """Encode reports for an entry of the inbox."""
     message = pb.Reports()
-    add = message.reports.add  # writing in place takes half as long as a codec's messages, which are copied
+    add = message.reports.add  # writing in place takes half the time of creating messages by a codec, which are copied
     for each in reports:
         add(at=each.at, node=each.node, incarnation=each.incarnation, session=each.session, message=each.message)
     return message.SerializeToString()
 
 
 def decode_reports(raw: bytes) -> list[Reported]:
-    """Raises `MalformedMessage` when it is no list of reports; what is wrong with one of them shows when that is decoded."""
+    """Decode a list of reports. Raises `MalformedMessage` if it is not a list; each report is checked by its own `decode`."""
     message = types.parse(pb.Reports, raw)
     return [Reported(each.at, each.node, each.incarnation, each.session, each.message) for each in message.reports]
 
 
 def encode_report(report: Report, seq: int, traceparent: str = "", *, columns: bool = False) -> pb.AgentMessage:
-    """A report numbered `seq` (from 1, per incarnation). `columns`: to supervisors that take shards and workers so."""
+    """Encode a report with number `seq` (from 1, per incarnation). `columns`: the supervisor accepts shards and workers in
+    columns."""
     codec = _REPORTS[type(report)]
     message = pb.AgentMessage(seq=seq, traceparent=traceparent)
     getattr(message, codec.label).CopyFrom(codec.encode(report, compact=columns))
@@ -230,7 +231,8 @@ def encode_report(report: Report, seq: int, traceparent: str = "", *, columns: b
 
 
 def decode_report(message: pb.AgentMessage) -> Report:
-    """The report inside. Raises `MalformedMessage` when there is none: look for beats with `WhichOneof` first."""
+    """Return the report in a message. Raises `MalformedMessage` if there is none; check for heartbeats with `WhichOneof`
+    first."""
     kind = message.WhichOneof("report")
     codec = _REPORT_IN.get(kind)
     if kind is None or codec is None:

@@ -1,17 +1,17 @@
-"""One dataclass ↔ one message whose fields have the same names, derived from the dataclass.
+"""Codecs between a dataclass and a message whose fields have the same names, derived from the dataclass.
 
-A field that is added to both travels without a line of code; one that is added to only one of them fails at import. How a field
-travels follows from its annotation:
+A field that is added to both needs no further code; a field that is added to only one of them raises an error at import. The
+annotation of a field determines its form in the message:
 
-* a plain value as it is; `X | None` is a field whose absence is None; a mapping is a map;
-* `tuple[X, ...]` and `Sequence[X]` are a repeated field. With `columns`, all of them have one length; one with the default `()`
-  may be absent;
-* `tuple[tuple[X, Y], ...]` is a repeated message of as many fields, in their order, and so is a tuple of named tuples;
-* a dataclass is a message, whose codec was made before; it is required unless the annotation says `| None` or it has a default.
+* a plain value is unchanged; `X | None` is a field whose absence is None; a mapping is a map;
+* `tuple[X, ...]` and `Sequence[X]` are a repeated field. With `columns`, all of them have the same length; a field with the
+  default `()` may be absent;
+* `tuple[tuple[X, Y], ...]`, or a tuple of named tuples, is a repeated message with as many fields, in their order;
+* a dataclass is a message, whose codec was created before; it is required unless it is annotated `| None` or has a default.
 
-What differs is said once, in the codec. As in `dataclasses`, the two functions are written out as source and compiled when the
-codec is made: control messages come by the ten thousand in the seconds of an incident, and a loop over the fields takes longer
-than the fields.
+Exceptions are arguments of the codec. As in `dataclasses`, the two functions are generated as source and compiled when the
+codec is created: an incident needs tens of thousands of control messages within seconds, and a loop over the fields would take
+longer than the fields themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Through(NamedTuple):
-    """How the value of one field becomes the value of the message's field, and back."""
+    """Functions that convert the value of one field to that of the message's field, and back."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -41,7 +41,8 @@ class Through(NamedTuple):
 class Instead(NamedTuple):
     """Another form of a repeated field, which the message has in its field `name` instead.
 
-    `encode` makes it, of a value that is not empty, for peers that take it; None: whoever sends it writes it himself.
+    `encode` creates this form from a value that is not empty, for peers that accept it; None: the sender writes the field
+    itself.
     """
 
     name: str
@@ -49,29 +50,29 @@ class Instead(NamedTuple):
     encode: Callable[[Any], Any] | None = None
 
 
-_CODECS: dict[type, Codec[Any, Any]] = {}  # of dataclasses that stand in others
-# Of other types; to decode them takes the field's name, too.
+_CODECS: dict[type, Codec[Any, Any]] = {}  # of dataclasses that are fields of others
+# Functions to encode and decode other types; decoding also needs the field's name.
 _VALUES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, str], Any]]] = {}
 
 
 def register(kind: type, encode: Callable[[Any], Any], decode: Callable[[Any, str], Any]) -> None:
-    """Let values of this type stand in dataclasses. `decode(value, field)` raises `MalformedMessage` naming the field."""
+    """Allow fields of this type in dataclasses. `decode(value, field)` raises `MalformedMessage` that names the field."""
     _VALUES[kind] = encode, decode
 
 
 def check_time(at: float, field: str) -> float:
-    """`at` itself. Raises `MalformedMessage` unless it is a finite time; order and deadlines are computed from it."""
+    """Return `at`. Raises `MalformedMessage` unless it is a finite time, because order and deadlines are computed from it."""
     if not math.isfinite(at):
         raise MalformedMessage(field, f"{at} is not a time")
     return at
 
 
 class Codec(Generic[D, M]):
-    """`label` names the message in errors.
+    """A pair of functions for one dataclass. `label` names the message in errors.
 
-    `encode(value, **beside)` gives the message (`compact=True`: with what its fields have `instead`), and raises
-    `MalformedMessage` for columns of unequal length. `decode(message, *apart)` gives the value, and raises `MalformedMessage`
-    also for a required part or text that is missing, for what is no time, and for what the codecs of its parts refuse.
+    `encode(value, **beside)` returns the message (`compact=True`: with the forms of `instead`), and raises `MalformedMessage`
+    for columns of unequal length. `decode(message, *apart)` returns the value, and raises `MalformedMessage` also for a missing
+    required part or text, for an invalid time, and for errors of the codecs of its parts.
     """
 
     encode: Callable[..., M]
@@ -97,7 +98,7 @@ class Codec(Generic[D, M]):
         `inline`: dataclasses whose fields are the message's own. `renamed`: domain → wire. `instead`: other forms of repeated
         fields. `named`: text that must not be empty. `times`: numbers that must be finite.
 
-        Raises TypeError when the two have drifted apart.
+        Raises TypeError if the fields of the dataclass and of the message differ.
         """
         self.domain, self.label = domain, label
         self.apart = tuple(apart)
@@ -107,7 +108,7 @@ class Codec(Generic[D, M]):
         self._names: dict[str, Any] = {"Malformed": MalformedMessage, "finite": math.isfinite, "check_time": check_time}
         self._used: set[str] = set(beside)
         self._checks: list[str] = []
-        self._columns: list[tuple[str, str, bool]] = []  # (field, how it is decoded, whether it may be absent)
+        self._columns: list[tuple[str, str, bool]] = []  # (field, expression that decodes it, whether it may be absent)
         encoded, decoded = self._record(domain, "v", apart)
         if drifted := set(self._on_wire) ^ self._used:
             raise TypeError(f"{domain.__name__} and its message differ in {sorted(drifted)}")
@@ -142,7 +143,7 @@ class Codec(Generic[D, M]):
         return name
 
     def _record(self, kind: type, value: str, apart: Iterable[str] = ()) -> tuple[dict[str, str], str]:
-        """By field of the message the expression that writes it, and the call of `kind`'s constructor."""
+        """Return (field of the message → expression that writes it, call of `kind`'s constructor)."""
         hints = get_type_hints(kind)
         written: dict[str, str] = {}
         values = []
@@ -227,9 +228,10 @@ class Codec(Generic[D, M]):
         return codec._written_into(self, value), f"{self._name(codec.decode)}({read})"
 
     def _written_into(self, other: Codec[Any, Any], value: str) -> str:
-        """The expression by which `other` encodes a part of this kind: no call per row, unless there are columns to check.
+        """Return the expression with which `other` encodes a part of this kind: without a call per row, unless there are
+        columns to check.
 
-        A dictionary, of which protobuf fills the part in place: a message would be made first, and copied."""
+        The expression is a dictionary, from which protobuf fills the part in place. A message would be created and copied."""
         if self._columnar:
             return f"{other._name(self.encode)}({value})"
         writer = copy(self)
@@ -242,7 +244,7 @@ class Codec(Generic[D, M]):
         if get_origin(item) is not tuple and named is None:
             encoded, decoded = self._single(item, "x", "x", label)
             if decoded == "x":
-                return value, f"tuple({read}[:])"  # of a slice: twice as fast as of the container
+                return value, f"tuple({read}[:])"  # a tuple of a slice is built twice as fast as one of the container
         else:
             parts = tuple([part.name for part in on_wire.message_type.fields])
             if parts != named if named else len(parts) != len(get_args(item)):
@@ -255,7 +257,7 @@ class Codec(Generic[D, M]):
     # ------------------------------------------------------------ columns
 
     def _column_checks(self, of: str) -> list[str]:
-        """Statements that compare the lengths of the columns, which are `of` and their names."""
+        """Return statements that compare the lengths of the columns. `of`: prefix of the expressions of the columns."""
         lengths = [f"len({of}{name})" for name, _, _ in self._columns]
         listed = f"unequal([{', '.join(lengths)}])"
         may_lack = [lacks for _, _, lacks in self._columns]

@@ -26,7 +26,8 @@ _FINDING = Codec(Finding, pb.Finding, "finding", named=["id"], times=["at", "sin
 
 
 def finding_entry(finding: Finding) -> Entry:
-    """Ready to append. A finding published twice has one entry id; the same fault concluded again later has a new one."""
+    """Return the entry of a finding. A finding that is published twice has the same entry id; if the same fault is found again
+    later, the new finding has another one."""
     return Entry(
         id=f"{finding.id}@{finding.at:.6f}",
         type=FINDING,
@@ -40,9 +41,9 @@ def encode_finding(finding: Finding) -> bytes:
 
 
 def decode_finding(raw: bytes) -> Finding:
-    """A version before said in the evidence what decides: then the fields are filled from there.
+    """Decode a finding. If it is of an earlier version, some fields are filled from its evidence.
 
-    Raises `MalformedMessage` for garbage, for a kind that is not known here and for a finding without an id.
+    Raises `MalformedMessage` for invalid bytes, for an unknown kind and for a finding without an id.
     """
     message = types.parse(pb.Finding, raw)
     finding = _FINDING.decode(message)
@@ -50,7 +51,7 @@ def decode_finding(raw: bytes) -> Finding:
 
 
 def step_entries(records: Iterable[StepRecord]) -> list[Entry]:
-    """Ready to append: one entry per run of records that share job, generation and world size."""
+    """Return one entry for each run of records with the same job, generation and world size."""
     batches = [list(batch) for _, batch in groupby(records, _batch_key)]
     return [
         Entry(
@@ -63,7 +64,7 @@ def step_entries(records: Iterable[StepRecord]) -> list[Entry]:
 
 
 def encode_steps(records: Sequence[StepRecord]) -> bytes:
-    """A columnar batch. Raises ValueError when it is empty or mixes jobs, generations or world sizes."""
+    """Encode a columnar batch. Raises ValueError if it is empty, or if it mixes jobs, generations or world sizes."""
     keys = {_batch_key(record) for record in records}
     if len(keys) != 1:
         raise ValueError(f"a batch holds one job, generation and world size, not {sorted(keys)}")
@@ -82,7 +83,7 @@ def encode_steps(records: Sequence[StepRecord]) -> bytes:
 
 
 def decode_steps(raw: bytes) -> list[StepRecord]:
-    """Raises `MalformedMessage` for garbage and for columns of unequal length."""
+    """Decode a batch. Raises `MalformedMessage` for invalid bytes and for columns of unequal length."""
     message = types.parse(pb.StepRecords, raw)
     types.check_columns(
         "steps",

@@ -1,15 +1,15 @@
 """PyTorch's flight recorder (`torch/csrc/distributed/c10d/FlightRecorder.hpp`, versions 2.x) → rows of `domain.collectives`.
 
-A dump comes from a user's process, as JSON from its worker server or as a pickle that NCCL's watchdog has left on disk. Neither
-is trusted: pickles are read by an unpickler that knows no class at all, so that none can run code, and what has not the
-shape of a dump raises `MalformedMessage`.
+A dump comes from a user's process, as JSON from its worker server or as a pickle that NCCL's watchdog has written to disk.
+Neither is trusted: pickles are read by an unpickler that rejects all classes, so that no pickle can run code, and input without
+the structure of a dump raises `MalformedMessage`.
 
-What the recorder says and does not say (torch 2.13):
+Contents of a dump (torch 2.13):
 
-* `pg_status` counts by a number that is local to the process; entries tell the name that belongs to it. Where no entry is left
-  the groups of `pg_config`, in the order of their names, stand for the numbers in theirs, if there are as many.
-* gloo leaves `pg_config` empty: members come from the trainer library. It marks operations `retired`, never `completed`, and
-  records no point-to-point operations.
+* `pg_status` identifies groups by a number that is local to the process; entries contain the name for a number. If no entry is
+  left, the groups of `pg_config`, sorted by name, are matched with the sorted numbers, if both have the same count.
+* gloo leaves `pg_config` empty, so the members come from the trainer library. It marks operations `retired`, never `completed`,
+  and records no point-to-point operations.
 * NCCL names both ends of a point-to-point operation, as ranks within the group: `nccl:recv 3<-0`.
 """
 
@@ -54,29 +54,29 @@ class _Group:
 
 
 class _Plain(pickle.Unpickler):
-    """Containers, numbers and text. Every class and function is refused, and so is whatever would call one."""
+    """Reads containers, numbers and text. Rejects every class and function, and every instruction that would call one."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it wants {module}.{name}; a dump holds plain values only")
+        raise pickle.UnpicklingError(f"it needs {module}.{name}; a dump holds plain values only")
 
     def persistent_load(self, pid: object) -> NoReturn:
         raise pickle.UnpicklingError("it refers to objects outside of itself")
 
 
 def parse_pickle(raw: bytes) -> Mapping[str, Any]:
-    """The dump in a pickle. Raises `MalformedMessage` for garbage, and for a pickle that tries to run code."""
+    """Return the dump in a pickle. Raises `MalformedMessage` for invalid bytes, and for a pickle that tries to run code."""
     _check_length(raw)
     try:
         _check_opcodes(raw)
         return _check_dump(_Plain(io.BytesIO(raw)).load())
     except MalformedMessage:
         raise
-    except Exception as error:  # whatever bytes make of the unpickler's machine: there is no shorter list
+    except Exception as error:  # invalid bytes can cause any exception in the unpickler
         raise MalformedMessage("flight recorder", f"not a plain pickle: {error}") from error
 
 
 def parse_json(raw: bytes) -> Mapping[str, Any]:
-    """The dump in a JSON text. Raises `MalformedMessage` for garbage."""
+    """Return the dump in a JSON text. Raises `MalformedMessage` for invalid text."""
     _check_length(raw)
     try:
         return _check_dump(json.loads(raw))
@@ -85,8 +85,8 @@ def parse_json(raw: bytes) -> Mapping[str, Any]:
 
 
 def rows_of(dumps: Iterable[tuple[int, Mapping[str, Any]]], known: Mapping[str, str] | None = None) -> CollectiveRows:
-    """The rows of some ranks' dumps, given as (rank, dump). `known` holds members by group name, `compact`, for what the
-    dump does not say. Raises `MalformedMessage` naming the rank whose dump makes no sense."""
+    """Return the rows of some ranks' dumps, given as (rank, dump). `known` has the members by group name, in the form of
+    `compact`, for groups without members in the dump. Raises `MalformedMessage` that names the rank of an invalid dump."""
     table = _Table()
     for rank, dump in dumps:
         try:
@@ -97,8 +97,8 @@ def rows_of(dumps: Iterable[tuple[int, Mapping[str, Any]]], known: Mapping[str, 
 
 
 def entered_total(dump: Mapping[str, Any]) -> int:
-    """Operations that all groups of one rank have entered, together: it moves when the rank does, and means nothing else.
-    Raises `MalformedMessage`."""
+    """Return the number of operations that all groups of one rank have entered together. Only its changes are meaningful: they
+    show that the rank makes progress. Raises `MalformedMessage`."""
     try:
         return sum(max(0, _number(counters["last_enqueued_collective"])) for counters in dump["pg_status"].values())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -106,7 +106,7 @@ def entered_total(dump: Mapping[str, Any]) -> int:
 
 
 def records_messages(dump: Mapping[str, Any]) -> bool:
-    """Whether point-to-point operations are in it: gloo, which has no version of its own, does not record them."""
+    """Whether the dump contains point-to-point operations: gloo, which has no version of its own, does not record them."""
     return bool(dump.get("nccl_version") or dump.get("comm_lib_version"))
 
 
@@ -125,8 +125,8 @@ def _check_length(raw: bytes) -> None:
 
 
 def _check_opcodes(raw: bytes) -> None:
-    """The unpickler makes its memo as long as the largest number in it, which nine bytes can make two billion. Picklers number
-    from 0 on without a gap."""
+    """Reject pickles with too many operations or with gaps in the memo's numbers. The unpickler allocates its memo up to the
+    largest number, which nine bytes can set to two billion; picklers number from 0 on without gaps."""
     for number, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
         if number > OPCODES_MAX:
             raise MalformedMessage("flight recorder", f"a pickle of more than {OPCODES_MAX} operations")
@@ -138,7 +138,7 @@ def _check_dump(value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict) or not {"version", "pg_config", "pg_status"} <= value.keys():
         raise MalformedMessage("flight recorder", "not a dump: no version, pg_config and pg_status")
     if not _VERSION.fullmatch(str(value["version"])):
-        raise MalformedMessage("flight recorder", f"version {str(value['version'])[:20]!r}; 2.x is known here")
+        raise MalformedMessage("flight recorder", f"version {str(value['version'])[:20]!r}; only 2.x is supported")
     return value
 
 
@@ -148,7 +148,7 @@ def _add(table: _Table, rank: int, dump: Mapping[str, Any], known: Mapping[str, 
     config = {_text(name): _members(each["ranks"]) for name, each in dump["pg_config"].items()}
     members = {**known, **{name: ranks for name, ranks in config.items() if ranks}}
     for name in sorted(groups.keys() | members.keys())[:GROUPS_MAX]:
-        # The recorder counts for a group from its first operation on: where every count has its group, others have had none.
+        # The recorder counts for a group from its first operation on. If every count has a group, other groups have none yet.
         group = groups.get(name) or _Group(entered=0 if complete else -1)
         text = members.get(name, "")
         row = {"rank": rank, "group": name[:NAME_CHARS_MAX], "members": text}
@@ -160,7 +160,7 @@ def _add(table: _Table, rank: int, dump: Mapping[str, Any], known: Mapping[str, 
 
 
 def _entries(entries: Iterable[Mapping[str, Any]]) -> tuple[dict[str, _Group], dict[str, str]]:
-    """Groups by name from the recorded operations, and the names by the process's own numbers."""
+    """Return groups by name from the recorded operations, and names by the process's own numbers."""
     groups: dict[str, _Group] = {}
     names: dict[str, str] = {}
     for entry in entries:
@@ -184,8 +184,8 @@ def _entries(entries: Iterable[Mapping[str, Any]]) -> tuple[dict[str, _Group], d
 def _count(groups: dict[str, _Group], names: dict[str, str], dump: Mapping[str, Any]) -> bool:
     """Add the groups of which no operation is left in the recorder, from the counters.
 
-    NCCL counts point-to-point operations in the same counters, so those of a group with recorded entries are not taken. False
-    when a count belongs to no group that is known.
+    NCCL counts point-to-point operations in the same counters, so the counters of a group with recorded entries are not used.
+    Returns False if a counter belongs to no known group.
     """
     status, config = dump["pg_status"], dump["pg_config"].keys() - {""}  # gloo's has one group without name and ranks
     if len(status) == len(config):
@@ -206,18 +206,18 @@ def _by_number(name: str) -> tuple[int, str]:
 def _members(ranks: object) -> str:
     listed = json.loads(ranks) if isinstance(ranks, str) else ranks
     if not isinstance(listed, list) or len(listed) > RANKS_MAX:
-        raise ValueError(f"{reprlib.repr(ranks)} is no list of ranks")
+        raise ValueError(f"{reprlib.repr(ranks)} is not a list of ranks")
     return compact([_number(rank) for rank in listed])
 
 
-# A pickle can hold one list in another a thousand times over, so nothing of it is printed before it is known to be small.
+# A pickle can nest one list in another a thousand times, so no part of it is printed before its size is checked.
 
 
 def _sizes(entry: Mapping[str, Any]) -> str:
-    """Types and shapes of the inputs, as one text."""
+    """Return the types and shapes of the inputs as one text."""
     types, shapes = entry["input_dtypes"], entry["input_sizes"]
     if not isinstance(types, list) or not isinstance(shapes, list) or len(types) != len(shapes):
-        raise TypeError("input_dtypes and input_sizes are no lists of one length")
+        raise TypeError("input_dtypes and input_sizes are not lists of the same length")
     parts = []
     for kind, shape in zip(types[:TENSORS_MAX], shapes[:TENSORS_MAX], strict=True):
         parts.append(f"{_text(kind)}[{','.join(str(_number(size)) for size in shape[:TENSORS_MAX])}]")
@@ -231,10 +231,10 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> int:
-    """A count as the dump has it: JSON has the counters of groups as text."""
+    """Return a count of the dump. In JSON, the counters of groups are text."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"{type(value).__name__} where a number was expected")
     number = int(value)
     if not -1 <= number <= COUNT_MAX:
-        raise ValueError(f"{number} is no count")
+        raise ValueError(f"{number} is not a count")
     return number

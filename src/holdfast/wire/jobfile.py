@@ -1,7 +1,7 @@
-"""The job file: YAML or a REST body → `JobSpec`, with every mistake named at once, and back.
+"""The job file: YAML or a REST body → `JobSpec`, and back. All mistakes are reported at once.
 
-One pydantic model describes the format, and `schema` exports it as JSON Schema for editors. Types are strict:
-`nodes: "2"` and `nodes: yes` are mistakes, not twos and ones.
+One pydantic model describes the format, and `schema` exports it as JSON Schema for editors. Types are strict: `nodes: "2"` and
+`nodes: yes` are mistakes, and are not converted to 2 and 1.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from holdfast.wire.yamlfile import KeyPath, dotted
 
 NODES_MAX = 100_000
 WORKERS_MAX = 1_024  # per node
-RANKS_MAX = 1_000_000  # as many as detectors follow
+RANKS_MAX = 1_000_000  # limit of the detectors
 PRIORITY_MAX = 1_000
-ITEMS_MAX = 1_000  # arguments, variables, modules
+ITEMS_MAX = 1_000  # each of arguments, variables and modules
 POLICY_CHARS_MAX = 65_536
 NAME_CHARS_MAX = 63
 
@@ -103,7 +103,7 @@ def _scalar(value: object) -> object:
 
 
 def _text(value: object) -> object:
-    """Numbers may stand unquoted where the process will see text; yes and no may not: they would become `True`."""
+    """Accept unquoted numbers for text of the process, but not yes and no, which YAML reads as True and False."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -118,13 +118,13 @@ class _Part(BaseModel):
 
 
 class Elastic(_Part):
-    """The numbers of replicas that the job accepts. Absent bounds are the mesh's own dp."""
+    """The numbers of replicas that the job accepts. An absent bound is the mesh's own dp."""
 
     min_dp: Count | None = None
     max_dp: Count | None = None
 
 
-AUTO = "auto"  # in the file; 0 in a spec
+AUTO = "auto"  # in the file; the spec has 0 instead
 
 
 def _steps(value: object) -> object:
@@ -148,16 +148,16 @@ def _auto(value: float) -> float | str:
 
 
 def _or_auto(check: Callable[[object], object], kind: type[int] | type[float]) -> tuple[Any, ...]:
-    """A number for which `auto` may stand: what it is checked by, and how it looks in the schema and in answers."""
+    """Return the validator, the serialiser and the schema of a number for which `auto` may be given."""
     number = {int: "integer", float: "number"}[kind]
     known = {"anyOf": [{"const": AUTO}, {"type": number, "exclusiveMinimum": 0}], "default": AUTO}
-    # Its own number, not `_auto`'s: an int where the serialiser expects a float is a warning with every answer.
+    # Names `kind`, not the return type of `_auto`: an int where the serialiser expects a float would cause a warning each time.
     shown: Any = kind | Literal["auto"]
     return BeforeValidator(check), PlainSerializer(_auto, return_type=shown), WithJsonSchema(known)
 
 
 def _canonical(parse: Callable[[str], object]) -> AfterValidator:
-    """A text that `parse` understands, as it writes it itself; empty stays empty."""
+    """Validate a text by `parse`, and replace it by the canonical text of the result; empty stays empty."""
 
     def check(text: str) -> str:
         try:
@@ -169,12 +169,12 @@ def _canonical(parse: Callable[[str], object]) -> AfterValidator:
 
 
 class Checkpoint(_Part):
-    """How often to save and where to. `auto` intervals are chosen from what saves cost and how often faults come."""
+    """How often to save and where to. `auto` intervals are computed from the cost of saves and the rate of faults."""
 
     interval_steps: Annotated[
         int,
         *_or_auto(_steps, int),
-        Field(description="run.checkpoint saves when the step is a multiple of it; auto = the supervisor chooses"),
+        Field(description="run.checkpoint saves at multiples of this number of steps; auto = the supervisor chooses"),
     ] = 0
     keep: Annotated[int, Field(ge=2, description="complete steps kept per tier")] = CheckpointSpec().keep
     interval_min_s: Annotated[Seconds, Field(description="auto saves no more often than this")] = (
@@ -191,7 +191,7 @@ class Checkpoint(_Part):
     store_interval_s: Annotated[
         float,
         *_or_auto(_seconds, float),
-        Field(description="at most one step per so long goes to the object store"),
+        Field(description="minimum time between two steps that are uploaded to the object store"),
     ] = CheckpointSpec().store_interval_s
     store_keep: Annotated[int, Field(ge=1, description="complete steps kept in the object store")] = (
         CheckpointSpec().store_keep
@@ -206,7 +206,7 @@ class Checkpoint(_Part):
 
 
 class Hang(_Part):
-    """No step for max(floor_s, factor × p99 step time) is a hang."""
+    """If no step is finished for max(floor_s, factor × p99 step time), the job hangs."""
 
     floor_s: Seconds = HangSpec().floor_s
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = HangSpec().factor
@@ -216,25 +216,25 @@ class Hang(_Part):
 
 
 class Checks(_Part):
-    """Checks of the state itself. They cost time, and are off unless asked for."""
+    """Checks of the state itself. They cost time, and are disabled by default."""
 
     replica_every_steps: Annotated[
         int,
         Field(
             ge=0,
-            description="parameters are compared across data-parallel replicas every so many steps and before every save; "
-            "0 = never",
+            description="number of steps after which parameters are compared across data-parallel replicas, which also happens "
+            "before every save; 0 = never",
         ),
     ] = ChecksSpec().replica_every_steps
 
 
 class Policy(_Part):
-    """A policy with parameters. REST clients send the text of a script along; the command reads it from `file`."""
+    """A policy with parameters. REST clients send the text of a script as well; the command reads it from `file`."""
 
     file: Annotated[str, Field(description="policy script, or plugin:NAME; absent = the default policy")] = ""
     params: Annotated[
         dict[Annotated[str, AfterValidator(_parameter)], Annotated[Param, BeforeValidator(_scalar)]],
-        Field(max_length=ITEMS_MAX, description="what the policy sees as job.params"),
+        Field(max_length=ITEMS_MAX, description="values that the policy reads as job.params"),
     ] = {}
     source: Annotated[
         str,
@@ -244,7 +244,7 @@ class Policy(_Part):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, given: object) -> object:
-        """`policy: policy.py` is `policy: {file: policy.py}`."""
+        """Accept `policy: policy.py` for `policy: {file: policy.py}`."""
         if isinstance(given, str):
             return {"file": given}
         if not isinstance(given, Mapping):
@@ -265,9 +265,9 @@ class _PolicyBody(_Part):
 
 
 class Limits(_Part):
-    prepare_timeout_s: Annotated[Seconds, Field(description="a node that takes longer is replanned around")] = (
-        LimitSpec().prepare_timeout_s
-    )
+    prepare_timeout_s: Annotated[
+        Seconds, Field(description="limit for a node to prepare; a slower node is replaced in the plan")
+    ] = LimitSpec().prepare_timeout_s
     first_step_timeout_s: Annotated[Seconds, Field(description="from start to the first step of every rank")] = (
         LimitSpec().first_step_timeout_s
     )
@@ -289,22 +289,22 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Warnings(_Part):
-    """When a warning whose cost is measured, such as a slow rank, is a question to the policy."""
+    """When the policy is asked about a warning whose cost is measured, such as a slow rank."""
 
-    settles_s: Annotated[NotNegative, Field(description="for so long the condition must last; 0 = ask at once")] = (
+    settles_s: Annotated[NotNegative, Field(description="how long the condition must last; 0 = ask at once")] = (
         WarningSpec().settles_s
     )
-    gap_s: Annotated[NotNegative, Field(description="between a planned change and one for a warning")] = (
+    gap_s: Annotated[NotNegative, Field(description="minimum time between a planned change and one for a warning")] = (
         WarningSpec().gap_s
     )
 
 
 class Source(_Part):
-    """Where each node finds a value that is neither stored with the job nor shown: one of the two."""
+    """Source from which each node reads a value that is neither stored with the job nor shown: a file or a command."""
 
-    file: Annotated[str, Field(description="file on the node; a newline at its end does not count")] = ""
+    file: Annotated[str, Field(description="file on the node; a newline at its end is removed")] = ""
     command: Annotated[
-        str, Field(description="command line that the node runs, without a shell; the value is what it prints")
+        str, Field(description="command line that the node runs, without a shell; its output is the value")
     ] = ""
 
     @model_validator(mode="after")
@@ -332,8 +332,8 @@ class JobFile(_Part):
         str,
         AfterValidator(lambda text: _program(text) if text else text),
         Field(
-            description="program that every worker runs, instead of `script`: a path, or a name in PATH. One that is no Python "
-            "program of the nodes' environment starts without the worker template, which takes longer"
+            description="program that every worker runs, instead of `script`: a path, or a name in PATH. Only a Python program "
+            "of the nodes' environment is forked from the worker template; others take longer to start"
         ),
     ] = ""
     script: Annotated[
@@ -391,16 +391,16 @@ class JobFile(_Part):
         Field(
             ge=-PRIORITY_MAX,
             le=PRIORITY_MAX,
-            description="of several jobs that want nodes, the one with the higher priority gets them; it may also get replicas "
-            "of jobs with a lower one, if their policies agree",
+            description="if several jobs want nodes, the job with the higher priority gets them; it may also get replicas of "
+            "jobs with a lower priority, if their policies agree",
         ),
     ] = 0
     steps: Annotated[
         int,
         Field(
             ge=0,
-            description="steps that the script does in all, to judge whether a planned change pays; 0 = not known: as many as "
-            "it has done so far are assumed to be left",
+            description="total number of steps of the script, to decide whether a planned change pays; 0 = unknown: the number "
+            "of remaining steps is assumed to equal that of the finished ones",
         ),
     ] = 0
     chaos: Annotated[
@@ -411,7 +411,7 @@ class JobFile(_Part):
         str,
         AfterValidator(pool_name),
         Field(
-            description="the job runs on nodes of this pool only (HOLDFAST_POOL of their agents); empty = on nodes without one",
+            description="the job runs on nodes of this pool only (HOLDFAST_POOL of their agents); empty = nodes without a pool",
         ),
     ] = ""
 
@@ -419,7 +419,7 @@ class JobFile(_Part):
     @classmethod
     def _one_target(cls, script: str, info: ValidationInfo) -> str:
         given = [name for name in ("module", "command") if info.data.get(name)]
-        invalid = {"module", "command"} - info.data.keys()  # their own mistakes are named already
+        invalid = {"module", "command"} - info.data.keys()  # their own mistakes are already reported
         if not script and not given and not invalid:
             raise ValueError("a value: one of script, module and command is required")
         if len(given) + bool(script) > 1:
@@ -435,27 +435,27 @@ class JobFile(_Part):
 
 
 def schema() -> dict[str, Any]:
-    """The format as JSON Schema."""
+    """Return the format as JSON Schema."""
     return JobFile.model_json_schema()
 
 
 def load_job(path: Path) -> JobSpec:
-    """Read a job file. Raises `InvalidSpec` with file, line, field, value and what would be right, for every mistake."""
+    """Read a job file. Raises `InvalidSpec` with file, line, field, value and accepted values, for all mistakes."""
     document = yamlfile.read(path)
     return _build(document.data, path.resolve().parent, document.where)
 
 
 def parse_job(body: Mapping[str, Any], base: Path | None = None) -> JobSpec:
-    """A job from a REST body or from flags. Raises `InvalidSpec` for every mistake.
+    """Return the job of a REST body or of flags. Raises `InvalidSpec` for all mistakes.
 
-    Relative paths are relative to `base` and must exist. Without a base they must be absolute and are taken as they are:
-    they are the nodes' paths, not this machine's.
+    Relative paths are relative to `base` and must exist. Without a base, paths must be absolute and are not checked, because
+    they are paths on the nodes, not on this machine.
     """
     return _build(body, base, lambda _: "")
 
 
 def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
-    """The body that `parse_job` turns back into `spec`; without `policy_source` all but the text of its policy."""
+    """Return the body from which `parse_job` returns `spec`; without `policy_source`, it lacks the text of the policy."""
     launch = spec.launch
     return {
         "name": spec.name,
@@ -494,7 +494,7 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
 
 
 def policy_body(policy: PolicySpec) -> str | dict[str, Any]:
-    """What `parse_policy` turns back into `policy`."""
+    """Return the body from which `parse_policy` returns `policy`."""
     if not (policy.source or policy.params):
         return policy.name
     body: dict[str, Any] = {"file": policy.name, "params": dict(policy.params), "source": policy.source}
@@ -502,7 +502,8 @@ def policy_body(policy: PolicySpec) -> str | dict[str, Any]:
 
 
 def parse_policy(body: object, base: Path | None = None) -> PolicySpec:
-    """A policy from a REST body or a flag: the `policy` of a job file. Raises `InvalidSpec` as `parse_job` does."""
+    """Return the policy of a REST body or a flag, in the form of `policy` in a job file. Raises `InvalidSpec` as `parse_job`
+    does."""
     try:
         return _policy(_PolicyBody.model_validate({"policy": body}).policy, base)
     except ValidationError as error:
@@ -510,7 +511,7 @@ def parse_policy(body: object, base: Path | None = None) -> PolicySpec:
 
 
 def read_policy(path: Path) -> str:
-    """The text of a policy script. Raises `InvalidSpec`."""
+    """Return the text of a policy script. Raises `InvalidSpec`."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -587,8 +588,8 @@ def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
 
 
 def _require_text(body: Mapping[str, Any], where: Where) -> None:
-    """Raises InvalidSpec for text that is not Unicode: YAML and JSON have room for halves of surrogate pairs."""
-    seen: set[int] = set()  # an alias of YAML is one value at many places
+    """Raises InvalidSpec for text that is not Unicode, because YAML and JSON can contain halves of surrogate pairs."""
+    seen: set[int] = set()  # a YAML alias is one value at many places
     todo: list[tuple[KeyPath, object]] = [((), body)]
     while todo:
         key, value = todo.pop()
@@ -614,7 +615,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def _policy(given: Policy, base: Path | None) -> PolicySpec:
-    """With its text, if this is the machine to read it from."""
+    """Return the policy, with the text of its file if `base` is given."""
     if given.source or not given.file or given.file.startswith(POLICY_PREFIX):
         return PolicySpec(given.file, given.source, given.params)
     path = _path("policy", given.file, base)
@@ -660,14 +661,14 @@ def _checkpoint(given: Checkpoint) -> CheckpointSpec:
 
 
 def _path(field: str, value: str, base: Path | None, *, directory: bool = False, exists: bool = True) -> str:
-    """Absolute, and there if this is the machine to look at; without `exists` it may be on the nodes alone."""
+    """Return the absolute path, and with `base` check that it exists. Without `exists`, it may exist on the nodes only."""
     if value.startswith("~/") and not exists:
-        return value  # of the user whom the agent runs as
+        return value  # the home directory is that of the agent's user
     if base is None:
         if not value.startswith("/"):
             raise InvalidSpec(field, value, "an absolute path: the nodes do not know your working directory")
         return value
-    # A program is what it is called: the interpreter of a virtual environment is a link to that of the system.
+    # Links are kept, because the interpreter of a virtual environment is a link to that of the system.
     path = Path(os.path.abspath(base / value)) if field == "command" else (base / value).resolve()
     runs = field == "script" and (path / "__main__.py").is_file()
     if exists and not (path.is_dir() if directory else path.is_file() or runs):
@@ -702,13 +703,13 @@ def _problem(detail: Any, where: Where) -> InvalidSpec:
 
 
 def _expected(message: str) -> str:
-    """pydantic says "Input should be greater than or equal to 1", we say "expected at least 1"."""
+    """Convert pydantic's "Input should be greater than or equal to 1" to "at least 1"."""
     message = re.sub(r"^(Value error, |Input should be |\w+ should (be |have )?)", "", message)
     return message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
 def _known_keys(key: KeyPath) -> str:
-    """What an unknown key should have been."""
+    """Return the accepted keys, or the most similar one, for an unknown key."""
     model: type[BaseModel] = JobFile
     for part in key[:-1]:
         annotation = model.model_fields[str(part)].annotation

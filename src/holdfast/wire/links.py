@@ -1,4 +1,4 @@
-"""Tests of the network between two replicators ↔ `holdfast/v1/replicator.proto`."""
+"""Network tests between two replicators ↔ `holdfast/v1/replicator.proto`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Any frozen dataclass ↔ canonical JSON: inbox events, records of what changed, the core's snapshot.
 
-The caller names the type. Where that is a union of dataclasses, the class name travels beside the fields as `"_"`; so renaming
-a class changes the format, and adding a field with a default does not: absent fields take their defaults, unknown fields are
-ignored. Canonical: fields in the order of their declaration, mappings and sets sorted, so equal values have equal bytes.
+The caller names the type. If the type is a union of dataclasses, the class name is written with the fields as `"_"`. Renaming a
+class therefore changes the format. Adding a field with a default does not: absent fields take their defaults, unknown fields
+are ignored. Canonical: fields in the order of their declaration, mappings and sets sorted, so equal values have equal bytes.
 
-Numbers, strings and booleans are taken as they are or refused, never converted. Non-finite floats travel as the extension
-that Python's json reads and writes (`NaN`, `Infinity`), sets of numbers (`Numbers`) as their bits in hexadecimal. pydantic_core
-does the text: five times as fast as the standard library. What comes by the thousand is written in columns (`columns.py`).
+Numbers, strings and booleans are accepted unchanged or rejected, never converted. Non-finite floats are written in the
+extension that Python's json reads and writes (`NaN`, `Infinity`), sets of numbers (`Numbers`) as their bits in hexadecimal.
+pydantic_core writes and parses the text, five times as fast as the standard library. Tuples of thousands of values are written
+in columns (`columns.py`).
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ def _as_it_is(tree: Any) -> Any:
 
 
 def dumps(value: object, kind: type[Any] | UnionType) -> bytes:
-    """`value`, which is of type `kind`, as canonical JSON. Raises TypeError for types that JSON cannot carry."""
+    """Return `value` of type `kind` as canonical JSON. Raises TypeError for types that JSON cannot represent."""
     return to_json(_FAST.unstructure(value, unstructure_as=kind), inf_nan_mode="constants")
 
 
 def writer(kind: Any) -> Callable[[Any], bytes]:
-    """`dumps` for many values of one type: how these are written is found out once."""
+    """Return `dumps` for many values of one type, which looks up the converter only once."""
     unstructure: Callable[[Any], Any] = _FAST.get_unstructure_hook(kind)
     return lambda value: to_json(unstructure(value), inf_nan_mode="constants")
 
@@ -58,8 +59,8 @@ def loads(raw: bytes, kind: type[T], upgrade: Upgrade = ...) -> T: ...
 @overload
 def loads(raw: bytes, kind: UnionType, upgrade: Upgrade = ...) -> Any: ...
 def loads(raw: bytes, kind: Any, upgrade: Upgrade = _as_it_is) -> Any:
-    """The value of type `kind` in `raw`. `upgrade` turns the JSON that an earlier version wrote into this version's. Raises
-    `MalformedMessage` naming the field that is wrong."""
+    """Return the value of type `kind` in `raw`. `upgrade` converts the JSON of an earlier version to that of this version.
+    Raises `MalformedMessage` that names the wrong field."""
     read = _FAST.get_structure_hook(kind)
     try:
         tree = from_json(raw, allow_inf_nan=True)
@@ -73,28 +74,28 @@ def loads(raw: bytes, kind: Any, upgrade: Upgrade = _as_it_is) -> Any:
 
 
 def prepare(*kinds: Any) -> None:
-    """Make the converters of these types now: at their first use it would be in the middle of the first incident."""
+    """Create the converters of these types in advance; otherwise they would be created during the first incident."""
     _prepared.update(dict.fromkeys(kinds))
-    for _ in range(2):  # cattrs forgets the converters that it has made when it meets another type of container
+    for _ in range(2):  # twice, because cattrs drops existing converters when it meets a new container type
         for kind in _prepared:
             _FAST.get_unstructure_hook(kind)
             _FAST.get_structure_hook(kind)
 
 
 def omit_defaults(kind: type) -> None:
-    """Write values of this dataclass without the fields that have their default values. Before the first one is written."""
+    """Write values of this dataclass without fields that have their default values. Call this before the first write."""
     for converter in (_FAST, _CAREFUL):
         hook: Callable[[Any], Any] = make_dict_unstructure_fn(kind, converter, _cattrs_omit_if_default=True)
         converter.register_unstructure_hook(kind, hook)
 
 
 def entry(entry_id: str, value: object, kind: type[Any] | UnionType, traceparent: str = "") -> Entry:
-    """`value` ready to append to a stream; the entry's `type` is its class, readable in redis-cli."""
+    """Return an entry with `value`, to append to a stream. The entry's `type` is the class name, for readers of redis-cli."""
     return Entry(id=entry_id, type=type(value).__name__, data=dumps(value, kind), traceparent=traceparent)
 
 
 def _explain(tree: object, kind: Any) -> NoReturn:
-    """Decode once more with the converter that keeps track of where it is: only garbage pays for good messages."""
+    """Decode again with the slower converter that records the path, so that only malformed input pays for good messages."""
     try:
         _CAREFUL.structure(tree, kind)
     except Exception as error:
@@ -124,7 +125,7 @@ def _name(kind: Any) -> str:
 
 
 def _tagged_members(kind: Any) -> dict[str, type]:
-    """The members of a union of several dataclasses (None aside) by tag; empty for every other type."""
+    """Return the members of a union of several dataclasses (without None) by tag; empty for every other type."""
     if get_origin(kind) not in (Union, UnionType):
         return {}
     members = [member for member in get_args(kind) if member is not NoneType]
@@ -177,10 +178,10 @@ def _read_tagged(kind: Any, converter: Converter) -> Hook:
 
 
 def _strict(wanted: type, *accepted: type) -> Hook:
-    allowed = {wanted, *accepted}  # exact types: a bool is no int here
+    allowed = {wanted, *accepted}  # exact types, so that a bool is not accepted as an int
 
     def read(tree: Any, kind: Any) -> Any:
-        if kind is not wanted and issubclass(kind, Enum):  # cattrs hands a StrEnum to the hook of str
+        if kind is not wanted and issubclass(kind, Enum):  # cattrs uses the hook of str for a StrEnum
             return kind(tree)
         if type(tree) in allowed:
             return tree
@@ -234,7 +235,8 @@ def _write_mapping(kind: Any, converter: Converter) -> Callable[[Any], Any]:
 
 
 def _read_mapping(kind: Any, converter: Converter) -> Hook:
-    """JSON's keys are strings: integers and enums are read back from them. With dataclasses as keys it is a list of pairs."""
+    """Read a mapping. JSON's keys are strings, which are converted to integers and enums. Mappings with dataclasses as keys are
+    lists of pairs."""
     key_type, value_type = get_args(kind)
     if _is_tagged(key_type):
         pairs: Any = list[tuple[key_type, value_type]]  # type: ignore[valid-type]
@@ -268,7 +270,7 @@ def _write_numbers(numbers: Numbers) -> str:
 
 
 def _read_numbers(tree: Any, _: Any) -> Numbers:
-    """Also a list, as earlier versions wrote them."""
+    """Read a set of numbers; also a list, which earlier versions wrote."""
     if type(tree) is str and (bits := int(tree, 16)) >= 0:
         return Numbers.of_bits(bits)
     if type(tree) is list and all(type(number) is int and number >= 0 for number in tree):
@@ -276,7 +278,7 @@ def _read_numbers(tree: Any, _: Any) -> Numbers:
     raise TypeError(f"{_short(tree)} is not a set of numbers")
 
 
-_MESHES_MAX = 1024  # that are remembered: of thousands of shards nearly all have the same
+_MESHES_MAX = 1024  # cached meshes; nearly all of thousands of shards have the same mesh
 
 
 @lru_cache(_MESHES_MAX)

@@ -1,6 +1,7 @@
-"""Shards and workers, as thousands of nodes report them at the same time: runs of ranks ↔ `ShardColumns` and `WorkerColumns`.
+"""Reports of shards and workers, which thousands of nodes send at the same time: runs of ranks ↔ `ShardColumns` and
+`WorkerColumns`.
 
-A column has one entry for each row, or a single one that holds for all of them.
+A column has one entry for each row, or a single entry that applies to all rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
-    """There is at least one."""
+    """Encode shards; requires at least one."""
     rows = (
         (each.key.attempt, each.key.step, each.key.rank, each.mesh, each.tier, each.size, each.digest, each.owner)
         for each in records
@@ -43,8 +44,8 @@ def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
 
 
 def decode_shards(message: types_pb2.ShardColumns) -> Shards:
-    """Raises `MalformedMessage` for columns of other lengths, for a digest with a comma, and for a mesh and a tier that are
-    none."""
+    """Decode shards. Raises `MalformedMessage` for columns of unequal length, for a digest with a comma, and for an invalid
+    mesh or tier."""
     ranks, sizes, digests = message.ranks[:], tuple(message.sizes[:]), message.digests[:]
     attempts, steps, mesh_of = message.attempts[:], message.steps[:], message.mesh_of[:]
     tiers, owner_of = message.tiers[:], message.owner_of[:]
@@ -59,7 +60,7 @@ def decode_shards(message: types_pb2.ShardColumns) -> Shards:
         raise MalformedMessage("shards.tiers", f"{min(unknown)} is not a tier known here ({', '.join(TIER_WIRE)})")
     if "," in "".join(digests):
         wrong = next(digest for digest in digests if "," in digest)
-        raise MalformedMessage("shards.digests", f"{wrong!r} cannot be told apart")
+        raise MalformedMessage("shards.digests", f"{wrong!r} contains a comma, which separates digests")
     attempt_of, step_of = _of_each(attempts, count), _of_each(steps, count)
     mesh_of, owner_of = _of_each(mesh_of, count), _of_each(owner_of, count)
     tier_of, digests = _of_each(tiers, count), _of_each(digests, count)
@@ -93,7 +94,7 @@ def encode_workers(workers: Sequence[RunningWorker]) -> control_pb2.WorkerColumn
 
 
 def decode_workers(message: control_pb2.WorkerColumns) -> Workers:
-    """Raises `MalformedMessage` for columns of other lengths, and for what is no time."""
+    """Decode workers. Raises `MalformedMessage` for columns of unequal length, and for an invalid time."""
     ranks, pids, since = message.ranks[:], tuple(message.pids[:]), tuple(message.since[:])
     jobs, generations = message.jobs[:], message.generations[:]
     count = len(ranks)
@@ -110,19 +111,19 @@ def decode_workers(message: control_pb2.WorkerColumns) -> Workers:
 
 
 def _check_lengths(field: str, count: int, *columns: Sized) -> None:
-    """Raises `MalformedMessage` unless each column has one entry for all rows, or one for each."""
+    """Raises `MalformedMessage` unless each column has a single entry, or one per row."""
     for column in columns:
         if len(column) != count and (len(column) != 1 or not count):
             raise MalformedMessage(field, f"{len(column)} entries for {count}")
 
 
 def _of_each(column: list[T], count: int) -> list[T]:
-    """One entry for each row."""
+    """Return a column with one entry for each row."""
     return column if len(column) == count else column * count
 
 
 def _runs(ranks: Sequence[int], columns: Iterable[Sequence[object]]) -> list[tuple[int, int]]:
-    """Where each run begins and ends: ranks that follow each other, with equal values in all columns."""
+    """Return (begin, end) of each run, that is of consecutive ranks with equal values in all columns."""
     varying = [column for column in columns if len(column) > 1]
     count, begin = len(ranks), 0
     runs = []

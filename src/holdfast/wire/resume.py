@@ -1,8 +1,8 @@
-"""`checkpoint.resume` of a job file: which checkpoint of which job in which object store.
+"""`checkpoint.resume` of a job file: selects a checkpoint of a job in an object store.
 
-gs://bucket/prefix/llm              the newest complete checkpoint of the job llm
-gs://bucket/prefix/llm@1200         … of step 1200
-gs://bucket/prefix/llm@1758000003/1200      … and of that attempt, as `holdfast checkpoints list` shows them
+gs://bucket/prefix/llm                      the newest complete checkpoint of the job llm
+gs://bucket/prefix/llm@1200                 that of step 1200
+gs://bucket/prefix/llm@1758000003/1200      that of an attempt and a step, as shown by `holdfast checkpoints list`
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RESUME = re.compile(
 
 
 def parse(text: str) -> ResumeSpec:
-    """Raises `InvalidSpec`. Looks at the text only."""
+    """Parse the text, without reading the store. Raises `InvalidSpec`."""
     found = _RESUME.fullmatch(text)
     if found is None or (found["step"] is not None and int(found["step"]) == 0):
         raise InvalidSpec("checkpoint.resume", text, EXPECTED)

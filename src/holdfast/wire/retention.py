@@ -1,4 +1,4 @@
-"""What nodes keep and delete: the words about it on their way from the supervisor through the agents to the replicators."""
+"""Retention updates, which the supervisor sends through the agents to the replicators."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ encode_prune, decode_prune = _PRUNE.encode, _PRUNE.decode
 
 
 def encode_saved_by_all(epoch: int, saved: CommonCheckpoint) -> control_pb2.SupervisorMessage:
-    """Not numbered and not answered: the next one replaces it."""
+    """Encode a retention update. It is neither numbered nor answered, because the next update replaces it."""
     return control_pb2.SupervisorMessage(saved_by_all=_SAVED_BY_ALL.encode(saved, epoch=epoch))

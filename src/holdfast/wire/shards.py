@@ -47,6 +47,6 @@ def decode_inventory(message: pb.ReplicatorInventory) -> Inventory:
 
 
 def decode_troubles(message: pb.ReplicatorInventory) -> tuple[Trouble, ...]:
-    """What is wrong with the job's checkpoints there; kinds of another release are passed over."""
+    """Return the problems of the job's checkpoints on a node; problems of unknown kinds are skipped."""
     known = {kind.value for kind in TroubleKind}
     return tuple(_TROUBLE.decode(each) for each in message.troubles if each.kind in known)

@@ -1,7 +1,7 @@
 """Telemetry: one agent's tick ↔ `holdfast/v1/telemetry.proto`.
 
-A tick groups its signals by kind, so their order across kinds does not travel; `decode_tick` puts them back in the order of
-their times. `data_s`, `stall_s`, `comm_wait_s`, temperature and power travel as 32-bit floats; -1 = not known travels as -1.
+A tick groups its signals by kind, so it does not contain their order across kinds; `decode_tick` sorts them by their times.
+`data_s`, `stall_s`, `comm_wait_s`, temperature and power are 32-bit floats; -1 means unknown.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _by_time: Callable[[NodeSignal], float] = attrgetter("at")
 
 
 def _decode_event(event: str) -> KernelEvent:
-    """An event that is not known here is `OTHER`: its text may still say enough."""
+    """Return the event; `OTHER` for an unknown one, whose text may still be useful."""
     return _EVENTS.get(event, KernelEvent.OTHER)
 
 
@@ -81,7 +81,7 @@ _ROWS = Codec(
 
 
 def _codec(domain: type[NodeSignal], message: type[Any], field: str, **options: Any) -> Codec[Any, Any]:
-    return Codec(domain, message, field, apart=("node",), **options)  # the tick says once whose signals they are
+    return Codec(domain, message, field, apart=("node",), **options)  # the node is a field of the tick
 
 
 _CODECS = (
@@ -125,7 +125,7 @@ _DROPPABLE_FIELDS = tuple(field for field in _BY_FIELD if field not in _RELIABLE
 
 
 def encode_tick(tick: Tick, *, goodbye: bool = False, wants_ack: bool = False, traceparent: str = "") -> pb.Tick:
-    """One message per tick. `goodbye`: the agent leaves on purpose, its absence is no fault.
+    """Encode a tick as one message. `goodbye`: the agent leaves intentionally, so its absence is not a fault.
 
     Raises ValueError for another node's signal, `MalformedMessage` for columns of unequal length.
     """
@@ -149,9 +149,10 @@ def encode_tick(tick: Tick, *, goodbye: bool = False, wants_ack: bool = False, t
 
 
 def decode_tick(message: pb.Tick) -> Tick:
-    """Raises `IncompatibleVersion` for an agent of another protocol version and `MalformedMessage` naming the bad field.
+    """Decode a tick. Raises `IncompatibleVersion` for an agent of another protocol version, and `MalformedMessage` that names
+    the wrong field.
 
-    Signals of one time are in the order of their fields: a stop comes before the exits that it caused.
+    Signals of equal time are in the order of their fields, so that a stop precedes the exits that it caused.
     """
     node = message.node
     if message.protocol_version != PROTOCOL_VERSION:
@@ -160,7 +161,7 @@ def decode_tick(message: pb.Tick) -> Tick:
         raise MalformedMessage("tick", "a node name and an incarnation are required")
     signals: list[NodeSignal] = [
         codec.decode(part, node)
-        for field, parts in message.ListFields()  # of those that are set, in the order of their numbers
+        for field, parts in message.ListFields()  # the fields that are set, in the order of their numbers
         if (codec := _BY_FIELD.get(field.name)) is not None
         for part in parts
     ]
@@ -178,10 +179,10 @@ def decode_tick(message: pb.Tick) -> Tick:
 
 
 def is_reliable(message: pb.Tick) -> bool:
-    """Whether the tick carries anything that must not be dropped."""
+    """Whether the tick contains signals that must not be dropped."""
     return any(getattr(message, field) for field in _RELIABLE_FIELDS)
 
 
 def count_droppable(message: pb.Tick) -> int:
-    """How many signals are lost when the tick is."""
+    """Return the number of droppable signals in the tick."""
     return sum(len(getattr(message, field)) for field in _DROPPABLE_FIELDS)

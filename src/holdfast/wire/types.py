@@ -1,4 +1,4 @@
-"""Values that several protocols share: enums, mesh, shards, where to find them."""
+"""Codecs of values that several protocols share: enums, mesh, shards and their sources."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ M = TypeVar("M", bound=Message)
 
 
 class EnumCodec(Generic[E]):
-    """One domain enum ↔ one proto enum `PREFIX_MEMBER`. Raises TypeError at import when the two have drifted apart."""
+    """One domain enum ↔ one proto enum `PREFIX_MEMBER`. Raises TypeError at import if the two differ."""
 
     def __init__(self, domain: type[E], wire: EnumTypeWrapper, prefix: str) -> None:
         numbers = {name.removeprefix(prefix): number for name, number in wire.items() if number != 0}
@@ -46,11 +46,11 @@ class EnumCodec(Generic[E]):
         register(domain, self.encode, self.decode)
 
     def encode(self, member: E) -> str:
-        """The proto name, which message constructors accept."""
+        """Return the proto name, which message constructors accept."""
         return self._wire_name[member]
 
     def decode(self, number: int, field: str) -> E:
-        """Raises `MalformedMessage` for 0 (unspecified) and for numbers that a newer peer may have added."""
+        """Return the member. Raises `MalformedMessage` for 0 (unspecified), and for unknown numbers of a newer peer."""
         try:
             return self._member[number]
         except KeyError:
@@ -61,7 +61,7 @@ class EnumCodec(Generic[E]):
         return [self._wire_name[member] for member in members]
 
     def decode_all(self, numbers: Iterable[int], field: str) -> tuple[E, ...]:
-        """A column. Raises as `decode` does."""
+        """Decode a column. Raises as `decode` does."""
         try:
             return tuple(map(self._member.__getitem__, numbers))
         except KeyError:
@@ -79,7 +79,7 @@ TIER_NAME: Mapping[int, str] = {number: name for name, number in TIER_WIRE.items
 
 
 def parse(message: type[M], raw: bytes) -> M:
-    """Parse protobuf bytes. Raises `MalformedMessage` for garbage."""
+    """Parse protobuf bytes. Raises `MalformedMessage` if they are invalid."""
     try:
         return message.FromString(raw)
     except DecodeError as error:
@@ -87,7 +87,7 @@ def parse(message: type[M], raw: bytes) -> M:
 
 
 def check_protocol(theirs: int, peer: str) -> None:
-    """Raises `IncompatibleVersion` naming both versions unless `peer` speaks ours."""
+    """Raises `IncompatibleVersion` that names both versions, unless `peer` uses the protocol version of this release."""
     if theirs != PROTOCOL_VERSION:
         raise IncompatibleVersion(
             f"{peer} speaks protocol version {theirs}, this side speaks {PROTOCOL_VERSION}; "
@@ -96,19 +96,19 @@ def check_protocol(theirs: int, peer: str) -> None:
 
 
 def check_columns(field: str, **columns: Sized) -> None:
-    """Raises `MalformedMessage` unless all columns have one length."""
+    """Raises `MalformedMessage` unless all columns have the same length."""
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise MalformedMessage(field, f"columns of unequal length: {listed}")
 
 
-_MESHES_MAX = 1024  # that are remembered: of thousands of shards nearly all have the same
+_MESHES_MAX = 1024  # cached meshes; nearly all of thousands of shards have the same mesh
 
 
 @lru_cache(_MESHES_MAX)
 def encode_mesh(mesh: Mesh) -> pb.Mesh:
-    """To be put into other messages, which copy it."""
+    """Return a shared message. Use it only as a part of other messages, which copy it."""
     return pb.Mesh(dims=[pb.MeshDim(name=name, size=size) for name, size in mesh.dims])
 
 

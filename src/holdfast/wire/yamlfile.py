@@ -1,4 +1,4 @@
-"""YAML that remembers where everything stands, so that an error can name the line."""
+"""Reads YAML with the line of every key and item, so that an error can name the line."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class Document:
     lines: Mapping[KeyPath, int]  # from 1
 
     def where(self, key: KeyPath) -> str:
-        """`file:line` of `key`, or of the innermost thing around it that exists."""
+        """Return `file:line` of `key`, or of the innermost existing key around it."""
         while key not in self.lines:
             key = key[:-1]
         return f"{self.path}:{self.lines[key]}"
 
 
 def read(path: Path) -> Document:
-    """Read one YAML mapping. Raises `InvalidSpec` with file and line: unreadable, not YAML, not a mapping, a key twice."""
+    """Read one YAML mapping. Raises `InvalidSpec` with file and line if the file is unreadable, not YAML, not a mapping, or has
+    a key twice."""
     text = _text(path)
     try:
         return _parse(path, text)
@@ -74,10 +75,11 @@ def _not_yaml(path: Path, error: yaml.YAMLError) -> InvalidSpec:
 
 
 def _lines(root: yaml.MappingNode, path: Path) -> tuple[dict[KeyPath, int], list[InvalidSpec]]:
-    """The line of every key, and the keys that stand twice in one mapping: YAML would silently take the last."""
+    """Return the line of every key, and errors for keys that occur twice in one mapping, of which YAML silently takes the
+    last."""
     lines: dict[KeyPath, int] = {(): root.start_mark.line + 1}
     repeated: list[InvalidSpec] = []
-    seen: set[int] = set()  # an alias is one node at many places: walked once, or it could take for ever
+    seen: set[int] = set()  # an alias is one node at many places, which is walked once to limit the time
     todo: list[tuple[KeyPath, yaml.Node]] = [((), root)]
     while todo:
         above, node = todo.pop()
@@ -107,7 +109,7 @@ def _parts(node: yaml.Node) -> list[tuple[str | int, int, yaml.Node]]:
 
 
 def dotted(key: KeyPath) -> str:
-    """`elastic.min_dp`, `args[0]`."""
+    """Return the path as text: `elastic.min_dp`, `args[0]`."""
     text = ""
     for part in key:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

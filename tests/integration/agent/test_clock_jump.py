@@ -118,7 +118,7 @@ def test_the_clock_jumps_for_its_time_and_only_as_far_as_the_agent_allows(tmp_pa
         watched = run_job(made, tmp_path)
         refused = inject(made, offset_s=-OFFSET_S - 1)
         assert not refused.ok
-        assert "at most 3600 s, and -3601 s are asked for" in refused.reason
+        assert "at most 3600 s, and -3601 s are requested" in refused.reason
         assert inject(made, for_s=4.0).ok
         wait_skew(watched, OFFSET_S)
         again = inject(made)

@@ -81,7 +81,7 @@ def test_a_console_script_is_warm_and_another_program_says_that_it_is_not(agent:
     assert agent.worker_log("tool", 1, 0) == ""
     found = report_of(agent, tmp_path, "other", command=str(other), args=("a",))
     assert (found["argv"], found["forked"]) == ([path, "a"], False)
-    assert agent.worker_log("other", 1, 0).startswith(f"holdfast: {other} is no Python program of ")
+    assert agent.worker_log("other", 1, 0).startswith(f"holdfast: {other} is not a Python program of ")
 
 
 def test_a_secret_is_read_on_the_node_and_kept_nowhere(agent: Agent, tmp_path: Path) -> None:
@@ -158,6 +158,6 @@ def test_its_own_client_is_served_and_a_section_that_hangs_ends_its_rank(
             assert (ended.exit_code, ended.signal) == (0, None)
         else:
             assert (ended.exit_code, ended.signal, ended.expected) == (None, 9, False)
-            assert "rank 0 is ended: section 'step' has been open for " in ended.log_tail[-1]
+            assert "rank 0 is killed: section 'step' has been open for " in ended.log_tail[-1]
             assert "(calculated by the script)" in ended.log_tail[-1]
     wait_until(lambda: not agent.running("holdfast-reaper"), description="every worker to be gone")

@@ -75,10 +75,10 @@ def test_an_order_to_prepare_ends_a_test_and_does_not_wait_for_it(
     assert not answer.ok
     assert answer.link is None, "what it has found by then is not told"
     if worker is one:
-        assert "has got work: the test of the network with other was ended" in answer.reason
+        assert "received work, which cancelled its test of the network with other" in answer.reason
         assert one.plane.reports.index(answer) < one.plane.reports.index(prepared)
     refused = worker.plane.ask(CheckLink("x", TOKEN, LIMITS, for_s=30.0))
     assert not refused.ok
-    assert "has work: it tests no network" in refused.reason
+    assert "has work and does not test the network" in refused.reason
     assert worker.plane.ask(Stop(who[4:], 1)).ok
     assert one.plane.ask(measure(waits(other))).ok, "both are idle again"

@@ -287,7 +287,7 @@ def test_what_others_have_set_up_stays(link: Link, tmp_path: Path) -> None:
     assert len(link.tc("filter", "show", "dev", DEVICE, "ingress")) == 2, "a filter and its chain"
     assert link.lost(1) == 0
     with agent(link, tmp_path / "agent") as made:
-        assert made.inject().startswith(f"refused: others filter the packets of {DEVICE}")
+        assert made.inject().startswith(f"refused: {DEVICE} has filters of other programs")
 
 
 @pytest.mark.timeout(120)
@@ -299,7 +299,7 @@ def test_what_is_not_possible_or_not_allowed_is_refused_with_the_reason(link: Li
             "the agent)"
         )
     with agent(link, tmp_path / "agent", interface="nosuch0") as made:
-        assert made.inject().startswith("refused: there is no network interface nosuch0 here (HOLDFAST_FAULT_LINK")
+        assert made.inject().startswith("refused: this node has no network interface nosuch0 (HOLDFAST_FAULT_LINK")
     drop = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
     with agent(link, tmp_path / "agent", before=drop) as made:
         said = made.inject()

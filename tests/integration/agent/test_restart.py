@@ -21,7 +21,7 @@ def test_an_idle_agent_begins_again_as_another_incarnation_of_the_same_process(t
         pid = agent.process.pid
         order = RestartAgent("a new version")
         answer = agent.plane.ask(order, command_id="c-restart")
-        assert (answer.ok, answer.reason) == (True, "it begins again")
+        assert (answer.ok, answer.reason) == (True, "the agent restarts")
         refused = agent.plane.ask(prepare_order("gpt", script(tmp_path, "train", TRAINS)))
         assert not refused.ok
         assert "about to be replaced" in refused.reason

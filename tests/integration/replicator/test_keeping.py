@@ -78,7 +78,7 @@ def test_steps_are_deleted_when_somebody_asks_for_it_and_a_running_job_keeps_its
         first, last = save(a, 10, 20)
         with pytest.raises(grpc.RpcError) as refused:
             a.prune((1, 10))
-        assert refused.value.details() == "job llm is not over, and may need step 10 (attempt 1)"
+        assert refused.value.details() == "job llm has not ended and may need step 10 (attempt 1)"
         a.end()
         a.prune((1, 10))
         a.wait_without(first, "disk")

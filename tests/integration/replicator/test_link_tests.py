@@ -112,7 +112,7 @@ def test_either_side_ends_it_at_once(pair: list[Node], side: str) -> None:
         try:
             return measured(here, there.endpoint)
         except grpc.RpcError as error:
-            if error.details() == "a test of the network is under way":
+            if error.details() == "a test of the network is in progress":
                 return None
             raise
 

@@ -171,7 +171,7 @@ def test_a_cancellation_that_nobody_ordered_takes_the_service_down_and_is_named(
     """
     code, errors = end(start(source, ready=False))
     assert code == 1
-    assert "the loop 'session' was cancelled, and not by us" in errors
+    assert "the loop 'session' was cancelled, but not by Holdfast" in errors
 
 
 def test_an_exception_carries_its_loops_name(start: Start) -> None:

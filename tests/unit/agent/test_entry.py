@@ -77,7 +77,7 @@ def test_everything_else_is_a_program_and_says_so(tmp_path: Path, program: objec
     ):
         pytest.skip("this interpreter is in no virtual environment")
     assert (entry.kind, entry.target, entry.args) == ("program", path, ("a",))
-    assert "tool is no Python program of" in entry.note
+    assert "tool is not a Python program of" in entry.note
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ async def test_a_job_that_does_not_allow_faults_gets_none(tmp_path: Path, kind: 
         ({"kind": "clock_jump", "offset_s": 0.0}, InvalidSpec, "offset_s: 0.0 .* -86400 to 86400, not 0"),
         ({"kind": "clock_jump", "offset_s": float("nan")}, InvalidSpec, "offset_s: nan"),
         ({"kind": "clock_jump", "offset_s": 1e6}, InvalidSpec, "offset_s: 1000000.0"),
-        ({"kind": "leader_kill"}, Conflict, "leader_kill is a fault of the control plane, and no agent causes it"),
-        ({"kind": "redis_kill"}, Conflict, "redis_kill is a fault of the control plane, and no agent causes it"),
+        ({"kind": "leader_kill"}, Conflict, "leader_kill is a fault of the control plane, which an agent cannot cause"),
+        ({"kind": "redis_kill"}, Conflict, "redis_kill is a fault of the control plane, which an agent cannot cause"),
         (
             {"kind": "lossy_link", "loss_percent": 5.0},
             Conflict,
@@ -131,7 +131,7 @@ async def test_a_job_that_does_not_allow_faults_gets_none(tmp_path: Path, kind: 
         (
             {"kind": "clock_jump", "offset_s": -60.0},
             Conflict,
-            r"at most 0 s, and -60 s are asked for \(HOLDFAST_FAULT_CLOCK_S_MAX",
+            r"at most 0 s, and -60 s are requested \(HOLDFAST_FAULT_CLOCK_S_MAX",
         ),
     ],
 )

@@ -26,12 +26,12 @@ def test_nothing_is_judged_without_a_number_or_experience() -> None:
 def test_heartbeats() -> None:
     told = watch(Timeouts(initial=60.0, subsequent=30.0))
     assert told.overdue(60.0) == ""
-    assert told.overdue(61.0) == "the first heartbeat has not come for 61.0 s; 60.0 s are allowed (set for the job)"
+    assert told.overdue(61.0) == "the first heartbeat has not arrived for 61.0 s; 60.0 s are allowed (set for the job)"
     told.fold(Heartbeat(), 50.0)
     assert told.overdue(80.0) == ""
-    assert told.overdue(80.5) == "no heartbeat has come for 30.5 s; 30.0 s are allowed (set for the job)"
+    assert told.overdue(80.5) == "no heartbeat has arrived for 30.5 s; 30.0 s are allowed (set for the job)"
     told.fold(Update((100.0, 10.0), None), 50.0)
-    assert told.overdue(60.5) == "no heartbeat has come for 10.5 s; 10.0 s are allowed (calculated by the script)"
+    assert told.overdue(60.5) == "no heartbeat has arrived for 10.5 s; 10.0 s are allowed (calculated by the script)"
 
 
 def test_sections_and_what_is_between_them() -> None:
@@ -74,7 +74,7 @@ def test_time_outs_are_learned_and_never_short() -> None:
     assert slow.overdue(600.0 + 1000.0) == ""
     assert (
         slow.overdue(600.0 + 1001.0)
-        == "no heartbeat has come for 1001.0 s; 1000.0 s are allowed (learned from earlier ones)"
+        == "no heartbeat has arrived for 1001.0 s; 1000.0 s are allowed (learned from earlier ones)"
     )
 
 

@@ -168,7 +168,7 @@ async def test_a_command_that_hangs_is_killed_at_the_limit(gpus: StandInGpus) ->
 
 async def test_a_failing_test_makes_the_order_fail(gpus: StandInGpus) -> None:
     error = await Bench(gpus, failures="gpus: GPU 2 is lost").refused(2)
-    assert "GPU 2 was reset, and then the node's tests of itself failed: gpus: GPU 2 is lost" in str(error)
+    assert "GPU 2 was reset, but the node's pre-flight test failed afterwards: gpus: GPU 2 is lost" in str(error)
     assert gpus.resets == ["2"]
 
 

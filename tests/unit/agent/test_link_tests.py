@@ -64,7 +64,7 @@ async def test_a_node_with_work_refuses() -> None:
         node = Node(tasks)
         node.idle = False
         for order in (WAIT, MEASURE):
-            with pytest.raises(Conflict, match="n0 has work: it tests no network"):
+            with pytest.raises(Conflict, match="n0 has work and does not test the network"):
                 await node.tests.carry_out(order)
         assert not node.replicator.said
 
@@ -88,7 +88,7 @@ async def test_work_ends_a_test_without_waiting_for_its_end() -> None:
         assert anyio.current_time() == began
         await anyio.wait_all_tasks_blocked()
         assert anyio.current_time() == began
-        assert outcome == ["n0 has got work: the test of the network with n1 was ended"]
+        assert outcome == ["n0 received work, which cancelled its test of the network with n1"]
         await anyio.sleep(31.0)
         assert node.replicator.said[-1] == "closed"
         node.tests.make_way()
@@ -101,7 +101,7 @@ async def test_one_test_at_a_time_and_its_failure_is_told() -> None:
         node = Node(tasks)
         tasks.start_soon(node.tests.carry_out, MEASURE)
         await anyio.sleep(1.0)
-        with pytest.raises(Conflict, match="n0 tests the network already"):
+        with pytest.raises(Conflict, match="n0 is already testing the network"):
             await node.tests.carry_out(WAIT)
         await anyio.sleep(10.0)
         node.replicator.error = Unavailable("n1 hung up")

@@ -128,7 +128,10 @@ async def test_a_gpu_that_hangs_is_named_and_the_others_are_read(tmp_path: Path)
         ('{"call": "count", "answers": [{"error": 9}]}', "count failed with NVML error 9"),
         ('{"call": "count", "answers": [0]}', "has no GPU"),
         ("not json", r":1: not a recorded call"),
-        ('{"call": "count", "answers": [1]}\n{"call": "uuid", "gpu": 0, "answers": [{"error": 18}]}', "gone .error 18"),
+        (
+            '{"call": "count", "answers": [1]}\n{"call": "uuid", "gpu": 0, "answers": [{"error": 18}]}',
+            "available .error 18",
+        ),
     ],
 )
 async def test_a_driver_that_is_not_there_says_why(tmp_path: Path, text: str, words: str) -> None:

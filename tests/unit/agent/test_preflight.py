@@ -157,7 +157,7 @@ async def test_an_order_ends_a_test_at_once_and_it_is_made_up_for_when_the_node_
 @virtual
 async def test_devices_that_cannot_be_tested_are_a_failure(anyio_backend: Any) -> None:
     async with stage() as played:
-        played.answer = Unavailable("the self-test was killed (it has 60 s): no output")
+        played.answer = Unavailable("the self-test was killed (time limit 60 s): no output")
         await anyio.sleep(3)
         assert "cannot be tested" in played.reports[0].failures
 

@@ -64,6 +64,22 @@ def test_local_norms_travel_only_when_somebody_reports_one() -> None:
 OBSERVED: dict[str, Any] = {"step": 16, "steps": 8, "started_at": 10.0, "ended_at": 11.0, "comm_wait_s": 0.25}
 
 
+def test_observed_steps_are_counted_and_only_those_with_a_measured_wait_are_compared() -> None:
+    """Ranks 4 and 5 of a script that reports no steps; rank 5 has begun later."""
+    folded = Progress(node="n0", job="gpt", generation=2, ranks=(4, 5), step=0, at=9.0)
+    assert (folded.observed, folded.observed_since) == ((0, 0.0), None)
+    for rank, more in ((4, {}), (4, {"step": 24, "ended_at": 12.0}), (5, {"ended_at": 14.0, "steps": 16})):
+        known = {**WHO, **OBSERVED, "rank": rank, **more, "comm_wait_s": None}
+        parsed = parse(worker.encode("observed_steps", **known))
+        assert isinstance(parsed, ObservedStepsNote)
+        folded.fold(parsed)
+    assert folded.observed == (16, 0.25)
+    assert folded.sample(15.0, {}).observed == (24, 16)
+    assert folded.observed_since == 14.0
+    assert folded.silent
+    assert folded.take_observed(15.0) is None, "no wait is known, so nothing can be compared"
+
+
 def test_observed_steps_become_columns_and_are_no_sign_of_progress() -> None:
     folded = progress()
     assert folded.take_observed(11.0) is None
@@ -82,7 +98,7 @@ def test_observed_steps_become_columns_and_are_no_sign_of_progress() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"steps": 0}, {"steps": 1 << 40}, {"ended_at": 9.0}, {"comm_wait_s": None}, {"comm_wait_s": -1}, {"step": 1.5}],
+    [{"steps": 0}, {"steps": 1 << 40}, {"ended_at": 9.0}, {"comm_wait_s": "?"}, {"comm_wait_s": -1}, {"step": 1.5}],
     ids=str,
 )
 def test_observed_steps_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:

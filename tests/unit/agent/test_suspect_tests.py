@@ -143,7 +143,7 @@ async def test_what_fails(answer: str, failing: str) -> None:
         printed(GPU, LATE, unfinished="its time was over"),
         printed(GPU, GPU, unfinished="NCCL error: unhandled system error"),
         printed({"unfinished": "CUDA out of memory"}, GPU),
-        Unavailable("__main__.py was killed (it has 2 s): no output"),
+        Unavailable("__main__.py was killed (time limit 2 s): no output"),
         "no JSON",
         ValueError("a bug of the test"),
     ],
@@ -194,7 +194,7 @@ async def test_a_port_that_was_active_and_is_not_has_failed_and_one_that_never_w
         played.ports_now = ports()
         assert (
             await tests.make(2.0)
-        ).failures == "ports: mlx5_0 port 1 was active, and is gone (its device is not there)"
+        ).failures == "ports: mlx5_0 port 1 was active, and is gone (its device does not exist)"
         played.ports_now = None
         assert verdicts(await tests.make(2.0))["ports"] is None, "it cannot be read"
     async with stage(ports_now=ports("DOWN")) as (played, tests):

@@ -219,7 +219,7 @@ def test_a_fault_that_waits_for_long_is_said_once() -> None:
     mine.say = said.append
     mine.run()
     late = [line for line in said if "waits" in line]
-    assert late[0].startswith("the next fault is due since 6")
+    assert late[0].startswith("the next fault has been due for 6")
     assert late[0].endswith(" s and waits: the job is preparing, and an incident is open")
     assert len(late) <= len(mine.faults)
 

@@ -409,7 +409,7 @@ def test_the_policy_travels_with_the_job_and_the_job_has_nodes_of_its_own(tmp_pa
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"script": "train.py"}, r"job\.yaml:\d+: script: 'train.py'.*where it is in the image"),
+        ({"script": "train.py"}, r"job\.yaml:\d+: script: 'train.py'.*an absolute path in the container image"),
         ({"policy": "missing.py"}, r"job\.yaml:\d+: policy: 'missing.py'.*an existing file of this machine"),
         ({"nodez": 4}, r"job\.yaml:\d+: nodez.*did you mean 'nodes'"),
         ({"nodes": "four"}, r"job\.yaml:\d+: nodes"),
@@ -554,7 +554,7 @@ def test_without_kubectl_and_with_one_that_fails(cluster: Path, monkeypatch: pyt
     with pytest.raises(Unavailable, match="something else than JSON"):
         submit(cluster)
     monkeypatch.setenv("PATH", str(cluster))
-    with pytest.raises(NotFound, match="there is no kubectl here"):
+    with pytest.raises(NotFound, match="kubectl, which submits to the cluster, is not installed"):
         submit(cluster)
 
 

@@ -48,6 +48,7 @@ ROWS: dict[tuple[str, ...], dict[str, Any]] = {
         "mesh": {"dp": 16, "pp": 8, "tp": 8},
         "generation": 3,
         "step": 123_456,
+        "observed_steps": None,
         "loss": 2.34,
         "tokens_per_s": 17_246.9,
         "priority": 10,

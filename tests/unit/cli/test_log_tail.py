@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.agent.workers.logs import tail
 from holdfast.cli import log_tail
 from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks
 
@@ -48,6 +49,23 @@ def test_lines_are_shown_once_and_whole(tmp_path: Path) -> None:
     append(path, b"o\nthree\r\n")
     assert list(tail.lines(view(1, 0))) == ["[rank0] two", "[rank0] three"]
     assert list(tail.lines(view(1, 0))) == []
+
+
+def test_what_torch_says_of_the_flight_recorder_s_server_is_left_out(tmp_path: Path) -> None:
+    """As torch 2.13 writes it at the start and the end of every rank that an agent can read the recorder of."""
+    path = log(tmp_path, 0)
+    append(
+        path,
+        b"[rank0]:[W1125 22:55:56.685 WorkerServer.cpp:113] [c10d] Server listening to UNIX /tmp/fr-5c66-2-0.sock\n",
+    )
+    append(path, b"[W1125 22:55:57.1 ProcessGroupGloo.cpp:760] [c10d] connection refused\nepoch 1\n")
+    append(path, b"[rank0]:[W1125 22:56:03.852 WorkerServer.cpp:144] [c10d] Server shutting down\n")
+    append(path, b"[rank0]:[W1125 22:56:03.856 WorkerServer.cpp:139] [c10d] Server exited\n")
+    assert list(tail_of(tmp_path).lines(view(1, 0))) == [
+        "[rank0] [W1125 22:55:57.1 ProcessGroupGloo.cpp:760] [c10d] connection refused",
+        "[rank0] epoch 1",
+    ]
+    assert tail(path) == ("[W1125 22:55:57.1 ProcessGroupGloo.cpp:760] [c10d] connection refused", "epoch 1")
 
 
 def test_a_file_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -56,6 +56,6 @@ def test_what_cannot_be_is_said_at_once(node: str, gone: bool, why: str) -> None
 
 def test_an_agent_of_an_earlier_version_is_not_asked() -> None:
     fleet = running(job(dp=2), spares=1)
-    with pytest.raises(HoldfastError, match="does not know this order"):
+    with pytest.raises(HoldfastError, match="does not support this order"):
         check_agent_restart(fleet.state, AgentRestartRequested(fleet.now, "n2", "a new version"))
     check_agent_restart(able(fleet, "n2"), AgentRestartRequested(fleet.now, "n2", "a new version"))

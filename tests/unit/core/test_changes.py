@@ -257,7 +257,7 @@ def test_a_member_that_vanished_after_the_start_is_planned_around_when_no_node_r
     assert fleet.job.number == 2
     fleet.wait(2.0)
     assert fleet.nodes() == ("n0", "n1", "n3")
-    assert "before it said that its ranks had started, and no node reports a step" in fleet.notes()
+    assert "before it reported that its ranks had started, and no node reports a step" in fleet.notes()
 
 
 def test_a_member_that_is_lost_after_the_start_is_replaced_at_once() -> None:
@@ -437,7 +437,7 @@ def test_a_new_leader_starts_nothing_before_it_has_heard_who_may_run_what_the_lo
     fleet.hello("n1")
     fleet.answer_orders()
     assert not fleet.orders(Start)
-    assert fleet.job.reason == "waits for node n2, which this leader has not heard yet"
+    assert fleet.job.reason == "waits for node n2 to reconnect to this leader"
     fleet.now += 3.5  # its Hello was lost, and it has a new session
     fleet.hello("n2", running=2)
     assert not fleet.orders(Start)

@@ -59,7 +59,7 @@ def test_a_spare_whose_machine_is_deleted_is_forgotten_once_it_is_lost() -> None
     assert "n2" not in fleet.state.nodes
     assert NoticeDue("n2") not in fleet.state.timers
     assert [each.text for each in fleet.records if isinstance(each, Noted) and each.subject == "n2"] == [
-        "forgotten: its machine was deleted from the cluster"
+        "removed: its machine was deleted from the cluster"
     ]
     assert fleet.job.phase is JobPhase.RUNNING
 

@@ -155,7 +155,8 @@ def test_it_waits_for_a_node_that_has_gone_before_it_could_start_and_does_not_go
     assert not prepares(fleet)
     assert fleet.job.phase is JobPhase.PENDING
     assert (
-        fleet.job.reason == "step 20, which it is to go on from, cannot be restored now: no node at hand has any of it"
+        fleet.job.reason
+        == "step 20, from which the job must continue, cannot be restored now: no connected node holds any of it"
     )
 
 

@@ -160,7 +160,7 @@ def test_a_loss_that_a_new_leader_hears_of_waits_until_the_node_can_have_connect
     fleet.fold(LeaderStarted(fleet.now, 2))
     fleet.find(FindingKind.NODE_LOST, "n0")
     fleet.wait(1.0)
-    assert "not decided yet: n0 has 5.0 s to connect to the supervisor again" in fleet.notes()
+    assert "not decided yet: n0 has 5.0 s to reconnect to the supervisor" in fleet.notes()
     for node in ("n0", "n1", "n2", "n3"):
         fleet.hello(node, running=1)
     fleet.wait(30.0)

@@ -71,7 +71,7 @@ def test_a_node_out_of_service_is_booted_when_its_job_has_saved_elsewhere_and_co
     assert isinstance(order, RebootNode)
     assert order.cause == fleet.state.nodes["n0"].unschedulable_reason
     fleet.done("n0", RebootNode)
-    assert "was told to boot 2 s ago" in standing(fleet, "n0")
+    assert "was ordered to boot 2 s ago" in standing(fleet, "n0")
     fleet.boot("n0")
     assert "on hold until" in standing(fleet, "n0")
     fleet.wait(RULES.hold_s + 1)

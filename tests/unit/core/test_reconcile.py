@@ -182,7 +182,7 @@ def test_two_witnesses_are_contradicted_by_steps_that_go_on() -> None:
         fleet.beat(step)
     assert fleet.job.phase is JobPhase.RUNNING
     assert not fleet.state.incidents
-    assert "contradicted: step 17 was finished after n1 was last heard of" in fleet.notes()
+    assert "contradicted: step 17 was finished after contact with n1 was lost" in fleet.notes()
     fleet.wait(5.0)  # and when it does die, its peers stand still
     assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n1")
 

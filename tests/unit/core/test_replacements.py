@@ -206,7 +206,7 @@ def test_a_spare_that_never_held_a_shard_is_replaced_and_booted_all_the_same() -
     corrupt(fleet, "n4")
     fleet.find(FindingKind.GPU_ERROR, "n5", severity=Severity.FATAL, ladder=(Remedy.REBOOT_NODE,))
     assert requested(fleet) == []
-    assert "it has not said which shards it holds" in standing(fleet, "n4")
+    assert "it has not reported which shards it holds" in standing(fleet, "n4")
     fleet.wait(LOOK_S + 1)
     assert requested(fleet) == ["n4"]
     assert set(fleet.orders(RebootNode)) == {"n5"}

@@ -8,7 +8,7 @@ import pytest
 from diagnosing import BUG, COLLECTIVE, T0, Fleet
 
 from holdfast.diagnostics.detectors.liveness import UNWITNESSED_GRACE_S
-from holdfast.domain.findings import FindingKind, Remedy
+from holdfast.domain.findings import Blamed, FindingKind, Remedy
 from holdfast.domain.signals import WorkerError
 
 
@@ -297,6 +297,20 @@ def test_of_a_script_that_reports_no_steps_no_step_is_claimed() -> None:
     fleet.now += 3600.0
     fleet.exits(1, signal=11)
     assert "without having reported a step" in fleet.only().summary
+
+
+@pytest.mark.parametrize("observed", [0, 250])
+def test_an_exception_after_observed_steps_is_not_one_before_the_first_step(observed: int) -> None:
+    """A script that reports no steps fails within minutes. Before its first step that would be a bug of its own."""
+    fleet = Fleet(nodes=2)
+    fleet.training = False
+    fleet.start()
+    fleet.now += 30.0
+    fleet.exits(1, error=BUG, observed=observed)
+    found = fleet.only()
+    assert ("before its first step" in found.summary) == (not observed)
+    assert ("after 250 optimizer steps (observed: the script reports none)" in found.summary) == bool(observed)
+    assert (found.attribution.blame is Blamed.USER) == (not observed)
 
 
 def test_a_failure_before_the_first_step_is_called_so() -> None:

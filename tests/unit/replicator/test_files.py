@@ -159,7 +159,7 @@ def test_an_image_that_is_not_committed_leaves_nothing_on_the_disk(
         case _:
             header = replace(source.reader.header, sequence=source.reader.header.sequence + 1)
             fresh = PendingCommit(Seen(source.path, header))
-    with pytest.raises(Conflict, match=r"overwritten|saved into again"):
+    with pytest.raises(Conflict, match=r"overwritten|contains a newer save"):
         disk.put_fresh(JOB, fresh, NO_LIMIT)
     assert disk.shards(JOB) == []
     assert not [path for path in (tmp_path / "disk").rglob("*") if path.is_file()]
@@ -176,7 +176,7 @@ def test_a_damaged_span_is_refused_and_the_good_ones_are_kept(tmp_path: Path, so
             incoming.write(memoryview(broken))
         with pytest.raises(Conflict, match="not complete"):
             incoming.commit()
-        with pytest.raises(Conflict, match="already arriving"), disk.receive(JOB, source.manifest):
+        with pytest.raises(Conflict, match="another transfer is writing"), disk.receive(JOB, source.manifest):
             pass
     assert disk.shards(JOB) == []
     with disk.receive(JOB, source.manifest) as incoming:

@@ -126,7 +126,7 @@ def test_what_has_arrived_or_does_not_come(store: InMemory, tmp_path: Path) -> N
     manifest = bucket.manifest_of(ShardKey(1, 20, 0), "")
     arrivals = Arrivals(wait_s=0)
     span = manifest.spans[2]
-    with pytest.raises(NotFound, match="not come here in time"):
+    with pytest.raises(NotFound, match="did not arrive on this node in time"):
         arrivals.read(JOB, manifest.digest, span.offset, span.size)
     with inbox.receive(JOB, manifest) as incoming, arrivals.announcing(JOB, incoming, inbox):
         data = memoryview(pattern()[-span.size :])

@@ -480,7 +480,7 @@ async def test_data_that_cannot_be_deleted_is_said_and_the_other_tiers_are_delet
 
     async with started(root) as engine:
         monkeypatch.setattr("holdfast.replicator.tiers.images.remove", refused)
-        with pytest.raises(Unavailable, match="data of job llm is left"):
+        with pytest.raises(Unavailable, match="data of job llm on this node could not be deleted"):
             await engine.forget(JOB, idle)
         assert not (root / "disk" / JOB).exists()
         await engine.end(EndJob(OTHER, 1))

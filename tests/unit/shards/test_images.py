@@ -129,7 +129,7 @@ def test_a_reader_of_an_image_being_written_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="being written"):
         Reader(image.path)
     image.abandon()
-    with pytest.raises(Conflict, match="no complete shard"):
+    with pytest.raises(Conflict, match="does not contain a complete shard"):
         Reader(image.path)
 
 

@@ -555,3 +555,8 @@ async def test_the_page_of_the_api_loads_nothing_from_elsewhere(api: Any) -> Non
         answer = await api.http.get(path)
         assert answer.status_code == 200, path
         assert len(answer.content) > 1000
+
+
+async def test_a_test_of_alerts_says_that_none_are_configured(api: Any) -> None:
+    answer = await api.http.post("/v1/alerts/test")
+    assert (answer.status_code, answer.json()) == (200, {"addresses": []})

@@ -192,6 +192,35 @@ async def test_a_run_becomes_a_ledger_whose_seconds_add_up(history: SqliteHistor
     assert ledger.goodput_paid == pytest.approx(10.0 * 2 / (3 * 5 + 2 * 6))
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["no steps", "a late first step"])
+async def test_the_time_of_a_run_without_steps_is_known_as_such(history: SqliteHistory, *, late: bool) -> None:
+    """A script that was silent for long before its first step only seemed to report none."""
+    generation = Generation(1, 1, Mesh.of({"dp": 2}), (Placement(0, "n1", 0, 1), Placement(1, "n2", 1, 1)))
+    after = replace(generation, number=2)
+    stepping = GenerationStage.STEPPING
+    await history.add_events(
+        told(
+            JobAccepted(100.0, "gpt", parse_job(job_body())),
+            JobChanged(100.0, "gpt", JobPhase.PREPARING, ""),
+            GenerationChanged(101.0, "gpt", GenerationStage.STARTED, generation, ""),
+            GenerationChanged(106.0, "gpt", stepping, generation, "", reports_steps=False),
+            GenerationChanged(120.0, "gpt", GenerationStage.PLANNED, after, ""),
+            GenerationChanged(121.0, "gpt", GenerationStage.STARTED, after, ""),
+            GenerationChanged(124.0, "gpt", stepping, after, "", reports_steps=False),
+            JobChanged(130.0, "gpt", JobPhase.STOPPED, ""),
+        ),
+        "8-0",
+    )
+    if late:
+        await history.add_steps([replace(each, generation=2) for each in steps(4, begin=126.0)], "1-0")
+    run = await history.run("gpt")
+    assert run is not None
+    ledger = await account_in_thread(run, now=500.0)
+    assert ledger.wall_s == pytest.approx(30.0) == sum(ledger.seconds.values())
+    assert ledger.seconds[Class.RUNNING] == pytest.approx(14.0 if late else 20.0)
+    assert (ledger.goodput_job is None) == (not late)
+
+
 async def test_a_second_run_of_a_name_is_another_run(history: SqliteHistory) -> None:
     spec = parse_job(job_body())
     await history.add_events(told(JobAccepted(100.0, "gpt", spec), JobAccepted(200.0, "gpt", spec)), "2-0")

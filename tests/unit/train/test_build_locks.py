@@ -64,7 +64,7 @@ def test_the_lock_of_a_killed_rank_is_taken_over_once(tmp_path: Path, caplog: py
     first, second = baton_of(path, RANK="0"), baton_of(path, RANK="1")
     with caplog.at_level(logging.WARNING, "holdfast.train"):
         assert first.try_acquire()
-    assert "rank 0 of gpt, generation 1, ended while it was building there" in caplog.text
+    assert "rank 0 of gpt, generation 1, ended while it was building the extension" in caplog.text
     assert not second.try_acquire()
     assert path.stat().st_ino == inode  # whoever waits for its end still waits
     first.release()

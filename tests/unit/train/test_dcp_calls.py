@@ -232,7 +232,7 @@ def test_a_stop_is_raised_by_the_next_step(start_run: StartRun) -> None:
 def test_a_save_is_due_at_the_interval_and_when_it_was_asked_for(start_run: StartRun) -> None:
     run = start_run()
     writer, due = Writer(run), []
-    run._obey({"type": "checkpoint_now", "at_step": 7})
+    run._execute({"type": "checkpoint_now", "at_step": 7})
     for _ in range(11):
         steps(run, 1)
         due.append(writer.due)

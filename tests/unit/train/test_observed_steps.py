@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -121,10 +122,22 @@ def test_blocks_grow_shorter_when_steps_grow_longer(script: Script) -> None:
     assert script.heard[-1].steps <= 2
 
 
-def test_steps_without_a_measured_wait_are_not_reported(script: Script) -> None:
+def test_steps_are_counted_where_no_wait_can_be_measured(script: Script) -> None:
+    """As in a script without DistributedDataParallel."""
     script.waited_s = None
     script.step(0.5, 100)
-    assert script.heard == []
+    assert [note.step for note in script.heard] == list(range(1, 100))
+    assert all(math.isnan(note.comm_wait_s) and note.steps == 1 for note in script.heard)
+
+
+def test_where_waits_are_measured_every_block_has_one(script: Script) -> None:
+    script.step(0.5, 10)
+    script.waited_s = None  # no backward pass was timed
+    script.step(0.5, 7)
+    script.waited_s = 0.25
+    script.step(0.5)
+    assert [note.steps for note in script.heard] == [1] * 9 + [8]
+    assert not any(math.isnan(note.comm_wait_s) for note in script.heard)
 
 
 def test_the_first_failure_ends_the_observation_and_not_the_training(
@@ -137,7 +150,7 @@ def test_the_first_failure_ends_the_observation_and_not_the_training(
     assert script.weights[0].item() == pytest.approx(-0.5)
     assert len(script.heard) == 2
     assert [record.message for record in caplog.records] == [
-        "the steps of this script are not observed any more: OSError('no more')"
+        "the steps of this script are no longer observed: OSError('no more')"
     ]
 
 
@@ -175,7 +188,7 @@ def test_a_compiler_does_not_trace_the_hook(script: Script) -> None:
         ({worker.ENV_OBSERVE_STEPS: "1"}, True),
         ({worker.ENV_JOB: ""}, False),
         ({worker.ENV_NOTES: ""}, False),
-        ({"WORLD_SIZE": "1"}, False),
+        ({"WORLD_SIZE": "1"}, True),
     ],
 )
 def test_what_is_observed(tmp_path: Path, environ: dict[str, str], observed: bool) -> None:

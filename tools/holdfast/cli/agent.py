@@ -112,8 +112,8 @@ def agent(
 
 
 def own_directory(parent: Path, name: str, bytes_max: int) -> Path:
-    """Return `parent`/`name`, or a digest in the name's place if that path is longer than `bytes_max`: Unix sockets are made in
-    it. The same for the same name: an agent finds what the one before has left."""
+    """Return `parent`/`name`. If that path is longer than `bytes_max`, a digest replaces the name, because Unix sockets are
+    created in the directory. Equal names give equal paths, so an agent finds the files of the previous agent."""
     whole = parent.absolute() / name
     if len(os.fsencode(whole)) <= bytes_max or len(os.fsencode(name)) <= DIGEST_CHARS:
         return whole

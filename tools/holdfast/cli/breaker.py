@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, console, show_one
 
 app = typer.Typer(
@@ -22,13 +23,13 @@ Reason = Annotated[str, typer.Option(help="Kept in the record of decisions.")]
 @app.command()
 def show(api: Api = "", as_json: AsJson = False) -> None:
     """Show whether the breaker is open, and which events count towards it."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         show_one(client.breaker(), as_json)
 
 
 @app.command()
 def reset(api: Api = "", reason: Reason = "reset by operator") -> None:
     """Close the breaker, clear its counts and resume automatic actions. Deferred incidents are decided now."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         client.reset_breaker(reason)
     console.print("breaker: closed")

@@ -1,12 +1,12 @@
-"""`holdfast inject --every`: faults on a schedule, and what became of each.
+"""`holdfast inject --every`: injects faults on a schedule, and records the outcome of each.
 
-Theory. The schedule is a function of the seed: the gaps, the kinds and the targets do not depend on what happens. A fault that
-is due waits until the job runs and no incident is open, so that the first incident that is opened after a fault is its answer.
-The faults go through the API to the agent of the rank's node, which refuses them unless the job file says `chaos: true`.
+Theory. The schedule is a function of the seed: the gaps, the kinds and the targets do not depend on the run. A fault that is
+due waits until the job runs and no incident is open, so that the first incident that is opened after a fault belongs to it.
+The faults go through the API to the agent of the rank's node, which refuses them unless the job file has `chaos: true`.
 
-A fault of the control plane must not be noticed by the job at all. It is found when the API shows that it has happened: another
-leader, another lifetime of Redis. It is survived when the job runs on in the same generation without an incident, and the
-leader has committed a step that was finished after that. An API that does not come back is not survived."""
+A fault of the control plane must not affect the job. It is *found* when the API shows its effect: another leader, or another
+lifetime of Redis. It is *survived* when the job continues in the same generation without an incident, and the leader has
+committed a step that was finished after the fault was found. If the API does not answer again, it is *not survived*."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from holdfast.domain.faults import (
 from holdfast.domain.incidents import PLANNED_KINDS
 
 POLL_S: Final = 0.5
-INCIDENTS_NEW_MAX: Final = 50  # looked through at each poll, newest first
+INCIDENTS_NEW_MAX: Final = 50  # read at each poll, newest first
 INCIDENTS_KNOWN_MAX: Final = 500
 SETTLE_S: Final = 300.0  # after the last fault, until its incident is closed
 SAY_LATE_S: Final = 60.0
-NOT_FOUND_S: Final = 60.0  # a fault without an incident for so long was not found
-AWAY_S: Final = 180.0  # after a fault of the control plane, until the API answers again
+NOT_FOUND_S: Final = 60.0  # a fault without an incident after this time was not found
+AWAY_S: Final = 180.0  # limit of the time without an answer of the API after a fault of the control plane
 HAPPENED: Final = {FaultKind.LEADER_KILL: "new_leader", FaultKind.REDIS_KILL: "redis_restarted"}
 ENDED: Final = ("completed", "failed", "stopped")
 CLOSED: Final = ("resolved", "failed")
@@ -46,7 +46,7 @@ View = Mapping[str, Any]
 
 
 class Api(Protocol):
-    """What is needed of `holdfast.cli.client.Client`."""
+    """The methods of `holdfast.cli.client.Client` that a campaign uses."""
 
     def job(self, name: str) -> dict[str, Any]: ...
 
@@ -71,7 +71,8 @@ class Api(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """One fault of the schedule. `after_s`: since the one before it was due; `pick`: 0 … 1, of the ranks there are then."""
+    """One fault of the schedule. `after_s`: time since the previous one was due; `pick`: 0 … 1, selects one of the ranks that
+    exist when it is injected."""
 
     after_s: float
     kind: FaultKind
@@ -93,7 +94,7 @@ def parse_mix(text: str) -> dict[FaultKind, int]:
 
 
 def schedule(seed: int, every_s: float, mix: Mapping[FaultKind, int]) -> Iterator[Due]:
-    """Faults without end, with exponential gaps of `every_s` on average (a Poisson process)."""
+    """Yield faults without end, with exponential gaps of `every_s` on average (a Poisson process)."""
     source = random.Random(seed)
     kinds = sorted(mix)
     while True:
@@ -103,23 +104,23 @@ def schedule(seed: int, every_s: float, mix: Mapping[FaultKind, int]) -> Iterato
 
 
 def steady_clock() -> Callable[[], float]:
-    """Unix seconds by a clock that nobody sets: a clock that jumps may be this machine's."""
+    """Return a clock of Unix seconds that never jumps, because a fault may let this machine's clock jump."""
     offset_s = time.time() - time.monotonic()
     return lambda: offset_s + time.monotonic()
 
 
 @dataclass(slots=True)
 class Fault:
-    """One fault that was tried, and its answer: a row of the table. Times are Unix seconds of this machine."""
+    """One injected or refused fault and its outcome: a row of the table. Times are Unix seconds of this machine."""
 
     at: float
     kind: str
-    rank: int | None  # None: of the control plane
+    rank: int | None  # None: a fault of the control plane
     node: str
     step: int
-    refused: str = ""  # why it was not injected
+    refused: str = ""  # the reason why the fault was not injected
     incident: str = ""
-    finding: str = ""  # that was judged without an incident
+    finding: str = ""  # id of a finding that opened no incident
     found_as: str = ""  # kind of the incident or of the finding
     action: str = ""
     found_after_s: float | None = None
@@ -132,7 +133,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the control plane and the job were when a fault of the control plane was injected."""
+    """State of the control plane and the job before a fault of the control plane was injected."""
 
     epoch: int
     event_log: str
@@ -154,7 +155,7 @@ class Campaign:
     every_s: float
     mix: Mapping[FaultKind, int]
     for_s: float
-    last_s: float  # of a fault that lasts
+    last_s: float  # length of a lasting fault
     xid: int
     say: Callable[[str], None]
     loss_percent: float = LOSS_PERCENT_DEFAULT
@@ -168,13 +169,13 @@ class Campaign:
     ended_by: str = ""
     began_at: float = 0.0
     _known: set[str] = field(default_factory=set)
-    _said_late: float = 0.0
-    _before: Before | None = None  # of the newest fault, if it is one of the control plane
-    _step_then: int = 0  # when that one was found
+    _late_reported: float = 0.0
+    _before: Before | None = None  # state before the newest fault of the control plane
+    _step_then: int = 0  # the job's step when that fault was found
 
     def run(self) -> None:
-        """Until the time is over, the job has ended, or KeyboardInterrupt, which ends it as well. Raises `Conflict` if the job
-        does not allow faults."""
+        """Inject faults until the time is over, the job has ended, or KeyboardInterrupt. Raises `Conflict` if the job does not
+        allow faults."""
         self.began_at = self.clock()
         try:
             view = self.api.job(self.job)
@@ -205,10 +206,10 @@ class Campaign:
     def _is_time(self, due_at: float, view: View) -> bool:
         late_s = self.clock() - due_at
         calm = self._is_calm(view)
-        if late_s > SAY_LATE_S and not calm and self._said_late != due_at:
-            self._said_late = due_at
-            what = f"the job is {view['phase']}" + (", and an incident is open" if view["incident"] else "")
-            self.say(f"the next fault is due since {late_s:.0f} s and waits: {what}")
+        if late_s > SAY_LATE_S and not calm and self._late_reported != due_at:
+            self._late_reported = due_at
+            why = f"the job is {view['phase']}" + (", and an incident is open" if view["incident"] else "")
+            self.say(f"the next fault has been due for {late_s:.0f} s and waits: {why}")
         return late_s >= 0 and calm
 
     def _is_calm(self, view: View) -> bool:
@@ -219,7 +220,7 @@ class Campaign:
         )
 
     def _inject(self, due: Due, view: View) -> bool:
-        """Returns False if the API has just gone away; nothing has been injected."""
+        """Inject one fault. Returns False, without having injected it, if the API does not answer."""
         try:
             self._known = {str(each["id"]) for each in islice(self.api.incidents(self.job), INCIDENTS_KNOWN_MAX)}
             version = self.api.version() if due.kind in CONTROL_PLANE else {}
@@ -249,17 +250,17 @@ class Campaign:
             )
         except (Conflict, InvalidSpec, NotFound) as error:
             fault.refused, fault.outcome = str(error), "refused"
-        except Unavailable as error:  # it may have been injected all the same: an incident would say so
+        except Unavailable as error:  # it may have been injected; an incident would show this
             fault.refused = str(error)
-        except HoldfastError as error:  # … also if an agent did not answer; the leader knows what it refuses
+        except HoldfastError as error:  # the same if an agent did not answer; the leader's own refusal is certain
             fault.refused = str(error)
             fault.outcome = "refused" if due.kind in CONTROL_PLANE else fault.outcome
-        said = f": {fault.refused}" if fault.refused else ""
-        self.say(f"{len(self.faults)}. {fault.kind} of {where} at step {fault.step}{said}")
+        refusal = f": {fault.refused}" if fault.refused else ""
+        self.say(f"{len(self.faults)}. {fault.kind} of {where} at step {fault.step}{refusal}")
         return True
 
     def _wait(self, condition: Callable[[View], bool], end: float) -> View | None:
-        """Poll until `condition`; None if the time is over or the job has ended first."""
+        """Poll until `condition` and return the view; None if the time is over or the job has ended first."""
         while True:
             view = self._view()
             if view is not None:
@@ -278,7 +279,7 @@ class Campaign:
     def _view(self) -> View | None:
         try:
             return self.api.job(self.job)
-        except Unavailable:  # the control plane may be one of the things that are being tested
+        except Unavailable:  # faults of the control plane are part of the test
             return None
 
     def _settle(self) -> None:
@@ -286,7 +287,7 @@ class Campaign:
         self._wait(lambda _: all(each.outcome != "open" for each in self.faults), end)
 
     def _answer(self, *, final: bool = False) -> None:
-        """Find what the newest fault has led to. At most one is open."""
+        """Determine the outcome of the newest fault. At most one fault is open."""
         fault = self.faults[-1] if self.faults else None
         if fault is None or fault.outcome != "open":
             return
@@ -325,10 +326,10 @@ class Campaign:
             fault.outcome = "refused"
         elif fault.kind not in SILENT:
             fault.outcome = "not found"
-        elif step > fault.step or not fault.step:  # nothing has to show it, and the run must go on; some show no steps
+        elif step > fault.step or not fault.step:  # it suffices that the run continues; some scripts report no steps
             fault.outcome = "survived"
         else:
-            return  # it stands still
+            return  # no step has been finished since the fault
         self._look_for_finding(fault)
 
     @property
@@ -336,7 +337,7 @@ class Campaign:
         return self._before.generation if self._before is not None else 0
 
     def _judge_control_plane(self, fault: Fault, version: View, view: View, *, disturbed: bool) -> None:
-        assert self._before is not None, "it is set before such a fault is injected"
+        assert self._before is not None, "set before a fault of the control plane is injected"
         late_s = self.clock() - fault.at
         step = int(view["step"] or 0)
         happened = fault.found_as == HAPPENED[FaultKind(fault.kind)]
@@ -351,7 +352,8 @@ class Campaign:
             fault.steps_after_s, fault.outcome = round(late_s, 3), "survived"
 
     def _look_for_finding(self, fault: Fault) -> None:
-        """A warning that calls for no action opens no incident: the run went on, and somebody was told."""
+        """Find a finding of the fault. A warning without an action opens no incident: the run continued, and users were
+        notified."""
         about = islice(self.api.findings(node=fault.node), INCIDENTS_NEW_MAX)
         mine = [each for each in about if each["job"] in ("", self.job) and float(each["at"]) >= fault.at]
         if not fault.refused and mine:
@@ -363,7 +365,7 @@ class Campaign:
         return self.last_s if fault.kind in LASTING else 0.0
 
     def report(self) -> dict[str, Any]:
-        """Everything, for `--out`."""
+        """Return the settings and all faults, for `--out`."""
         outcomes = [each.outcome for each in self.faults]
         return {
             "job": self.job,

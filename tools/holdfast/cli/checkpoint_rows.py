@@ -44,8 +44,8 @@ def in_store(store: ObjectStore, job: str) -> list[Stored]:
     found = [_described(store, job, objects) for objects in survey(store, job)]
     if not found:
         others = jobs(store)
-        there = f"it has checkpoints of: {', '.join(others)}" if others else "it has no checkpoints"
-        raise NotFound(f"no checkpoints of {job} in {store.url}; {there}")
+        present = f"it has checkpoints of: {', '.join(others)}" if others else "it has no checkpoints"
+        raise NotFound(f"no checkpoints of {job} in {store.url}; {present}")
     return found
 
 
@@ -75,11 +75,11 @@ def choose(store: ObjectStore, job: str, step: int | None, attempt: int | None) 
         assert each.checkpoint is not None
         if step in (None, each.objects.step) and attempt in (None, each.objects.attempt):
             return each.checkpoint
-    meant = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
-    meant += "" if attempt is None else f" in attempt {attempt}"
+    wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
+    wanted += "" if attempt is None else f" in attempt {attempt}"
     problem = next((f" ({each.state}: {each.problem})" for each in found if each.objects.step == step), "")
     steps = ", ".join(f"{each.objects.step} (attempt {each.objects.attempt})" for each in complete) or "none"
-    raise NotFound(f"no {meant} of {job} in {store.url}{problem}; complete ones: {steps}")
+    raise NotFound(f"no {wanted} of {job} in {store.url}{problem}; complete ones: {steps}")
 
 
 def rows(stored: Sequence[Stored], held: Iterable[Json]) -> list[Json]:
@@ -87,7 +87,7 @@ def rows(stored: Sequence[Stored], held: Iterable[Json]) -> list[Json]:
     by_age: dict[CheckpointId, Json] = {}
     newest = None
     for item in held:
-        if item.get("newest"):  # the supervisor knows the abandoned lineages; the store does not
+        if item.get("newest"):  # only the supervisor knows which lineages are abandoned
             newest = int(item["attempt"]), int(item["step"])
         tiers = item.get("tiers") or {}
         by_age[CheckpointId(int(item["attempt"]), int(item["step"]))] = {

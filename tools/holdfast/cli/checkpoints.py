@@ -26,7 +26,8 @@ from rich.progress import (
 
 from holdfast.cli import checkpoint_rows, node_checkpoints
 from holdfast.cli.checkpoint_rows import Json, Stored
-from holdfast.cli.client import Client, NoApi, default_url
+from holdfast.cli.client import Client, NoApi
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, console, mesh, show_list, show_one, table
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.checkpoints import CheckpointId
@@ -70,10 +71,10 @@ Attempt = Annotated[
 @app.command("list", epilog="Example: holdfast checkpoints list gpt --store file:///mnt/checkpoints")
 def list_checkpoints(job: Job, store: Store = "", api: Api = "", as_json: AsJson = False) -> None:
     """List checkpoints, newest first: in the object store, and on the nodes if a supervisor answers."""
-    held, silent = _held(job, api or default_url())
+    held, silent = _held(job, api or api_url())
     if not store and silent is not None:
         raise type(silent)(f"{silent}; to list an object store, set it with --store") from silent
-    url = store or _store_of(job, api or default_url())
+    url = store or _store_of(job, api or api_url())
     stored: list[Stored] = []
     missing: HoldfastError | None = None
     try:
@@ -224,7 +225,7 @@ def prune(
     Retains the newest complete checkpoint of an object store, and all checkpoints that an unfinished job may restore.
     """
     if not store:
-        _prune_nodes(job, keep, api or default_url(), yes=yes, as_json=as_json)
+        _prune_nodes(job, keep, api or api_url(), yes=yes, as_json=as_json)
         return
     if not keep:
         raise InvalidSpec("--keep", keep, "at least 1 with --store")
@@ -312,8 +313,8 @@ def fetch(
     ] = None,
 ) -> None:
     """Download shard files with their manifests from the object store or the nodes, and verify them."""
-    if not store and not _has_store(job, api or default_url()):
-        with Client(api or default_url()) as client:
+    if not store and not _has_store(job, api or api_url()):
+        with Client(api or api_url()) as client:
             meant = node_checkpoints.choose(client, job, step, attempt)
             paths = _from_nodes(client, meant, rank or meant.ranks, to)
         console.print(
@@ -344,8 +345,8 @@ def export(
     if to.exists() and any(to.iterdir()):
         raise InvalidSpec("--to", str(to), "a directory that is empty or does not exist")
     shards = to.with_name(f".{to.name}.shards")  # on the same file system, so that the export can use links
-    if not store and not _has_store(job, api or default_url()):
-        with Client(api or default_url()) as client:
+    if not store and not _has_store(job, api or api_url()):
+        with Client(api or api_url()) as client:
             meant = node_checkpoints.choose(client, job, step, attempt)
             try:
                 _write_dcp(_from_nodes(client, meant, meant.ranks, shards), to)
@@ -397,7 +398,7 @@ def _from_nodes(client: Client, meant: node_checkpoints.OnNodes, ranks: Sequence
 def _opened(job: str, store: str, api: str) -> Iterator[ObjectStore]:
     """Open `store`, or the job's own object store according to the supervisor."""
     if not store:
-        api = api or default_url()
+        api = api or api_url()
         try:
             store = _store_of(job, api)
         except NoApi as error:

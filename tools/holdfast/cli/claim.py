@@ -15,7 +15,7 @@ from typing import IO
 from holdfast.domain.errors import Conflict, InvalidSpec
 
 PID_FILE = "stack.pid"
-SOCKET_PATH_BYTES_MAX = 60  # what the stack's own directory may take of the 107 bytes of a Unix socket's path
+SOCKET_PATH_BYTES_MAX = 60  # length of the stack's own directory, out of the 107 bytes of a Unix socket's path
 
 
 class Claim:
@@ -39,7 +39,7 @@ class Claim:
             self.path = self._short
 
     def use(self, path: Path) -> None:
-        """Use the path under which processes of an earlier stack know the directory."""
+        """Use the path of the directory that the processes of an earlier stack use."""
         if path != self.path:
             self._drop_short()
             self._short = path if path.is_symlink() else None
@@ -79,7 +79,7 @@ def _locked(path: Path) -> IO[str]:
         lock = path.open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is(lock, path):  # its last holder removed it between our open and our lock
+            if not _is(lock, path):  # the last holder removed the file between our open and our lock
                 lock.close()
                 continue
             lock.truncate(0)

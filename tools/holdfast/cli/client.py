@@ -94,7 +94,7 @@ class Client:
 
         `resume`: start from the newest complete checkpoint of the name, or from that of `step`; `fresh`: start at step 0.
         `launcher`: a token with which `attach` finds the job again.
-        Raises `Conflict` if a job of that name is running, or has checkpoints and neither of the two is set.
+        Raises `Conflict` if a job of that name is running, or if it has checkpoints and neither `resume` nor `fresh` is set.
         """
         parameters = {"resume": "true"} if resume else {"fresh": "true"} if fresh else {}
         parameters |= {} if step is None else {"step": str(step)}
@@ -102,8 +102,8 @@ class Client:
         return self._command("/v1/jobs", body, parameters=parameters, headers=headers)
 
     def attach(self, name: str, launcher: str) -> Json | None:
-        """Return the job if it was submitted with this token; None if there is no job of the name. Raises `Conflict` if it was
-        submitted with another one."""
+        """Return the job if it was submitted with this token; None if there is no job of the name. Raises `Conflict` if the job
+        was submitted with another token."""
         try:
             return self._led("POST", _path("jobs", name, "attach"), json={"token": launcher})
         except NotFound:
@@ -119,7 +119,7 @@ class Client:
         return self._pages("/v1/jobs")
 
     def stop(self, name: str, reason: str, *, save: bool = True) -> Json:
-        """`save`: a last checkpoint first, if the job can."""
+        """Stop the job. With `save`, it saves a last checkpoint first, if it can."""
         return self._command(_path("jobs", name, "stop"), {"reason": reason, "save": save})
 
     def checkpoint(self, name: str, grace_s: float | None = None) -> Json:
@@ -134,11 +134,11 @@ class Client:
         return self._get(_path("jobs", name, "policy"))
 
     def change_policy(self, name: str, body: str | Json) -> Json:
-        """`body`: as the `policy` of a job file."""
+        """Change the policy. `body` has the form of `policy` in a job file."""
         return self._command(_path("jobs", name, "policy"), {"policy": body})
 
     def policy_questions(self, name: str, *, since: float) -> Iterator[Json]:
-        """What the job's policies were asked since then (Unix seconds), newest first."""
+        """Return the questions that the job's policies were asked since `since` (Unix seconds), newest first."""
         return self._pages(_path("jobs", name, "policy", "questions"), since=since)
 
     def inject_fault(
@@ -152,14 +152,15 @@ class Client:
         loss_percent: float | None = None,
         offset_s: float | None = None,
     ) -> Json:
-        """Cause a fault and wait until the agent of the rank's node has answered; for a fault of the control plane, the leader.
+        """Inject a fault and wait for the answer of the agent on the rank's node or, for a fault of the control plane, of the
+        leader.
 
         `loss_percent` is for a lossy link, `offset_s` for a jump of the clock.
         """
         details = {"loss_percent": loss_percent, "offset_s": offset_s}
         given = {
             name: value for name, value in details.items() if value is not None
-        }  # an older supervisor knows neither
+        }  # a supervisor of an earlier version has neither field
         body = {"kind": kind, "rank": rank, "for_s": for_s, "xid": xid, **given}
         return self._command(_path("jobs", name, "faults"), body)
 
@@ -180,7 +181,7 @@ class Client:
         return self._command(_path("jobs", name, "checkpoints", "prune"), body)
 
     def checkpoint_holders(self, name: str, attempt: int, step: int) -> dict[int, list[str]]:
-        """rank → connected nodes that hold its shard."""
+        """Return rank → connected nodes that hold its shard."""
         answer = self._get(_path("jobs", name, "checkpoints", str(attempt), str(step)))
         return {int(rank): list(nodes) for rank, nodes in answer["ranks"].items()}
 
@@ -221,7 +222,7 @@ class Client:
         return self._get(_path("incidents", incident_id))
 
     def trace(self, incident_id: str) -> Json:
-        """The incident's spans, parents before their children."""
+        """Return the incident's spans, parents before their children."""
         return self._get(_path("incidents", incident_id, "trace"))
 
     def incidents(self, job: str | None = None, node: str | None = None) -> Iterator[Json]:
@@ -246,12 +247,16 @@ class Client:
             raise self._not_ours("its version has no protocol number")
         return answer
 
+    def test_alerts(self) -> list[Json]:
+        """Send a test alert to every address of the supervisor, and return what became of each."""
+        return list(self._led("POST", "/v1/alerts/test")["addresses"])
+
     def kubernetes(self) -> Json:
-        """Return how well the leader sees the cluster of its machines. Raises `NotFound` if the API is too old."""
+        """Return the state of the leader's connection to the Kubernetes cluster. Raises `NotFound` if the API is too old."""
         return self._get("/v1/kubernetes")
 
     def events(self) -> Iterator[tuple[str, Json]]:
-        """Server-sent events from now on: (type, data). Ends when the server closes the stream."""
+        """Yield server-sent events from now on: (type, data). Ends when the server closes the stream."""
         try:
             with self._http.stream("GET", "/v1/events", timeout=None) as response:
                 self._raise_problem(response)

@@ -43,6 +43,7 @@ _PLUGIN_KINDS: dict[Group, tuple[str, Any]] = {  # what each is called, and the 
     Group.STORES: ("object store", StoreKind),
     Group.PROVIDERS: ("provider", Callable),
     Group.POLICIES: ("policy", FunctionType),
+    Group.NOTIFIERS: ("notifier", Callable),
 }
 
 

@@ -18,7 +18,7 @@ def seconds(text: str) -> float:
 
 
 def period(text: str) -> float:
-    """Parse how far to look back, in seconds. Raises `typer.BadParameter`."""
+    """Parse the length of a period in the past, in seconds. Raises `typer.BadParameter`."""
     return _parse(text, 3660 * DAY_S, "12h or 7d, at most ten years")
 
 

@@ -1,7 +1,7 @@
-"""How a command ends: its exit code, and the message of an expected error.
+"""Exit codes of commands, and the message of an expected error.
 
-Schedulers decide by the exit code of `holdfast run` whether to submit a job again. The numbers are those of sysexits.h and, for
-a job that should not be started again, the one that NVIDIA's launchers for Slurm use.
+Schedulers decide by the exit code of `holdfast run` whether to submit a job again. The codes are those of sysexits.h; the code
+of a job that should not be started again is that of NVIDIA's launchers for Slurm.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from holdfast.domain.errors import HoldfastError
 COMPLETED = 0
 FAILED = 1  # another attempt may succeed
 USAGE_ERROR = 2
-UNAVAILABLE = 69  # EX_UNAVAILABLE: no supervisor answers; how the job is doing is not known
-SUSPENDED = 75  # EX_TEMPFAIL: all nodes of the job ended, and it goes on when there are nodes again
+UNAVAILABLE = 69  # EX_UNAVAILABLE: no supervisor answers; the state of the job is unknown
+SUSPENDED = 75  # EX_TEMPFAIL: all nodes of the job ended; the job continues when there are nodes again
 DO_NOT_RESTART = 93  # another attempt would fail in the same way, or an operator stopped the job
 SIGNALLED = 128  # + the signal's number, as a shell has it
 
-ENDED = frozenset({"completed", "stopped", "failed"})  # phases of a job that is over
+ENDED = frozenset({"completed", "stopped", "failed"})  # phases of a finished job
 
 
 def exit_code(job: Mapping[str, Any]) -> int:
-    """Return the exit code for a job that is over, or suspended."""
+    """Return the exit code for a finished or suspended job."""
     match job["phase"]:
         case "completed":
             return COMPLETED
@@ -34,7 +34,7 @@ def exit_code(job: Mapping[str, Any]) -> int:
             return SUSPENDED
         case "stopped":
             return DO_NOT_RESTART
-        case _:  # a supervisor of an earlier version does not say more about a failure
+        case _:  # a supervisor of an earlier version gives no details of a failure
             return DO_NOT_RESTART if job.get("permanent_failure") else FAILED
 
 

@@ -11,7 +11,8 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, console, markup, show_list, show_one
 from holdfast.domain.findings import DATED, ESTIMATE
 
@@ -32,8 +33,8 @@ _LADDER = {
 
 def register(app: typer.Typer) -> None:
     app.command(
-        epilog="Example: [bold]holdfast explain[/] lists the latest findings, [bold]holdfast explain ID[/] explains one, "
-        "or the one behind an incident.",
+        epilog="Example: [bold]holdfast explain[/] lists the latest findings, [bold]holdfast explain ID[/] explains a "
+        "finding, or the finding of an incident.",
         rich_help_panel="Look",
     )(explain)
 
@@ -48,7 +49,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Explain a finding: evidence, matched rule, failure attribution, and the resulting action."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         if not finding:
             latest = islice(client.findings(job or None, node or None), LATEST_MAX)
             show_list(latest, COLUMNS, as_json, "no findings yet")
@@ -62,7 +63,7 @@ def explain(
 
 
 def look_up(client: Client, an_id: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return a finding and its incident, by the id of either. An incident that began without a finding has None."""
+    """Return a finding and its incident, by the id of either. The finding is None for an incident without one."""
     if an_id.startswith(_INCIDENT):
         incident = client.incident(an_id)
         return (client.finding(incident["findings"][0]) if incident["findings"] else None), incident
@@ -109,7 +110,7 @@ def _incident(incident: dict[str, Any]) -> Iterator[Text]:
         return
     nodes = f" of {', '.join(action['nodes'])}" if action["nodes"] else ""
     yield _line("action", f"{action['kind']}{nodes}, decided by {incident['decided_by']}: {action['reason']}")
-    for rung in incident.get("walk", ()):  # a supervisor of an earlier version has none
+    for rung in incident.get("walk", ()):  # a supervisor of an earlier version sends no walk
         nodes = f" of {', '.join(rung['nodes'])}" if rung["nodes"] else ""
         yield _line(f"  rung {rung['recipe']}.{rung['rung']}", f"{rung['action']}{nodes}, {_ended(rung)}")
     if left := action.get("fallbacks"):

@@ -53,15 +53,15 @@ def follow(
     suspended_wait_s: float = 0.0,
 ) -> int:
     """Return the exit code for the end of the job (`endings.py`). `check` raises an exception to end the wait.
-    `until_left`: after completion, also wait until the final upload has ended. `suspended_wait_s`: a job that is suspended when
-    it is first seen has this long to go on.
+    `until_left`: after completion, also wait until the final upload has ended. `suspended_wait_s`: how long to wait for a job
+    that is suspended at the first poll to continue.
 
     If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`.
     """
     logs = LogTail(client, name, ranks)
     seen: set[tuple[str, str]] = set()
     silent_since: float | None = None
-    ended_at, goes_on_by = 0.0, clock() + suspended_wait_s
+    ended_at, resumes_by = 0.0, clock() + suspended_wait_s
     nodes: list[Mapping[str, Any]] = []
     with JobDisplay(console) as display:
         for poll in itertools.count():
@@ -71,7 +71,7 @@ def follow(
                 if poll % NODES_EVERY == 0:
                     nodes = list(client.nodes())
                 display.update(job, nodes)
-                news = list(_news(client, name, seen))
+                changes = list(_incident_lines(client, name, seen))
                 lines = list(logs.lines(job))
             except Unavailable as error:
                 if silent_since is None:
@@ -86,12 +86,12 @@ def follow(
                 display.say("connected to the supervisor again")
             for line in lines:
                 display.print(line)
-            for line in news:
+            for line in changes:
                 display.say(line)
             if not job.get("suspended"):
-                goes_on_by = 0.0
+                resumes_by = 0.0
             if (job["phase"] in ENDED and not (until_left and job.get("leaving"))) or (
-                job.get("suspended") and clock() >= goes_on_by
+                job.get("suspended") and clock() >= resumes_by
             ):
                 ended_at = ended_at or clock()
                 if _settled(job) or clock() - ended_at > SETTLE_MAX_S:
@@ -102,13 +102,13 @@ def follow(
         for line in logs.rest():
             display.print(line)
     console.print(markup(f"[bold]{escape(name)}[/] {job['phase']}: {escape(job['reason'])}"), soft_wrap=True)
-    if said := kept(job, how or by_command(name)):
-        console.print(escape(said), soft_wrap=True)
+    if description := kept(job, how or by_command(name)):
+        console.print(escape(description), soft_wrap=True)
     return exit_code(job)
 
 
 def _settled(job: Mapping[str, Any]) -> bool:
-    """Return whether the last checkpoint of a job that is over, or suspended, is on its nodes' disks."""
+    """Return whether the last checkpoint of a finished or suspended job is on its nodes' disks."""
     if suspended := job.get("suspended"):
         return suspended["durable"] or not suspended["step"] or not suspended["nodes_left"]
     kept = job.get("kept")
@@ -116,8 +116,8 @@ def _settled(job: Mapping[str, Any]) -> bool:
 
 
 def kept(job: Mapping[str, Any], how: How) -> str:
-    """Describe the retained checkpoint of a finished job, and how to use and delete it; empty if there is none. Of a suspended
-    job: from which step it goes on, and where that is."""
+    """Describe the retained checkpoint of a finished job, and how to use and delete it; empty if there is none. For a suspended
+    job, describe the checkpoint that it continues from, and its tiers."""
     if suspended := job.get("suspended"):
         return _resumable(suspended)
     found = job.get("kept")
@@ -133,7 +133,7 @@ def kept(job: Mapping[str, Any], how: How) -> str:
 
 
 def _resumable(suspended: Mapping[str, Any]) -> str:
-    how = "It goes on by itself when there are nodes for it, and their agents report to the same supervisor"
+    how = "The job continues automatically when there are nodes for it, and their agents report to the same supervisor"
     if not suspended["step"]:
         return f"no checkpoint is saved. {how}, from step 0"
     tiers = [
@@ -143,18 +143,18 @@ def _resumable(suspended: Mapping[str, Any]) -> str:
     ]
     under = sorted(set(suspended["directories"].values()))
     where = f", under {', '.join(under[:NODES_NAMED_MAX])}" if under else ""
-    more = "" if suspended["durable"] else "; not all copies were made: what only memory has is lost with the machine"
+    more = "" if suspended["durable"] else "; not all copies were made: shards only in memory are lost with the machine"
     return f"checkpoint at step {suspended['step']} is in: {', '.join(tiers)}{where}{more}. {how}"
 
 
-def _news(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:
+def _incident_lines(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:
     for incident in reversed(list(client.incidents(name))):
         if (key := (incident["id"], incident["state"])) in seen:
             continue
         unseen = not any(identifier == incident["id"] for identifier, _ in seen)
         seen.add(key)
         if unseen and incident["state"] != "open" and escape(incident["cause"].rstrip(".")) not in describe(incident):
-            yield describe({**incident, "state": "open"})  # what it is about: the line below has the action only
+            yield describe({**incident, "state": "open"})  # the cause, because the next line has the action only
         yield describe(incident)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, console, show_list, show_one, watch
 from holdfast.cli.trace import tree
 
@@ -18,13 +19,13 @@ actions_app = typer.Typer(
 
 COLUMNS = ("id", "job", "kind", "state", "node", "rank", "action.kind", "generation", "cause")
 ACTION_COLUMNS = ("incident", "job", "kind", "decided_by", "at", "reason")
-OfJob = Annotated[str, typer.Option("--job", help="Only those of this job.")]
+OfJob = Annotated[str, typer.Option("--job", help="Only entries of this job.")]
 
 
 @app.command("list")
 def list_incidents(job: OfJob = "", api: Api = "", as_json: AsJson = False) -> None:
     """List incidents, newest first."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         show_list(client.incidents(job or None), COLUMNS, as_json, "no incidents")
 
 
@@ -38,7 +39,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one incident, from the fault to the first new step."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         if not trace:
             found = client.incident(incident)
             show_one(found if as_json else _brief(found), as_json)
@@ -49,19 +50,19 @@ def show(
 
 
 def _brief(incident: dict[str, Any]) -> dict[str, Any]:
-    """The action in one cell, with the kinds of the rungs that are left; the walk is a table of its own, if there is one."""
+    """Reduce the action to one cell, with the kinds of the remaining rungs. The walk, if any, is shown in a separate table."""
     shown = dict(incident)
     if (action := incident["action"]) is not None:
         left = [rung["kind"] for rung in action.get("fallbacks", ())]
         before = [step["kind"] for step in action.get("before", ())]
-        whole = {key: value for key, value in action.items() if key not in ("before", "fallbacks", "within_s")}
+        cell = {key: value for key, value in action.items() if key not in ("before", "fallbacks", "within_s")}
         if before:
-            whole["after"] = before
+            cell["after"] = before
         if action.get("within_s"):
-            whole["within"] = f"{action['within_s']:g} s"
+            cell["within"] = f"{action['within_s']:g} s"
         if left:
-            whole["otherwise"] = left
-        shown["action"] = whole
+            cell["otherwise"] = left
+        shown["action"] = cell
     if not shown.get("walk"):
         shown.pop("walk", None)
     return shown
@@ -70,19 +71,19 @@ def _brief(incident: dict[str, Any]) -> dict[str, Any]:
 @app.command("watch")
 def watch_incidents(job: OfJob = "", api: Api = "") -> None:
     """Show the list and update it until Ctrl-C."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         watch(lambda: client.incidents(job or None), COLUMNS)
 
 
 @actions_app.command("list")
 def list_actions(job: OfJob = "", api: Api = "", as_json: AsJson = False) -> None:
     """List actions, newest first."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         show_list(client.actions(job or None), ACTION_COLUMNS, as_json, "no actions")
 
 
 @actions_app.command("watch")
 def watch_actions(job: OfJob = "", api: Api = "") -> None:
     """Show the list and update it until Ctrl-C."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         watch(lambda: client.actions(job or None), ACTION_COLUMNS)

@@ -1,7 +1,7 @@
 """`holdfast inject`: injects real faults to test a setup.
 
-One fault by its name: run the command on the machine where the node runs; for a local stack that is this machine. Faults on a
-schedule (`--every`, `holdfast.cli.chaos`) go through the agents and work from anywhere.
+For a single fault, run the command on the machine of the node; for a local stack this is the machine of the stack. Faults on a
+schedule (`--every`, `holdfast.cli.chaos`) are executed by the agents, so the command can run on any machine.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import psutil
 import typer
 
 from holdfast.cli.chaos import Campaign, parse_mix
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
 from holdfast.cli.durations import seconds
 from holdfast.cli.listing import screen
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.processes import kill_tree
 from holdfast.cli.stack_power import ask, socket_of
 from holdfast.cli.tables import table
@@ -58,13 +59,15 @@ HELP = """Inject a real fault, or faults on a schedule, to test your setup.
 A fault by its name acts on this machine.
 
 """ + (
-    "A schedule (--every) goes through the agents of the job's nodes. They refuse it unless the job file says `chaos: true`. "
-    "It ends with its time, with the job or with Ctrl-C, and prints how every fault was found and when the job stepped again. "
-    "A fault that lasts (hang, slow, disk_full, lossy_link, clock_jump) ends by itself, also if this command is gone. "
+    "The faults of a schedule (--every) are executed by the agents of the job's nodes, which refuse them unless the job file "
+    "has `chaos: true`. A schedule ends after its time, with the job or with Ctrl-C. It prints how each fault was found and "
+    "when the job finished a step again. "
+    "A lasting fault (hang, slow, disk_full, lossy_link, clock_jump) ends by itself, even if this command has ended. "
     "redis_kill, leader_kill, lossy_link and clock_jump are refused unless a setting of the supervisor or the agent allows "
     "them: see docs/fault-injection.md."
 )
-# Where ranks share cores, more than half of the time would be enough for what a rank gets of them.
+# Fraction of the time in which the process is stopped; more than half, because a rank that shares cores may work at full speed
+# in half of the time.
 THROTTLED_SHARE = 0.75
 THROTTLE_PERIOD_S = 0.1
 COLUMNS = ("kind", "rank", "node", "step", "found_as", "action", "found_after_s", "steps_after_s", "outcome")
@@ -194,7 +197,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _throttle(pid: int) -> None:
-    """Until the process has ended. A pidfd can never mean another process."""
+    """Throttle the process until it ends. The pidfd cannot refer to another process, even if the pid is reused."""
     with contextlib.suppress(ProcessLookupError):
         process = os.pidfd_open(pid)
         try:
@@ -226,7 +229,7 @@ def scheduled(
         str, typer.Option(help=f"Kinds and weights: {', '.join(FaultKind)}.")
     ] = "crash=3,node_loss=1,hang=1",
     seed: Annotated[int, typer.Option(help="Seed of gaps, kinds and ranks; equal seeds give equal schedules.")] = 0,
-    lasting: Annotated[str, typer.Option("--lasting", help="Length of one fault that lasts.")] = "1m",
+    lasting: Annotated[str, typer.Option("--lasting", help="Length of one lasting fault.")] = "1m",
     code: Annotated[int, typer.Option("--xid", help="The Xid of kind xid.", min=1, max=XID_MAX)] = 94,
     loss: Annotated[
         float,
@@ -253,9 +256,7 @@ def scheduled(
 ) -> None:
     if context.invoked_subcommand is not None:
         if every:
-            raise InvalidSpec(
-                "--every", every, f"no {context.invoked_subcommand} command: the kinds are given by --mix"
-            )
+            raise InvalidSpec("--every", every, f"no {context.invoked_subcommand} command: set the kinds with --mix")
         return
     if not every or not job:
         raise InvalidSpec("--every" if not every else "--job", "", "both --job and --every, or one of the commands")
@@ -266,7 +267,7 @@ def scheduled(
         raise InvalidSpec("--jump", jump, "seconds, not 0")
     if out is not None and not out.absolute().parent.is_dir():
         raise InvalidSpec("--out", str(out), "a file in a directory that exists")
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         campaign = Campaign(
             api=client,
             job=job,
@@ -293,28 +294,28 @@ def scheduled(
 @app.command()
 def crash(job: Job, rank: RankOption, api: Api = "") -> None:
     """Send SIGKILL to one rank. Expected: restart on the same nodes."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).crash(job, rank))
 
 
 @app.command()
 def hang(job: Job, rank: RankOption, api: Api = "") -> None:
     """Send SIGSTOP to one rank. Expected: a hang finding that names the rank, and a restart."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).hang(job, rank))
 
 
 @app.command("node-loss")
 def node_loss(node: Node, api: Api = "") -> None:
     """Send SIGKILL to a node's agent and all its workers. Expected: hot swap; without a spare, scale down."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).node_loss(node))
 
 
 @app.command("node-return")
 def node_return(node: Node, api: Api = "") -> None:
     """Start a lost node of a local stack again. Expected: it becomes a spare, and the job scales up if it can."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).node_return(node))
 
 
@@ -328,5 +329,5 @@ def xid(
     api: Api = "",
 ) -> None:
     """Write an NVIDIA Xid line into the node's kernel log. Expected: the action of the Xid catalogue."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         console.print(Injector(client).xid(node, code, gpu))

@@ -1,8 +1,8 @@
 """The environment that `holdfast run` gives a job: `--env`, `--env-file`, `--env-from`, and variables of this shell.
 
-A local stack passes the whole environment of this shell on to its workers, as torchrun does. A job that is submitted to a
-running Holdfast gets, if it is given as a script with torchrun's options, the variables of `PASSED_PREFIXES`. They are stored
-with the job and shown by the API, so what looks like a secret is never among them. What is passed is printed: names only."""
+A local stack passes the complete environment of this shell on to its workers, as torchrun does. A job that is submitted to a
+running Holdfast as a script with torchrun's options gets the variables of `PASSED_PREFIXES`. They are stored with the job and
+shown by the API, so variables that look like secrets are never passed. The names of the passed variables are printed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EnvFrom = Annotated[
     ),
 ]
 
-# What training scripts and the libraries below them read, and no launcher or node sets.
+# Variables that training scripts and their libraries read, and that no launcher or node sets.
 PASSED_PREFIXES = (
     *("WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "TENSORBOARD_"),  # trackers
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "DIFFUSERS_", "ACCELERATE_", "FSDP_", "DEEPSPEED_", "DS_"),
@@ -54,7 +54,7 @@ PASSED_NAMES = frozenset(
         *("PYTHONHASHSEED", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONWARNINGS"),
     }
 )
-# The last word of a name that says that the value is one, and a password in a URL.
+# Signs of a secret: the last word of the variable's name, or a password in a URL.
 _SECRET_WORDS = frozenset(
     {*("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "COOKIE")}
 )
@@ -65,7 +65,7 @@ FILE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the command line says about the environment."""
+    """The environment from the options of the command line."""
 
     values: Mapping[str, str]
     sources: tuple[EnvSource, ...]
@@ -84,7 +84,7 @@ class Given:
         return cls(values, sources)
 
     def applied(self, launch: LaunchSpec, more: Mapping[str, str] | None = None) -> LaunchSpec:
-        """These override what the launch says; `more` does not."""
+        """Return the launch with these variables, which override its own. Variables of `more` do not override."""
         sources = {source.name: source for source in (*launch.env_from, *self.sources)}
         env = {**(more or {}), **dict(launch.env), **self.values}
         sources = {name: source for name, source in sources.items() if name not in self.values}
@@ -101,14 +101,14 @@ class Passed:
 
     @classmethod
     def of(cls, shell: Mapping[str, str], besides: Iterable[str] = ()) -> Passed:
-        """`besides`: names that the job sets itself."""
+        """Select variables of the shell. `besides`: names that the job sets itself."""
         wanted = {name: shell[name] for name in sorted(shell) if _is_passed(name) and name not in set(besides)}
         secrets = tuple(name for name, value in wanted.items() if looks_secret(name, value))
         return cls({name: value for name, value in wanted.items() if name not in secrets}, secrets)
 
 
 def report(launch: LaunchSpec, passed: Passed, *, local: bool) -> list[str]:
-    """Lines for the user: names, never values."""
+    """Return lines for the user, with names, never with values."""
     lines = []
     own = [*(name for name, _ in launch.env if name not in passed.values), *(source.name for source in launch.env_from)]
     if own:
@@ -138,7 +138,7 @@ def looks_secret(name: str, value: str) -> bool:
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """Lines NAME=VALUE. Empty lines and lines that begin with # do not count; `export` before a name and quotes around a whole
+    """Read lines NAME=VALUE. Empty lines and lines that begin with # are ignored; `export` before a name and quotes around the
     value are removed. Nothing is expanded. Raises `InvalidSpec` with the line's number."""
     try:
         with path.open("rb") as file:
@@ -157,7 +157,7 @@ def read_file(path: Path) -> dict[str, str]:
             continue
         name, equals, value = stripped.removeprefix("export ").partition("=")
         name, value = name.strip(), value.strip()
-        if not equals or not _is_name(name):  # the line may hold a secret: it is not shown
+        if not equals or not _is_name(name):  # the line may contain a secret, so it is not shown
             raise InvalidSpec("--env-file", f"line {number} of {path}", "NAME=VALUE")
         if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
             value = value[1:-1]

@@ -6,13 +6,25 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
 from holdfast.cli.durations import seconds
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, Name, console, look_at, show_one
 
 app = typer.Typer(help="Jobs: list, show, watch, stop, resume, checkpoint, resize, goodput.", no_args_is_help=True)
 
-COLUMNS = ("name", "phase", "priority", "mesh", "generation", "step", "loss", "tokens_per_s", "reason")
+COLUMNS = (
+    "name",
+    "phase",
+    "priority",
+    "mesh",
+    "generation",
+    "step",
+    "observed_steps?",
+    "loss",
+    "tokens_per_s",
+    "reason",
+)
 
 look_at(app, rows=Client.jobs, row=Client.job, columns=COLUMNS, empty="no jobs; start one with `holdfast run`")
 
@@ -23,11 +35,12 @@ def stop(
     api: Api = "",
     reason: Annotated[str, typer.Option(help="Kept in the job's record.")] = "stopped by operator",
     now: Annotated[
-        bool, typer.Option("--now", help="Without a last checkpoint: what it did since the newest one is lost.")
+        bool,
+        typer.Option("--now", help="Stop without a last checkpoint: the steps since the newest checkpoint are lost."),
     ] = False,
 ) -> None:
     """Stop a job. It saves a checkpoint first, if it can."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url(name)) as client:
         client.stop(name, reason, save=not now)
     console.print(f"{name}: stopping")
 
@@ -42,7 +55,7 @@ def resume(
     api: Api = "",
 ) -> None:
     """Start a finished job again, from the newest complete checkpoint on its nodes or in its object store."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url(name)) as client:
         client.resume(name, step)
         from_step = client.job(name)["goes_on_from"]
     console.print(f"{name}: resuming from step {from_step}")
@@ -59,7 +72,7 @@ def checkpoint(
 ) -> None:
     """Save a checkpoint within the next few steps and wait until it reaches the job's last tier (memory, disk, peer, object
     store). With --grace, return earlier; unfinished copies continue in the background."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url(name)) as client:
         operation = client.checkpoint(name, grace)
     console.print(str(operation.get("reason") or f"{name}: checkpoint requested"))
 
@@ -72,7 +85,7 @@ def resize(
     reason: Annotated[str, typer.Option(help="Kept in the job's record.")] = "resized by operator",
 ) -> None:
     """Change the number of data-parallel replicas, within the job's min_dp and max_dp."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url(name)) as client:
         client.resize(name, dp, reason)
     console.print(f"{name}: resizing to dp {dp}")
 
@@ -80,7 +93,7 @@ def resize(
 @app.command()
 def goodput(name: Name, api: Api = "", as_json: AsJson = False) -> None:
     """Show the job's wall time by class. Every second is in exactly one class."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url(name)) as client:
         ledger = client.goodput(name)
     if as_json:
         show_one(ledger, as_json=True)

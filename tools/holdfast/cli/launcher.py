@@ -1,6 +1,7 @@
-"""`holdfast run` as a launcher that a scheduler may restart: by a token it finds the job that it has submitted.
+"""`holdfast run` as a launcher that a scheduler may restart. A token identifies the job that the launcher has submitted.
 
-The name is not enough: a job of the same name may be somebody else's. The supervisor keeps a digest of the token.
+The job's name is not sufficient, because another user may have a job of the same name. The supervisor stores a digest of the
+token.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ TOKEN_CHARS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How to use the existing checkpoints of the job name, and the job of this name that there may be already."""
+    """How to use existing checkpoints and an existing job of the same name."""
 
     resume: bool = False
     fresh: bool = False
     step: int | None = None
-    launcher: Launcher | None = None  # follow the job that it has submitted before
+    launcher: Launcher | None = None  # follow the job that this launcher has submitted before
 
 
 def require_one_start(*, resume: bool, fresh: bool) -> None:
-    """Raises `InvalidSpec` for both."""
+    """Raises `InvalidSpec` if both are set."""
     if resume and fresh:
         raise InvalidSpec(
             "--fresh", True, "either --fresh or --resume: one starts at step 0, the other from a checkpoint"
@@ -51,7 +52,8 @@ class Launcher:
 
     @classmethod
     def of(cls, name: str, url: str) -> Launcher:
-        """By the environment; otherwise by a file, which the first launcher of this job makes."""
+        """Return the launcher with the token of the environment; otherwise that of a file, which the job's first launcher
+        creates."""
         if given := os.environ.get(ENV_LAUNCHER, ""):
             if len(given) > TOKEN_CHARS_MAX or not given.isascii() or not given.isprintable():
                 raise InvalidSpec(ENV_LAUNCHER, given, f"at most {TOKEN_CHARS_MAX} printable ASCII characters")
@@ -61,19 +63,19 @@ class Launcher:
             return cls(secret_in(path))
         except OSError as error:
             raise InvalidSpec(
-                ENV_LAUNCHER, "", f"a token, because none can be kept in {path} ({error.strerror or error})"
+                ENV_LAUNCHER, "", f"a token, because no token can be stored in {path} ({error.strerror or error})"
             ) from error
 
     def submit(self, client: Client, spec: JobSpec, start: Start) -> dict[str, Any] | None:
-        """Return the job that this launcher has submitted before; None = it is submitted now. Raises `Conflict` for a job of
-        the same name that another launcher has submitted and that is not over."""
+        """Return the job that this launcher has submitted before; None = it is submitted now. Raises `Conflict` if another
+        launcher has submitted an unfinished job of the same name."""
         found = client.attach(spec.name, self.token)
         if found is not None and not _tries_again(found, start):
             return found
         try:
             submit(client, spec, start, self.token)
         except Conflict:
-            # Another launcher with this token may have been quicker. If not, the reason stands.
+            # Another launcher with this token may have submitted the job meanwhile. If not, raise the first error.
             if (found := client.attach(spec.name, self.token)) is None or _tries_again(found, start):
                 raise
             return found
@@ -81,5 +83,5 @@ class Launcher:
 
 
 def _tries_again(job: dict[str, Any], start: Start) -> bool:
-    """Whether the job has failed in a way that another attempt is worth, and such an attempt is asked for."""
+    """Whether another attempt is requested, and the job has failed in a way that another attempt may fix."""
     return job["phase"] == "failed" and exit_code(job) == FAILED and (start.resume or start.fresh)

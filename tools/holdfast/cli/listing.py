@@ -1,7 +1,7 @@
 """Layout of tables that never truncates text, on a terminal of any width and on a pipe.
 
 Names, ids and numbers are never broken, so that they can be copied. If a terminal is too narrow for all columns, those that do
-not fit are printed below their row, indented. So is prose whose column would be too narrow to read:
+not fit are printed below their row, indented. The same applies to prose whose column would be too narrow to read:
 
     id               job            kind          state     node    rank  action
         generation · cause

@@ -98,7 +98,7 @@ class JobDisplay:
         return f"{self._state()}   {self._waiting() or self._progress()}"
 
     def _waiting(self) -> str:
-        """Why the job does not train yet, or again; empty if it does."""
+        """Return the reason why the job does not train; empty if it does."""
         waits = self._job["phase"] in _WITHOUT_STEPS and self._job.get("reason")
         return escape(str(self._job["reason"])) if waits else ""
 
@@ -110,7 +110,9 @@ class JobDisplay:
 
     def _progress(self) -> str:
         job = self._job
-        step = f"step {job.get('step') or 0}" + (f"/{self._target}" if self._target else "")
+        if job.get("step") is None:
+            return _observed(job)
+        step = f"step {job['step']}" + (f"/{self._target}" if self._target else "")
         loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
         rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""
         return f"{step}{loss}{rate}"
@@ -170,6 +172,13 @@ class JobDisplay:
         if len(rest) > OTHERS_SHOWN_MAX:
             parts.append(f"[dim]and {len(rest) - OTHERS_SHOWN_MAX} more[/]")
         return markup("[dim]other nodes[/]  " + ("   ".join(parts) or "none"))
+
+
+def _observed(job: Job) -> str:
+    """What is known of a script that reports no steps."""
+    if (count := job.get("observed_steps")) is None:
+        return "steps are not reported by the script"
+    return f"{count:,} optimizer step{'' if count == 1 else 's'} observed, {job['observed_step_s']:.3g} s each"
 
 
 def _cell(worker: Mapping[str, Any], states: Mapping[str, str]) -> str:

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.client import Client
+from holdfast.domain.worker import TORCH_SERVER_LINE
 
-READ_BYTES_MAX = 1 << 20  # per look at one file
-LINE_BYTES_MAX = 64 << 10  # a line without an end, such as a progress bar's, is cut here
-GENERATIONS_MAX = 2  # the newest, and the one before, whose last lines show why it ended
+READ_BYTES_MAX = 1 << 20  # per read of one file
+LINE_BYTES_MAX = 64 << 10  # a longer line without an end, such as a progress bar, is cut
+GENERATIONS_MAX = 2  # the newest and the previous one, whose last lines show why it ended
 
 Ranks = frozenset[int] | None
 ALL_RANKS: Ranks = None
 
 
 def log_file(directory: str | Path, job: str, generation: int, rank: int) -> Path:
-    """`directory`: of the agent."""
+    """Return the path of a rank's log. `directory` is that of the agent."""
     return Path(directory) / "logs" / job / f"g{generation}" / f"rank-{rank}.log"
 
 
@@ -82,8 +83,9 @@ class Tail:
         *whole, self.partial = (self.partial + raw).split(b"\n")
         if len(self.partial) > LINE_BYTES_MAX:
             whole, self.partial = [*whole, self.partial], b""
-        for line in whole:
-            yield self._shown(line)
+        for line in map(self._shown, whole):
+            if not TORCH_SERVER_LINE.search(line):
+                yield line
 
     def whole_lines(self) -> Iterator[str]:
         """Yield all lines that are complete."""
@@ -102,25 +104,25 @@ class Tail:
     def _read(self) -> bytes:
         try:
             with self.path.open("rb") as log:
-                if os.fstat(log.fileno()).st_size < self.position:  # emptied by its agent, which keeps it bounded
+                if os.fstat(log.fileno()).st_size < self.position:  # truncated by the agent, which limits its size
                     self.position, self.partial = 0, b""
                 self.position = _data_from(log.fileno(), self.position)
                 log.seek(self.position)
                 raw = log.read(READ_BYTES_MAX)
-        except FileNotFoundError:  # not written yet, or dropped with its generation
+        except FileNotFoundError:  # not created yet, or deleted with its generation
             return b""
         self.position += len(raw)
-        return raw.replace(b"\0", b"")  # a bounded log's oldest part reads as zeros
+        return raw.replace(b"\0", b"")  # the dropped part of a log with a size limit reads as zeros
 
     def _shown(self, line: bytes) -> str:
-        """Of a line that was overwritten, such as a progress bar's, what was on it last."""
+        """Return the text of a line; of an overwritten line, such as a progress bar, the last text."""
         return self.prefix + line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
 def _data_from(log: int, position: int) -> int:
-    """Where the next bytes are that a bounded log still has: of what was dropped there can be much."""
+    """Return the position of the next bytes that still exist, because the dropped part of a log can be large."""
     try:
         return os.lseek(log, position, os.SEEK_DATA)
     except OSError as error:
-        # ENXIO: there is nothing from here on. EINVAL: a file system that knows no holes.
+        # ENXIO: no data after this position. EINVAL: a file system without holes.
         return os.fstat(log).st_size if error.errno == errno.ENXIO else position

@@ -1,4 +1,4 @@
-"""`holdfast logs`: what ranks have printed, from the agents' log files on this machine."""
+"""`holdfast logs`: prints the output of ranks from the agents' log files on this machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from holdfast.agent.workers.errors import read_error_file
 from holdfast.cli.client import Client, NoApi, default_url
 from holdfast.cli.completion import names
 from holdfast.cli.endings import ENDED, FAILED
+from holdfast.cli.local_runs import RUNS, api_url
 from holdfast.cli.log_tail import Ranks, Tail, log_file
-from holdfast.cli.run import RUNS
 from holdfast.cli.tables import Api, console
 from holdfast.cli.terminal import worker_output
 from holdfast.cli.torchrun import shown_ranks
@@ -33,8 +33,8 @@ from holdfast.domain.words import plural
 LINES = 100
 NEWEST = -1
 POLL_S = 0.2
-LOOK_EVERY = 5  # polls: for new generations, and for the end of the job
-ELSEWHERE_MAX = 8  # ranks on other machines that are named
+LOOK_EVERY = 5  # polls between checks for new generations, and for the end of the job
+ELSEWHERE_MAX = 8  # log files on other machines that are listed
 
 _LOG = re.compile(r"g(\d+)/rank-(\d+)\.log")
 
@@ -51,13 +51,13 @@ def logs(
     job: Annotated[str, typer.Argument(help="Name of the job.", autocompletion=names)],
     rank: Annotated[str, typer.Option(help="Ranks: all, or a list such as 0,7.")] = "0",
     generation: Annotated[
-        int, typer.Option(help="Generation; -1 = the newest, -2 = the one before. Agents keep the newest five.")
+        int, typer.Option(help="Generation; -1 = the newest, -2 = the previous one. Agents keep the newest five.")
     ] = NEWEST,
     lines: Annotated[int, typer.Option("--lines", "-n", help="Lines per rank; 0 = all.", min=0)] = LINES,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job ends.")] = False,
     grep: Annotated[str, typer.Option(help="Only lines that contain this regular expression.")] = "",
     first_error: Annotated[
-        bool, typer.Option("--first-error", help="The exception that was raised first, and the log of its rank.")
+        bool, typer.Option("--first-error", help="Show the exception that was raised first, and the log of its rank.")
     ] = False,
     directory: Annotated[
         Path | None,
@@ -67,12 +67,12 @@ def logs(
     ] = None,
     api: Api = "",
 ) -> None:
-    """Print the output of a job's ranks, also after its end. Reads the files on this machine, and names those on others."""
+    """Print the output of a job's ranks, also after its end. Reads the files on this machine, and lists files on others."""
     if first_error and follow:
         raise InvalidSpec("--follow", True, "either --follow or --first-error")
     wanted, ranks = _pattern(grep), shown_ranks(rank, "")
     with ExitStack() as cleanup:
-        client = None if directory else _client(api, cleanup)
+        client = None if directory else _client(api, job, cleanup)
         places = _Places.of_stack(directory, job) if client is None else _Places.of_fleet(client)
         found = places.logs(job)
         if first_error and generation == NEWEST:
@@ -91,14 +91,14 @@ def logs(
             typer.echo(line, err=True)
         if not shown and not follow:
             here = sorted(log.rank for log in found.get(chosen, ()))
-            there = f"ranks {', '.join(map(str, here))} of generation {chosen} do" if here else "no rank of the job has"
-            raise NotFound(f"no log of rank {rank} on this machine; {there}")
+            rest = f"ranks {', '.join(map(str, here))} of generation {chosen} do" if here else "no rank of the job has"
+            raise NotFound(f"no log of rank {rank} on this machine; {rest}")
         tails = {(chosen, log.rank): _print(log, lines, wanted, ranks) for log in shown}
         if follow:
             _follow(_Followed(client, places, job, ranks, wanted, tails))
 
 
-# ---------------------------------------------------------------- where logs are
+# ---------------------------------------------------------------- location of logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class _Places:
 
     @classmethod
     def of_stack(cls, directory: Path | None, job: str) -> _Places:
-        """Raises `Unavailable` if no stack has run there."""
+        """The nodes of a local stack. Raises `Unavailable` if no stack has run in the directory."""
         stack = (directory or RUNS / job).expanduser()
         if not (stack / "nodes").is_dir():
             why = "" if directory else f"no Holdfast API answers at {default_url()}, and "
@@ -138,7 +138,7 @@ class _Places:
         return cls({path.name: path for path in sorted((stack / "nodes").iterdir()) if path.is_dir()})
 
     def logs(self, job: str) -> dict[int, list[_Log]]:
-        """Generation → the logs of its ranks on this machine, by rank."""
+        """Return generation → the logs of its ranks on this machine, by rank."""
         found: dict[int, list[_Log]] = {}
         for node, directory in self.here.items():
             top = directory / "logs"
@@ -150,7 +150,7 @@ class _Places:
     def elsewhere(
         self, view: Mapping[str, Any] | None, generation: int, ranks: Ranks, shown: set[int]
     ) -> Iterator[str]:
-        """Where the logs are that this machine does not have, a line each."""
+        """Yield one line per log on another machine, with its path."""
         if view is None or view["generation"] != generation:
             return
         for worker in view["ranks"]:
@@ -162,9 +162,9 @@ class _Places:
             yield f"rank {number} is on {node}: its log is {path} on {host}"
 
 
-def _client(api: str, cleanup: ExitStack) -> Client | None:
-    """None if no API answers at the default address: a local stack may have run."""
-    client = cleanup.enter_context(Client(api or default_url()))
+def _client(api: str, job: str, cleanup: ExitStack) -> Client | None:
+    """Return a client; None if no API answers at the default address, since a local stack may have run."""
+    client = cleanup.enter_context(Client(api or api_url(job)))
     try:
         client.version()
     except NoApi:
@@ -177,7 +177,7 @@ def _client(api: str, cleanup: ExitStack) -> Client | None:
 def _view(client: Client | None, job: str) -> Mapping[str, Any] | None:
     try:
         return client.job(job) if client else None
-    except NotFound:  # forgotten by the supervisor; its logs may be here
+    except NotFound:  # the supervisor has deleted the job; its logs may still be on this machine
         return None
 
 
@@ -189,11 +189,11 @@ def _chosen(found: Mapping[int, list[_Log]], generation: int) -> int:
         return generation
     if generation < 0 and -generation <= len(numbers):
         return numbers[generation]
-    there = ", ".join(map(str, numbers)) or "none: no rank of the job has a log on this machine"
-    raise InvalidSpec("--generation", generation, f"one that has logs on this machine ({there})")
+    present = ", ".join(map(str, numbers)) or "none: no rank of the job has a log on this machine"
+    raise InvalidSpec("--generation", generation, f"one that has logs on this machine ({present})")
 
 
-# ---------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------- output
 
 
 def _pattern(grep: str) -> re.Pattern[str]:
@@ -204,7 +204,7 @@ def _pattern(grep: str) -> re.Pattern[str]:
 
 
 def _print(log: _Log, lines: int, wanted: re.Pattern[str], ranks: Ranks) -> Tail:
-    """Print the last lines of a log; what is returned has read so far."""
+    """Print the last lines of a log. Returns a tail that continues after them."""
     typer.echo(f"rank {log.rank} on {log.node}: {log.path}", err=True)
     tail = _tail(log, ranks)
     for line in deque((line for line in tail.whole_lines() if wanted.search(line)), maxlen=lines or None):
@@ -230,7 +230,7 @@ class _Followed:
     tails: dict[tuple[int, int], Tail]  # by generation and rank
 
     def look(self) -> bool:
-        """Find the logs of new generations; whether the job goes on."""
+        """Find the logs of new generations. Returns whether the job continues."""
         newest = max((number for number, _ in self.tails), default=0)
         for number, logs in self.places.logs(self.job).items():
             for log in logs if number >= newest else ():
@@ -248,10 +248,10 @@ class _Followed:
 
 
 def _follow(followed: _Followed) -> None:
-    goes_on = True
-    while goes_on:
-        goes_on = followed.look()
-        for _ in range(LOOK_EVERY if goes_on else 0):
+    unfinished = True
+    while unfinished:
+        unfinished = followed.look()
+        for _ in range(LOOK_EVERY if unfinished else 0):
             followed.show()
             time.sleep(POLL_S)
     followed.show(rest=True)

@@ -30,6 +30,7 @@ COMMANDS = MappingProxyType(
         "incidents": "incidents:app",
         "actions": "incidents:actions_app",
         "breaker": "breaker:app",
+        "notify": "notify:app",
         "checkpoints": "checkpoints:app",
         "policy": "policy:app",
         "logs": "logs:register",
@@ -85,7 +86,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
     try:
-        # turns Ctrl-C into exit code 130, after everything that was started has been stopped
+        # turns Ctrl-C into exit code 130, after all started processes have been stopped
         application(*sys.argv[1:2])()
     except HoldfastError as error:
         show_error(error)

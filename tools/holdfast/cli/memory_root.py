@@ -1,8 +1,8 @@
 """The directory in /dev/shm for the memory tiers of a local stack's nodes, removed with the stack.
 
 The next stack on this machine removes the directory of a killed stack. A directory is in use while the pid in its name
-exists, or while a lock in it is held. The starter and all agents share the lock by inheriting its descriptor, so it lasts as
-long as any of them.
+exists, or while a lock in it is held. The starter and all agents share the lock by inheriting its descriptor, so it is held
+until the last of them has ended.
 """
 
 from __future__ import annotations

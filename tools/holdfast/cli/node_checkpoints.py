@@ -37,14 +37,14 @@ class OnNodes:
 
 def choose(client: Client, job: str, step: int | None, attempt: int | None) -> OnNodes:
     """Return the checkpoint that a restart would restore, or that of `step` and `attempt`. Raises `NotFound`."""
-    rows = [row for row in client.checkpoints(job) if _is_whole(row)]
+    rows = [row for row in client.checkpoints(job) if _is_complete(row)]
     rows.sort(key=lambda row: (row["newest"], row["attempt"], row["step"]), reverse=True)
     for row in rows:
         if step in (None, row["step"]) and attempt in (None, row["attempt"]):
             return OnNodes(job, row["attempt"], row["step"], dict(row["mesh"]))
-    there = ", ".join(f"{row['step']} (attempt {row['attempt']})" for row in rows) or "none"
-    meant = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
-    raise NotFound(f"no {meant} of {job} on the connected nodes; complete ones: {there}")
+    present = ", ".join(f"{row['step']} (attempt {row['attempt']})" for row in rows) or "none"
+    wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
+    raise NotFound(f"no {wanted} of {job} on the connected nodes; complete ones: {present}")
 
 
 def fetch(client: Client, meant: OnNodes, ranks: Sequence[int], to: Path, advance: Callable[[int], None]) -> list[Path]:
@@ -60,7 +60,8 @@ def fetch(client: Client, meant: OnNodes, ranks: Sequence[int], to: Path, advanc
 
 
 def prunable(client: Client, job: str, keep: int) -> tuple[list[Json], list[Json]]:
-    """Return (rows to delete, rows to retain), newest first. Retained: the newest `keep` complete ones, newer and needed."""
+    """Return (rows to delete, rows to retain), newest first. Retains the newest `keep` complete ones, newer incomplete
+    ones, and those that are needed."""
     go: list[Json] = []
     stay: list[Json] = []
     whole = 0
@@ -69,17 +70,17 @@ def prunable(client: Client, job: str, keep: int) -> tuple[list[Json], list[Json
             stay.append(row)
         else:
             go.append(row)
-        whole += _is_whole(row)
+        whole += _is_complete(row)
     return go, stay
 
 
 def _ranks(row: Json) -> list[int]:
-    """Return how many ranks' shards are in each tier of the nodes."""
+    """Return the number of ranks whose shard is in a tier, for each tier of the nodes."""
     return [row["tiers"].get(tier, 0) for tier in NEARNESS]
 
 
-def _is_whole(row: Json) -> bool:
-    """Return whether a checkpoint is complete on the nodes, whatever the object store holds."""
+def _is_complete(row: Json) -> bool:
+    """Return whether a checkpoint is complete on the nodes, regardless of the object store."""
     count = 1
     for size in row["mesh"].values():
         count *= size

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import incidents
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
 from holdfast.cli.durations import period
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, Name, Row, console, look_at, show_one, table, text
 
 app = typer.Typer(
@@ -21,7 +22,7 @@ CHECK_COLUMNS = ("name", "ok", "detail")
 LINK_COLUMNS = ("at", "partner", "verdict", "out", "in", "expected", "round trip")
 Reason = Annotated[str, typer.Option(help="Kept in the node's record.")]
 
-Source = Annotated[str, typer.Option(help="Who says so. A later notice of the same source replaces this one.")]
+Source = Annotated[str, typer.Option(help="Source of the notice. A later notice of the same source replaces this one.")]
 
 
 def show_node(row: Row, as_json: bool) -> None:
@@ -42,7 +43,7 @@ def show_node(row: Row, as_json: bool) -> None:
 
 
 def _link(test: Row) -> Row:
-    """Speeds in GB/s, round trips in ms; a failure in place of what was not measured."""
+    """Format a network test: speeds in GB/s, round trips in ms; the failure instead of speeds that were not measured."""
     shown = {key: test[key] for key in ("at", "partner", "verdict")}
     if test["failure"]:
         return {**shown, "out": test["failure"], "in": "", "expected": "", "round trip": ""}
@@ -80,7 +81,7 @@ look_at(
 @app.command()
 def cordon(name: Name, api: Api = "", reason: Reason = "cordoned by operator") -> None:
     """Take a node out of service. Unlike `kubectl cordon`, this also moves its running ranks to a spare, at a checkpoint."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         client.cordon(name, reason)
     console.print(f"{name}: cordoned; to undo: holdfast nodes uncordon {name}")
 
@@ -88,7 +89,7 @@ def cordon(name: Name, api: Api = "", reason: Reason = "cordoned by operator") -
 @app.command()
 def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator") -> None:
     """Return a node to service that is cordoned, quarantined, held down or sent away. Its fault history still counts."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         client.uncordon(name, reason)
     console.print(f"{name}: uncordoned")
 
@@ -96,9 +97,9 @@ def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator
 @app.command("restart-agent")
 def restart_agent(name: Name, api: Api = "", reason: Reason = "restarted by operator") -> None:
     """Replace the agent of a node without ranks by a new one, for example after an update of its package."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         client.restart_agent(name, reason)
-    console.print(f"{name}: its agent begins again")
+    console.print(f"{name}: its agent is restarted")
 
 
 @app.command()
@@ -106,14 +107,14 @@ def announce(
     name: Name,
     event: Annotated[str, typer.Argument(help="What will happen, in a few words.")] = "maintenance",
     within: Annotated[
-        str, typer.Option("--in", help="When it begins: 30s, 45m, 2h. Without it, it may be any moment.")
+        str, typer.Option("--in", help="Time until it starts: 30s, 45m, 2h. Default: it may start at any time.")
     ] = "",
     source: Source = "operator",
     api: Api = "",
 ) -> None:
     """Announce maintenance of a node. Its jobs save and move their ranks in time; it gets no new ranks."""
     in_s = period(within) if within else None
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         client.announce(name, source, event, in_s)
     console.print(f"{name}: {event} is announced; to undo: {_undo(name, source)}")
 
@@ -125,7 +126,7 @@ def _undo(name: str, source: str) -> str:
 @app.command()
 def withdraw(name: Name, source: Source = "operator", api: Api = "") -> None:
     """Withdraw a maintenance notice that was announced by `holdfast nodes announce` or by the API."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         client.withdraw(name, source)
     console.print(f"{name}: the notice of {source} is withdrawn")
 
@@ -133,6 +134,6 @@ def withdraw(name: Name, source: Source = "operator", api: Api = "") -> None:
 @app.command()
 def repair(name: Name, api: Api = "") -> None:
     """Mark a node as repaired. Clears its cordon, its quarantine, its hold-down, its probation and its fault history."""
-    with Client(api or default_url()) as client:
+    with Client(api or api_url()) as client:
         client.repaired(name)
     console.print(f"{name}: marked as repaired")

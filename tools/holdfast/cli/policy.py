@@ -1,4 +1,4 @@
-"""`holdfast policy`: tests a policy before a job uses it, and shows and changes what decides about a job."""
+"""`holdfast policy`: tests a policy before a job uses it, and shows and changes the policy of a job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import typer
 import yaml
 from rich.markup import escape
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
 from holdfast.cli.durations import DAY_S, period
+from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, console, show_one, table
 from holdfast.domain.errors import InvalidSpec, MalformedMessage, NotFound, PolicyError
 from holdfast.domain.incidents import Action
@@ -48,7 +49,7 @@ _RECIPES = (
 Script = Annotated[str, typer.Argument(help="A Python file with decide(), or plugin:NAME for an installed policy.")]
 Params = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE", help="What the policy sees as job.params[NAME]. Can be repeated."),
+    typer.Option("--param", metavar="NAME=VALUE", help="Value that the policy reads as job.params[NAME]. Repeatable."),
 ]
 JobName = Annotated[str, typer.Argument(help="Name of the job.")]
 Since = Annotated[
@@ -102,8 +103,8 @@ def show(
     text: Annotated[bool, typer.Option("--text", help="Print the text of the script only.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what decides about a job's incidents: the script as it was submitted, whatever became of its file."""
-    with Client(api or default_url()) as client:
+    """Show the policy that decides a job's incidents. The script is shown as it was submitted, even if its file has changed."""
+    with Client(api or api_url()) as client:
         policy = client.policy(job)
     if text:
         if not policy["source"]:
@@ -137,12 +138,12 @@ def change(
 ) -> None:
     """Change the policy of a running job, after a dry run against the job's recorded incidents.
 
-    The new policy decides from the next question on. A job that waits because of the old one is decided about again.
+    The new policy decides from the next question on. If the job waits because of the old policy, the new one is asked at once.
     """
     policy = _given(script, param)
     require_usable(policy)
-    with Client(api or default_url()) as client:
-        client.job(job)  # that there is none is said before the dry run
+    with Client(api or api_url()) as client:
+        client.job(job)  # report a job that does not exist before the dry run
         _print_review(review(policy, _recorded(client, job, since)), policy, since)
         if not yes:
             typer.confirm(f"Let {policy.name or 'the default policy'} decide about {job}?", abort=True)
@@ -162,9 +163,9 @@ def dry_run(
     api: Api = "",
     as_json: AsJson = False,
 ) -> None:
-    """Ask a policy about recorded incidents: which decisions would have been different, and why. Nothing is changed.
+    """Ask a policy about recorded incidents, and show which decisions would have been different, and why. Changes nothing.
 
-    Without --job and --from it is asked about the incidents of all jobs.
+    Without --job and --from, the policy is asked about the incidents of all jobs.
     """
     if job and questions is not None:
         raise InvalidSpec("--from", str(questions), "either --job or --from, not both")
@@ -172,7 +173,7 @@ def dry_run(
     if questions is not None:
         found = _read(questions, time.time() - since)
     else:
-        with Client(api or default_url()) as client:
+        with Client(api or api_url()) as client:
             names = [job] if job else [str(each["name"]) for each in client.jobs()]
             found = [asked for name in names for asked in _recorded(client, name, since)]
     reviews = review(policy, found)
@@ -191,8 +192,8 @@ def export(
     since: Since = WEEK_S,
     api: Api = "",
 ) -> None:
-    """Write what a job's policies were asked and answered to a file, for `holdfast policy test --from` on any machine."""
-    with Client(api or default_url()) as client:
+    """Write the questions to a job's policies and their answers to a file, for `holdfast policy test --from` on any machine."""
+    with Client(api or api_url()) as client:
         found = _recorded(client, job, since)
     lines = b"".join(records.dumps(asked, PolicyAsked) + b"\n" for asked in found)
     try:
@@ -217,11 +218,11 @@ def require_usable(policy: PolicySpec) -> None:
         ) from error
 
 
-# ---------------------------------------------------------------- what was given
+# ---------------------------------------------------------------- input
 
 
 def _given(script: str, params: Sequence[str] | None) -> PolicySpec:
-    """Raises `InvalidSpec`."""
+    """Return the policy of the command line. Raises `InvalidSpec`."""
     name = "" if script == DEFAULT_POLICY else script
     return parse_policy({"file": name, "params": dict(map(_param, params or ()))}, Path.cwd())
 
@@ -238,7 +239,7 @@ def _param(text: str) -> tuple[str, Param]:
 
 
 def _recorded(client: Client, job: str, since_s: float) -> list[PolicyAsked]:
-    """Oldest first."""
+    """Return the recorded questions, oldest first."""
     found = client.policy_questions(job, since=time.time() - since_s)
     return [_question(json.dumps(each).encode(), job) for each in found][::-1]
 
@@ -261,7 +262,7 @@ def _question(line: bytes, where: str) -> PolicyAsked:
         ) from error
 
 
-# ---------------------------------------------------------------- what comes out
+# ---------------------------------------------------------------- output
 
 
 def _print_review(reviews: Sequence[Review], policy: PolicySpec, since_s: float) -> None:
@@ -283,7 +284,7 @@ def _print_review(reviews: Sequence[Review], policy: PolicySpec, since_s: float)
         )
     )
     if failed := sum(bool(each.problem) for each in reviews):
-        console.print(f"[red]it failed {plural(failed, 'time')}: then the default policy would have decided[/]")
+        console.print(f"[red]it failed {plural(failed, 'time')}; the default policy would have decided instead[/]")
 
 
 def _row(each: Review) -> dict[str, Any]:

@@ -21,7 +21,7 @@ REDIS_VERSION_MIN = (6, 2)  # XAUTOCLAIM
 
 
 def require_ports(host: str, ports: Mapping[str, int]) -> None:
-    """`ports`: flag → port, 0 = any. Raises `InvalidSpec` for one that cannot be listened on at `host`."""
+    """Check that the ports can be listened on at `host`, and otherwise raise `InvalidSpec`. `ports`: flag → port, 0 = any."""
     taken: dict[int, str] = {}
     for flag, port in ports.items():
         if port and port in taken:

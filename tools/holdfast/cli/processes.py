@@ -39,7 +39,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def stop_all(processes: Sequence[Process], number: signal.Signals = signal.SIGTERM) -> None:
-    """The signal to all at once, then SIGKILL to those that are left at the deadline."""
+    """Send the signal to all processes at once, then SIGKILL to those that have not ended at the deadline."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(number)

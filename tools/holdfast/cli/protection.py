@@ -1,7 +1,7 @@
-"""What protects a stack that other machines reach: the API's token, and mutual TLS between agents and services.
+"""Checks the protection of a stack that other machines reach: the API's token, and mutual TLS between agents and services.
 
-The settings are those of the services (docs/security.md), read from the environment of the command that starts the stack, and
-passed on to what it starts.
+The settings are those of the services (docs/security.md). They are read from the environment of the command that starts the
+stack, and passed on to the processes of the stack.
 """
 
 from __future__ import annotations
@@ -16,41 +16,52 @@ from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.tls import CA, CERT, KEY, Tls
 
 TLS_FILES = (CERT, KEY, CA)
+ALERT_URLS_FILE = "HOLDFAST_ALERT_URLS_FILE"
+# Of the supervisor alone: addresses of alerts are secrets.
+ALERTS = (
+    "HOLDFAST_ALERT_URLS",
+    ALERT_URLS_FILE,
+    "HOLDFAST_ALERT_TOPICS",
+    "HOLDFAST_ALERT_SECRET",
+    "HOLDFAST_ALERT_LINK",
+)
 LOGGING = ("HOLDFAST_LOG_LEVEL", "HOLDFAST_LOG_FORMAT")
 UNSET, SET = "unset", "set"
 
 
 def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that are passed on: the token, the TLS files by absolute path, logging. Raises `InvalidSpec` for TLS
-    that is not complete or cannot be read."""
-    given = {name: value for name in (ENV_TOKEN, *TLS_FILES, *LOGGING) if (value := environment.get(name, ""))}
+    """Return the settings that are passed on: the token, TLS and alerts (files by absolute path), logging. Raises `InvalidSpec`
+    for TLS that is not complete or cannot be read."""
+    given = {name: value for name in (ENV_TOKEN, *TLS_FILES, *ALERTS, *LOGGING) if (value := environment.get(name, ""))}
     files = {name: Path(given[name]).absolute() for name in TLS_FILES if name in given}
     Tls.load(cert=files.get(CERT), key=files.get(KEY), ca=files.get(CA))
+    if ALERT_URLS_FILE in given:
+        files[ALERT_URLS_FILE] = Path(given[ALERT_URLS_FILE]).absolute()
     return given | {name: str(path) for name, path in files.items()}
 
 
 def shown(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return what may be recorded of the settings: the token only as set or not."""
+    """Return the settings in a form that may be stored: of the token only whether it is set."""
     return {ENV_TOKEN: SET if settings.get(ENV_TOKEN) else UNSET} | {
         name: settings.get(name) or UNSET for name in TLS_FILES
     }
 
 
 def require_protection(host: str, settings: Mapping[str, str]) -> None:
-    """Raises `InvalidSpec` for an address that other machines reach, without a token or TLS."""
+    """Raises `InvalidSpec` if other machines reach the address, and a token or TLS is missing."""
     missing = [name for name in (ENV_TOKEN, *TLS_FILES) if not settings.get(name)]
     if missing and not is_loopback(host):
         raise InvalidSpec(
             "--host",
             host,
-            "a loopback address, because who reaches the API runs code on every node; or, in the environment, an API token and "
-            f"the files of mutual TLS ({', '.join(missing)}: not set; docs/security.md says how to make them); or --insecure, "
-            "on a network that only trusted machines reach",
+            "a loopback address, because everyone who reaches the API can run code on every node; or, in the environment, an "
+            f"API token and the files of mutual TLS ({', '.join(missing)}: not set; docs/security.md says how to make them); "
+            "or --insecure, on a network that only trusted machines reach",
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address. A name that is none counts as not."""
+    """Whether only this machine reaches the address. False for an invalid address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -1,4 +1,4 @@
-"""`holdfast run`: a job file, or a script with torchrun's own flags."""
+"""`holdfast run`: runs a job file, or a script with torchrun's own flags."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from holdfast.cli.client import ENV_API, Client, NoApi, default_url
 from holdfast.cli.endings import ENDED, UNAVAILABLE, show_error
 from holdfast.cli.follow import How, by_command, follow
 from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, require_one_start, submit
+from holdfast.cli.local_runs import RUNS
 from holdfast.cli.log_tail import Ranks
 from holdfast.cli.policy import require_usable
 from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
@@ -34,7 +35,6 @@ NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.1
 SETTLE_TIMEOUT_S = 30.0
 SUSPENDED_WAIT_S = 300.0  # for the nodes of a new allocation
-RUNS = Path("~/.local/state/holdfast/runs")  # a local stack uses the subdirectory with the job's name
 # Unlimited: days may pass between two runs of a name.
 KEEP_ALL = {"HOLDFAST_REPLICATOR_RETENTION_S": "0"}
 
@@ -63,7 +63,7 @@ def run(
     target: Annotated[
         str, typer.Argument(help="A job file (.yaml) or a Python script; with -m a module, with --no-python a program.")
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script: everything after it.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     nnodes: Annotated[str, typer.Option(help="Nodes, N or MIN:MAX as in torchrun.")] = "1",
     nproc_per_node: Annotated[str, typer.Option(help="Workers per node: a number, gpu, cpu or auto.")] = "1",
     max_restarts: Annotated[
@@ -72,7 +72,7 @@ def run(
     ] = None,
     name: Annotated[
         str,
-        typer.Option(help="Job name. Default: derived from the script, and numbered if a job of that name is there."),
+        typer.Option(help="Job name. Default: derived from the script; numbered if an unfinished job has that name."),
     ] = "",
     spares: Annotated[int | None, typer.Option(help="Spare nodes of a local stack.", min=0)] = None,
     policy: Annotated[
@@ -108,8 +108,8 @@ def run(
         bool,
         typer.Option(
             "--attach",
-            help="Follow the job of this name if this launcher has submitted it, else submit it. For launchers that a "
-            f"scheduler restarts: {ENV_LAUNCHER} identifies them, or a file of this user on this machine.",
+            help="Follow the job of this name if this launcher has submitted it, else submit it. For a launcher that a "
+            f"scheduler restarts: {ENV_LAUNCHER} identifies it, or a file of this user on this machine.",
         ),
     ] = False,
     show_ranks: Annotated[
@@ -190,7 +190,7 @@ def run(
         raise InvalidSpec(
             "--dir",
             str(directory),
-            f"--dir only for a local stack, but the job is submitted to {url}; add --local to start one",
+            f"--dir only with a local stack, but the job is submitted to {url}; add --local to start a local stack",
         )
     place = (directory or RUNS / spec.name).expanduser()
     if resume and not url and not place.exists():
@@ -215,11 +215,11 @@ def run(
 
 
 def _with_environment(spec: JobSpec, given: job_environment.Given, url: str, is_file: bool) -> JobSpec:
-    """Return the job with its whole environment, and print the names in it."""
+    """Return the job with its complete environment, and print the names of the variables."""
     launch = given.applied(spec.launch)
     own = [*dict(launch.env), *(source.name for source in launch.env_from)]
     passed = job_environment.Passed.of({} if is_file and url else os.environ, besides=own)
-    if url:  # the agents of a local stack inherit all of it
+    if url:  # the agents of a local stack inherit the complete environment of this shell
         launch = given.applied(launch, passed.values)
     console = Terminal(highlight=False, emoji=False)
     for line in job_environment.report(launch, passed, local=not url):
@@ -228,7 +228,7 @@ def _with_environment(spec: JobSpec, given: job_environment.Given, url: str, is_
 
 
 def _with_free_name(spec: JobSpec, url: str) -> JobSpec:
-    """A name that was derived from the script is numbered if a job has it that is not over: "train", "train-2"."""
+    """Number a name that was derived from the script if an unfinished job has it: "train", "train-2"."""
     with Client(url) as client:
         taken = {job["name"] for job in client.jobs() if job["phase"] not in ENDED}
     numbered = (f"{spec.name[: NAME_CHARS_MAX - len(end)]}{end}" for end in (f"-{number}" for number in count(2)))
@@ -244,7 +244,7 @@ class _Own:
 
 
 def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, start: Start) -> int:
-    """Run the job at `url`, or on a local stack of its `own`."""
+    """Run the job at `url`, or on the local stack `own`."""
     console = Terminal(highlight=False, emoji=False)
     with ExitStack() as cleanup:
         check: Callable[[], None] = lambda: None  # noqa: E731
@@ -302,7 +302,7 @@ def _how_here(directory: Path) -> How:
 
 
 def _require_room(spec: JobSpec, own: _Own) -> None:
-    """Raises `InvalidSpec` if a local stack cannot have so many nodes."""
+    """Raises `InvalidSpec` if a local stack cannot have as many nodes as the job needs."""
     if spec.nodes + own.spares > NODES_MAX:
         field, value = ("nodes", spec.nodes) if spec.nodes > NODES_MAX else ("spares", own.spares)
         raise InvalidSpec(
@@ -331,7 +331,7 @@ def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack)
     )
     stack = cleanup.enter_context(LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)))
     with Client(stack.api_url) as client:
-        cut_off = _stop_what_was_cut_off(client)
+        cut_off = _stop_interrupted_jobs(client)
         earlier = {node["node"]: node["incarnation"] for node in client.nodes()}
         keeping = {path.parent.parent.name for path in own.directory.glob(f"nodes/*/disk/{spec.name}")}
         stack.power_on_all()
@@ -340,7 +340,7 @@ def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack)
     return stack
 
 
-def _stop_what_was_cut_off(client: Client) -> list[str]:
+def _stop_interrupted_jobs(client: Client) -> list[str]:
     """Stop the jobs that were running when the stack ended, so that they do not start again. Returns their names."""
     cut_off = [job["name"] for job in client.jobs() if job["phase"] not in ENDED]
     for name in cut_off:

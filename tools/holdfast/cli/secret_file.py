@@ -1,4 +1,4 @@
-"""Secrets that a command makes on first use and keeps in a file that only its user can read."""
+"""Secrets that a command creates on first use and stores in a file that only its user can read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ SECRET_BYTES = 32
 
 
 def secret_in(path: Path) -> str:
-    """Return the secret in the file, written first if there is none. Of several processes that start at once one writes it.
-    Raises OSError."""
+    """Return the secret in the file, which is created if it does not exist. If several processes start at the same time, one of
+    them creates it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mine = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with open(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

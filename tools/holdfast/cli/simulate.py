@@ -21,6 +21,6 @@ def simulate(
     trace: Annotated[bool, typer.Option("--trace", help="Print every event and command of the run.")] = False,
 ) -> None:
     """Simulate the core, planner and default policy with faults, message loss and crashes; check the invariants."""
-    from holdfast.sim.seeds import run  # the supervisor's core: no other command needs it
+    from holdfast.sim.seeds import run  # imports the supervisor's core, which no other command needs
 
     raise typer.Exit(run(seed, seeds, jobs=jobs, trace=trace))

@@ -562,8 +562,11 @@ class LocalStack:
             )
 
     def _settings_of(self, part: str) -> dict[str, str]:
-        """Return what the options say to this part: the API's token is for who serves it, not for agents and workers."""
-        names = set(self._options.environment) - ({ENV_TOKEN} if part not in SERVICES else set())
+        """Return what the options say to this part: the API's token is for who serves it, not for agents and workers, and the
+        addresses of alerts are for who sends them."""
+        others = {ENV_TOKEN} if part not in SERVICES else set()
+        others |= set(protection.ALERTS) if part != "supervisor" else set()
+        names = set(self._options.environment) - others
         return {name: value for name, value in self._options.environment.items() if name in names}
 
     def _log_tail(self, directory: Path) -> str:

@@ -1,4 +1,4 @@
-"""The record of a stack that outlives its starter, with which the next stack of its directory takes it over.
+"""The record of a stack, with which the next stack of the same directory takes it over if its starter was killed.
 
 <directory>/stack.json                 how it was started, the name of the directory, memory tiers, where services listen
 <directory>/<service>/<service>.pid    of each process, written by itself (`holdfast.runtime.survivors`)

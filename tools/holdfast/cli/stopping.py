@@ -1,4 +1,4 @@
-"""SIGTERM as a request that a loop of the main thread looks at."""
+"""SIGTERM as a request that a loop of the main thread checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StopRequest:
             signal.signal(number, self._request)
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether a stop has been requested, at once when it is."""
+        """Wait for a stop request, for at most `timeout_s`. Returns whether there is one."""
         readable, _, _ = select.select([self._reader], [], [], timeout_s)
         return bool(readable)
 
@@ -33,4 +33,4 @@ class StopRequest:
         try:
             os.write(self._writer, b"\0")
         except BlockingIOError:
-            pass  # requested 65,536 times before
+            pass  # the pipe is full of earlier requests

@@ -14,9 +14,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
 from holdfast.cli.completion import names
 from holdfast.cli.listing import EMPTY, Fields, Listing, screen
+from holdfast.cli.local_runs import api_url
 
 WATCH_S = 0.5
 WATCHED_ROWS_MAX = 200
@@ -90,7 +91,7 @@ def mesh(dims: Mapping[str, int]) -> str:
 
 def _is_moment(name: str) -> bool:
     """Return whether a field of the API is a time in Unix seconds, judged by its name."""
-    return name == "at" or name.startswith("t_") or name.endswith(("_at", "_until"))
+    return name == "at" or name.startswith("t_") or name.endswith(("since", "_at", "_until"))
 
 
 def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Listing:
@@ -140,17 +141,17 @@ def look_at(
 
     @app.command("list", help="List all.")
     def list_all(api: Api = "", as_json: AsJson = False) -> None:
-        with Client(api or default_url()) as client:
+        with Client(api or api_url()) as client:
             show_list(rows(client), columns, as_json, empty)
 
     @app.command("show", help="Show one, with all details.")
     def show_named(name: Name, api: Api = "", as_json: AsJson = False) -> None:
-        with Client(api or default_url()) as client:
+        with Client(api or api_url(name)) as client:
             show(row(client, name), as_json)
 
     @app.command("watch", help="Show the list and update it until Ctrl-C.")
     def watch_all(api: Api = "") -> None:
-        with Client(api or default_url()) as client:
+        with Client(api or api_url()) as client:
             watch(lambda: rows(client), columns)
 
 

@@ -21,8 +21,8 @@ from holdfast.runtime.survivors import UNKNOWN_EXIT
 
 DELAY_S_FIRST = 1.0
 DELAY_S_MAX = 30.0
-SETTLED_S = 60.0  # after this time a part counts as recovered: its next exit is a first one
-NAMED_AFTER = 3  # exits in a row; from here on the end of its log is shown
+SETTLED_S = 60.0  # after this time a part counts as recovered, and its next exit is the first in a row
+NAMED_AFTER = 3  # exits in a row from which on the end of the part's log is shown
 FROZEN_SAID_S = 2.0
 FROZEN_REPLACED_S = 30.0  # leaves time to inspect the stopped process
 LOG_LINES = 15
@@ -86,11 +86,11 @@ class Tender:
         if (code := part.exit_code()) is None:
             if restarts.due_at is not None:  # started by other code
                 restarts.started(at)
-            self._look_whether_frozen(part, at)
+            self._check_frozen(part, at)
             return True
         self._frozen.pop(part.name, None)
         if restarts.due_at is None:
-            self._say_ended(part, code, restarts, restarts.ended(at))
+            self._report_exit(part, code, restarts, restarts.ended(at))
         if restarts.due_at is not None and at < restarts.due_at:
             return False
         try:
@@ -103,7 +103,7 @@ class Tender:
         self.say(f"[green]{part.name}[/] restarted (pid {pid})")
         return True
 
-    def _look_whether_frozen(self, part: Part, at: float) -> None:
+    def _check_frozen(self, part: Part, at: float) -> None:
         pid = part.pid()
         since, said = self._frozen.get(part.name, (at, False))
         if pid is None or not self.is_stopped(pid):
@@ -124,7 +124,7 @@ class Tender:
         if not part.keeps and at - since >= FROZEN_REPLACED_S:
             self.kill(pid)  # its exit is handled by the next call
 
-    def _say_ended(self, part: Part, code: int, restarts: Restarts, delay_s: float) -> None:
+    def _report_exit(self, part: Part, code: int, restarts: Restarts, delay_s: float) -> None:
         how = described_exit(code)
         again = "restarting" if delay_s == 0 else f"restarting in {delay_s:.0f} s"
         if restarts.in_a_row < NAMED_AFTER:

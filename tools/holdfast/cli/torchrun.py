@@ -27,7 +27,7 @@ Preload = Annotated[
     list[str] | None,
     typer.Option(
         "--preload",
-        help="Modules that the worker template imports ahead of time, separated by commas: restarts do not wait for them.",
+        help="Modules that the worker template imports ahead of time, so that restarts do not wait; separated by commas.",
         show_default=False,
     ),
 ]
@@ -36,17 +36,17 @@ LocalRanksFilter = Annotated[str, typer.Option(hidden=True)]  # torchrun's name 
 Tee = Annotated[str, typer.Option("--tee", "-t", hidden=True)]
 Standalone = Annotated[bool, typer.Option("--standalone", hidden=True)]
 
-# What is started.
+# The kind of program to start.
 Module = Annotated[bool, typer.Option("-m", "--module", help="The script is a module's name, as in `python -m`.")]
 NoPython = Annotated[
     bool,
     typer.Option(
         "--no-python",
-        help="The script is a program: a path, or a name in PATH. A Python program of this environment starts warm as a script "
-        "does; others take longer.",
+        help="The script is a program: a path, or a name in PATH. A Python program of this environment starts as fast as a "
+        "script; others take longer.",
     ),
 ]
-# torchrun runs the script in its own process then; a worker of Holdfast does so anyway.
+# With this option, torchrun runs the script in its own process. A worker of Holdfast always does.
 RunPath = Annotated[bool, typer.Option("--run-path", hidden=True)]
 
 # Rejected: these options change how a worker is started, and Holdfast does not support them.
@@ -66,7 +66,7 @@ def spelling(flag: str) -> str:
 
 
 def kind_of(*, module: bool, no_python: bool, run_path: bool) -> str:
-    """Return the key of a job file that says what is started. Raises `InvalidSpec` for options that exclude each other."""
+    """Return the key of a job file for the kind of program. Raises `InvalidSpec` for options that exclude each other."""
     if no_python and (module or run_path):
         raise InvalidSpec(
             "--no-python", "--module" if module else "--run-path", "only one of --module, --no-python and --run-path"

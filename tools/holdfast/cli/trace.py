@@ -8,9 +8,9 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-SIBLINGS_MAX = 12  # spans of the same name that are shown: those of the slowest ranks
+SIBLINGS_MAX = 12  # shown spans of the same name: the slowest ones
 PREFIX = "holdfast."
-# Attributes shown at the end of a line, in this order; `--json` has all.
+# Attributes that are shown at the end of a line, in this order; `--json` prints all attributes.
 SAID = ("cause", "summary", "reason", "source", "outcome")
 
 Span = Mapping[str, Any]
@@ -60,11 +60,11 @@ def _line(span: Span, zero: float) -> Text:
     line = Text.assemble((span["name"], style), f"  {_place(about)}".rstrip())
     line.append(f"  {_duration(_seconds(span))}", "cyan")
     line.append(f"  at +{_duration(span['start'] - zero)}", "dim")
-    said = span["error"] or next((str(about[name]) for name in SAID if about.get(name)), "")
+    detail = span["error"] or next((str(about[name]) for name in SAID if about.get(name)), "")
     if action := about.get("action"):
-        said = f"{action}: {said}"
-    if said:
-        line.append(f"  {said}")
+        detail = f"{action}: {detail}"
+    if detail:
+        line.append(f"  {detail}")
     return line
 
 

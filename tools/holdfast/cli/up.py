@@ -52,7 +52,8 @@ def up(
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Listen for other machines without a token or TLS: everybody there may run code."
+            "--insecure",
+            help="Listen for other machines without a token or TLS: all their users can run code on the nodes.",
         ),
     ] = False,
     port: Annotated[
@@ -95,7 +96,7 @@ def up(
         require_protection(host, settings)
     if ignored := not_passed_on(os.environ):
         console.print(
-            f"[yellow]not used[/]: {', '.join(ignored)}. `holdfast up` passes on token, TLS and logging only",
+            f"[yellow]not used[/]: {', '.join(ignored)}. `holdfast up` passes on token, TLS, alerts and logging only",
             soft_wrap=True,
         )
     stop = StopRequest()

@@ -1,7 +1,8 @@
-"""A simulated node: agent, replicator and workers, as far as the supervisor can tell them from real ones.
+"""A simulated node: agent, replicator and workers, modelled in all respects that the supervisor can observe.
 
-It executes an order once and remembers the answer across its own restart, refuses lower epochs, numbers its reports and sends
-them again until they are acknowledged, keeps shards in memory (gone with the node) and on disk, and copies them to its peers.
+The agent executes an order once and keeps the answer across its own restart, refuses lower epochs, numbers its reports and
+sends them again until they are acknowledged. The node keeps shards in memory (lost with the node) and on disk, and copies them
+to its peers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from holdfast.sim.suspects import SelfTests
 from holdfast.sim.world import Violation, World
 
 SHARD_STEPS_KEPT = 3
-GATHER_S = 0.2  # changes of its workers that come together are one report
+GATHER_S = 0.2  # changes of the workers within this time are sent in one report
 JOB = "job"
 RESET_LOOK_S = 0.5
 UNKNOWN_OUTCOME = "the agent ended during the reset"
@@ -63,9 +64,9 @@ class Workers:
     dead: set[int] = field(default_factory=set)
     hung: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)  # ended with exit code 0
-    step: int = 0  # newest that its ranks have finished
+    step: int = 0  # newest step that its ranks have finished
     save_at: set[int] = field(default_factory=set)
-    far: set[int] = field(default_factory=set)  # of these: to the object store whatever its interval says
+    far: set[int] = field(default_factory=set)  # requested steps that are also uploaded to the object store
     intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
 
     def due(self, step: int) -> bool:
@@ -89,7 +90,7 @@ class Workers:
 
 
 class Surroundings(Protocol):
-    """What a node needs of the rest of the world."""
+    """The interface of the world that a node uses."""
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None: ...
     def neighbour(self, node: str) -> Agent | None: ...
@@ -118,32 +119,32 @@ class Agent:
         self.answers: dict[str, OrderDone] = {}  # on disk: survives a restart
         self.in_progress: set[str] = set()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
-        self.orders: dict[str, Order] = {}  # … and which it was
-        self.newest: dict[str, int] = {}  # by job, generation: older ones are refused
-        self.stops_missed = 0  # the newest generation that it was told in vain to stop
-        self.tokens: dict[str, str] = {}  # by job, of the submission that counts them
+        self.orders: dict[str, Order] = {}  # by id
+        self.newest: dict[str, int] = {}  # job → newest generation; older ones are refused
+        self.stops_missed = 0  # the newest generation whose Stop order was lost
+        self.tokens: dict[str, str] = {}  # job → token of the submission that `newest` belongs to
         self.workers: Workers | None = None
         self.version = 0  # of the set of workers, as last changed
-        self.reported = 0  # … and as last reported
-        self.workers_in_answers = crc32(name.encode()) % 4 > 0  # the others' agents are of an earlier version
+        self.reported = 0  # version that was last reported
+        self.workers_in_answers = crc32(name.encode()) % 4 > 0  # False: an agent of an earlier version
         self.memory: dict[str, dict[ShardKey, ShardRecord]] = {}  # by job
         self.disk: dict[str, dict[ShardKey, ShardRecord]] = {}
-        self.rotten: set[ShardKey] = set()  # copies that nobody can read any more
-        self.stored: tuple[StoredStep, ...] = ()  # as far as it has heard
-        self.resets = Resets()  # how its resets of GPUs end
-        self.resets_gpus = False  # whether it has a command for that
+        self.rotten: set[ShardKey] = set()  # corrupt copies
+        self.stored: tuple[StoredStep, ...] = ()  # contents of the object store that this node knows
+        self.resets = Resets()  # outcomes of GPU resets
+        self.resets_gpus = False  # whether the agent has a command for resets
         self.resetting = False
-        self.returns: Returns | None = None  # its tests of itself; None = it makes none, and does not tell its boots
-        self.suspicions = SelfTests()  # how its tests as a suspect end
-        self.links: Links | None = None  # how its tests of the network end; None = it does not know them
-        self.expects = ""  # token of the test that it waits for
-        self.boots = 1  # of its machine
-        self.machine = 1  # another one each time that it is replaced
+        self.returns: Returns | None = None  # outcomes of pre-flight tests; None = no tests, no boot id in the facts
+        self.suspicions = SelfTests()  # outcomes of tests as a suspect
+        self.links: Links | None = None  # outcomes of network tests; None = not supported
+        self.expects = ""  # token of the network test that this node waits for
+        self.boots = 1  # boots of its machine
+        self.machine = 1  # number of its machine, which changes with every replacement
         self.preflight = Preflight()
         self.busy = True  # since its last tests
         self.tested_at = 0.0
-        self.slow_share = 0.02  # of Prepare orders, that take longer than their timeout
-        self.patience_s = 5.0  # … which is this
+        self.slow_share = 0.02  # fraction of Prepare orders that take longer than their timeout
+        self.patience_s = 5.0  # the timeout of Prepare orders
 
     @property
     def incarnation(self) -> str:
@@ -153,14 +154,14 @@ class Agent:
 
     def boot(self) -> None:
         if self.alive:
-            return  # somebody was quicker
+            return  # it was started in the meantime
         self.life += 1
         self.alive = True
         self.session, self.seq = 0, 0
         self.newest.clear()
         self.version = self.reported = 1
         self.unacknowledged.clear()
-        for command_id in sorted(self.in_progress):  # died unanswered: a new life may begin it again, but for a reset
+        for command_id in sorted(self.in_progress):  # unanswered; may be executed again, except resets and reboots
             if isinstance(self.orders[command_id], ResetGpu | RebootNode):
                 self.answers[command_id] = OrderDone(command_id, False, UNKNOWN_OUTCOME, at=self.clock.now())
             else:
@@ -175,13 +176,13 @@ class Agent:
         self.world.say(f"{self.name} boots ({self.incarnation})")
         if self.returns is not None:
             self.preflight, self.busy = Preflight(), True
-            self._look_at_itself()
+            self._test_itself()
 
     @property
     def _tests_are_old(self) -> bool:
         return self.world.now >= self.tested_at + TESTED_EVERY_S
 
-    def _look_at_itself(self) -> None:
+    def _test_itself(self) -> None:
         """Test the node when it has been busy, when its last tests failed, and periodically: a result may have been lost."""
         assert self.returns is not None
         if self.workers is not None and self.workers.living:
@@ -194,17 +195,17 @@ class Agent:
             self.preflight, self.busy = self.returns.tests(self.clock.now()), False
             self.tested_at = self.world.now
             self.report(Tested(self.preflight))
-        self.world.after(LOOK_S, self._in_this_life(self._look_at_itself))
+        self.world.after(LOOK_S, self._unless_ended(self._test_itself))
 
     def die(self, *, machine: bool, disk: bool = False) -> None:
-        """The agent and all its workers; with the machine its memory, too, and with its disk all that it had."""
+        """End the agent and all its workers. `machine`: also lose the memory; `disk`: also lose the disk."""
         self.alive = False
         self.session = 0
         self.workers = None
         if machine:
             self.memory.clear()
             self.boots += 1
-            if self.returns is not None:  # which resets its GPUs
+            if self.returns is not None:  # a boot resets the GPUs
                 self.around.gpus_reset(self, "")
         if disk:
             self.disk.clear()
@@ -221,7 +222,7 @@ class Agent:
         self.around.deliver(self, session, self.seq, hello)
         self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], WorkersChanged)]
         for seq, report in list(self.unacknowledged):
-            self.seq += 1  # numbers follow the order of delivery, also after the Hello
+            self.seq += 1  # reports that are sent again are renumbered in the order of delivery, after the Hello
             self._renumber(seq, self.seq)
             self.around.deliver(self, session, self.seq, report)
         for job in sorted(self.memory) or [JOB]:
@@ -241,7 +242,7 @@ class Agent:
 
     @property
     def running(self) -> tuple[RunningWorker, ...]:
-        """Its living workers."""
+        """The living workers of this node."""
         workers = self.workers
         if workers is None:
             return ()
@@ -250,7 +251,7 @@ class Agent:
 
     @property
     def ended(self) -> tuple[WorkerEnded, ...]:
-        """How ranks ended that nobody had told to stop."""
+        """The exits of ranks that ended without an order to stop."""
         workers = self.workers
         if workers is None or not workers.started:
             return ()
@@ -260,17 +261,18 @@ class Agent:
 
     @property
     def steps(self) -> tuple[StepReached, ...]:
-        """What its beats say of them."""
+        """The newest steps in this node's heartbeats."""
         workers = self.workers
         if workers is None or not workers.started or not workers.step:
             return ()
         return (StepReached(workers.order.job, workers.order.generation, workers.step),)
 
     def workers_changed(self) -> None:
-        """The set of its workers is another one: the training notices at once, the supervisor hears of it soon."""
+        """Record a change of the set of workers. The training notices it at once, the supervisor gets a report after
+        `GATHER_S`."""
         self.version += 1
         self.around.workers_changed()
-        self.world.after(GATHER_S, self._in_this_life(self._report_workers))
+        self.world.after(GATHER_S, self._unless_ended(self._report_workers))
 
     def _report_workers(self) -> None:
         if self.version != self.reported:
@@ -313,7 +315,7 @@ class Agent:
             self.in_progress.add(command_id)
             self.executed[command_id] = self.executed.get(command_id, 0) + 1
             if self.executed[command_id] > 1 and not isinstance(order, Warm):
-                # Only an order that died unanswered with the agent may be begun again, by a new life of it.
+                # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
                 raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
             self._execute(command_id, order)
 
@@ -326,7 +328,7 @@ class Agent:
                 self._answer(command_id, *self._start(order))
             case Stop():
                 self._stop(order)
-                self.world.soon(0.001, 0.1, self._in_this_life(lambda: self._answer(command_id, True)))
+                self.world.soon(0.001, 0.1, self._unless_ended(lambda: self._answer(command_id, True)))
             case CheckpointNow():
                 if self.workers is not None and self._is_of(self.workers, order):
                     self.workers.save_at.add(order.at_step)
@@ -354,7 +356,7 @@ class Agent:
             case CheckLink():
                 self._check_link(command_id, order)
             case RestartAgent():
-                raise Violation(f"{self.name} is told to restart its agent, and no operator has asked for it")
+                raise Violation(f"{self.name} gets an order to restart its agent, which no operator has requested")
 
     @staticmethod
     def _is_of(workers: Workers, order: CheckpointNow | SetInterval | Start) -> bool:
@@ -377,9 +379,9 @@ class Agent:
                 self.around.booting(self)
 
     def _check_link(self, command_id: str, order: CheckLink) -> None:
-        """Dropped when the node gets work before it ends, on either side."""
+        """Test the network. The test is cancelled if one of the two nodes gets work before its end."""
         if self.links is None:
-            raise Violation(f"{self.name} is told to test its network, and does not know how")
+            raise Violation(f"{self.name} gets an order to test its network, which it does not support")
         if self.workers is not None or self.resetting:
             self._answer(command_id, False, "it has work")
             return
@@ -397,11 +399,11 @@ class Agent:
             else:
                 self._answer(command_id, True, link=self.links.measured(self.name, partner.name, self.world.now))
 
-        self.world.soon(*self.links.takes_s, self._in_this_life(end))
+        self.world.soon(*self.links.takes_s, self._unless_ended(end))
 
     def _reset(self, command_id: str) -> None:
-        if self.resetting:  # one after the other
-            self.world.after(RESET_LOOK_S, self._in_this_life(lambda: self._reset(command_id)))
+        if self.resetting:  # resets run one after the other
+            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._reset(command_id)))
             return
         if self.workers is not None and self.workers.living:
             self._answer(command_id, False, "workers run on this node")
@@ -414,7 +416,7 @@ class Agent:
             self.around.gpus_reset(self, failure)
             self._answer(command_id, not failure, failure)
 
-        self.world.after(seconds, self._in_this_life(end))
+        self.world.after(seconds, self._unless_ended(end))
 
     def _answer(
         self,
@@ -454,7 +456,7 @@ class Agent:
         if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
             raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
         if self.resetting:
-            self.world.after(RESET_LOOK_S, self._in_this_life(lambda: self._prepare(command_id, order)))
+            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(command_id, order)))
             return
         self.newest[order.job], self.tokens[order.job] = order.generation, order.token
         self.expects = ""
@@ -468,10 +470,10 @@ class Agent:
         if order.suspect_test_s and self.suspicions.faults:
             took_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
             if tested.failures:
-                self.world.after(took_s, self._in_this_life(lambda: self._failed_tests(command_id, order, tested)))
+                self.world.after(took_s, self._unless_ended(lambda: self._failed_tests(command_id, order, tested)))
                 return
             delay_s = max(delay_s, took_s)
-        self.world.after(delay_s, self._in_this_life(lambda: self._prepared(command_id, order, tested)))
+        self.world.after(delay_s, self._unless_ended(lambda: self._prepared(command_id, order, tested)))
 
     def _failed_tests(self, command_id: str, order: Prepare, tested: Preflight) -> None:
         if self.workers is None or self.workers.order is not order:
@@ -500,7 +502,7 @@ class Agent:
         self._answer(command_id, True, master=f"{self.name}:{order.generation}", tested=tested)
 
     def _fetch(self, job: str, wanted: RankRestore) -> ShardRecord | None:
-        """From this node, or the nearest source that has it whole."""
+        """Return the shard from this node, or from the nearest source with an intact copy."""
         for node in (self.name, *(source.node for source in wanted.sources)):
             if node == OBJECT_STORE:
                 found = self.around.store.get(wanted.shard) if self.around.store else None
@@ -512,7 +514,7 @@ class Agent:
         return None
 
     def read(self, job: str, key: ShardKey) -> ShardRecord | None:
-        """Verified; a rotten copy is dropped, and the supervisor hears of it."""
+        """Return a verified copy. A corrupt copy is deleted, and the inventory is reported."""
         held = self.memory.get(job, {})
         if not self.alive or key not in held:
             return None
@@ -542,7 +544,7 @@ class Agent:
             self.memory.pop(order.job, None)
             self.disk.pop(order.job, None)
 
-    def _in_this_life(self, action: Callable[[], None]) -> Callable[[], None]:
+    def _unless_ended(self, action: Callable[[], None]) -> Callable[[], None]:
         life = self.life
 
         def run() -> None:
@@ -558,7 +560,7 @@ class Agent:
         return self.workers.order.placement.ranks if self.workers else range(0)
 
     def is_copying(self, job: str) -> bool:
-        """Whether its newest save is not on its disk yet."""
+        """Whether the newest save of this node is not on its disk yet."""
         own = [key for key, shard in self.memory.get(job, {}).items() if shard.owner == self.name]
         newest = max(((key.attempt, key.step) for key in own), default=None)
         disk = self.disk.get(job, {})
@@ -582,7 +584,7 @@ class Agent:
         self.report(RanksFinished(order.job, order.generation, tuple(self.ranks), self.clock.now()))
 
     def save(self, step: int) -> None:
-        """Each rank writes its shard; a node that dies in between leaves the step torn."""
+        """Write the shard of each rank. If the node ends in between, the checkpoint stays incomplete."""
         workers = self.workers
         assert workers is not None
         order = workers.order
@@ -594,8 +596,8 @@ class Agent:
         self._expire(order.job)
         self._report_inventory(order.job)
         if self.around.store is not None and (self.around.store.takes(step) or step in workers.far):
-            self.world.soon(*LATE_S, self._in_this_life(lambda: self._upload(order, step)))
-        self.world.soon(0.05, 0.6, self._in_this_life(lambda: self._copy(order, step)))
+            self.world.soon(*LATE_S, self._unless_ended(lambda: self._upload(order, step)))
+        self.world.soon(0.05, 0.6, self._unless_ended(lambda: self._copy(order, step)))
 
     def _copy(self, order: Prepare, step: int) -> None:
         mine = {
@@ -610,14 +612,14 @@ class Agent:
                 other.take_copies(order.job, mine)
 
     def take_copies(self, job: str, shards: dict[ShardKey, ShardRecord]) -> None:
-        """Of a peer's shards."""
+        """Store copies of a peer's shards."""
         self.memory[job] = self.memory.get(job, {}) | shards
         self.disk[job] = self.disk.get(job, {}) | shards
         self._expire(job)
         self._report_inventory(job)
 
     def _upload(self, order: Prepare, step: int) -> None:
-        """Its own shards; what has been dropped meanwhile never arrives, and the step stays incomplete there."""
+        """Upload this node's own shards. If one has been deleted meanwhile, the step stays incomplete in the object store."""
         store = self.around.store
         assert store is not None
         held = self.memory.get(order.job, {})
@@ -625,7 +627,7 @@ class Agent:
         if all(store.put(record) for record in mine if record is not None):
             self._report_inventory(order.job)
         else:
-            self.world.soon(*RETRY_S, self._in_this_life(lambda: self._upload(order, step)))
+            self.world.soon(*RETRY_S, self._unless_ended(lambda: self._upload(order, step)))
 
     def _expire(self, job: str) -> None:
         for shards in (self.memory.get(job, {}), self.disk.get(job, {})):

@@ -1,5 +1,5 @@
-"""Whole allocations in a simulation: a scheduler takes all machines at once, and gives them back later. Nothing else goes wrong
-but the supervisor, so that it can be said exactly what must come of it."""
+"""Ends of allocations in a simulation: a scheduler takes all machines at once, and returns them later. Apart from this only the
+supervisor fails, so that the promises are exact."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from holdfast.supervisor.core.lifecycle import Suspended
 from holdfast.supervisor.protocol import Command, GenerationChanged, GenerationStage, Publish
 
 ALLOCATIONS_FROM, ALLOCATIONS_TO = 800_000, 900_000  # the seeds of these worlds
-APART_S = 0.8  # between the first and the last agent that is told to end
+APART_S = 0.8  # between the SIGTERM of the first and of the last agent
 AWAY_S = (12.0, 90.0)  # from the end of the grace to the next allocation
-BACK_WITHIN_S = 6.0  # its nodes come one after the other
-AMPLE_S = 14.0  # a grace in which a job that trains is saved, whatever delays it
+BACK_WITHIN_S = 6.0  # its nodes connect one after the other within this time
+AMPLE_S = 14.0  # a grace period that suffices to save a running job, despite all delays
 TRAINS_S = (8.0, 20.0)  # between two ends
-KNOWN_S = 8.0  # after the last agent has ended, and since a supervisor leads: by then the job is said to be suspended
+KNOWN_S = 8.0  # the job must be suspended this long after the last agent has ended and a supervisor leads
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The end of one, and the beginning of the next."""
+    """The end of one allocation, and the start of the next."""
 
     ends_s: float  # after the start of the simulation
     grace_s: float
-    away_s: float  # after the grace
-    boots: bool  # the machines: what their memory has is lost
-    supervisor_goes_s: float | None  # after the end was announced; None = it does not
+    away_s: float  # from the end of the grace period to the next allocation
+    boots: bool  # the machines boot, so that shards in memory are lost
+    supervisor_goes_s: float | None  # crash of the supervisor, after the end was announced; None = no crash
 
 
 class Allocations:
@@ -56,15 +56,15 @@ class Allocations:
 
 @dataclass(slots=True)
 class AllocationPromises:
-    """A job all of whose nodes ended is suspended at a step that is really stored, and goes on from there: nothing is done
-    again that a save has covered, and nothing at all where there was time to save."""
+    """A job all of whose nodes ended is suspended at a step that is really stored, and continues from it. No saved step is
+    repeated, and no step at all if the grace period was long enough to save."""
 
     agents: dict[str, Agent]
     complete: Mapping[tuple[int, int], set[int]]  # (attempt, step) → ranks that saved it
     meshes: Mapping[tuple[int, int], Mesh]
-    at: tuple[int, int] | None = None  # (attempt, step) at which the job was suspended last, until it goes on
-    told_at_step: int | None = None  # the newest step when the agents were told to end, where the grace was ample
-    ended: int = 0  # suspensions that the job has gone on from
+    at: tuple[int, int] | None = None  # (attempt, step) at which the job is suspended; None after it continues
+    told_at_step: int | None = None  # the newest step at the SIGTERM of the agents, if the grace period was long enough
+    ended: int = 0  # suspensions after which the job has continued
 
     def folded(self, after: State, commands: tuple[Command, ...]) -> None:
         job = after.jobs.get(JOB)
@@ -74,7 +74,7 @@ class AllocationPromises:
         for command in commands:
             match command:
                 case Publish(record=GenerationChanged(stage=GenerationStage.STARTED, generation=generation)):
-                    self._goes_on(generation.restore.attempt, generation.restore.step)
+                    self._check_continued(generation.restore.attempt, generation.restore.step)
                 case _:
                     pass
 
@@ -82,30 +82,30 @@ class AllocationPromises:
         if step:
             mesh = self.meshes.get((attempt, step))
             if mesh is None or set(range(mesh.world_size)) - self.complete[attempt, step]:
-                raise Violation(f"the job is suspended at step {step} of attempt {attempt}, which nobody has saved")
+                raise Violation(f"the job is suspended at step {step} of attempt {attempt}, which was not saved")
 
-    def _goes_on(self, attempt: int, step: int) -> None:
+    def _check_continued(self, attempt: int, step: int) -> None:
         if self.at is None:
             return
         if (attempt, step) < self.at and self._is_left(*self.at):
-            raise Violation(f"the job was suspended at (attempt, step) {self.at}, and goes on from {(attempt, step)}")
+            raise Violation(f"the job was suspended at (attempt, step) {self.at}, and continues from {(attempt, step)}")
         if self.told_at_step is not None and step < self.told_at_step:
             raise Violation(f"there was time to save, and steps {step + 1} … {self.told_at_step} are done again")
         self.at = self.told_at_step = None
         self.ended += 1
 
     def _is_left(self, attempt: int, step: int) -> bool:
-        """Whether some node still has each shard: what only memory had is lost with a boot."""
+        """Whether each shard is still on a node. Shards that were only in memory are lost with a boot."""
         held = {key for agent in self.agents.values() for key in agent.memory.get(JOB, {}) if agent.alive}
         return all(ShardKey(attempt, step, rank) in held for rank in self.complete[attempt, step])
 
     def told(self, allocation: Allocation, newest_step: int, *, trains: bool) -> None:
-        """All agents are told to end."""
+        """Record the SIGTERM of all agents."""
         ample = trains and allocation.grace_s >= AMPLE_S and allocation.supervisor_goes_s is None
         self.told_at_step = newest_step if ample else None
 
     def before_return(self, state: State, *, trained: bool, known_s: float) -> None:
-        """The next allocation is about to begin."""
+        """Check the job just before the next allocation starts."""
         job = state.jobs.get(JOB)
         if job is None or not trained or known_s < KNOWN_S:
             return

@@ -1,4 +1,4 @@
-"""Clocks of simulated processes. Each is its own: set wrong from the beginning, or set anew while everything runs."""
+"""Clocks of simulated processes. Each can be wrong from the beginning, and can be set during the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Clock:
     """A wall clock, in Unix seconds as its process reads them."""
 
     world: World
-    ahead_s: float = 0.0  # of the world's time
+    ahead_s: float = 0.0  # offset to the world's time
 
     def now(self) -> float:
         return self.world.now + self.ahead_s

@@ -1,8 +1,8 @@
-"""Simulated diagnostics: what it is told, what it concludes, and what becomes of that on the way to the supervisor.
+"""Simulated diagnostics: receives signals, reports findings, and delivers them to the supervisor.
 
-In a tame world a finding comes late, and more than once. In a hostile one diagnostics is a process like any other: it is down
-or frozen for a while, forgets with its restart what it has seen, has a clock of its own, and says things that are lost for
-good after everybody believed them delivered. What an agent has to say waits for it, as long as that agent lives.
+In a tame world a finding arrives late, and possibly more than once. In a hostile world diagnostics is a process like any other:
+it is down or frozen for a while, loses its state with a restart, has its own clock, and its findings can be lost permanently
+after they were acknowledged. The signals of an agent wait for it, as long as the agent lives.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from holdfast.sim.world import World
 from holdfast.supervisor.protocol import Event, FindingArrived, StepsCompleted
 
 RECONNECT_S = (0.1, 5.0)  # an agent's back-off
-SEEN_S = 5.0  # after a restart: every living agent has connected by then
+SEEN_S = 5.0  # time after a restart by which every living agent has connected
 OF_WORKERS = frozenset({FindingKind.WORKER_CRASH, FindingKind.HANG})
 
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """A fault as it shows itself to diagnostics."""
+    """A fault as diagnostics observes it."""
 
     kind: FindingKind
     agent: Agent
@@ -43,9 +43,9 @@ class _Observed:
 class Diagnostics:
     world: World
     publish: Callable[[Event], None]
-    init_s: float  # without a rhythm of steps a hang is concluded only after so long
+    init_s: float  # hang timeout while the duration of steps is unknown
     hostile: bool = False
-    forgetful_of_comebacks: bool = False  # a node that it once called lost explains every later exit of its generation
+    forgetful_of_comebacks: bool = False  # later exits of a lost node's generation always count as consequences
     down_until: float = 0.0
     restarted_at: float = 0.0
     clock: Clock = field(init=False)
@@ -55,7 +55,7 @@ class Diagnostics:
     def __post_init__(self) -> None:
         self.clock = Clock(self.world)
 
-    # ------------------------------------------------------------ its own life
+    # ------------------------------------------------------------ the process
 
     @property
     def up(self) -> bool:
@@ -85,11 +85,11 @@ class Diagnostics:
         key: str = "",
         **evidence: str,
     ) -> None:
-        """A fault begins now; it is concluded `delay_s` later, if nothing is in the way."""
+        """Let a fault begin now. It is reported `delay_s` later, if diagnostics runs and receives it."""
         self._begin(kind, agent, generation, delay_s, rank, severity, key, evidence, ())
 
     def find_reset_due(self, agent: Agent, delay_s: float, ladder: tuple[Remedy, ...], *, later: bool = False) -> None:
-        """A GPU of the node must be reset from now on, which is concluded like `find`; `later`: at the job's next boundary."""
+        """From now on a GPU of the node must be reset, which is reported as in `find`. `later`: at the job's next boundary."""
         severity = Severity.WARNING if later else Severity.ERROR
         self._begin(FindingKind.GPU_ERROR, agent, 0, delay_s, None, severity, "", {}, ladder)
 
@@ -112,14 +112,14 @@ class Diagnostics:
             kind, agent, agent.life, generation, self.world.now, rank, severity, identifier, evidence, ladder, job
         )
         if not self.hostile:
-            self._say(self._finding(observed, self.world.now + delay_s), delay_s)
+            self._send(self._finding(observed, self.world.now + delay_s), delay_s)
         elif kind is FindingKind.NODE_LOST:
             self.world.after(delay_s, lambda: self._lost(observed))
         elif kind is FindingKind.HANG or not self.world.loses(f"what {agent.name} told diagnostics of its {kind}"):
             self.world.after(delay_s, lambda: self._conclude(observed))
 
     def _lost(self, observed: _Observed) -> None:
-        """The one conclusion that needs nothing to be told; but only of a node that this process has seen."""
+        """Report a lost node. This needs no signal, but only a node that this process has seen can be reported."""
         if self.world.now < self.restarted_at:
             return
         if not self.up:  # frozen
@@ -127,12 +127,12 @@ class Diagnostics:
         elif not self.restarted_at or observed.began >= self.restarted_at + SEEN_S:
             if self.forgetful_of_comebacks:
                 self._explained.add(observed.generation)
-            self._say(self._finding(observed), 0.0)
+            self._send(self._finding(observed), 0.0)
 
     def _conclude(self, observed: _Observed) -> None:
         agent = observed.agent
         if not agent.alive or agent.life != observed.life:
-            return  # it took along what it had to say
+            return  # the agent ended before it could send the signal
         if agent.telemetry_cut or not self.up:
             self.world.after(self.world.spite.uniform(*RECONNECT_S), lambda: self._conclude(observed))
         elif observed.kind is FindingKind.HANG and self.world.now < self._rhythm_known_at(observed):
@@ -140,7 +140,7 @@ class Diagnostics:
         elif observed.generation in self._explained and observed.kind in OF_WORKERS:
             self.world.say(f"diagnostics takes {observed.identifier} for a consequence of a lost node")
         else:
-            self._say(self._finding(observed), 0.0)
+            self._send(self._finding(observed), 0.0)
 
     def _rhythm_known_at(self, observed: _Observed) -> float:
         return self.restarted_at + self.init_s if self.restarted_at > observed.began else 0.0
@@ -163,20 +163,20 @@ class Diagnostics:
         )
         return old_evidence.with_fields(found)
 
-    def _say(self, finding: Finding, delay_s: float) -> None:
-        def tell(what: str, waits_s: float) -> None:
+    def _send(self, finding: Finding, delay_s: float) -> None:
+        def deliver(what: str, waits_s: float) -> None:
             published = replace(finding, waited_s=waits_s)
             if not self.world.loses(what):
                 self.world.after(delay_s + waits_s, lambda: self.publish(FindingArrived(self.world.now, published)))
 
-        tell(f"finding {finding.id}", self.world.chance.uniform(0.0, 0.3))
+        deliver(f"finding {finding.id}", self.world.chance.uniform(0.0, 0.3))
         if self.world.chance.random() < 0.2:
-            tell(f"finding {finding.id}, told again", self.world.chance.uniform(0.0, 5.0))
+            deliver(f"finding {finding.id}, told again", self.world.chance.uniform(0.0, 5.0))
 
     # ------------------------------------------------------------ steps
 
     def stepped(self, steps: StepsCompleted, members: list[Agent]) -> None:
-        """Every rank has finished a step: said when all of them were heard."""
+        """Publish a step that every rank has finished, if the telemetry of all its nodes arrives."""
         if any(agent.telemetry_cut for agent in members) or not self.up:
             return
         self.world.soon(0.1, 0.4, lambda: None if self.world.loses(f"step {steps.step}") else self.publish(steps))

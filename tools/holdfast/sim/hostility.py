@@ -1,6 +1,6 @@
-"""Hostile worlds: every message may be lost for good, no two clocks agree and all of them jump, links stay dead for long, the
-log loses its last second or all of it, diagnostics forgets. Then there is peace: everything is heard again, and what is
-wrong with the clocks stays as it is. Half of the seeds; the other half replays as it did before there was hostility.
+"""Hostile worlds: every message may be lost permanently, clocks differ and jump, links fail for a long time, the log loses its
+last second or everything, diagnostics loses its state. Then there is peace: all messages arrive, and clocks stay as they are.
+Half of the seeds are hostile; the other half gives the same runs as before hostility was added.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.world import World
 
 HOUR_S = 3600.0
-PEACE_S = (72.0, 100.0)  # later than the last thing that a tame fault leaves to be mended
-LONG_S = (30.0, 120.0)  # a link that is dead for long; peace mends it, if nothing else does
-ABSENCE_S = (305.0, 330.0)  # no supervisor at all, for longer than a finding was once believed
+PEACE_S = (72.0, 100.0)  # after the last recovery from a fault of a tame world
+LONG_S = (30.0, 120.0)  # duration of a failed link, which ends at the peace at the latest
+ABSENCE_S = (305.0, 330.0)  # time without a supervisor; longer than the former lifetime of a finding
 FAULTS_MAX = 4
 BABBLE_TRIES_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Hostility:
-    """What one seed does. Nothing, by default."""
+    """The hostile events of one seed. None by default."""
 
-    loss: float = 0.0  # share of messages
+    loss: float = 0.0  # fraction of messages that are lost
     clocks: bool = False
     links: bool = False
     log_tail: bool = False
     log_all: bool = False
     diagnostics: bool = False
     absence: bool = False
-    babble: bool = False  # agents report what they know nothing of
+    babble: bool = False  # agents send reports about ranks and orders of other nodes
     peace_s: float = 0.0  # after the start; 0 = this world is not hostile
 
     @classmethod
@@ -63,13 +63,13 @@ class Hostility:
 
 
 class Surroundings(Protocol):
-    """What hostility takes hold of."""
+    """The parts of a scenario that hostile events change."""
 
     world: World
     agents: dict[str, Agent]
     supervisor: Supervisor
     diagnostics: Diagnostics
-    doubted: set[str]  # nodes that were called lost
+    doubted: set[str]  # nodes that were reported as lost
 
     def lose_log(self, everything: bool) -> None: ...
     def crash_worker(self) -> None: ...
@@ -77,14 +77,14 @@ class Surroundings(Protocol):
 
 
 class Hostilities:
-    """Carries them out."""
+    """Carries out the hostile events of a seed."""
 
     def __init__(self, hostility: Hostility, around: Surroundings, *, control_plane_only: bool) -> None:
         self.hostility, self.around, self.world = hostility, around, around.world
         self.control_plane_only = control_plane_only
 
     def plan(self, begin_s: float, end_s: float) -> None:
-        """From now on: losses at once, faults between `begin_s` and `end_s`."""
+        """Begin to lose messages, and schedule faults between `begin_s` and `end_s`."""
         hostility, spite = self.hostility, self.world.spite
         self.world.loss = hostility.loss
         kinds: list[Callable[[], None]] = []
@@ -109,14 +109,14 @@ class Hostilities:
             self.world.after(spite.uniform(begin_s, end_s), self._absence)
 
     def peace(self) -> None:
-        """Everything is heard from now on, and no clock is set any more."""
+        """From now on all messages arrive, and no clock is changed."""
         self.world.say("PEACE")
         self.world.loss = 0.0
         self.around.diagnostics.come_up()
         for agent in self.around.agents.values():
             agent.control_cut = agent.telemetry_cut = False
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def _clocks(self) -> list[Clock]:
         around = self.around
@@ -136,7 +136,7 @@ class Hostilities:
     def _cut_control(self) -> None:
         agent = self._some_agent()
         if self.control_plane_only and agent.name in self.around.doubted:
-            return  # losing both is a lost node, whatever is left of it
+            return  # a node without both links counts as lost, even if it runs
         self.world.say(f"FAULT control link of {agent.name} is dead")
         agent.control_cut = True
         self.around.supervisor.hang_up(agent)
@@ -145,7 +145,7 @@ class Hostilities:
     def _cut_telemetry(self) -> None:
         agent = self._some_agent()
         if self.control_plane_only and not self.around.supervisor.sees(agent):
-            return  # losing both is a lost node, whatever is left of it
+            return  # a node without both links counts as lost, even if it runs
         self.world.say(f"FAULT telemetry link of {agent.name} is dead")
         self.around.call_lost(agent)
         agent.telemetry_cut = True
@@ -156,7 +156,7 @@ class Hostilities:
         self.around.diagnostics.restart(self.world.spite.uniform(0.5, 20.0))
 
     def _freeze_diagnostics(self) -> None:
-        """Agents that found it silent come back later than it waits for them: one is called lost."""
+        """Freeze diagnostics. Agents reconnect after its timeout, so that a healthy node may be reported as lost."""
         self.world.say("FAULT diagnostics freezes")
         seconds = self.world.spite.uniform(1.0, 30.0)
         self.around.diagnostics.freeze(seconds)
@@ -166,11 +166,11 @@ class Hostilities:
 
     def _call_lost(self, agent: Agent) -> None:
         if self.control_plane_only and not self.around.supervisor.sees(agent):
-            return  # losing both is a lost node, whatever is left of it
+            return  # a node without both links counts as lost, even if it runs
         self.around.call_lost(agent)
 
     def _lose_log(self, *, everything: bool) -> None:
-        """What goes with its last second is, at best, the news that matters."""
+        """Let the log lose data, in half of the cases with the events that follow a worker crash."""
         if self.world.spite.random() < 0.5 and not self.control_plane_only:
             self.around.crash_worker()
             self.world.after(self.world.spite.uniform(0.1, 0.9), lambda: self.around.lose_log(everything=everything))
@@ -178,12 +178,12 @@ class Hostilities:
             self.around.lose_log(everything=everything)
 
     def _babble(self, tries: int = BABBLE_TRIES_MAX) -> None:
-        """An agent that is out of its mind reports all ranks as stepping or finished, and orders of others as done."""
+        """Let a faulty agent report all ranks as stepping or finished, and orders of other nodes as done."""
         agent, state = self._some_agent(), self.around.supervisor.committed
         job = state.jobs.get(JOB)
         if not agent.alive or job is None or job.running is None:
             return
-        if not (state.outbox or state.unanswered) and tries:  # it waits for the moment at which it can do harm
+        if not (state.outbox or state.unanswered) and tries:  # wait for unanswered orders, which the reports can affect
             self.world.after(0.1, lambda: self._babble(tries - 1))
             return
         self.world.say(f"FAULT {agent.name} reports what it knows nothing of")
@@ -197,7 +197,7 @@ class Hostilities:
             agent.report(OrderDone(send.command_id, True, master=f"{agent.name}:1"))
 
     def _absence(self) -> None:
-        """No supervisor for minutes; and whatever fails then is old when somebody hears of it."""
+        """Have no supervisor for minutes. The findings of faults in this time are old when the supervisor receives them."""
         if self.around.supervisor.leading:
             self.world.say("FAULT there is no supervisor for minutes")
             self.around.supervisor.crash(ABSENCE_S)

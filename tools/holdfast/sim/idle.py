@@ -1,6 +1,6 @@
-"""Jobs on a simulated fleet with nodes to spare, which test the network between them while they wait.
+"""Jobs on a simulated fleet with idle nodes, which test the network between them.
 
-As `several`, with more nodes, and with some whose network is bad for a while; `LinkPromises` are checked besides.
+As `several`, but with more nodes, some of which have a bad network for a while. `LinkPromises` are checked in addition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.supervisor.return_rules import ReturnRules
 
 IDLE = (7, 14)
 BAD_S = (60.0, 180.0)
-LOSS = 0.02  # share of messages that never arrive, in every third world
+LOSS = 0.02  # fraction of lost messages, in every third world
 END_S = 1000.0 + FAULTS_END_S + BAD_S[1] + BACK_S + 40.0
 
 

@@ -1,4 +1,4 @@
-"""The promises, checked at every step of a simulation. Each is written down here once more, independently of the core."""
+"""The promises, checked at every step of a simulation. They are implemented here again, independently of the core."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ from holdfast.supervisor.protocol import (
     Send,
 )
 
-# A run that nobody knew of when the next one started ends before its nodes have had a session for this long since then: the
-# shell needs 4 s to see that the state does not show a node, and the Hello that follows may be lost several times.
+# Ranks that the state did not show when the next generation was started must end before their nodes have had a session for this
+# long since then. The shell needs 4 s to see that the state does not show a node, and the Hello that follows may be lost
+# several times.
 UNKNOWN_RUN_S_MAX = 30.0
-FOLDED_S_MAX = 5.0  # sessions end while nobody leads: more than that between two folds says nothing of them
+FOLDED_S_MAX = 5.0  # longer times between two folds are not counted, because sessions end while there is no leader
 
 
 @dataclass(slots=True)
 class Ancestor:
-    """A generation that was started: where its attempt branched off."""
+    """The attempt of a started generation, with the attempt and step from which it branched off."""
 
     attempt: int
     from_attempt: int
@@ -58,45 +59,46 @@ class Invariants:
     max_dp: int
     checkpoint_interval: int
     store: Store | None = None
-    sharded: bool = False  # over dp: half of the replicas' shards are half of the state
+    sharded: bool = False  # the state is sharded over dp, so a restore needs the shards of all replicas
     opened: set[str] = field(default_factory=set)
     closed: set[str] = field(default_factory=set)
     ancestors: dict[int, Ancestor] = field(default_factory=dict)  # by attempt
     newest_attempt: int = 0
-    # Generation → what every Prepare of it must say.
+    # Generation → values that must be equal in every Prepare of it.
     prepared: dict[int, tuple[object, ...]] = field(default_factory=dict)
     complete: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # (attempt, step) → ranks that saved it
-    meshes: dict[tuple[int, int], Mesh] = field(default_factory=dict)  # … and of which mesh
+    meshes: dict[tuple[int, int], Mesh] = field(default_factory=dict)  # (attempt, step) → mesh that saved it
     points: dict[int, tuple[int, int]] = field(default_factory=dict)  # generation → (attempt, step) that it restores
     announced: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, from step) → interval
-    # Generations that a fault asked for, by what was found
+    # Generation that was started because of a fault → the cause
     faulted: dict[int, str] = field(default_factory=dict)
-    # Runs, as (generation, attempt), replaced while none of their nodes could be asked.
+    # (generation, attempt) that were replaced while none of their nodes could receive orders.
     blind_takeover: set[tuple[int, int]] = field(default_factory=set)
-    # Runs that were replaced while the state showed none of their nodes with a session → s that those had one since.
+    # (generation, attempt) that were replaced while the state showed none of their nodes with a session → seconds for which
+    # these nodes have had a session since.
     unknown_runs: dict[tuple[int, int], float] = field(default_factory=dict)
     folded_at: float = 0.0
-    # (node, generation) → when the node was first told to stop it
+    # (node, generation) → time of the first order to stop it
     stops: dict[tuple[str, int], float] = field(default_factory=dict)
-    repaired: dict[str, float] = field(default_factory=dict)  # nodes that were out of service → when an operator spoke
+    repaired: dict[str, float] = field(default_factory=dict)  # unschedulable node → time of its repair by an operator
 
-    # Nodes with a GPU whose reset was demanded and has not been made → when it was demanded
+    # Node with a GPU that must be reset and has not been reset → time since which
     unreset: dict[str, float] = field(default_factory=dict)
     walks: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # by incident
-    # Node → newest word on maintenance, and whether it is due.
+    # Node → time of its newest maintenance finding, and whether maintenance is announced.
     noticed: dict[str, tuple[float, bool]] = field(default_factory=dict)
-    starts: set[str] = field(default_factory=set)  # orders to start that were sent: who does not answer is told again
-    leaving: set[str] = field(default_factory=set)  # nodes whose agent was told to end
+    starts: set[str] = field(default_factory=set)  # ids of Start orders that were sent; unanswered ones are sent again
+    leaving: set[str] = field(default_factory=set)  # nodes whose agent got SIGTERM
     returns: ReturnPromises | None = None
     allocations: AllocationPromises | None = None
     replacements: ReplacementPromises | None = None
     suspects: SuspectPromises = field(default_factory=SuspectPromises)
     job: str = JOB
 
-    # ------------------------------------------------------------ what the core decides
+    # ------------------------------------------------------------ decisions of the core
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
-        if isinstance(event, NodeCordonRequested) and not event.cordoned:  # which ends the notices of the node
+        if isinstance(event, NodeCordonRequested) and not event.cordoned:  # also ends the notices of the node
             self.noticed[event.node] = (event.at, False)
             self.leaving.discard(event.node)
         if isinstance(event, FindingArrived):
@@ -147,7 +149,7 @@ class Invariants:
                         raise Violation(f"two intervals from step {order.from_step} on: {order}")
                 case _:
                     pass
-        for command in commands:  # the record of a generation follows its orders
+        for command in commands:  # in a second pass, because the record of a generation follows its orders
             if isinstance(command, Send) and isinstance(command.order, Prepare):
                 self._one_whole_step(command.order)
         if self.returns is not None:
@@ -166,22 +168,22 @@ class Invariants:
             self._quarantine_leaves_enough(before, after)
 
     def _demand_reset(self, before: State, event: FindingArrived) -> None:
-        """A GPU that a restart does not mend; not one of which the record says that it was reset or repaired since."""
+        """Record that a GPU must be reset, unless it was reset or repaired since the fault began."""
         finding, node = event.finding, before.nodes.get(event.finding.node)
         if finding.severity is not Severity.ERROR or finding.ladder[:1] != (Remedy.RESET_GPU,) or node is None:
             return
         began = event.at - event.age_s - max(0.0, finding.at - finding.since)
         incidents = (*before.incidents.values(), *before.closed)
-        told_before = any(finding.id in incident.findings for incident in incidents)
-        if not told_before and began >= max(node.reset_at, node.repaired_at):
+        duplicate = any(finding.id in incident.findings for incident in incidents)
+        if not duplicate and began >= max(node.reset_at, node.repaired_at):
             self.unreset.setdefault(finding.node, event.at)
 
     def gpus_reset(self, node: str) -> None:
-        """What really happened, whoever hears of it."""
+        """Record that the GPUs were reset, even if the supervisor does not learn of it."""
         self.unreset.pop(node, None)
 
     def log_went_back(self, state: State) -> None:
-        """What the log has lost was never decided, although what followed from it has happened."""
+        """Forget the decisions that the log has lost. (Their effects on nodes remain.)"""
         if self.returns is not None:
             self.returns.log_went_back(state)
         if self.replacements is not None:
@@ -193,7 +195,7 @@ class Invariants:
         self.walks = {incident.id: incident.walk for incident in (*state.incidents.values(), *state.closed)}
         newest = max((job.number for job in state.jobs.values()), default=0)
         self.prepared = {number: terms for number, terms in self.prepared.items() if number <= newest}
-        if not state.jobs:  # numbers may come again, for another submission
+        if not state.jobs:  # generation numbers may be reused by another submission
             self.stops.clear()
             self.unknown_runs.clear()
         self.newest_attempt = 0
@@ -201,7 +203,7 @@ class Invariants:
             self.newest_attempt = job.running.attempt if job.running is not None else 0
 
     def _quarantine_leaves_enough(self, before: State, after: State) -> None:
-        """No run gets smaller because one of its nodes is quarantined: others can take its ranks."""
+        """A node is quarantined only if enough other nodes are left for its job."""
         fresh = {name for name, node in after.nodes.items() if node.quarantined and not before.nodes[name].quarantined}
         for job in before.jobs.values() if fresh else ():
             if job.generation is None or job.phase.finished or not fresh & set(job.generation.nodes):
@@ -213,7 +215,8 @@ class Invariants:
                 )
 
     def _cheap_when_planned(self, incident: Incident) -> None:
-        """A planned change costs no more than a checkpoint interval, unless a real fault struck it and it was planned again."""
+        """A planned change repeats at most a checkpoint interval of steps, unless a fault interrupted it and it was planned
+        again."""
         undisturbed = incident.new_generation == incident.generation + 1
         if incident.planned and undisturbed and incident.rework_steps > self.checkpoint_interval:
             raise Violation(
@@ -221,18 +224,18 @@ class Invariants:
             )
 
     def _plans_stop_nothing(self, before: State, after: State) -> None:
-        """A healthy run may be changed by what was planned; it may not end up waiting."""
+        """A planned change must not leave a healthy job waiting."""
         for name, job in after.jobs.items():
             ran = name in before.jobs and before.jobs[name].phase is JobPhase.RUNNING
             if ran and job.phase is JobPhase.WAITING and not any(not i.planned for i in before.incidents.values()):
                 raise Violation(f"a healthy run was stopped, and nothing is wrong with it: {job.reason}")
 
     def _here_again(self, before: State, hello: Hello, after: State) -> None:
-        """A notice of an agent that was told to end says nothing of the next one."""
+        """A notice about the end of an agent process does not apply to the next agent process."""
         node, now = before.nodes.get(hello.facts.node), after.nodes.get(hello.facts.node)
         for each in now.notices if now is not None else ():
             if now is not None and each.event and each.incarnation not in ("", now.facts.incarnation):
-                raise Violation(f"{now.name} is said to leave, and that was the agent before")
+                raise Violation(f"{now.name} has a notice of its previous agent")
         if node is None or node.facts.incarnation != hello.facts.incarnation:
             self.leaving.discard(hello.facts.node)
 
@@ -265,7 +268,7 @@ class Invariants:
             )
 
     def _restorable(self, generation: Generation) -> None:
-        """The elected step lies on the lineage, and every position of the mesh was saved at it."""
+        """The selected checkpoint is on the lineage, and every model-parallel index of its mesh was saved."""
         point = generation.restore
         self.points[generation.number] = (point.attempt, point.step)
         if point.step == 0:
@@ -279,16 +282,16 @@ class Invariants:
             ancestor = self.ancestors[attempt]
             attempt, limit = ancestor.from_attempt, ancestor.from_step
         if limit is not None and point.step > limit:
-            raise Violation(f"restores step {point.step} of attempt {attempt}, which was given up after step {limit}")
+            raise Violation(f"restores step {point.step} of attempt {attempt}, which is abandoned after step {limit}")
         known = self.complete.get((point.attempt, point.step), set())
         mesh = self.meshes.get((point.attempt, point.step), generation.mesh)
         missing = set(range(mesh.world_size)) - known
         if not self.sharded and mesh.dp != generation.mesh.dp:  # any replica's
-            shares = {_share(mesh, rank) for rank in known}
-            missing = {rank for rank in missing if _share(mesh, rank) not in shares}
+            parts = {_part(mesh, rank) for rank in known}
+            missing = {rank for rank in missing if _part(mesh, rank) not in parts}
         if missing:
             raise Violation(
-                f"restores step {point.step} of attempt {point.attempt}: nobody ever saved ranks {sorted(missing)}"
+                f"restores step {point.step} of attempt {point.attempt}: no shards were saved for ranks {sorted(missing)}"
             )
 
     def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None:
@@ -296,7 +299,7 @@ class Invariants:
         self.meshes[attempt, step] = mesh
 
     def _one_whole_step(self, order: Prepare) -> None:
-        """Every rank gets all of its state, and all of it from the one elected step."""
+        """Every rank gets its complete state, all of it from the selected checkpoint."""
         point = self.points.get(order.generation)
         for restore in order.restore:
             if (restore.shard.attempt, restore.shard.step) != point:
@@ -316,13 +319,13 @@ class Invariants:
         if saved.dp == order.mesh.dp:
             right = given == [rank]
         else:
-            same = [other for other in range(saved.world_size) if _share(saved, other) == _share(order.mesh, rank)]
+            same = [other for other in range(saved.world_size) if _part(saved, other) == _part(order.mesh, rank)]
             right = given == same if self.sharded else len(given) == 1 and given[0] in same
         if not right:
             raise Violation(f"rank {rank} of {order.mesh} is given the shards {given} of {saved}: not its whole state")
 
     def _nothing_older_runs(self, generation: Generation, after: State) -> None:
-        """START means: every node that could be asked has stopped what it ran before."""
+        """When a generation starts, every node that could receive orders has stopped its earlier workers."""
         patience_s = next(iter(after.jobs.values())).spec.limits.prepare_timeout_s
         for agent in self.agents.values():
             node, workers = after.nodes.get(agent.name), agent.workers
@@ -344,7 +347,7 @@ class Invariants:
                 and agent.stops_missed >= workers.order.generation
                 and asked_for_s >= 0.9 * patience_s
             ):
-                continue  # asked until the time for it was over, and never heard: the others have stopped (ADR 7)
+                continue  # its stop orders were lost until the timeout; all other nodes have stopped (ADR 7)
             raise Violation(
                 f"generation {generation.number} starts, and {agent.name} still runs generation {workers.order.generation}"
             )
@@ -358,15 +361,15 @@ class Invariants:
         for agent in self.agents.values():
             if (run := _run(agent, self.job)) is not None and run != (generation.number, generation.attempt):
                 known = after.nodes.get(agent.name)
-                shown = known is not None and known.connected  # its Hello may be on its way, or lost
+                shown = known is not None and known.connected  # False while its Hello is in flight or lost
                 asked[run] = asked.get(run, False) or (bool(agent.session) and shown)
                 if agent.session and not shown:
                     self.unknown_runs.setdefault(run, 0.0)
         self.blind_takeover |= {run for run, anybody in asked.items() if not anybody}
 
     def _unknown_runs_end(self, after: State) -> None:
-        """A node that the state did not know when another run was started stops its own as soon as the state shows it, and
-        the state shows it within seconds."""
+        """A node that the state did not show when another generation was started is told to stop its workers as soon as the
+        state shows it, which takes seconds."""
         now = max((agent.world.now for agent in self.agents.values()), default=0.0)
         passed_s, self.folded_at = min(now - self.folded_at, FOLDED_S_MAX), now
         for run in list(self.unknown_runs) if after.jobs else ():
@@ -395,7 +398,7 @@ class Invariants:
             )
 
     def recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
-        """A finding is judged, with a reason that an operator can read, when it comes for the first time."""
+        """A finding is recorded with a result and a reason when it arrives for the first time."""
         finding = event.finding
         for command in commands:
             match command:
@@ -405,17 +408,19 @@ class Invariants:
                         for known in (*after.incidents.values(), *after.closed)
                         if known.id == incident
                     ):
-                        raise Violation(f"the finding {finding.id} is said to be in {incident}, and is not")
+                        raise Violation(
+                            f"the finding {finding.id} is recorded for {incident}, which does not contain it"
+                        )
                     return
                 case _:
                     pass
         incidents = (*after.incidents.values(), *after.closed)
         if any(finding.id in incident.findings for incident in incidents):
-            return  # it came again
+            return  # a duplicate
         raise Violation(f"the finding {finding.id} ({finding.summary}) left no trace")
 
     def _walks_forward(self, incident: Incident) -> None:
-        """A recipe is walked from its first rung to its last, what was tried stays on record, and the walk ends."""
+        """A recipe is tried from its first rung to its last, every tried rung stays recorded, and the walk ends."""
         before, walk = self.walks.get(incident.id, ()), incident.walk
         self.walks[incident.id] = walk
         places = [(rung.recipe, rung.number) for rung in walk]
@@ -442,10 +447,10 @@ class Invariants:
         if vanished := self.opened - self.closed - set(after.incidents):
             raise Violation(f"incidents vanished: {sorted(vanished)}")
 
-    # ------------------------------------------------------------ what really happens
+    # ------------------------------------------------------------ events on the nodes
 
     def at_most_one_runs(self, whole: list[tuple[int, int]]) -> None:
-        """`whole`: (generation, attempt) of which every rank is alive and running, that could finish a step now."""
+        """At most one generation can finish a step. `whole`: (generation, attempt) whose ranks are all alive and running."""
         seen = [run for run in whole if run not in self.blind_takeover]
         if len(seen) > 1:
             raise Violation(f"generations {[number for number, _ in seen]} could all make progress")
@@ -456,13 +461,13 @@ def _due(state: State, node: str) -> bool:
 
 
 def _run(agent: Agent, job: str) -> tuple[int, int] | None:
-    """(generation, attempt) of the ranks of `job` that have started on a node and live."""
+    """Return (generation, attempt) of the started, living ranks of `job` on a node."""
     workers = agent.workers
     if workers is None or workers.order.job != job or not workers.started or not workers.living:
         return None
     return workers.order.generation, workers.order.attempt
 
 
-def _share(mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """Which share of the model it holds: its coordinates but for the replica's."""
+def _part(mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """Return the rank's coordinates without that of the replica, which identify its part of the model."""
     return tuple(index for name, index in mesh.coords(rank).items() if name != DATA_PARALLEL)

@@ -1,10 +1,11 @@
-"""Nodes of a simulation whose network is bad for a while, and the promises about the tests of it, written down once more.
+"""Nodes of a simulation whose network is bad for a while, and the promises about network tests, implemented again.
 
-* A node without ranks whose network is bad is found within `FOUND_S`, in peace, when there are enough others to tell by.
-* A node is put out of service for its network only if its network was bad, and gets no ranks before it is good; the one
-  exception is a slow one without which a job could not run.
-* It is back in service within `BACK_S` of peace, unless it has failed twice.
-* At most a tenth of the idle nodes is out, and one in any case. No node with work is told to test, and none twice at a time.
+* In peace, an idle node with a bad network is found within `FOUND_S`, if there are enough other nodes to compare with.
+* A node is taken out of service for its network only if its network was bad, and gets no ranks before it is good. Exception: a
+  slow node without which a job could not run.
+* The node is in service again within `BACK_S` of peace, unless it has failed twice.
+* At most a tenth of the idle nodes, but at least one, may be out of service for its network. No node with work gets an order to
+  test, and no node gets two at the same time.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from holdfast.supervisor.protocol import (
 
 RULES = LinkRules(every_s=8.0)
 USUAL = 1e9
-SLOW = 0.1  # of the usual speed
-NOISE = 0.7  # … which varies between this share and all of it
-REMEMBERED_S = 30.0  # a node may be blamed for so long after its network has become good: it was tested before
+SLOW = 0.1  # speed of a slow network, as a fraction of the usual speed
+NOISE = 0.7  # the usual speed varies between this fraction of it and the full speed
+REMEMBERED_S = 30.0  # an earlier test may take a node out of service for so long after its network has become good
 FOUND_S = 90.0
 BACK_S = 120.0
-OTHERS_MIN = 5  # well, idle, and in peace for as long
+OTHERS_MIN = 5  # healthy nodes, idle and in peace for the same time, that are needed to find a bad one
 
 
 @dataclass(slots=True)
@@ -44,18 +45,18 @@ class Bad:
     node: str
     since: float
     until: float
-    slow: bool  # or not reached
+    slow: bool  # False: not reachable
 
 
 @dataclass(slots=True)
 class Links:
-    """How the tests of one seed end."""
+    """The outcomes of the network tests of one seed."""
 
     chance: Random
     bad: list[Bad] = field(default_factory=list)
-    pair: frozenset[str] = frozenset()  # two healthy nodes that do not reach each other
+    pair: frozenset[str] = frozenset()  # two healthy nodes that cannot reach each other
     zones: dict[str, str] = field(default_factory=dict)
-    zones_until: float = 0.0  # until then nobody reaches the other zone
+    zones_until: float = 0.0  # until this time no node can reach the other zone
     takes_s: tuple[float, float] = (0.02, 2.0)
 
     def measured(self, one: str, other: str, at: float) -> LinkMeasured:
@@ -111,12 +112,12 @@ class LinkPromises:
         told = [send.node for send in after.sends() if isinstance(send.order, CheckLink)]
         for name, times in Counter(told).items():
             if times > 1:
-                raise Violation(f"{name} is told to make {times} tests of its network at the same time")
+                raise Violation(f"{name} gets orders for {times} network tests at the same time")
         for command in commands:
             if isinstance(command, Send) and isinstance(command.order, CheckLink):
                 node = after.nodes[command.node]
                 if not (is_out(node) or is_waiting(after, node)):
-                    raise Violation(f"{node.name} is told to test its network, and has work or is not there")
+                    raise Violation(f"{node.name} gets an order to test its network, and has work or is not connected")
 
     def _gets_ranks(self, name: str, commands: tuple[Command, ...], now: float) -> None:
         released = any(
@@ -130,10 +131,10 @@ class LinkPromises:
         if bad is not None and not (released and bad.slow):
             raise Violation(f"{name} gets ranks while its network is bad, and that is known")
 
-    # ------------------------------------------------------------ what should come about
+    # ------------------------------------------------------------ changes that must happen
 
     def look(self, state: State, now: float) -> None:
-        """Once a second."""
+        """Check the state. Called once a second."""
         calm = now >= self.peace_at and state.breaker.open_until is None and now >= self.links.zones_until
         well = [
             name
@@ -165,7 +166,7 @@ def is_out(node: Node) -> bool:
 
 
 def is_waiting(state: State, node: Node) -> bool:
-    """Connected, in service or held down, and without work."""
+    """Whether a node is connected, in service or held down, and without work."""
     members = {
         name
         for job in state.jobs.values()

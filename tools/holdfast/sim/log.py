@@ -1,7 +1,7 @@
-"""The simulated event log: what is in it survives every process, but not always the log's own restart.
+"""The simulated event log: its entries survive every other process, but not always a restart of the log itself.
 
-A log that flushes once a second and loses power goes back to how it was at one moment of its last second: entries, positions
-and the leader's snapshot together. What followed from the lost part has happened all the same.
+A log that flushes once a second and loses power returns to its state at one moment of its last second: entries, positions and
+the leader's snapshot together. The effects of the lost entries on nodes remain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Moment:
 
 class Log:
     def __init__(self, world: World, state: State, *, flushes_late: bool = False) -> None:
-        """`flushes_late`: its last second can be lost."""
+        """`flushes_late`: the last second of the log can be lost."""
         self.world = world
         self.state = state  # as last committed
         self.inbox: deque[Event] = deque()  # its left end is the first entry not acknowledged
@@ -40,20 +40,20 @@ class Log:
         self._written()
 
     def commit(self, state: State, *, acknowledge: bool) -> None:
-        """State and acknowledged input, in one write."""
+        """Write the state and acknowledge the input, atomically."""
         self.state = state
         if acknowledge:
             self.inbox.popleft()
         self._written()
 
     def elect(self, clock: float) -> int:
-        """A new epoch: higher than any before, also than one that was lost with the data."""
+        """Return a new epoch, which is higher than all before, including those that were lost with the data."""
         self.epoch = max(self.epoch + 1, int(clock))
         self._written()
         return self.epoch
 
     def lose_tail(self, lost_s: float) -> None:
-        """It restarts with what it had `lost_s` ago, at most a second."""
+        """Restart with the data of `lost_s` ago, at most a second."""
         moment = self._moments[0]
         for each in self._moments:
             if each.at <= self.world.now - lost_s:

@@ -1,4 +1,4 @@
-"""Maintenance in a simulation: a machine is announced to be taken, and then it is taken, or it is not."""
+"""Maintenance in a simulation: a notice announces that a machine will be taken away, which then happens or not."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ANNOUNCEMENTS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """One announcement. Nine of ten seeds replay as they did before anything was announced."""
+    """One maintenance notice. Nine of ten seeds have none, and give the same runs as before notices were added."""
 
-    node: int  # the how-manieth
+    node: int  # index of the node, modulo the number of nodes
     announced_s: float
-    starts_s: float | None  # after it; None = nobody says when
-    taken_s: float | None  # after it; None = it is withdrawn
-    over_s: float  # after it was announced, or after the machine was taken
+    starts_s: float | None  # announced start, after the notice; None = not announced
+    taken_s: float | None  # actual start, after the notice; None = the notice is withdrawn
+    over_s: float  # the end, after the notice or after the actual start
 
     @classmethod
     def of(cls, seed: int) -> tuple[Maintenance, ...]:
@@ -36,7 +36,8 @@ class Maintenance:
 
     @classmethod
     def of_agents(cls, seed: int) -> tuple[Maintenance, ...]:
-        """Agents that are told to end, several at once as when an allocation ends: `taken_s` is the end of their grace."""
+        """Return agents that get SIGTERM, several at once as at the end of an allocation. `taken_s` is the end of their grace
+        period."""
         if seed % 10 != 8:
             return ()
         chance = Random(f"agents told to end in {seed}")
@@ -54,7 +55,7 @@ class Maintenance:
     def play(
         self, after: Callable[[float, Callable[[], None]], None], take: Callable[[], None], over: Callable[[], None]
     ) -> None:
-        """From the announcement on."""
+        """Schedule the events that follow the notice."""
         if self.taken_s is None:
             after(self.over_s, over)
         else:

@@ -1,7 +1,7 @@
-"""Worlds in which somebody injects faults of the control plane: the leader and the server of its log are ended on request.
+"""Injected faults of the control plane in a simulation: the leader and the server of its log are ended on request.
 
-One seed of eleven; the others replay as they did before. A request may come at any moment, and may be one that the leader's
-shell refuses, or has not examined.
+One seed of eleven has them; the others give the same runs as before. A request may arrive at any time. The leader's shell may
+refuse it, or may not have examined it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.supervisor.core import State
 from holdfast.supervisor.protocol import Answer, CauseFault, Command, Event, FaultRequested, JobPhase
 
 REQUESTS_MAX = 6
-REFUSALS = ("", "", "", "no standby has asked for the lead", None)  # as the shell says
+REFUSALS = ("", "", "", "no standby has asked for the lead", None)  # answers of the shell
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def requests_of(seed: int, begin_s: float, end_s: float) -> tuple[Request, ...]:
 
 
 def check(before: State, event: Event, commands: tuple[Command, ...]) -> None:
-    """A fault of the control plane is caused only where the job and the shell allow it, and its request is answered in the same
-    commit: what ends cannot answer later."""
+    """Check that a fault of the control plane is caused only if the job and the shell allow it, and that its request is
+    answered in the same commit, because an ended process cannot answer later."""
     for cause in commands:
         if not isinstance(cause, CauseFault):
             continue

@@ -1,5 +1,5 @@
-"""A user's policy that answers with recipes, many of which cannot be carried out. Drawn apart from all else: seeds of earlier
-versions are the same runs."""
+"""A user's policy that returns recipes, many of which cannot be carried out. It uses separate random numbers, so that seeds of
+earlier versions give the same runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from random import Random
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.policy import JobView, default
 
-SHARE = 0.25  # of the seeds
-RUNGS_DRAWN_MAX = 9  # one more than is allowed: the default must step in
-# `stop` and a wait without a limit end what the run is to show, cordons use up the nodes.
+SHARE = 0.25  # fraction of the seeds with this policy
+RUNGS_DRAWN_MAX = 9  # one more than is allowed, so that the default policy must decide
+# Excluded: `stop` and a wait without a limit would end the run, and cordons would use up the nodes.
 _KINDS = (
     ActionKind.RESTART,
     ActionKind.HOT_SWAP,

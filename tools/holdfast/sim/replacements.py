@@ -1,4 +1,4 @@
-"""Machines in a simulation that somebody replaces when they do not come back; and the promises about what is asked for."""
+"""Replacements of machines that do not return in a simulation, and the promises about the requests for them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from holdfast.supervisor.core import Node, State
 from holdfast.supervisor.protocol import Command, Event, NodeCordonRequested, NodeRepaired, RequestReplacement
 from holdfast.supervisor.return_rules import ReplacementRules
 
-# Short, so that some of it happens within one run.
+# Short times, so that some replacements happen within one run.
 RULES = ReplacementRules(provider="world", after_s=20.0, per_day_max=2)
 
 
 @dataclass(slots=True)
 class Replacing:
-    """What the provider of one seed does; nobody is asked in most."""
+    """The answers of one seed's provider of machines. Most seeds have no provider."""
 
     rules: ReplacementRules | None = None
     chance: Random = field(default_factory=Random, compare=False)
@@ -27,7 +27,7 @@ class Replacing:
         return cls(RULES, Random(f"replacements of {seed}")) if seed % 16 in (1, 13) else cls()
 
     def calm(self) -> None:
-        """From now on who is asked answers, and a machine comes."""
+        """From now on the provider agrees to every request and delivers a machine."""
         self.at_peace = True
 
     def answer(self) -> str:
@@ -38,12 +38,13 @@ class Replacing:
 
 @dataclass(slots=True)
 class ReplacementPromises:
-    """No machine is replaced under workers, none that is in service, none twice for one fault, and not more than allowed."""
+    """No machine is replaced while it has workers or is in service, nor twice for one fault. The number of requests is
+    limited."""
 
     asked: list[str] = field(default_factory=list)  # requests
     agreed: dict[str, str] = field(
         default_factory=dict
-    )  # node → request, until another machine comes or somebody speaks
+    )  # node → request, until another machine arrives or an operator repairs or uncordons the node
 
     def folded(self, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         match event:
@@ -54,11 +55,11 @@ class ReplacementPromises:
                 self._asked(command, after.nodes[command.node])
 
     def came(self, node: str) -> None:
-        """Another machine."""
+        """Record that another machine has arrived."""
         self.agreed.pop(node, None)
 
     def log_went_back(self) -> None:
-        """What the log has lost was never decided: it may be asked for again."""
+        """Forget the requests, because requests that the log has lost may be repeated."""
         self.asked.clear()
         self.agreed.clear()
 

@@ -1,4 +1,4 @@
-"""GPUs in a simulation that must be reset: when that is found, which agents can reset, and how a reset ends."""
+"""GPU resets in a simulation: when a reset is found to be necessary, which agents can reset, and the outcome."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FAILED = "the command that resets GPUs failed"
 
 @dataclass(slots=True)
 class Resets:
-    """What one seed does. Nothing, by default: three of four seeds replay as they did before there were resets."""
+    """The resets of one seed. None by default: three of four seeds give the same runs as before resets were added."""
 
     faults: int = 0
-    unable: float = 0.0  # share of agents without a command
+    unable: float = 0.0  # fraction of agents without a command
     chance: Random = field(default_factory=Random, compare=False)
     fail: bool = True
     later: Random | None = None  # whether a reset can wait for the job's next boundary; None = it never can
@@ -35,11 +35,12 @@ class Resets:
         return self.later is not None and self.later.random() < 0.6
 
     def calm(self) -> None:
-        """From now on no reset fails."""
+        """Let no reset fail from now on."""
         self.fail = False
 
     def outcome(self) -> tuple[float, str]:
-        """How long a reset takes, and why it fails; empty = it does not. Some end when the supervisor has given them up."""
+        """Return the duration of a reset, in seconds, and the reason of its failure; empty = success. Some end after the
+        supervisor's timeout."""
         drawn = self.chance.random() if self.fail else 0.0
         if drawn < 0.65:
             return self.chance.uniform(0.5, 20.0), ""

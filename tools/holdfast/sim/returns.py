@@ -25,23 +25,23 @@ from holdfast.supervisor.protocol import (
 )
 from holdfast.supervisor.return_rules import ReturnRules
 
-# Short, so that much of it happens within one run.
+# Short times, so that many returns happen within one run.
 RULES = ReturnRules(hold_s=4.0, hold_s_max=16.0, probation_s=40.0)
 FAULTS_MAX = 3
-LOOK_S = 2.0  # how often an idle agent sees whether it has to test itself
+LOOK_S = 2.0  # interval at which an idle agent checks whether it has to test itself
 TESTED_EVERY_S = 60.0
-REPAIRED_S = (120.0, 300.0)  # an operator looks at last
-SLACK_S = 15.0  # timers of a leader that crashed, and sessions that break
+REPAIRED_S = (120.0, 300.0)  # until an operator marks the node as repaired
+SLACK_S = 15.0  # additional time for leader crashes and ended sessions
 
 
 @dataclass(slots=True)
 class Returns:
-    """What one seed does. Nothing, by default: three of four seeds replay as they did before nodes came back."""
+    """The hardware faults of one seed. None by default: three of four seeds give the same runs as before nodes could return."""
 
     faults: int = 0
     chance: Random = field(default_factory=Random, compare=False)
     at_peace: bool = False
-    ordered: bool = False  # agents have a command that boots their machine; otherwise somebody does
+    ordered: bool = False  # agents have a command that boots their machine; otherwise an operator boots it
 
     @classmethod
     def of(cls, seed: int) -> Returns:
@@ -51,33 +51,33 @@ class Returns:
         return cls(chance.randint(1, FAULTS_MAX), chance, ordered=seed % 8 == 5)
 
     def calm(self) -> None:
-        """From now on no hardware fails, and no test does."""
+        """Let no hardware and no test fail from now on."""
         self.at_peace = True
 
     def reboot(self) -> str:
-        """What the command for it does."""
+        """Return the outcome of the command that boots a machine."""
         if self.at_peace:
             return "boots"
         return self.chance.choice(("boots", "boots", "boots", "takes the answer with it", "fails", "does nothing"))
 
     def tests(self, now: float) -> Preflight:
-        """What a node finds out about itself."""
+        """Return the result of a node's pre-flight test."""
         ok = self.chance.random() < 0.9 or self.at_peace
         return Preflight(now, 0.1, (Check("disk", ok, "9 GB free" if ok else "99% full"),))
 
 
 @dataclass(slots=True)
 class ReturnPromises:
-    """No ranks on a node that has not been booted since its fault, that is held down, was sent away or is cordoned; and one
-    that has done all this is a spare again."""
+    """A node gets no ranks while it has not been booted since its fault, is held down, sent away or cordoned. Otherwise it
+    becomes a spare again in time."""
 
     cordoned: set[str] = field(default_factory=set)  # by an operator
     condemned: dict[str, str] = field(default_factory=dict)  # node → boot id of the machine that failed
-    machine: dict[str, str] = field(default_factory=dict)  # … and its machine id
-    back: dict[str, float] = field(default_factory=dict)  # … and that was heard with another one, since then
-    sent_away: dict[str, str] = field(default_factory=dict)  # node → the fault that it was sent away for
-    passed_at: dict[str, float] = field(default_factory=dict)  # node → since when its tests have been passed
-    told: set[str] = field(default_factory=set)  # findings
+    machine: dict[str, str] = field(default_factory=dict)  # node → machine id of the machine that failed
+    back: dict[str, float] = field(default_factory=dict)  # node → time at which it first reported another boot id
+    sent_away: dict[str, str] = field(default_factory=dict)  # node → the fault for which it was sent away
+    passed_at: dict[str, float] = field(default_factory=dict)  # node → time since which its tests are passed
+    told: set[str] = field(default_factory=set)  # ids of findings that were counted
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         match event:
@@ -98,7 +98,7 @@ class ReturnPromises:
                     self._boots_only_what_must(after.nodes[name])
 
     def log_went_back(self, state: State) -> None:
-        """What the log has lost was never decided."""
+        """Forget the decisions that the log has lost."""
         out = {name: node for name, node in state.nodes.items() if node.unschedulable_reason}
         self.cordoned &= {name for name, node in out.items() if node.unschedulable_reason.startswith("cordoned")}
         self.condemned = {name: boot for name, boot in self.condemned.items() if name in out and out[name].removal}
@@ -107,7 +107,7 @@ class ReturnPromises:
         self.back = {name: at for name, at in self.back.items() if name in still_back}
         self.passed_at.clear()
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ private
 
     def _released(self, node: str) -> None:
         self.cordoned.discard(node)
@@ -152,11 +152,11 @@ class ReturnPromises:
         if since is None or name in self.sent_away or name in self.cordoned or name not in self.passed_at:
             return
         removal = node.removal
-        if removal is None or removal.final or removal.at > since:  # it failed again, or too often
+        if removal is None or removal.final or removal.at > since:  # the node failed again, or too often
             return
         if at > max(since + RULES.hold_s_max, self.passed_at[name]) + SLACK_S:
             raise Violation(
-                f"{name} was booted and heard at {since:.3f}, has passed its tests since {self.passed_at[name]:.3f}, and was "
+                f"{name} was booted and connected at {since:.3f}, has passed tests since {self.passed_at[name]:.3f}, and was "
                 f"not a spare again by {at:.3f}: {node.unschedulable_reason}"
             )
 
@@ -182,6 +182,6 @@ class ReturnPromises:
             if since is None:
                 raise Violation(f"{what} has not been booted since its fault")
             if at < since + RULES.hold_s:
-                raise Violation(f"{what} is held down: it was heard at {since:.3f}, and it is {at:.3f}")
+                raise Violation(f"{what} is held down: it connected at {since:.3f}, and it is {at:.3f}")
             if after.nodes[name].unfit or after.nodes[name].untested:
                 raise Violation(f"{what} has not passed its tests since its fault")

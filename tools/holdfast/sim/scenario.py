@@ -1,4 +1,4 @@
-"""One simulated run: a job on a small fleet, faults by chance, and then peace. It must end trained."""
+"""One simulated run: a job on a small fleet, random faults, and then *peace*, a time without faults. The job must complete."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ INTERVAL = 5
 HANG_S = 5.0
 RECONNECT_S = (0.05, 0.5)
 FAULTS_END_S = 30.0
-HOSTILE_STEP_S = 1.0  # a run has to last until there is peace
+HOSTILE_STEP_S = 1.0  # long, because a run has to last until the peace
 PREPARE_S = 5.0
-INIT_S = 60.0  # a rank that neither steps nor says that it does has so long
+INIT_S = 60.0  # limit for a rank that has not reported a step
 STEPS_IN_PEACE = 10
 SUBMITTED_AGAIN_S = 5.0
-REPAIRED_S = (60.0, 400.0)  # after a GPU needed a reset, or one failed: an operator has looked
+REPAIRED_S = (60.0, 400.0)  # from the fault of a GPU until an operator marks the node as repaired
 RECOVERED_S = 450.0
-LIMIT_S = 3000.0  # after the faults: the breaker's window and the retries are minutes, not hours
+LIMIT_S = 3000.0  # for the rest of the run after the faults; the breaker's window and the retries take minutes
 
-# Quarantine for the first fault that is a node's own: the run must end trained all the same.
+# Quarantines a node after its first own fault. The job must complete nevertheless.
 HARSH = OffenderRules(limit=0.9, together_s=0.2, fraction_max=0.5)
 
 _MESHES = (
@@ -82,14 +82,14 @@ _MESHES = (
 )
 ANY_ORDER_FROM = 600_000  # the first seed of the meshes in which dp is not the outermost dimension
 SEVERAL_JOBS_FROM = 900_000  # the first seed of the worlds with several jobs
-IDLE_LINKS_FROM = 950_000  # … and of those with idle nodes that test their network
+IDLE_LINKS_FROM = 950_000  # the first seed of the worlds with idle nodes that test their network
 _MESHES_IN_ANY_ORDER = (
-    ({"pp": 2, "dp": 3}, 1, 1, 1),  # a replica is on nodes that are not neighbours
+    ({"pp": 2, "dp": 3}, 1, 1, 1),  # the nodes of a replica are not neighbours
     ({"pp": 2, "dp": 2, "tp": 2}, 2, 1, 2),
     ({"pp": 3, "dp": 2, "tp": 2}, 1, 1, 1),
     ({"pp": 2, "dp": 4}, 2, 1, 2),  # a node has parts of two replicas
-    ({"pp": 2, "dp": 2, "tp": 2}, 4, 1, 4),  # … of all of them: no node can leave
-    ({"pp": 2, "dp": 3}, 2, 1, 2),  # and one node has both stages
+    ({"pp": 2, "dp": 2, "tp": 2}, 4, 1, 4),  # a node has parts of all replicas, so no replica can be removed
+    ({"pp": 2, "dp": 3}, 2, 1, 2),  # one node has both stages
     ({"tp": 2, "dp": 2, "pp": 2}, 1, 0, 1),
 )
 
@@ -105,12 +105,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """How the job saves. Three of five seeds replay as they did before there was an object store."""
+    """How the job saves. Three of five seeds use no object store, and give the same runs as before it was added."""
 
     store: bool = False
     sharded: bool = False  # over dp
     auto: bool = False  # the supervisor chooses the interval
-    rot: bool = False  # copies go bad, disks are lost with their nodes
+    rot: bool = False  # copies become corrupt, and disks are lost with their nodes
 
     @classmethod
     def of(cls, seed: int) -> Checkpoints:
@@ -134,7 +134,7 @@ class Scenario:
         self.world = World(seed, tracing)
         self.allocations = Allocations.of(seed)
         if self.allocations is not None:
-            hostility = Hostility()  # what must come of them can be said exactly
+            hostility = Hostility()  # no other faults, because the promises for these worlds are exact
         self.hostility = Hostility.of(seed) if hostility is None else hostility
         self.checkpoints = Checkpoints.of(seed)
         self.resets = Resets.of(seed)
@@ -169,8 +169,8 @@ class Scenario:
         self.kills = requests_of(seed, 3.0, FAULTS_END_S)
         if self.kills:
             self.spec = replace(self.spec, chaos=True)
-        steps = chance.randint(25, 45) * (8 if self.allocations is not None else 1)  # longer than all of them
-        # Every fifth run loses nothing but its control plane: then the training must not notice.
+        steps = chance.randint(25, 45) * (8 if self.allocations is not None else 1)  # longer than all allocations
+        # In every fifth run only the control plane fails. The training must then not be interrupted.
         self.control_plane_only = chance.random() < 0.2 and self.allocations is None
         self.agents: dict[str, Agent] = {}
         for index in range(nodes + spares):
@@ -206,7 +206,7 @@ class Scenario:
             config,
             log_flushes_late=self.hostility.log_tail,
         )
-        self.supervisor.provider = self._asked_for_another
+        self.supervisor.provider = self._request_replacement
         self.diagnostics = Diagnostics(
             self.world, self.supervisor.append, INIT_S, bool(self.hostility), self.hostility.diagnostics
         )
@@ -220,8 +220,8 @@ class Scenario:
         )
         self.hostilities = Hostilities(self.hostility, self, control_plane_only=self.control_plane_only)
         self._submissions = 0
-        self._faults: list[float] = []  # when
-        self._told_to_end: set[str] = set()
+        self._faults: list[float] = []  # times of faults
+        self._terminated: set[str] = set()
         self.doubted: set[str] = set()
 
     # ------------------------------------------------------------ the run
@@ -259,7 +259,8 @@ class Scenario:
         return self._result(job)
 
     def _never_interrupted(self) -> None:
-        """Once it steps, no failure of the control plane stops it; at most a node that was heard late is let in."""
+        """Check that no failure of the control plane stops a job that has finished a step. (A node that reconnects late may be
+        added.)"""
         stepped = [generation for generation, steps in self.training.started.items() if steps]
         for generation in sorted(self.training.started):
             if generation > min(stepped) and generation in self.invariants.faulted:
@@ -276,7 +277,7 @@ class Scenario:
         return f"{job.phase}: {job.reason}" if job else "not there"
 
     def _submit(self) -> None:
-        """A user who does not see the job that was submitted submits it again."""
+        """Submit the job. In hostile worlds, submit it again if it does not appear."""
         if self.supervisor.leading and JOB not in self.supervisor.committed.jobs:
             self._submissions += 1
             self.supervisor.append(JobSubmitted(self.world.now, self.spec, f"token {self._submissions}"))
@@ -284,8 +285,8 @@ class Scenario:
             self.world.after(SUBMITTED_AGAIN_S, self._submit)
 
     def _rightly_failed(self) -> bool:
-        """The one reason for which a job may be given up: nothing came of several tries in a row. Either it finished no step
-        since so many faults, or none beyond where it had been since three times as many."""
+        """Return whether the job may fail: its limit of faults in a row without any finished step is reached, or three times
+        the limit without a step beyond the furthest one."""
         limit = self.spec.limits.restarts_without_progress_max
         since_step = sum(at > self.training.stepped_at for at in self._faults)
         since_further = sum(at > self.training.further_at for at in self._faults)
@@ -299,7 +300,7 @@ class Scenario:
         self.returns.calm()
         self.replacing.calm()
         self.suspicions.calm()
-        for agent in self.agents.values():  # an operator looks: whatever was wrong with these machines is mended
+        for agent in self.agents.values():  # an operator has repaired all machines
             self.supervisor.append(NodeCordonRequested(self.world.now, agent.name, False, "peace"))
             self.supervisor.append(NodeRepaired(self.world.now, agent.name))
         begun = self.world.now
@@ -321,7 +322,7 @@ class Scenario:
         self.world.soon(*RECONNECT_S, lambda: self._keep_connected(agent))
 
     def _whimsical(self, incident: Incident, job: JobView) -> Action:
-        """A user's policy that often answers what cannot be done: the default must step in."""
+        """Decide as a user's policy that often returns impossible actions, so that the default policy must decide."""
         kinds = [kind for kind in ActionKind if kind not in (ActionKind.STOP, ActionKind.WAIT, ActionKind.CORDON)]
         if self.world.chance.random() < 0.5:
             return default(incident, job)
@@ -360,13 +361,13 @@ class Scenario:
             kinds += [self._crash_worker, self._lose_node, self._hang, self._xid, self._cut_all, self._restart_agent]
             kinds += [self._crash_worker, self._lose_node, self._cordon, self._lose_finding_race]
         if self.store is not None:
-            kinds.append(self._store_goes)
+            kinds.append(self._lose_store)
         if self.checkpoints.rot and not self.control_plane_only:
             kinds += [self._rot, self._rot, self._lose_node_and_disk]
         first = 3.0 if self.control_plane_only else 1.0
         when = chance.uniform(first, FAULTS_END_S)
         for _ in range(chance.randint(1, 8)):
-            # Faults come in swarms: the next one likes to strike while the last one is being repaired.
+            # Half of the faults follow shortly after another one, so that they occur during its recovery.
             near = min(FAULTS_END_S, when + chance.uniform(0.0, 1.5))
             when = near if chance.random() < 0.5 else chance.uniform(first, FAULTS_END_S)
             self.world.after(when, chance.choice(kinds))
@@ -383,11 +384,11 @@ class Scenario:
             self.world.after(kill.at_s, lambda each=kill: self.supervisor.append(each.event(self.world.now)))  # type: ignore[misc]
         for maintenance in () if self.control_plane_only else Maintenance.of(self.world.seed):
             self.world.after(maintenance.announced_s, lambda each=maintenance: self._announce(each))  # type: ignore[misc]
-        for told in () if self.control_plane_only else Maintenance.of_agents(self.world.seed):
-            self.world.after(told.announced_s, lambda each=told: self._tell_to_end(each))  # type: ignore[misc]
+        for ending in () if self.control_plane_only else Maintenance.of_agents(self.world.seed):
+            self.world.after(ending.announced_s, lambda each=ending: self._terminate_agent(each))  # type: ignore[misc]
 
     def _victim(self) -> Agent | None:
-        """Most faults strike a node that runs."""
+        """Choose the node of a fault, in most cases one that runs ranks."""
         running = [a for a in self.agents.values() if a.alive and a.workers is not None]
         alive = (
             running if running and self.world.chance.random() < 0.85 else [a for a in self.agents.values() if a.alive]
@@ -395,7 +396,7 @@ class Scenario:
         return self.world.chance.choice(alive) if alive else None
 
     def _fault(self, what: str) -> None:
-        """One that the training notices."""
+        """Record a fault that interrupts the training."""
         self.world.say(f"FAULT {what}")
         self._faults.append(self.world.now)
 
@@ -415,13 +416,13 @@ class Scenario:
         if agent is None or (self.control_plane_only and not self.supervisor.sees(agent)):
             return
         self.world.say(f"FAULT telemetry partition of {agent.name}")
-        self.doubted.add(agent.name)  # losing both is a lost node, whatever is left of it
+        self.doubted.add(agent.name)  # a node without both links counts as lost, even if it runs
         agent.telemetry_cut = True
         self._node_lost(agent)
         self.world.soon(0.5, 10.0, lambda: setattr(agent, "telemetry_cut", False))
 
     def _cut_all(self) -> None:
-        """The node is out of sight, its workers live."""
+        """Cut both links of a node whose workers continue to run."""
         if (agent := self._victim()) is not None:
             self._fault(f"full partition of {agent.name}")
             agent.control_cut = agent.telemetry_cut = True
@@ -442,7 +443,8 @@ class Scenario:
             self.world.soon(5.0, 30.0, agent.boot)
 
     def _lose_node_and_disk(self) -> None:
-        """Two of them at once take both copies of a shard: what is left is in the object store."""
+        """Lose one or two nodes with their disks. Two can hold both copies of a shard, which then is only in the object
+        store."""
         for _ in range(self.world.chance.randint(1, 2)):
             if (agent := self._victim()) is not None:
                 self._fault(f"node loss with its disk: {agent.name}")
@@ -452,14 +454,14 @@ class Scenario:
                 self.world.soon(5.0, 30.0, agent.boot)
 
     def _rot(self) -> None:
-        """Some copies on one node cannot be read any more, and nobody knows until somebody wants them."""
+        """Corrupt some copies on one node. This is detected only when a copy is read."""
         if (agent := self._victim()) is not None and (held := agent.memory.get(JOB)):
             keys = sorted(held, key=lambda key: (key.attempt, key.step, key.rank))
             spoilt = self.world.chance.sample(keys, k=self.world.chance.randint(1, len(keys)))
             self.world.say(f"FAULT {len(spoilt)} copies rot on {agent.name}")
             agent.rotten.update(spoilt)
 
-    def _store_goes(self) -> None:
+    def _lose_store(self) -> None:
         store = self.store
         assert store is not None
         self.world.say("FAULT the object store is away")
@@ -476,7 +478,7 @@ class Scenario:
             self.world.soon(0.2, 3.0, agent.boot)
 
     def _lose_finding_race(self) -> None:
-        """A node goes, and peers' collective errors are reported before its loss is."""
+        """Lose a node, and let the peers' collective errors be reported before the loss."""
         if (agent := self._victim()) is not None and agent.workers is not None:
             generation = agent.workers.order.generation
             peer = next((a for a in self.training.members(generation) if a is not agent), None)
@@ -502,7 +504,7 @@ class Scenario:
             self.diagnostics.find(FindingKind.WORKER_CRASH, agent, agent.workers.order.generation, 0.01, rank=rank)
 
     def _segfault(self) -> None:
-        """A worker ends as a broken node makes it end: its node is suspected."""
+        """End a worker by a signal that makes its node a suspect."""
         chance = self.suspicions.chance
         running = [agent for agent in self.agents.values() if agent.alive and agent.workers is not None and agent.ranks]
         if running:
@@ -534,7 +536,8 @@ class Scenario:
             self.world.soon(5.0, 40.0, repaired)
 
     def _gpu_needs_reset(self) -> None:
-        """Mostly its rank ends with it, and says so before or after the driver does."""
+        """Let a GPU need a reset. In most cases its rank ends as well, which is reported before or after the driver's
+        message."""
         running = [agent for agent in self.agents.values() if agent.alive and agent.workers is not None]
         idle = [agent for agent in self.agents.values() if agent.alive]
         chance = self.resets.chance
@@ -553,7 +556,8 @@ class Scenario:
         self.world.after(chance.uniform(*REPAIRED_S), repaired)
 
     def _hardware_fails(self) -> None:
-        """The machine is booted after it, and often fails again: in its hold-down, on probation, or later."""
+        """Let the hardware of a node fail. The machine is booted, and often fails again: in its hold-down, on probation, or
+        later."""
         running = [agent for agent in self.agents.values() if agent.alive and agent.workers is not None]
         idle = [agent for agent in self.agents.values() if agent.alive]
         chance = self.returns.chance
@@ -566,7 +570,7 @@ class Scenario:
             return
         self._fault(f"Xid 79 on {agent.name}, which will be booted")
         self.diagnostics.find(FindingKind.GPU_ERROR, agent, 0, 0.1, severity=Severity.FATAL)
-        if chance.random() < 0.3:  # somebody tries the cheaper thing first
+        if chance.random() < 0.3:  # an operator first restarts the agent, which is not sufficient
             self.world.after(chance.uniform(0.5, 5.0), lambda: self._boot(agent, machine=False))
         if not self.returns.ordered:
             self.world.after(chance.uniform(5.0, 10.0), lambda: self._boot(agent, machine=True))
@@ -576,11 +580,11 @@ class Scenario:
         self.world.after(chance.uniform(*LOOKED_AT_S), repaired)
 
     def booting(self, agent: Agent) -> None:
-        """Its command was accepted: the machine goes down in a moment."""
+        """Boot the machine after a short delay, because the agent's command was accepted."""
         self.world.after(self.returns.chance.uniform(0.1, 3.0), lambda: self._boot(agent, machine=True))
 
-    def _asked_for_another(self, epoch: int, wanted: RequestReplacement) -> None:
-        """Who provides machines is asked, and does what it says although the leader that asked is gone."""
+    def _request_replacement(self, epoch: int, wanted: RequestReplacement) -> None:
+        """Ask the provider of machines. It carries out its answer even if the leader that asked has ended."""
         agent, does = self.agents[wanted.node], self.replacing.answer()
         self.world.say(f"the provider is asked to replace {wanted.node} ({wanted.request}): {does}")
         if does != "answers nothing" and self.supervisor.leading and self.supervisor.epoch == epoch:
@@ -590,7 +594,7 @@ class Scenario:
             self.world.after(self.replacing.chance.uniform(1.0, 10.0), lambda: self._replace(agent))
 
     def _replace(self, agent: Agent) -> None:
-        """Another machine under the same name, with empty disks."""
+        """Replace a machine by another one with the same name and empty disks."""
         self._fault(f"{agent.name} is replaced")
         if agent.alive:
             self.supervisor.hang_up(agent)
@@ -629,7 +633,7 @@ class Scenario:
         maintenance.play(self.world.after, take, over)
 
     def _end(self, allocation: Allocation) -> None:
-        """A scheduler takes all machines. Another allocation has them again later."""
+        """End the allocation of all machines, as a scheduler does. Another allocation returns them later."""
         assert self.allocations is not None
         assert self.invariants.allocations is not None
         promises, chance = self.invariants.allocations, self.allocations.chance
@@ -646,7 +650,7 @@ class Scenario:
             )
         if allocation.supervisor_goes_s is not None:
             away_s = (1.0, allocation.grace_s + allocation.away_s)
-            self.world.after(allocation.supervisor_goes_s, lambda: self._supervisor_goes(away_s))
+            self.world.after(allocation.supervisor_goes_s, lambda: self._crash_supervisor_for(away_s))
         trained = job is not None and job.phase is JobPhase.RUNNING
         back_at = over_at + allocation.away_s
 
@@ -659,7 +663,7 @@ class Scenario:
 
         self.world.at(back_at, back)
 
-    def _supervisor_goes(self, away_s: tuple[float, float]) -> None:
+    def _crash_supervisor_for(self, away_s: tuple[float, float]) -> None:
         if self.supervisor.leading:
             self.supervisor.crash(away_s)
 
@@ -669,18 +673,19 @@ class Scenario:
         self._node_lost(agent)
         agent.die(machine=boots)
 
-    def _tell_to_end(self, told: Maintenance) -> None:
-        """SIGTERM to an agent with workers."""
-        agent = list(self.agents.values())[told.node % len(self.agents)]
-        if agent.alive and agent.workers and told.taken_s is not None and agent.incarnation not in self._told_to_end:
-            self._sigterm(agent, self.world.now + told.taken_s, lambda: self._lose_node_now(agent))
+    def _terminate_agent(self, ending: Maintenance) -> None:
+        """Send SIGTERM to an agent with workers."""
+        agent = list(self.agents.values())[ending.node % len(self.agents)]
+        if agent.alive and agent.workers and ending.taken_s is not None and agent.incarnation not in self._terminated:
+            self._sigterm(agent, self.world.now + ending.taken_s, lambda: self._lose_node_now(agent))
 
     def _sigterm(self, agent: Agent, over_at: float, ended: Callable[[], None]) -> None:
-        """The agent says so, and ends when it has neither workers nor copies to make, or its grace is over."""
+        """Let the agent report its end. It ends when it has neither workers nor copies to make, or at the end of its grace
+        period."""
         if not agent.alive:
             return
         life = agent.incarnation
-        self._told_to_end.add(life)
+        self._terminated.add(life)
         if not agent.workers:
             ended()
             return
@@ -709,7 +714,7 @@ class Scenario:
             request(True)
             self.world.soon(5.0, 30.0, lambda: request(False))
 
-    # ------------------------------------------------------------ what hostility takes hold of
+    # ------------------------------------------------------------ interface for hostile worlds
 
     def lose_log(self, everything: bool) -> None:
         supervisor, lost_s = self.supervisor, self.world.spite.uniform(0.0, FLUSHED_S)
@@ -738,7 +743,7 @@ class Scenario:
 
 
 def simulate(seed: int, *, tracing: bool = False, fold: Step = step, hostility: Hostility | None = None) -> Result:
-    """Run one seed to its end; `hostility` in place of the seed's own. Raises `Violation` when a promise is broken."""
+    """Run one seed to its end. `hostility` replaces that of the seed. Raises `Violation` if a promise is broken."""
     scenario: Scenario | SeveralJobs
     if seed >= IDLE_LINKS_FROM and hostility is None:
         scenario = IdleLinks(seed, tracing=tracing, fold=fold)

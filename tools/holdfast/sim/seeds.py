@@ -1,4 +1,4 @@
-"""Many seeds in a row, on all cores, with progress. What is printed does not depend on the number of processes."""
+"""Simulates many seeds in a row, on all cores, with progress. The output does not depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from holdfast.sim.scenario import simulate
 from holdfast.sim.world import Violation
 
-_TOGETHER = 10  # seeds that a process simulates in one go: some seconds
+_TOGETHER = 10  # seeds per task of a process; a task takes some seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     seed: int
-    text: str  # what is printed of it
+    text: str  # output for this seed
     generations: int  # 0 = it broke a promise
 
 
 def run(first: int, count: int, *, jobs: int = 0, trace: bool = False) -> int:
-    """Simulate `count` seeds in a row, in `jobs` processes (0 = one per core), and print what became of them.
+    """Simulate `count` seeds in a row, in `jobs` processes (0 = one per core), and print their results.
 
     Returns an exit code: 1 if a seed broke a promise.
     """
@@ -53,7 +53,7 @@ def _print(text: str) -> None:
 
 
 def _outcomes(seeds: Sequence[int], jobs: int, trace: bool) -> Iterator[Outcome]:
-    """In the order of the seeds."""
+    """Yield the outcomes in the order of the seeds."""
     if jobs == 1 or len(seeds) <= _TOGETHER:
         for seed in seeds:
             yield _simulate(seed, trace)
@@ -64,9 +64,9 @@ def _outcomes(seeds: Sequence[int], jobs: int, trace: bool) -> Iterator[Outcome]
         for outcomes in pool.map(_simulate_all, parts, [trace] * len(parts)):
             yield from outcomes
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for all of them
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the remaining tasks
         raise
-    pool.shutdown()  # without waiting, its threads would write to pipes that the end of this process has closed
+    pool.shutdown()  # otherwise its threads would write to pipes that are closed when this process ends
 
 
 def _simulate_all(seeds: Sequence[int], trace: bool) -> list[Outcome]:
@@ -92,7 +92,7 @@ def _lines(lines: Sequence[str]) -> str:
 
 
 class Progress:
-    """On stderr: one line that changes on a terminal, a line a minute elsewhere."""
+    """Prints progress to stderr: on a terminal one line that changes, otherwise one line per minute."""
 
     def __init__(self, seeds: int) -> None:
         self._seeds = seeds

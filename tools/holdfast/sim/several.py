@@ -1,6 +1,6 @@
 """Several jobs on one simulated fleet that is too small for all of them: priorities, reserved spares, loans; faults, and peace.
 
-The core, the agents and the promises about each single job are those of `scenario`; `SharingPromises` are checked besides.
+The core, the agents and the promises about each single job are those of `scenario`. `SharingPromises` are checked in addition.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ PREPARE_S = 5.0
 RECONNECT_S = (0.05, 0.5)
 SUBMITTED_S = (1.0, 40.0)
 STEPS = (25, 110)
-LONG_STEPS = (300, 340)  # of the first job: what others lack in peace, it has
+LONG_STEPS = (300, 340)  # of the first job, so that it still has the nodes that other jobs lack in peace
 LOOK_S = 1.0
 LIMIT_S = 3000.0
 _OF_JOB = (Prepare, Start, Stop, SetInterval, Inject, Warm, ResetGpu, RebootNode)
 
-# Short, so that much of it happens within one run.
+# Short times, so that many loans happen within one run.
 CONFIG = Config(
     loan_settles_s=3.0, loan_look_s=4.0, loan_gap_s=40.0, loan_unused_s=60.0, kept_s=20.0, degraded_start_s=15.0
 )
@@ -56,7 +56,7 @@ CONFIG = Config(
 
 @dataclass(slots=True)
 class _Each:
-    """The promises about each single job: of every fold they see what is about it."""
+    """Checks the promises of each job on the part of every fold that concerns the job."""
 
     of: dict[str, Invariants]
     sharing: SharingPromises
@@ -68,7 +68,7 @@ class _Each:
         for name, promises in self.of.items():
             if not commands and before.nodes is after.nodes:
                 continue
-            elsewhere = isinstance(event, FindingArrived)  # the core says whose it is, if anybody's
+            elsewhere = isinstance(event, FindingArrived)  # only the core decides which job a finding concerns
             seen = BreakerResetRequested(event.at, "an event that does not concern this job") if elsewhere else event
             mine = tuple(command for command in commands if _is_about(command, name))
             promises.folded(_only(before, name), seen, _only(after, name), mine)
@@ -98,7 +98,7 @@ class SeveralJobs:
     def __init__(
         self, seed: int, *, tracing: bool = False, fold: Step = step, config: Config = CONFIG, more: int = 0
     ) -> None:
-        """`more`: nodes than the jobs can use."""
+        """`more`: number of nodes beyond those that the jobs can use."""
         self.world = World(seed, tracing)
         self.store: Store | None = None
         self.sharded = False
@@ -111,7 +111,7 @@ class SeveralJobs:
             f"n{index}": Agent(self.world, self, f"n{index}", chance.choice(("a", "b", "")), 1)
             for index in range(nodes)
         }
-        self.refuses = chance.choice((0.0, 0.0, 0.3, 1.0))  # share of loans that policies refuse
+        self.refuses = chance.choice((0.0, 0.0, 0.3, 1.0))  # fraction of loans that policies refuse
         self.sharing = SharingPromises({spec.name: spec for spec in self.specs}, self.refuses > 0, config)
         each = {
             spec.name: Invariants(self.agents, spec.min_dp, spec.max_dp, INTERVAL, job=spec.name) for spec in self.specs
@@ -128,7 +128,7 @@ class SeveralJobs:
     # ------------------------------------------------------------ the run
 
     def run(self) -> tuple[float, int, int]:
-        """(virtual seconds, generations, incidents) of a run in which every job was completed."""
+        """Run until every job is complete. Returns (virtual seconds, generations, incidents)."""
         self.supervisor.lead()
         for agent in self.agents.values():
             agent.patience_s = PREPARE_S
@@ -185,7 +185,7 @@ class SeveralJobs:
         raise Violation(f"a GPU of {agent.name} is reset, and none had a fault")
 
     def failed_tests(self, agent: Agent) -> None:
-        """No machine of these worlds fails its tests."""
+        """Does nothing: no machine of these worlds fails its tests."""
 
     def booting(self, agent: Agent) -> None:
         raise Violation(f"{agent.name} is booted, and nothing was wrong with it")
@@ -243,7 +243,7 @@ class SeveralJobs:
 
 
 def _jobs(chance: Random) -> list[JobSpec]:
-    """Two to four, of different priorities, some of which reserve spares."""
+    """Return two to four jobs of different priorities, some of which reserve spares."""
     return [_job(chance, f"job{index}") for index in range(chance.randint(2, 4))]
 
 

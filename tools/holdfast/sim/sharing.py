@@ -1,4 +1,4 @@
-"""The promises about jobs beside jobs, written down once more, independently of the core. All nodes of these worlds are alike.
+"""The promises about several jobs, implemented again, independently of the core. All nodes of these worlds are alike.
 
 * A reserved spare is never taken by a job of equal or lower priority.
 * A job lends only to one of higher priority, keeps its minimum, and not more often than the rules say.
@@ -27,8 +27,8 @@ from holdfast.supervisor.protocol import (
 )
 
 FAULTS_END_S = 60.0
-PEACE_S = 1000.0 + FAULTS_END_S + 40.0  # every machine is back, and its hold-down is over
-BOUND_S = 150.0  # the longest pause of the rules, and the changes of some jobs
+PEACE_S = 1000.0 + FAULTS_END_S + 40.0  # every machine has returned, and its hold-down is over
+BOUND_S = 150.0  # the longest pause of the rules, plus the changes of some jobs
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class SharingPromises:
     config: Config
     lent_at: dict[str, float] = field(default_factory=dict)  # lender → when its newest change for a loan began
     begun: set[str] = field(default_factory=set)  # incidents of kind loan whose change has begun
-    could_since: dict[str, float] = field(default_factory=dict)  # "job: what" → since when it has been possible
+    could_since: dict[str, float] = field(default_factory=dict)  # "job: change" → time since which it is possible
 
-    # ------------------------------------------------------------ what the core decides
+    # ------------------------------------------------------------ decisions of the core
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         for command in commands:
@@ -51,7 +51,7 @@ class SharingPromises:
                     self._lends_by_the_rules(after, incident, event.at)
 
     def _leaves_reserved_spares(self, before: State, after: State, name: str) -> None:
-        """By counts: all nodes are alike. Nodes that were kept for somebody were given up, and are no free ones."""
+        """Check the number of nodes, since all nodes are alike. Nodes that were lent to a job do not count as free."""
         job, old = after.jobs[name], before.jobs[name].generation if name in before.jobs else None
         assert job.generation is not None
         kept = {node for each in before.jobs.values() if not each.phase.finished for node in each.kept}
@@ -72,7 +72,7 @@ class SharingPromises:
 
     @staticmethod
     def _holds(before: Job, after: Job, *, is_taker: bool) -> bool:
-        """Whether free nodes are reserved for it. For the one that takes nodes also those that it cannot use itself."""
+        """Whether free nodes are reserved for the job. For a job that takes nodes, this includes nodes that it cannot use."""
         return not _is_idle(before) if is_taker else _reserves(before) and _reserves(after)
 
     def _lends_by_the_rules(self, after: State, incident: Incident, at: float) -> None:
@@ -90,10 +90,10 @@ class SharingPromises:
         if last is not None and at < last + self.config.loan_gap_s:
             raise Violation(f"{lender.name} was changed for a loan {at - last:.1f} s after the last one")
 
-    # ------------------------------------------------------------ what should come about
+    # ------------------------------------------------------------ changes that must happen
 
     def look(self, state: State, now: float) -> None:
-        """In peace, once a second."""
+        """Check the state. Called once a second in peace."""
         possible = self._possible(state) if now >= PEACE_S and state.breaker.open_until is None else {}
         self.could_since = {what: self.could_since.get(what, now) for what in possible}
         for what, since in self.could_since.items():
@@ -101,7 +101,7 @@ class SharingPromises:
                 raise Violation(f"for {now - since:.0f} s {what}, and it does not: {possible[what]}")
 
     def _possible(self, state: State) -> dict[str, str]:
-        """What should happen → how things stand."""
+        """Return change that must happen → state of the job."""
         found = {}
         free = len(_free(state))
         for job in state.jobs.values():
@@ -124,7 +124,7 @@ class SharingPromises:
         return found
 
     def _reserved_from(self, state: State, job: Job) -> int:
-        """Free nodes that others may have reserved, or that are kept for them."""
+        """Return the number of free nodes that other jobs may have reserved, or that are kept for them."""
         free = _free(state)
         total = 0
         for other in state.jobs.values():
@@ -156,7 +156,7 @@ def _free(state: State) -> set[str]:
 
 
 def _idle(state: State) -> set[str]:
-    """Those on which nothing has to stop first."""
+    """Return the nodes on which no workers have to stop first."""
     return {node for node in _free(state) if not state.nodes[node].live_generations}
 
 
@@ -165,7 +165,7 @@ def _is_fit(node: Node) -> bool:
 
 
 def _reserves(job: Job) -> bool:
-    """It runs or changes, none of its nodes has failed it in this change, and it does not wait for nodes."""
+    """Whether the job can reserve nodes: it runs or changes, no node has failed in this change, and it waits for no nodes."""
     return not _is_idle(job) and not (job.change is not None and job.change.excluded)
 
 

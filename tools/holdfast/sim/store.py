@@ -1,4 +1,4 @@
-"""The simulated object store: it takes shards late, completes a step when the last one has arrived, and is away at times."""
+"""The simulated object store: stores shards late, completes a checkpoint with its last shard, and is unavailable at times."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Store:
         self._shards: dict[ShardKey, ShardRecord] = {}
 
     def takes(self, step: int) -> bool:
-        """Every other checkpoint or so: all ranks choose alike, for nobody talks about it."""
+        """Whether a checkpoint is uploaded; about every other one. All ranks decide alike without communication."""
         return step % 3 != 0
 
     def put(self, record: ShardRecord) -> bool:
-        """Whether it was there to take it."""
+        """Store a shard, after a delay. Returns False if the store is unavailable."""
         if self.away:
             return False
         self._shards[record.key] = record

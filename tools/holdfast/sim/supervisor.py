@@ -1,8 +1,9 @@
 """The supervisor's shell in virtual time: a durable log, one leader at a time, crashes between any two writes.
 
-What a leader does with one event: fold it, commit (state and acknowledged input in one write), carry out the commands one by
-one. It may crash before the commit (the event comes again), or after any of the commands (the rest are lost, or, when it was
-only paused, come late under its old epoch). A standby then takes the lease, loads the snapshot from its bytes, and goes on.
+A leader processes one event in three phases: it folds the event, commits (state and acknowledged input in one write), and
+executes the commands one by one. It may crash before the commit (the event is delivered again), or after any of the commands
+(the rest are lost or, if the leader was only paused, arrive late with its old epoch). A standby then takes the lease, loads the
+snapshot from its bytes, and continues.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.timers import Timer
 from holdfast.wire import records
 
-BEATS_S = 1.0  # how often the leader looks at what agents' beats say
+BEATS_S = 1.0  # interval at which the leader evaluates the agents' heartbeats
 
 Policy = Callable[[Incident, JobView], Action]
 Step = Callable[[State, Event], tuple[State, tuple[Command, ...]]]
 
 
 class Observer(Protocol):
-    """Sees every committed fold: the invariants."""
+    """Receives every committed fold: the invariants."""
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None: ...
 
@@ -102,16 +103,16 @@ class Supervisor:
             0  # writes until the leader crashes: 1 = before the next commit, 2 = right after it; 0 = it does not
         )
         self.sessions: dict[str, int] = {}  # node → session
-        self._broken: set[str] = set()  # nodes whose session broke, and whose next Hello has not been folded
+        self._broken: set[str] = set()  # nodes whose session has ended, and whose next Hello has not been folded
         self.led_since = 0.0
         self._session_count = 0
         self._unanswered = Unanswered()
-        self._differs: dict[str, float] = {}  # node → since when its beats and the state do not agree
+        self._differs: dict[str, float] = {}  # node → time since which its heartbeats contradict the state
         self._armed: dict[Timer, float] = {}
         self._awake = False
         self.provider: Callable[[int, RequestReplacement], None] = lambda _epoch, _wanted: None  # of machines
-        self._in_flight: dict[int, deque[tuple[int, Report]]] = {}  # per session: first in, first out
-        self._last_arrival: dict[int, float] = {}  # per session, orders
+        self._in_flight: dict[int, deque[tuple[int, Report]]] = {}  # session → reports, first in, first out
+        self._last_arrival: dict[int, float] = {}  # session → arrival of its last order
 
     @property
     def committed(self) -> State:
@@ -123,7 +124,7 @@ class Supervisor:
     # ------------------------------------------------------------ leadership
 
     def lead(self) -> None:
-        """A standby takes over: all that it has is the bytes of the last commit."""
+        """Let a standby take over, with only the bytes of the last commit."""
         self._machine = 1 - self._machine
         self.epoch = self.log.elect(self.log_clock.now())
         self.leading = True
@@ -133,13 +134,13 @@ class Supervisor:
         self.clock = self._steady()
         self.clock.not_before(self.log.state.folded_at)
         self.world.say(f"supervisor of epoch {self.epoch} leads")
-        self._terms += 1  # a secret of its own, as a shell draws it: a log that went back may hand out an epoch twice
+        self._terms += 1  # a new secret per term, as in the real shell: a log that lost data may issue an epoch twice
         self.tell(LeaderStarted(self.world.now, self.epoch, f"term {self._terms}"))
         epoch = self.epoch
-        self.world.after(BEATS_S, lambda: self._look_at_beats(epoch))
+        self.world.after(BEATS_S, lambda: self._evaluate_heartbeats(epoch))
 
     def crash(self, away_s: tuple[float, float] = (0.2, 4.0)) -> None:
-        """The leader is gone, and for a while there is no other."""
+        """End the leader. For `away_s` there is no other."""
         self.world.say(f"supervisor of epoch {self.epoch} crashes")
         self.leading = False
         self.crash_in = 0
@@ -152,18 +153,18 @@ class Supervisor:
     # ------------------------------------------------------------ sessions
 
     def dial(self, agent: Agent) -> None:
-        """An agent opens a session, when it can."""
+        """Open a session for an agent, if the network allows it."""
         if self.leading and agent.alive and not agent.control_cut and not agent.session:
             self._session_count += 1
             self.sessions[agent.name] = self._session_count
             agent.connect(self._session_count)
 
     def sees(self, agent: Agent) -> bool:
-        """Whether the control link of a node works, and is known to."""
+        """Whether the node has a working control link and a session that the supervisor knows."""
         return bool(agent.session) and agent.name not in self._broken
 
     def hang_up(self, agent: Agent, *, tell: bool = True, renewed: bool = False) -> None:
-        """The session breaks; what was in flight on it is lost. A leader that lives notices, sooner or later."""
+        """End the session and lose its messages in flight. A running leader notices this after some time."""
         session = self.sessions.pop(agent.name, 0)
         agent.session = 0
         if session and tell:
@@ -178,7 +179,7 @@ class Supervisor:
             self.world.soon(0.0, 0.2, gone)
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
-        """A report on its way; acknowledged once it is in the log."""
+        """Send a report. It is acknowledged when it is in the log."""
         self._in_flight.setdefault(session, deque()).append((seq, report))
         incarnation = agent.incarnation
 
@@ -196,12 +197,13 @@ class Supervisor:
 
         self.world.soon(0.001, 0.05, arrive)
 
-    def _look_at_beats(self, epoch: int) -> None:
-        """Agents' beats are not logged: they are compared with the state, and end a session in which a report was lost."""
+    def _evaluate_heartbeats(self, epoch: int) -> None:
+        """Compare the agents' heartbeats, which are not logged, with the state, and end a session in which a report was
+        lost."""
         if not self.leading or self.epoch != epoch:
             return
-        heard = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
-        for agent in [] if self.log.inbox else heard:
+        connected = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
+        for agent in [] if self.log.inbox else connected:
             session, known = self.sessions[agent.name], self._reported(agent.name)
             if known == Reported(session, agent.version):
                 self._differs.pop(agent.name, None)
@@ -211,10 +213,10 @@ class Supervisor:
                 self.hang_up(agent, renewed=True)
         for send in [] if self.log.inbox else self._unanswered.due(self.committed, self.sessions, self.world.now):
             self._send(send)
-        reached = [(agent.name, each) for agent in heard for each in agent.steps]
+        reached = [(agent.name, each) for agent in connected for each in agent.steps]
         for node, each in beats.steps_to_fold(reached, self.committed, self.clock()):
             self.tell(StepSeen(self.world.now, each, node))
-        self.world.after(BEATS_S, lambda: self._look_at_beats(epoch))
+        self.world.after(BEATS_S, lambda: self._evaluate_heartbeats(epoch))
 
     def _reported(self, node: str) -> Reported | None:
         known = self.committed.nodes.get(node)
@@ -223,12 +225,12 @@ class Supervisor:
     # ------------------------------------------------------------ folding
 
     def append(self, event: Event) -> None:
-        """Into the durable inbox."""
+        """Append an event to the durable inbox."""
         self.log.append(replace(event, at=self.log_clock.now()))
         self._wake()
 
     def tell(self, event: Event) -> None:
-        """The leader's own event: folded and committed like the rest, lost with the leader."""
+        """Queue an event of the leader itself. It is folded and committed like others, but lost if the leader crashes."""
         self.internal.append(event)
         self._wake()
 
@@ -246,7 +248,7 @@ class Supervisor:
         event = self._dated(source[0])
         after, commands = self._decide(event)
         if self._crashes():
-            self.crash()  # before the commit: nothing has happened, an entry of the log comes again
+            self.crash()  # before the commit: no effect, and an entry of the log is delivered again
             return
         if internal:
             self.internal.popleft()
@@ -260,7 +262,7 @@ class Supervisor:
             self._wake()
 
     def _dated(self, event: Event) -> Event:
-        """By the leader's clock; how old an entry is, its log has measured."""
+        """Set the event's time by the leader's clock, and its age as measured by the log."""
         age_s = max(0.0, self.log_clock.now() - event.at)
         match event:
             case FindingArrived(finding=finding):
@@ -275,7 +277,7 @@ class Supervisor:
             try:
                 check_fault(self.committed, event)
                 after, commands = self.fold(self.committed, event)
-            except HoldfastError as refusal:  # the shell answers with it
+            except HoldfastError as refusal:  # the real shell sends it as the answer
                 self.world.say(f"{event.kind} is refused: {refusal}")
                 return self.committed, ()
         else:
@@ -284,15 +286,15 @@ class Supervisor:
             again = records.loads(records.dumps(self.committed, State), State)
             if again != self.committed or self.fold(again, event) != (after, commands):
                 raise Violation(f"a snapshot decides differently about {type(event).__name__}")
-            self._overlooks_nothing(after, event)
+            self._check_index(after, event)
         return after, commands
 
-    def _overlooks_nothing(self, after: State, event: Event) -> None:
-        """What the core finds by its index, and leaves alone because nothing touched it, is what a full search would say."""
+    def _check_index(self, after: State, event: Event) -> None:
+        """Check that the core, which examines only what its index and the changes name, decides as with a full search."""
         if after.index is not None and after.index != index_of(after):
             raise Violation(f"the index does not follow from the state any more, after {event}")
         if any(due <= event.at for due in after.timers.values()):
-            return  # what is due at this very moment is looked at next
+            return  # timers that are due now are processed next
         turn = Turn(after, event.at)
         turn.touch_all()
         reconcile(turn)
@@ -308,7 +310,7 @@ class Supervisor:
             if self._crashes():
                 epoch = self.epoch
                 self.crash()
-                if self.world.chance.random() < 0.5:  # it was only paused, wakes up, and goes on under its old epoch
+                if self.world.chance.random() < 0.5:  # the leader was only paused, and continues with its old epoch
                     for late in commands[index:]:
                         if isinstance(late, Send):
                             self._send_late(epoch, late)
@@ -341,7 +343,8 @@ class Supervisor:
                     self.world.say(describe(record))
 
     def _die(self, epoch: int, kind: FaultKind) -> None:
-        """With its log gone a leader ends its term as well; the log comes back with what was committed."""
+        """Crash the leader for an injected fault. If the fault is the end of the log, the log returns with all commits, and the
+        leader's term ends as well."""
         if self.leading and self.epoch == epoch:
             self.world.say(f"FAULT {kind}")
             self.crash()
@@ -372,7 +375,7 @@ class Supervisor:
             self.tell(PolicyAnswered(self.world.now, question.incident, action, "the policy"))
 
     def _wait(self, epoch: int, timer: Timer, due: float) -> None:
-        """Timers are due by the leader's clock, which may not pass exactly as the world's does."""
+        """Schedule a timer, which is due by the leader's clock. That clock may run differently from the world's time."""
         self.world.at(self.world.now + (due - self.clock()), lambda: self._fire(epoch, timer, due))
 
     def _fire(self, epoch: int, timer: Timer, due: float) -> None:

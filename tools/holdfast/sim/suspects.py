@@ -1,4 +1,4 @@
-"""Suspected nodes in a simulation that test themselves while they prepare: how that ends, and the promise about it."""
+"""Suspects in a simulation, which test themselves while they prepare: the outcomes of the tests, and the promise about them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from holdfast.supervisor.protocol import (
 )
 
 FAULTS_MAX = 3
-FAILURES_MAX = 6  # of tests in a run: what is broken is mended some day
+FAILURES_MAX = 6  # failed tests in a run, because broken machines are repaired at some time
 
 
 @dataclass(slots=True)
 class SelfTests:
-    """What one seed does. Nothing, by default: twelve of sixteen seeds replay as they did before suspects were tested."""
+    """The tests of one seed. None by default: twelve of sixteen seeds give the same runs as before suspects were tested."""
 
     faults: int = 0
-    share: float = 0.0  # of the tests that fail, of the next ones
-    failures: int = 0  # that are left
+    share: float = 0.0  # fraction of the next tests that fail
+    failures: int = 0  # remaining failures
     chance: Random = field(default_factory=Random, compare=False)
 
     @classmethod
@@ -44,11 +44,11 @@ class SelfTests:
         return cls(chance.randint(1, FAULTS_MAX), share, chance.randint(1, FAILURES_MAX), chance)
 
     def calm(self) -> None:
-        """From now on no test fails."""
+        """Let no test fail from now on."""
         self.failures = 0
 
     def outcome(self, budget_s: float, now: float) -> tuple[float, Preflight]:
-        """How long the tests of a node take, and what they find."""
+        """Return the duration of a node's tests, in seconds, and their result."""
         drawn = self.chance.random()
         if drawn < self.share and self.failures:
             self.failures -= 1
@@ -62,12 +62,12 @@ class SelfTests:
 
 @dataclass(slots=True)
 class SuspectPromises:
-    """A suspect that has failed its tests gets no ranks in the same change, nor in a later one before it has passed its tests
-    after a hold-down, or an operator has spoken."""
+    """A suspect that has failed its tests gets no ranks in the same change, nor in a later change before it has passed its
+    tests after a hold-down, or an operator has returned it to service."""
 
-    failed: dict[str, float] = field(default_factory=dict)  # node → when the supervisor heard it
-    told: set[tuple[str, float]] = field(default_factory=set)  # (node, when it failed): answers may come twice
-    started: set[str] = field(default_factory=set)  # orders: who does not answer is told again
+    failed: dict[str, float] = field(default_factory=dict)  # node → time at which the supervisor received the result
+    told: set[tuple[str, float]] = field(default_factory=set)  # (node, time of the failure), since answers may repeat
+    started: set[str] = field(default_factory=set)  # ids of Start orders; unanswered ones are sent again
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         match event:
@@ -109,7 +109,7 @@ class SuspectPromises:
             del self.failed[name]
 
     def log_went_back(self, state: State) -> None:
-        """What the log has lost was never heard."""
+        """Forget the results that the log has lost."""
         self.told = {(name, at) for name, at in self.told if _failed_at(state, name) == at}
         self.failed = {name: at for name, at in self.failed.items() if _is_out(state, name)}
 

@@ -1,4 +1,4 @@
-"""The user's job: lock-step training, in which a step is finished when every rank of a generation takes part in it."""
+"""The simulated job: synchronous training, in which a step is finished when every rank of a generation takes part in it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from holdfast.sim.invariants import Invariants
 from holdfast.sim.world import World
 from holdfast.supervisor.protocol import StepsCompleted
 
-STALL_S = 1e-4  # so little that the best interval lies between the bounds
+STALL_S = 1e-4  # small, so that the best interval lies between the bounds
 
-# A generation as its ranks know it: those who were told otherwise do not find each other, whatever their number is.
+# The identity of a generation for its ranks. Ranks with different identities cannot form a group, even if the number is equal.
 Run = tuple[object, ...]
 
 
@@ -25,19 +25,19 @@ class Training:
     invariants: Invariants
     diagnostics: Diagnostics
     step_s: float
-    target: float  # step that ends the job; inf = not known yet
+    target: float  # step that ends the job; inf = not decided yet
     step: int = 0  # the newest that was finished
-    stepped_at: float = 0.0  # and when
-    furthest: int = 0  # the newest step that was ever finished
-    further_at: float = 0.0  # and when
-    finished: bool = False  # the ranks of some generation have all ended well
-    progress: dict[Run, int] = field(default_factory=dict)  # newest step of each
-    started: dict[int, int] = field(default_factory=dict)  # generations that began → steps that they finished
+    stepped_at: float = 0.0  # time of `step`
+    furthest: int = 0  # the highest step that was ever finished
+    further_at: float = 0.0  # time of `furthest`
+    finished: bool = False  # all ranks of a generation have ended with exit code 0
+    progress: dict[Run, int] = field(default_factory=dict)  # newest step of each run
+    started: dict[int, int] = field(default_factory=dict)  # started generation → number of its finished steps
     job: str = JOB
     _ticking: set[Run] = field(default_factory=set)
 
     def changed(self) -> None:
-        """Workers have come, gone, begun or stopped."""
+        """Handle a change of the workers on any node."""
         whole = self._whole()
         self.invariants.at_most_one_runs([_attempt(run) for run in whole])
         for run in whole:
@@ -57,7 +57,7 @@ class Training:
         ]
 
     def _whole(self) -> list[Run]:
-        """Those of which every rank is alive and running. Ranks that have ended well finish no step any more."""
+        """Return the runs whose ranks are all alive and running. A rank that has ended finishes no further step."""
         ranks: dict[Run, int] = {}
         world_size: dict[Run, int] = {}
         for agent in self.agents.values():
@@ -75,15 +75,15 @@ class Training:
         return sorted((run for run, count in ranks.items() if count == world_size[run]), key=_number)
 
     def _tick(self, run: Run) -> None:
-        """One step, when every rank can take part."""
+        """Finish one step if every rank can take part."""
         self._ticking.discard(run)
         if run not in self._whole():
-            return  # somebody is missing: `changed` starts it again
+            return  # a rank is missing; `changed` starts the steps again
         members = [agent for agent in self.members(_number(run)) if agent.workers and _run(agent.workers.order) == run]
         first = run not in self.progress
         start = members[0].workers.order.restore_step if members[0].workers else 0
         step = self.progress.get(run, start) + 1
-        if step > self.target:  # it was restored at its last step: nothing is left to do
+        if step > self.target:  # the run was restored at its last step, so no step is left
             self._end(members)
             return
         self.progress[run] = self.step = step

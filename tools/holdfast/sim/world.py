@@ -1,4 +1,4 @@
-"""Virtual time: a heap of things to do and one seeded source of chance. Nothing here waits, and nothing here is shared."""
+"""Virtual time: a heap of scheduled actions and seeded random numbers. No function waits, and worlds share no state."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-EVENTS_MAX = 200_000  # a run that needs more is a loop, not a simulation
+EVENTS_MAX = 200_000  # a run with more events is an endless loop
 
 
 class Violation(AssertionError):
-    """A promise was broken. The seed and the trace say how."""
+    """A promise was broken. The seed reproduces the run, the trace shows how."""
 
 
 @dataclass(slots=True)
@@ -20,9 +20,9 @@ class World:
     tracing: bool = False
     now: float = 1000.0
     trace: list[str] = field(default_factory=list)
-    loss: float = 0.0  # share of messages that are lost for good, whatever their sender believes
+    loss: float = 0.0  # fraction of messages that are lost permanently, even if their sender got an acknowledgement
     chance: Random = field(init=False)
-    spite: Random = field(init=False)  # for what only hostile worlds do: the others replay as before
+    spite: Random = field(init=False)  # used only by hostile worlds, so that other seeds are not changed by hostility
     _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: int = 0
 
@@ -38,11 +38,11 @@ class World:
         heapq.heappush(self._heap, (max(when, self.now), self._count, action))
 
     def soon(self, least_s: float, most_s: float, action: Callable[[], None]) -> None:
-        """After a delay by chance: this is where reordering comes from."""
+        """Schedule an action after a random delay. Random delays cause reordering."""
         self.after(self.chance.uniform(least_s, most_s), action)
 
     def loses(self, what: str) -> bool:
-        """Whether this message never arrives."""
+        """Return whether this message is lost, by chance."""
         lost = self.loss > 0 and self.spite.random() < self.loss
         if lost:
             self.say(f"LOST {what}")
@@ -53,7 +53,7 @@ class World:
             self.trace.append(f"{self.now - 1000.0:9.3f}  {text}")
 
     def run(self, until: float, done: Callable[[], bool]) -> bool:
-        """Let time pass. Whether `done` came true before `until`."""
+        """Execute actions in the order of time until `done`. Returns False if it is not reached before `until`."""
         for _ in range(EVENTS_MAX):
             if done():
                 return True

@@ -1,6 +1,7 @@
-"""Which InfiniBand and RoCE ports of this node have been active since the agent's start, and whether they still are.
+"""Checks whether the InfiniBand and RoCE ports that have been active since the agent's start are still active.
 
-A port that was never active may have no cable, and says nothing of the node. One that was, and is not, has failed."""
+A port that was never active may have no cable, and proves nothing about the node. A port that is no longer active has
+failed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from holdfast.domain.signals import NicSample, NodeSignal
 
 
 class ActivePorts:
-    """`read` reads the ports now; None = there are none."""
+    """`read` reads the ports now; None = the node has no ports."""
 
     def __init__(self, read: Callable[[], Awaitable[NicSample]] | None) -> None:
         self._read = read
@@ -24,7 +25,7 @@ class ActivePorts:
             self._seen.update((device, port) for device, port, state in columns if state == preflight_checks.ACTIVE)
 
     async def check(self) -> list[Check]:
-        """One check, or none without a port that has been active."""
+        """Return one check, or none if no port has been active."""
         if self._read is None or not self._seen:
             return []
         try:

@@ -1,9 +1,9 @@
-"""An injected fault of the clock: the machine's wall clock jumps, and back.
+"""Injects a fault of the clock: the machine's wall clock jumps, and is set back later.
 
-Theory. There is one wall clock per machine (time namespaces have only the monotonic and the boot clock), so the fault is one of
-everything that runs there. What the clock should say is computed from the time since boot, which nobody sets: the record has
-both clocks as they were. Whoever undoes it sets the wall clock to that, but only if it is still off by most of the jump: a time
-service may have put it right meanwhile, and what was undone twice would be another jump.
+Theory. There is one wall clock per machine (time namespaces have only the monotonic and the boot clock), so the fault affects
+all processes of the machine. The correct time is computed from the time since boot, which cannot be set: the record contains
+both clocks before the jump. The undo sets the wall clock to the correct time, but only if the clock is still off by more than
+half of the jump. A time service may have corrected the clock already, and a second undo would be another jump.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.domain.errors import Conflict, HoldfastError
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The machine's; `set_wall` takes Unix seconds and raises OSError."""
+    """The machine's clocks. `set_wall` takes Unix seconds and raises OSError."""
 
     wall: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_REALTIME)
     since_boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -32,9 +32,9 @@ MACHINE = Clocks()
 
 
 def jump(record: Path, offset_s: float, clocks: Clocks = MACHINE) -> None:
-    """Raises `Conflict` with the reason if the clock cannot be set; then nothing has changed."""
+    """Change the clock by `offset_s`. Raises `Conflict` with the reason, and changes nothing, if the clock cannot be set."""
     if not (boot := clocks.boot()):
-        raise Conflict(f"{BOOT_ID} cannot be read: after a reboot the clock would be set for nothing")
+        raise Conflict(f"{BOOT_ID} cannot be read: a reboot, which corrects the clock, could not be recognised")
     wall, since_boot = clocks.wall(), clocks.since_boot()
     try:
         write_record(record, {"boot": boot, "wall_s": wall, "since_boot_s": since_boot, "offset_s": offset_s})
@@ -48,16 +48,16 @@ def jump(record: Path, offset_s: float, clocks: Clocks = MACHINE) -> None:
 
 
 def undo(record: Path, clocks: Clocks = MACHINE) -> bool:
-    """Set the clock back; no record: nothing. Returns whether there was one. Raises `HoldfastError` if the clock is still
-    wrong; the record stays."""
+    """Set the clock back if there is a record. Returns whether there was one. Raises `HoldfastError` if the clock is still
+    wrong; the record is then kept."""
     try:
         noted = read_record(record)
     except Unreadable:
-        record.unlink(missing_ok=True)  # it is written whole before the clock is set
+        record.unlink(missing_ok=True)  # the clock is set only after the complete record is written
         return False
     if noted is None:
         return False
-    if noted["boot"] == clocks.boot():  # else the machine has read its clock anew since
+    if noted["boot"] == clocks.boot():  # otherwise the machine has read its hardware clock again at a boot
         offset_s = float(noted["offset_s"])
         right = float(noted["wall_s"]) + clocks.since_boot() - float(noted["since_boot_s"])
         left_s = clocks.wall() - right

@@ -64,7 +64,7 @@ class Descriptors:
             free, limit = _free()
             raise Unavailable(
                 f"this node has {free} of {limit} file descriptors left: its agent (pid {os.getpid()}, {_kinds()}) keeps them "
-                "for the workers that it has and takes no new work; raise its limit (ulimit -n, LimitNOFILE=)"
+                "for its running workers and takes no new work; raise its limit (ulimit -n, LimitNOFILE=)"
             )
 
     def _take(self) -> None:
@@ -83,7 +83,7 @@ def _free() -> tuple[int, int]:
     """Return the number of free descriptors below the limit, and the limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        used = sum(int(name) < limit for name in os.listdir("/proc/self/fd")) - 1  # the listing's own
+        used = sum(int(name) < limit for name in os.listdir("/proc/self/fd")) - 1  # the descriptor of the listing
     except OSError:
         return 0, limit
     return max(0, limit - used), limit
@@ -97,9 +97,9 @@ def _kinds() -> str:
             try:
                 target = os.readlink(f"/proc/self/fd/{name}")
             except FileNotFoundError:
-                continue  # the listing's own
+                continue  # the descriptor of the listing
             kind = target.partition(":")[0] if ":" in target else "files" if target.startswith("/") else "others"
             counts[{"socket": "sockets", "pipe": "pipes", "files": "files"}.get(kind, "others")] += 1
     except OSError:
-        return "who holds them cannot be read"
+        return "their kinds cannot be read"
     return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)

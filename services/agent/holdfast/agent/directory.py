@@ -28,8 +28,8 @@ KILL_TIMEOUT_S = 10.0
 
 @contextmanager
 def claimed(agent_dir: Path, memory_dir: Path, disk_dir: Path) -> Iterator[None]:
-    """Create the directories, for this user alone, and lock the agent's. Raises `Conflict` if another agent holds the lock,
-    `HoldfastError` if a directory is another user's or cannot be used."""
+    """Create the directories, for this user alone, and lock the agent's directory. Raises `Conflict` if another agent holds the
+    lock, and `HoldfastError` if a directory belongs to another user or cannot be used."""
     for path in (agent_dir, memory_dir, disk_dir):
         try:
             make_private(path)

@@ -5,8 +5,8 @@
 * An order that has been answered is answered again from memory. An order in progress is not started twice.
 * The answer is on disk before it is sent. If the agent exits before that, its workers exit with it, so a repeated order
   finds a node without workers and is executed again.
-* A GPU is reset at most once per order: before it begins, the ledger has the answer that nobody knows how it ended. An agent
-  that exits during a reset gives this answer when the order is repeated.
+* A GPU is reset at most once per order: before the reset begins, the ledger stores the answer that its outcome is unknown. An
+  agent that exits during a reset gives this answer when the order is repeated.
 * An agent that cannot write to its disk reports that in its answers and accepts no orders, because it could not keep the first
   two guarantees.
 """
@@ -30,7 +30,7 @@ from holdfast.runtime import telemetry
 log = structlog.get_logger("holdfast.agent.orders")
 
 ORDERS_MAX = 64  # orders in progress
-UNKNOWN_OUTCOME = "the agent ended while it carried this order out: how far it came is not known"
+UNKNOWN_OUTCOME = "the agent ended while it executed this order; the outcome is not known"
 
 
 class Executor:
@@ -78,11 +78,11 @@ class Executor:
             self._refuse(command_id, name, str(error))
             return
         if command_id in self._under_way:
-            log.debug("order repeated while under way", order=name, command_id=command_id)
+            log.debug("order repeated while in progress", order=name, command_id=command_id)
         elif known is not None:
             self._report(known)
         elif len(self._under_way) >= ORDERS_MAX:
-            self._refuse(command_id, name, f"{ORDERS_MAX} orders are under way on this node; try again")
+            self._refuse(command_id, name, f"{ORDERS_MAX} orders are in progress on this node; try again")
         else:
             self._under_way.add(command_id)
             self._tasks.start_soon(self._execute, command_id, order, name=f"order {name}")
@@ -103,7 +103,7 @@ class Executor:
                 self._ledger.remember(OrderDone(command_id, ok=False, reason=UNKNOWN_OUTCOME, at=self._clock()))
             answer = await self._answer(command_id, order)
             self._ledger.remember(answer)
-            if answer.workers:  # the version is not remembered: the answer may be repeated when the set is another one
+            if answer.workers:  # the version is not stored: the set may have changed when the answer is repeated
                 answer = replace(answer, workers_version=self._workers_version(answer.workers))
         except HoldfastError as error:  # an error of the ledger: the effects remain, but the order counts as failed
             answer = OrderDone(command_id, ok=False, reason=str(error), at=self._clock())

@@ -1,11 +1,11 @@
-"""Causes faults in ranks of this node, for a job that allows it. The last of three checks: the command and the supervisor
-refuse what is refused here, but only this one cannot be bypassed by another client.
+"""Injects faults into ranks of this node, for a job that allows it. The command and the supervisor make the same checks, but
+only the checks of this module cannot be bypassed by another client.
 
-Theory. A fault that lasts has a deadline here, so it ends although the supervisor, the network or whoever asked for it is gone.
-If this agent ends, its workers end with it, and the file that fills a disk is deleted; if it was killed, at the next start of
-an agent of this directory. What concerns the whole machine (lost packets, a clock that jumps) is off unless a setting of this
-agent allows it, and is caused and ended by a process of its own (`machine_faults`). A worker is signalled through its pidfd,
-which can never mean another process. A lost node is this agent's own end by SIGKILL, a moment after the answer."""
+Theory. A lasting fault has a deadline in this agent, so it also ends if the supervisor, the network or the requester is lost.
+If this agent ends, its workers end with it, and the file that fills a disk is deleted; if the agent was killed, the next agent
+of this directory deletes the file at its start. Faults of the whole machine (lost packets, a clock that jumps) are off unless a
+setting of this agent allows them. A separate process causes and ends them (`machine_faults`). A worker is signalled through its
+pidfd, which never refers to another process. For a lost node, this agent kills itself by SIGKILL shortly after its answer."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from holdfast.runtime.kernel_records import kernel_record
 
 log = structlog.get_logger("holdfast.agent.faults")
 
-# Of a slow rank: half of it stopped. No longer than a short step, so that every step is slow and not one in three; and much
-# less than what counts as stopped (2 s).
+# A slow rank is stopped for half of each period. A period is not longer than a short step, so that every step is slow and not
+# one in three. It is much shorter than the time after which a process counts as stopped (2 s).
 PERIOD_S: Final = 0.05
-TOP_UP_S: Final = 1.0  # between two looks at what became free on a disk that is to be full
+TOP_UP_S: Final = 1.0  # interval at which space that became free on a disk is filled again
 LASTING_MAX: Final = 64  # faults at a time
 FILL_BYTES_MAX: Final = 16 * 2**30
 UNDO_AGAIN_S: Final = 5.0
@@ -49,7 +49,7 @@ MACHINE: Final = (FaultKind.LOSSY_LINK, FaultKind.CLOCK_JUMP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFaultRules:
-    """What the operator of this node allows. `link`: the interface that may lose packets; empty = none."""
+    """The operator's limits for this node. `link`: the interface that may lose packets; empty = none."""
 
     link: str = ""
     loss_percent_max: float = 0.0
@@ -57,8 +57,8 @@ class MachineFaultRules:
 
 
 class Faults:
-    """`die` ends this agent at once. `disk_dir` and `memory_dir` have the stored checkpoints; the file that fills the disk has
-    at most `fill_bytes_max`. `agent_dir` has the records of faults of the machine."""
+    """`die` ends this agent at once. `disk_dir` and `memory_dir` contain the stored checkpoints. The file that fills the disk
+    has at most `fill_bytes_max` bytes. `agent_dir` contains the records of faults of the machine."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class Faults:
         self._disk_dir, self._memory_dir = disk_dir, memory_dir
         self._fill_bytes_max = fill_bytes_max
         self._agent_dir, self._rules = agent_dir, rules
-        self._of_machine: set[FaultKind] = set()  # that last
+        self._of_machine: set[FaultKind] = set()  # in progress
         self._chance = random.SystemRandom()
         self._lasting = 0
         self._tasks: TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until cancelled: the faults that last. What an agent before this one left behind is put right first."""
+        """Run the lasting faults until cancelled. Faults that an earlier agent has left are undone first."""
         if remove_filler(self._disk_dir):
             log.warning(
-                "the disk was full by a fault that an earlier agent injected: made room", directory=str(self._disk_dir)
+                "file of an earlier agent's injected fault deleted from the disk", directory=str(self._disk_dir)
             )
         async with anyio.create_task_group() as self._tasks:
             for kind in MACHINE:
@@ -98,7 +98,8 @@ class Faults:
             await anyio.sleep_forever()
 
     async def _undo_left(self, kind: FaultKind) -> None:
-        """Of an earlier agent; as often as it takes. No other of the kind is injected while there is a record."""
+        """Undo a fault of an earlier agent, repeatedly until it succeeds. While its record exists, no other fault of this kind
+        is injected."""
         while True:
             try:
                 await to_thread.run_sync(machine_faults.undo, kind, self._agent_dir)
@@ -110,7 +111,7 @@ class Faults:
                 return
 
     async def inject(self, order: Inject) -> str:
-        """Cause it. Returns what was done; raises `Conflict` or `InvalidSpec` with the reason why nothing was."""
+        """Cause a fault. Returns a description of it. Raises `Conflict` or `InvalidSpec` with the reason if it is refused."""
         worker = self._allowed(order)
         who = f"rank {order.rank} of {order.job} (pid {worker.pid})"
         match FaultKind(order.kind):
@@ -137,7 +138,7 @@ class Faults:
             case FaultKind.LOSSY_LINK | FaultKind.CLOCK_JUMP as kind:
                 did = await self._disturb_machine(kind, order)
             case FaultKind.REDIS_KILL | FaultKind.LEADER_KILL:
-                raise Conflict(f"{order.kind} is a fault of the control plane, and no agent causes it")
+                raise Conflict(f"{order.kind} is a fault of the control plane, which an agent cannot cause")
         log.warning("fault injected", job=order.job, rank=order.rank, fault=order.kind, did=did)
         return did
 
@@ -184,7 +185,7 @@ class Faults:
             if order.loss_percent > rules.loss_percent_max:
                 raise Conflict(
                     f"{order.loss_percent:g} % of the packets are more than the {rules.loss_percent_max:g} % that may be lost "
-                    "here (HOLDFAST_FAULT_LOSS_PERCENT_MAX of the agent)"
+                    "on this node (HOLDFAST_FAULT_LOSS_PERCENT_MAX of the agent)"
                 )
             values: dict[str, object] = {"interface": rules.link, "percent": order.loss_percent}
             did = f"{order.loss_percent:g} % of the packets of {rules.link} are lost for {order.for_s:g} s"
@@ -192,7 +193,7 @@ class Faults:
             if abs(order.offset_s) > rules.clock_s_max:
                 raise Conflict(
                     f"this agent allows the clock of its machine to jump by at most {rules.clock_s_max:g} s, and "
-                    f"{order.offset_s:g} s are asked for (HOLDFAST_FAULT_CLOCK_S_MAX; the clock is everybody's on this machine)"
+                    f"{order.offset_s:g} s are requested (HOLDFAST_FAULT_CLOCK_S_MAX; all processes here share the clock)"
                 )
             values = {"offset_s": order.offset_s}
             did = f"the clock of this machine jumps by {order.offset_s:+g} s for {order.for_s:g} s"
@@ -200,7 +201,7 @@ class Faults:
             raise Conflict(f"an injected {kind} lasts already on this node")
         self._of_machine.add(kind)
         try:
-            # Not a task of its own: if the agent ends now, the process sees it, and ends the fault.
+            # Not in a separate task: if the agent ends now, the process notices it and ends the fault.
             begin = partial(MachineFault, kind, self._agent_dir, order.for_s, **values)
             fault = await to_thread.run_sync(begin)
         except BaseException:
@@ -213,7 +214,7 @@ class Faults:
     async def _last_on_machine(self, kind: FaultKind, order: Inject, fault: MachineFault) -> None:
         try:
             await to_thread.run_sync(fault.wait, abandon_on_cancel=True)
-            while (reason := await self._undone(kind, fault)) is not None:  # the process was killed, or has given up
+            while (reason := await self._undone(kind, fault)) is not None:  # the process was killed, or has failed
                 log.error("an injected fault cannot be undone; trying again", fault=kind.value, reason=reason)
                 await anyio.sleep(UNDO_AGAIN_S)
         finally:
@@ -224,7 +225,7 @@ class Faults:
             log.info("injected fault ended", job=order.job, fault=kind.value, reason=reason)
 
     async def _undone(self, kind: FaultKind, fault: MachineFault) -> str | None:
-        """Why it is not; None if it is."""
+        """End the process and undo the fault. Returns the reason if that fails; None = undone."""
         await to_thread.run_sync(fault.end)
         try:
             await to_thread.run_sync(machine_faults.undo, kind, self._agent_dir)
@@ -248,7 +249,7 @@ class Faults:
     async def _full_disk(self, order: Inject, worker: Worker | None) -> None:
         try:
             with anyio.move_on_after(order.for_s):
-                while True:  # others delete files: it stays full
+                while True:  # fill space again that becomes free when files are deleted
                     await anyio.to_thread.run_sync(fill, self._disk_dir, self._fill_bytes_max)
                     await anyio.sleep(TOP_UP_S)
         except OSError as error:

@@ -1,8 +1,8 @@
 """The device files of this node's GPUs, and the processes that have them open.
 
-GPUs are numbered as NVML numbers them, in the order of their PCI addresses. The number of a device file (`/dev/nvidia3`) may
-differ: the driver's `/proc/driver/nvidia/gpus/ADDRESS/information` has it as `Device Minor`. Without that directory the two
-are taken to be the same.
+GPUs are numbered as in NVML, in the order of their PCI addresses. The number of a device file (`/dev/nvidia3`) may differ. The
+driver's file `/proc/driver/nvidia/gpus/ADDRESS/information` contains it as `Device Minor`. Without that directory both numbers
+are assumed to be equal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REAL = Path("/dev")
-NVIDIA_MAJOR = 195  # of the device files, registered by the Linux kernel (Documentation/admin-guide/devices.txt)
+NVIDIA_MAJOR = 195  # major number of the device files, from the Linux kernel's Documentation/admin-guide/devices.txt
 COMMAND_CHARS_MAX = 80
 MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,4})\s*$", re.MULTILINE)
 _DEVICE = re.compile(r"nvidia([0-9]{1,4})")
@@ -26,7 +26,7 @@ class Holder:
     """A process that has the device of a GPU open."""
 
     pid: int
-    command: str  # its command line, cut
+    command: str  # its command line, truncated
     name: str  # of its program, at most 15 characters (proc(5), comm)
     gpu: int
 
@@ -36,8 +36,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class GpuDevices:
-    """`devices` and `proc` are directories such as /dev and /proc. With another directory than /dev, only what is in it counts:
-    it stands for devices that this machine does not have."""
+    """`devices` and `proc` are directories such as /dev and /proc. If `devices` is not /dev, only the files in it count,
+    because they simulate devices that this machine does not have."""
 
     devices: Path = REAL
     proc: Path = Path("/proc")
@@ -53,9 +53,9 @@ class GpuDevices:
         return {minor: minor for minor in sorted(map(int, names))}
 
     def holders(self, gpus: Iterable[int], *, except_for: Sequence[str] = ()) -> list[Holder]:
-        """Return the processes that have one of `gpus` open, by process id; not those whose program is in `except_for`.
+        """Return the processes that have one of `gpus` open, by process id, except programs in `except_for`.
 
-        A process whose descriptors cannot be read (another user's, unless the agent is root) is not seen.
+        A process whose descriptors cannot be read (of another user, unless the agent is root) is not found.
         """
         minors = self.minors()
         wanted = {minors.get(gpu, gpu): gpu for gpu in gpus}
@@ -66,17 +66,17 @@ class GpuDevices:
             open_here = {minor for minor in _open_minors(directory, self.devices) if minor in wanted}
             if not open_here or (name := _text(directory / "comm").strip()) in except_for:
                 continue
-            words = _text(directory / "cmdline").replace("\0", " ").strip()[:COMMAND_CHARS_MAX]
-            found.append(Holder(int(directory.name), words, name, wanted[min(open_here)]))
+            command = _text(directory / "cmdline").replace("\0", " ").strip()[:COMMAND_CHARS_MAX]
+            found.append(Holder(int(directory.name), command, name, wanted[min(open_here)]))
         return sorted(found, key=lambda holder: holder.pid)
 
 
 def _open_minors(process: Path, devices: Path) -> set[int]:
-    """Numbers of the GPUs' device files that a process has open, by the name of the file or by its device number."""
+    """Return the numbers of the GPUs' device files that a process has open, by file name or by device number."""
     found = set[int]()
     try:
         descriptors = list((process / "fd").iterdir())
-    except OSError:  # it has ended, or belongs to another user
+    except OSError:  # the process has ended, or belongs to another user
         return found
     for descriptor in descriptors:
         try:

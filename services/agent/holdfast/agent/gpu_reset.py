@@ -1,12 +1,12 @@
-"""Resets GPUs with the operator's command (`HOLDFAST_GPU_RESET_COMMAND`), when that is safe, and tests the node afterwards.
+"""Resets GPUs with the operator's command (`HOLDFAST_GPU_RESET_COMMAND`), if that is safe, and tests the node afterwards.
 
-A reset ends whatever runs on the GPU. So it is refused while this node has workers, and if any process still has one of the
-devices open after `FREE_WITHIN_S`: the refusal names the processes. The agent's own readers of the GPUs and its tests let go of
-them for the time of the reset.
+A reset ends all programs on the GPU. So it is refused while this node has workers, and if any process still has one of the
+devices open after `FREE_WITHIN_S`. The refusal names the processes. The agent's own readers and tests close the GPUs during the
+reset.
 
-GPUs that are connected by NVLink are reset together, because the driver refuses to reset one end of a link that is in use: if
+GPUs that are connected by NVLink are reset together, because the driver refuses to reset one end of a link that is in use. If
 NVML has reported links, or it is not known whether there are any, `together="auto"` means all GPUs of the node. GPUs for which
-the driver asks a reset are always included.
+the driver requests a reset are always included.
 
 The order succeeds only if the tests of the node pass afterwards.
 """
@@ -45,7 +45,7 @@ class ResetRules:
 
     command: str
     together: str = "auto"  # "auto", "all" or "one"
-    stops: tuple[str, ...] = ()  # programs that the command itself stops: they may have a device open before
+    stops: tuple[str, ...] = ()  # programs that the command itself stops, which may have a device open before
 
     @property
     def possible(self) -> bool:
@@ -58,10 +58,10 @@ class ResetRules:
 
 
 class GpuResets:
-    """Carries out `ResetGpu`, one at a time.
+    """Executes `ResetGpu`, one at a time.
 
-    `quiet` stops the agent's readers of the GPUs while it is entered, `held` its tests. `test` tests the node and returns what
-    is wrong; empty = nothing.
+    The context `quiet` stops the agent's readers of the GPUs, and the context `held` its tests. `test` tests the node and
+    returns the failures; "" = none.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class GpuResets:
         return self._rules.possible
 
     async def finished(self) -> None:
-        """Wait until no reset is under way: workers that are forked meanwhile would open the devices."""
+        """Wait until no reset is in progress, because workers that are forked during a reset would open the devices."""
         async with self._lock:
             pass
 
@@ -102,7 +102,7 @@ class GpuResets:
                 pass
 
     async def carry_out(self, order: ResetGpu) -> Outcome:
-        """Raises `Conflict` if a reset is not safe or the tests fail after it, `Unavailable` if the command fails."""
+        """Raises `Conflict` if a reset is not safe or the tests after it fail, `Unavailable` if the command fails."""
         if not self.possible:
             raise Conflict("no command resets GPUs on this node: set HOLDFAST_GPU_RESET_COMMAND")
         async with self._lock:
@@ -116,18 +116,18 @@ class GpuResets:
                     self._refuse_with_workers(named)
                     with telemetry.span("gpu reset", job=order.job):
                         words = self._rules.words(gpus)
-                        said = await operator_command.run("gpu-reset", words, order.timeout_s or COMMAND_TIMEOUT_S)
+                        output = await operator_command.run("gpu-reset", words, order.timeout_s or COMMAND_TIMEOUT_S)
                 reset_at = time.monotonic()
                 failures = await self._test()
             tested_at = time.monotonic()
         if failures:
-            raise Conflict(f"{named} was reset, and then the node's tests of itself failed: {failures}")
-        log.info("GPUs reset", gpus=gpus, said=said)
+            raise Conflict(f"{named} was reset, but the node's pre-flight test failed afterwards: {failures}")
+        log.info("GPUs reset", gpus=gpus, said=output)
         phases = (("gpu_reset", reset_at - began), ("self_test", tested_at - reset_at))
-        return Outcome(phases_s=phases, reason=said)
+        return Outcome(phases_s=phases, reason=output)
 
     def together(self, gpus: Sequence[int]) -> tuple[int, ...]:
-        """Return the GPUs that are reset when `gpus` (none given: all) need it."""
+        """Return the GPUs to reset if `gpus` need a reset. Empty `gpus` = all."""
         every = tuple(self._sample.gpu) if self._sample is not None else tuple(self._devices.minors())
         if not gpus:
             return every or (0,)

@@ -1,13 +1,13 @@
-"""How an agent leaves that is told to end (SIGTERM, SIGUSR1): its ranks first, in good order, as before a maintenance.
+"""The orderly end of an agent after SIGTERM or SIGUSR1: its ranks are moved first, as before a maintenance.
 
     SIGTERM ──► a notice, which begins at the end of the grace ──► the job saves, and its ranks move or end ──► no workers left
-                      └── nobody moved them in time, or a second signal ──► the agent ends, and its workers with it
+                      └── not moved in time, or a second signal ──► the agent ends, and its workers with it
 
-When an allocation ends, all agents of a job leave at once, and nobody takes its ranks: what their last save is worth depends on
-the copies that they still make.
+When an allocation ends, all agents of a job end at once, and no node can take the ranks. The last save can then be restored
+only if the agents finish its copies before they end.
 
-Kubernetes, Slurm and a machine that is taken back send SIGTERM and wait. Without the notice each of them would be a lost node,
-and the steps since the last checkpoint would be done again.
+Kubernetes, Slurm and an owner that takes a machine back send SIGTERM and wait. Without the notice, the node would be lost and
+the steps since the last checkpoint would be repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.domain.signals import MaintenanceNotice
 log = structlog.get_logger("holdfast.agent")
 
 POLL_S = 0.1
-# After the last worker is gone, others may still restore from the shards of this node: its last save may have no other copy.
+# After the last worker has ended, other nodes may still restore shards from this node, whose last save may have no other copy.
 HANDOVER_S = 15.0
 
 
@@ -40,12 +40,12 @@ class Leaving:
         emit: Callable[[MaintenanceNotice], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`copies`: whether the newest save here has copies that are not made yet."""
+        """`copies`: whether copies of this node's newest save are still missing."""
         self._node, self._incarnation, self._grace_s = node, incarnation, grace_s
         self._workers, self._copies, self._emit, self._clock = workers, copies, emit, clock
 
     async def carry_out(self) -> None:
-        """Returns when the agent may end: at once if it has no workers; at the end of the grace at the latest."""
+        """Return when the agent may end: at once if it has no workers, and at the latest at the end of the grace."""
         if self._grace_s <= 0 or not self._workers():
             return
         at = self._clock()

@@ -80,4 +80,4 @@ class Ledger:
             raise self._failed(error) from error
 
     def _failed(self, error: sqlite3.Error) -> HoldfastError:
-        return HoldfastError(f"the agent's memory {self._path} cannot be used: {error}; is the disk full or read-only?")
+        return HoldfastError(f"the agent's record {self._path} cannot be used: {error}; is the disk full or read-only?")

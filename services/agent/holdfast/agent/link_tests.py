@@ -1,7 +1,7 @@
-"""Tests of the network with another node without ranks, ordered by the supervisor while both wait for work.
+"""Tests the network with another node, on the supervisor's order, while both nodes have no ranks.
 
-A test never delays a job: an order to prepare ends it within milliseconds, and nobody waits for its end. What a test that was
-ended has found is not reported."""
+A test never delays a job: an order to prepare cancels it within milliseconds and does not wait for its end. A cancelled test
+has no result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger("holdfast.agent.links")
 
 
 class LinkTests:
-    """Carries out `CheckLink`. `is_idle`: neither workers nor their preparation are on the node. `tasks` outlives the order."""
+    """Executes `CheckLink`. `is_idle`: the node neither has nor prepares workers. `tasks` outlives the order."""
 
     def __init__(
         self, node: str, tasks: TaskGroup, replicator: Callable[[], Replicator], is_idle: Callable[[], bool]
@@ -31,17 +31,17 @@ class LinkTests:
         self._is_open = False  # the replicator may wait for another node
 
     async def carry_out(self, order: CheckLink) -> Outcome:
-        """Raises `Conflict` if the node has or prepares workers, or begins to, and `Unavailable` if the test came to no end."""
+        """Raises `Conflict` if the node has or prepares workers, or begins to, and `Unavailable` if the test did not finish."""
         if not self._is_idle():
-            raise Conflict(f"{self._node} has work: it tests no network")
+            raise Conflict(f"{self._node} has work and does not test the network")
         if self._under_way is not None:
-            raise Conflict(f"{self._node} tests the network already")
+            raise Conflict(f"{self._node} is already testing the network")
         with anyio.CancelScope() as self._under_way:
             try:
                 return await self._test(order)
             finally:
                 self._under_way = None
-        raise Conflict(f"{self._node} has got work: the test of the network with {order.partner} was ended")
+        raise Conflict(f"{self._node} received work, which cancelled its test of the network with {order.partner}")
 
     def make_way(self) -> None:
         """End a test, because a job needs this node."""
@@ -71,5 +71,5 @@ class LinkTests:
     async def _close(self) -> None:
         try:
             await self._replicator().close_link()
-        except HoldfastError as error:  # it has ended, and the test with it; or the test has its own limits
+        except HoldfastError as error:  # the replicator has ended, and the test with it, or the limits end the test
             log.info("test of the network not ended", reason=str(error))

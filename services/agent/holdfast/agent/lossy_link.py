@@ -1,12 +1,12 @@
-"""An injected fault of the network: a share of the packets of one interface is lost, in each direction.
+"""Injects a fault of the network: a percentage of the packets of one interface is lost, in each direction.
 
 Theory. A classic BPF program at the ingress and at the egress of the interface (`tc`, qdisc clsact) draws a random number per
-packet. Unlike netem it leaves the interface's own queueing as it is, works in both directions, and needs no module beside those
-of `tc ... bpf`. What it swallows on the way out counts as sent, as on a wire that loses it. Traffic that passes the kernel by
-(RDMA) is not touched.
+packet. Unlike netem, it does not change the interface's queueing, works in both directions, and needs only the modules of
+`tc ... bpf`. An outgoing packet that it drops counts as sent, as if the wire had lost it. Traffic that bypasses the kernel
+(RDMA) is not affected.
 
-The record says what was changed before anything is changed. `undo` needs nothing else, may be repeated, and is called by
-whoever lives (`machine_faults`).
+A record of the change is written before the change. `undo` needs only this record and may be repeated. It is called by the
+first process that can do so (`machine_faults`).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import Any, Final
 from holdfast.agent.records import Unreadable, read_record, write_record
 from holdfast.domain.errors import Conflict, HoldfastError
 
-PREFERENCE: Final = "8471"  # of our filters among those of the interface; there were no others
+PREFERENCE: Final = "8471"  # identifies Holdfast's filters; the fault is refused on an interface with other filters
 TC_TIMEOUT_S: Final = 10.0
-_DROPS: Final = {"ingress": 2, "egress": 4}  # TC_ACT_SHOT; TC_ACT_STOLEN, or a sender would be told
-_PASS: Final = 0xFFFFFFFF  # TC_ACT_UNSPEC: whatever comes after decides
+_DROPS: Final = {"ingress": 2, "egress": 4}  # TC_ACT_SHOT; TC_ACT_STOLEN, which returns no error to the sender
+_PASS: Final = 0xFFFFFFFF  # TC_ACT_UNSPEC: continue with the next filter
 _RANDOM: Final = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
 _TEXT_CHARS_MAX: Final = 300
 
 
 def lose(record: Path, interface: str, percent: float) -> None:
-    """Raises `Conflict` with the reason if that is not possible here; then nothing has changed."""
+    """Drop `percent` of the packets. Raises `Conflict` with the reason, and changes nothing, if that is not possible."""
     if interface not in {name for _, name in socket.if_nameindex()}:
-        raise Conflict(f"there is no network interface {interface} here (HOLDFAST_FAULT_LINK of the agent)")
+        raise Conflict(f"this node has no network interface {interface} (HOLDFAST_FAULT_LINK of the agent)")
     if shutil.which("tc") is None:
         raise Conflict("packets are dropped by `tc` of iproute2, which is not installed")
     try:
         kinds = {str(each.get("kind")) for each in _listed("qdisc", "show", "dev", interface)}
         if "ingress" in kinds or any(_filters(interface, direction) for direction in _DROPS):
-            raise Conflict(f"others filter the packets of {interface} (see `tc filter show dev {interface} ingress`)")
+            raise Conflict(f"{interface} has filters of other programs (see `tc filter show dev {interface} ingress`)")
         write_record(record, {"interface": interface, "made_clsact": "clsact" not in kinds})
     except (OSError, _Refused) as error:
         raise Conflict(f"the filters of {interface} cannot be changed: {error}") from error
@@ -58,12 +58,12 @@ def lose(record: Path, interface: str, percent: float) -> None:
 
 
 def undo(record: Path) -> bool:
-    """Remove what the record says; no record: nothing. Returns whether there was one. Raises `HoldfastError` if packets may
-    still be lost; the record stays."""
+    """Remove the recorded filters, if there is a record. Returns whether there was one. Raises `HoldfastError` if packets may
+    still be lost; the record is then kept."""
     try:
         changed = read_record(record)
     except Unreadable:
-        record.unlink(missing_ok=True)  # it is written whole before anything is changed
+        record.unlink(missing_ok=True)  # nothing is changed before the complete record is written
         return False
     if changed is None:
         return False
@@ -83,7 +83,7 @@ def _remove(interface: str, *, made_clsact: bool) -> None:
             try:
                 _tc("filter", "del", "dev", interface, direction, "pref", PREFERENCE)
             except _Refused:
-                if _ours(interface, direction):  # else somebody else was faster
+                if _ours(interface, direction):  # otherwise another process has removed it
                     raise
     if made_clsact and not any(_filters(interface, direction) for direction in _DROPS):
         try:
@@ -94,7 +94,7 @@ def _remove(interface: str, *, made_clsact: bool) -> None:
 
 
 def _program(percent: float, verdict: int) -> str:
-    """`A = random; if A < share: return verdict; return pass`, as tc reads it."""
+    """Return the program `A = random; if A < share: return verdict; return pass` in the format of tc."""
     below = min(round(percent / 100 * 2**32), 2**32 - 1)
     return f"4,32 0 0 {_RANDOM},53 1 0 {below},6 0 0 {verdict},6 0 0 {_PASS}"
 
@@ -112,7 +112,7 @@ def _listed(*words: str) -> list[dict[str, Any]]:
     try:
         found = json.loads(text or "[]")
     except ValueError as error:
-        raise _Refused(f"`tc -j {' '.join(words)}` printed no JSON: {text[:_TEXT_CHARS_MAX]!r}") from error
+        raise _Refused(f"the output of `tc -j {' '.join(words)}` is not JSON: {text[:_TEXT_CHARS_MAX]!r}") from error
     return [each for each in found if isinstance(each, dict) and each]
 
 
@@ -135,4 +135,4 @@ def _tc(*words: str) -> str:
 
 
 class _Refused(Exception):
-    """tc, with its own words."""
+    """tc failed; contains its message."""

@@ -1,4 +1,4 @@
-"""Which machine this is, and which of its boots. Neither changes while an agent runs."""
+"""Identifies the machine and its current boot. Neither id changes while an agent runs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 from holdfast.runtime.survivors import BOOT_ID
 
 BOOT_ID_CHARS_MAX = 64
-PRODUCT_UUID = Path("/sys/class/dmi/id/product_uuid")  # of the firmware; a virtual machine has one of its own
-# What firmware has that nobody has set: dmidecode and systemd leave these out, too.
-_NOBODYS = {"03000200-0400-0500-0006-000700080009", "4c4c4544-0000-2010-8020-80c04f202020"}
+PRODUCT_UUID = Path("/sys/class/dmi/id/product_uuid")  # from the firmware; each virtual machine has its own
+# Default values of firmware on which no UUID was set. dmidecode and systemd ignore them, too.
+_UNSET_UUIDS = {"03000200-0400-0500-0006-000700080009", "4c4c4544-0000-2010-8020-80c04f202020"}
 
 __all__ = ["BOOT_ID", "PRODUCT_UUID", "boot_id", "machine_id"]
 
 
 def boot_id(path: Path) -> str:
-    """Another one after each boot; empty = it cannot be read, and a reboot is not recognised."""
+    """Return the id of the boot, which changes with each boot; "" = it cannot be read, and a reboot is not recognised."""
     return _read(path)[:BOOT_ID_CHARS_MAX]
 
 
 def machine_id(path: Path) -> str:
-    """The same after each boot, another one on another machine; empty = the firmware has none, or only root may read it.
+    """Return the id of the machine, which does not change with a boot; "" = the firmware has none, or only root may read it.
 
-    A digest: the number itself identifies the machine to others, too, and is nobody's business.
+    The id is a digest, because the number itself is confidential: it identifies the machine to others, too.
     """
     uuid = _read(path).lower()
-    if not uuid or uuid in _NOBODYS or len(set(uuid) - {"-"}) == 1:
+    if not uuid or uuid in _UNSET_UUIDS or len(set(uuid) - {"-"}) == 1:
         return ""
     return hashlib.blake2s(uuid.encode(), digest_size=16, person=b"holdfast").hexdigest()
 

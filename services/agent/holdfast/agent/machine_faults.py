@@ -1,12 +1,13 @@
-"""Injected faults of the whole machine: lost packets and a clock that jumps. A process of its own causes and ends each.
+"""Injects faults of the whole machine: lost packets and a clock that jumps. A separate process causes and ends each fault.
 
     python -m holdfast.agent.machine_faults KIND RECORD FOR_S VALUES
 
-Theory. Such a fault would outlive an agent that is killed, and could shut its node out. So the agent causes none itself: the
-process does, says what it did, and waits until `FOR_S` are over, its standard input ends (the agent has ended, however, or ends
-the fault early), or it is told to end (SIGTERM, SIGINT, SIGHUP). Then it undoes the fault. It is in a session of its own, so
-what is sent to the agent's terminal or process group does not reach it. What it has changed is on record before it is changed:
-if this process is killed, the agent undoes it, and if both are, the next agent of the directory does (`undo`).
+Theory. Such a fault would outlive a killed agent and could disconnect its node. So the agent does not cause it. The process
+causes the fault, prints the result, and waits until `FOR_S` seconds have passed, its standard input is closed (because the
+agent has ended, or ends the fault early), or it receives SIGTERM, SIGINT or SIGHUP. Then it undoes the fault. It runs in its
+own session, so it does not receive signals that are sent to the agent's terminal or process group. A record of the change is
+written before the change. If this process is killed, the agent undoes the fault. If both are killed, the next agent of the
+directory undoes it (`undo`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from holdfast.domain.faults import FaultKind
 
 START_TIMEOUT_S: Final = 30.0
 END_TIMEOUT_S: Final = 30.0
-LOOK_S: Final = 0.5  # a signal is seen within it
+LOOK_S: Final = 0.5  # a signal is noticed within this time
 UNDO_TRIES: Final = 60
 UNDO_AGAIN_S: Final = 1.0
 
@@ -47,15 +48,15 @@ def record_of(kind: FaultKind, agent_dir: Path) -> Path:
 
 
 def undo(kind: FaultKind, agent_dir: Path) -> bool:
-    """Put right what was left behind; returns whether there was anything. Raises `HoldfastError` if it could not be."""
+    """Undo a fault that is still in effect. Returns whether there was one. Raises `HoldfastError` if that fails."""
     return _UNDO[kind](record_of(kind, agent_dir))
 
 
 class MachineFault:
-    """The process, as the agent sees it. The methods block."""
+    """The agent's handle of the process. The methods block."""
 
     def __init__(self, kind: FaultKind, agent_dir: Path, for_s: float, **values: Any) -> None:
-        """Returns when the fault is there. Raises `Conflict` with the reason if it is not."""
+        """Start the process. Returns when the fault is in effect. Raises `Conflict` with the reason if it is refused."""
         words = (kind.value, str(record_of(kind, agent_dir)), repr(for_s), json.dumps(values))
         try:
             self._process = subprocess.Popen(
@@ -65,7 +66,7 @@ class MachineFault:
                 start_new_session=True,
             )
         except OSError as error:
-            raise Conflict(f"no process can be started that ends the fault: {error.strerror}") from error
+            raise Conflict(f"the process that causes and ends the fault cannot be started: {error.strerror}") from error
         refusal = self._answer()
         if refusal is not None:
             self.end()
@@ -76,11 +77,11 @@ class MachineFault:
         return self._process.pid
 
     def wait(self) -> None:
-        """Until the process has ended: the fault is undone, or the process was killed."""
+        """Wait until the process has ended, because the fault is undone or the process was killed."""
         self._process.wait()
 
     def end(self) -> None:
-        """Have the fault undone now, and wait for that; the process is killed if it takes too long."""
+        """Let the process undo the fault now, and wait for its end. Kills the process after `END_TIMEOUT_S`."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -92,10 +93,10 @@ class MachineFault:
             self._process.wait()
 
     def _answer(self) -> str | None:
-        """Why there is no fault; None if there is one."""
+        """Return why the fault was refused; None if it is in effect."""
         assert self._process.stdout is not None
-        said, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
-        line = self._process.stdout.readline() if said else b""
+        readable, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
+        line = self._process.stdout.readline() if readable else b""
         try:
             refusal: str | None = json.loads(line)["refused"]
         except (ValueError, KeyError):
@@ -104,20 +105,20 @@ class MachineFault:
 
 
 def main(kind: FaultKind, record: Path, for_s: float, values: dict[str, Any]) -> int:
-    """Returns the exit code: 1 if there was no fault, 2 if it could not be undone."""
-    told: list[int] = []
+    """Return the exit code: 1 if the fault was refused, 2 if it could not be undone."""
+    received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: told.append(number))
+        signal.signal(number, lambda number, _: received.append(number))
     deadline_s = time.monotonic() + for_s
     try:
         _CAUSE[kind](record, values)
     except HoldfastError as error:
-        _say(str(error))
+        _print_answer(str(error))
         return 1
-    _say(None)
-    while not told and (left_s := deadline_s - time.monotonic()) > 0:
+    _print_answer(None)
+    while not received and (left_s := deadline_s - time.monotonic()) > 0:
         readable, _, _ = select.select([sys.stdin.buffer], [], [], min(left_s, LOOK_S))
-        if readable:  # nobody writes: it has ended
+        if readable:  # the agent never writes, so this is the end of the input
             break
     for _ in range(UNDO_TRIES):
         try:
@@ -130,8 +131,8 @@ def main(kind: FaultKind, record: Path, for_s: float, values: dict[str, Any]) ->
     return 2
 
 
-def _say(refused: str | None) -> None:
-    with contextlib.suppress(OSError):  # an agent that has ended does not read it; the fault ends at once
+def _print_answer(refused: str | None) -> None:
+    with contextlib.suppress(OSError):  # the agent has ended, so the fault ends at once
         sys.stdout.write(json.dumps({"refused": refused}) + "\n")
         sys.stdout.flush()
 

@@ -1,8 +1,8 @@
-"""Carries out the supervisor's orders on this node. Per job, a newer generation always takes precedence over an older one.
+"""Executes the supervisor's orders on this node. Per job, a newer generation always takes precedence over an older one.
 
 `Prepare` has two parts that overlap: the new workers are forked (they wait, and run no user code) while the old workers are
-killed. The shards that the new workers restore are staged when no old worker can write any more; a suspected node tests itself
-from then on, beside the rest. Prepare is answered when all of it is done."""
+killed. When no old worker can write any more, the shards that the new workers restore are staged, and a suspected node tests
+itself in parallel. Prepare is answered when all of this is done."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Outcome:
     workers: tuple[RunningWorker, ...] = ()
     restored_from: tuple[tuple[str, int], ...] = ()
     restored_bytes: tuple[tuple[str, int], ...] = ()
-    reason: str = ""  # what there is to say of a success, such as the output of a command
+    reason: str = ""  # details of a success, such as the output of a command
     tested: Preflight | None = None
     link: LinkMeasured | None = None
 
@@ -101,8 +101,8 @@ class Node:
         check_link: Callable[[CheckLink], Awaitable[Outcome]],
         inject: Callable[[Inject], Awaitable[object]],
     ) -> None:
-        """`self_test` raises `HoldfastError` if this node's devices compute wrong results. `test_suspect` makes the quick tests
-        within so many seconds. `inject` causes a fault, or raises it."""
+        """`self_test` raises `HoldfastError` if this node's devices compute wrong results. `test_suspect` runs the quick tests
+        within the given number of seconds. `inject` causes a fault; it raises `HoldfastError` if it refuses."""
         self._pool = pool
         self._replicator = replicator
         self._site = site
@@ -132,7 +132,7 @@ class Node:
                 if order.to_object_store:
                     await self._replicator.archive(UploadNow(order.job, order.generation, order.at_step))
                 if not order.to_object_store or order.generation in self._pool.generations(order.job):
-                    # Otherwise it has been saved.
+                    # Otherwise the workers have already saved this step and ended.
                     self._pool.checkpoint_now(order.job, order.generation, order.at_step, order.leaving)
                 return Outcome()
             case SetInterval():
@@ -195,7 +195,7 @@ class Node:
 
         async def test() -> None:
             nonlocal tested
-            await stopped.wait()  # the old workers have the devices open, and their memory
+            await stopped.wait()  # until then the old workers have the devices open and use their memory
             tested = await phases.timed("self_test", lambda: self._test_suspect(order.suspect_test_s))
             if tested.failures:
                 raise FailedTests(order.placement.node, tested)
@@ -303,7 +303,7 @@ class _Phases:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the exception that ended the group. Further ones are its consequences."""
+    """Return the exception that ended the group. The others are consequences of it."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 

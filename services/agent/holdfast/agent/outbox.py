@@ -33,7 +33,7 @@ class Outbox:
         self._reliable: deque[NodeSignal] = deque()
         self._droppable: deque[NodeSignal] = deque()
         self._unacknowledged: dict[int, Tick] = {}  # by seq, in order, with their reliable signals only
-        self._heard_of = 0  # the newest tick that was acknowledged on this stream
+        self._acknowledged = 0  # the newest tick that was acknowledged on this stream
         self.dropped = 0
 
     @property
@@ -52,13 +52,13 @@ class Outbox:
 
         Every `ACK_EVERY`th tick requests an acknowledgement, also while none arrives, so that a slow receiver is not asked
         more often."""
-        back = self._seq - self._heard_of
-        return back > 0 and back % ACK_EVERY == 0
+        behind = self._seq - self._acknowledged
+        return behind > 0 and behind % ACK_EVERY == 0
 
     @property
     def stalled(self) -> bool:
         """True if diagnostics does not keep up: a tick then contains only reliable signals."""
-        return self._seq - self._heard_of >= IN_FLIGHT_MAX
+        return self._seq - self._acknowledged >= IN_FLIGHT_MAX
 
     def add(self, signal: NodeSignal) -> None:
         if not isinstance(signal, RELIABLE):
@@ -99,7 +99,7 @@ class Outbox:
 
     def acknowledge(self, seq: int) -> None:
         """Record that this tick and all before it have been processed and their findings stored."""
-        self._heard_of = max(seq, self._heard_of)
+        self._acknowledged = max(seq, self._acknowledged)
         self._unacknowledged = {number: tick for number, tick in self._unacknowledged.items() if number > seq}
 
     def give_up_oldest(self) -> Tick | None:
@@ -113,5 +113,5 @@ class Outbox:
 
     def again(self) -> tuple[Tick, ...]:
         """Return the unacknowledged ticks, in order and with their numbers, for a new stream."""
-        self._heard_of = self._seq + 1 - ACK_EVERY  # no tick is in flight; the first one requests an acknowledgement
+        self._acknowledged = self._seq + 1 - ACK_EVERY  # no tick is in flight; the first requests an acknowledgement
         return tuple(self._unacknowledged.values())

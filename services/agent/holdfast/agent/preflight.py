@@ -81,7 +81,7 @@ class Preflights:
         self._peers: OrderedDict[str, None] = OrderedDict()  # endpoints, newest last
         self._under_way: anyio.CancelScope | None = None
         self._holds = 0
-        self._busy_until = 0.0  # of the event loop
+        self._busy_until = 0.0  # event loop's time
         self._was_busy = False
         self._tested_at = 0.0  # event loop's time; 0 = never
         self.newest = Preflight()  # empty until the first result
@@ -113,7 +113,7 @@ class Preflights:
         self._was_busy = True
         if self._under_way is not None:
             self._under_way.cancel()
-        # A node that has returned to its job is in use, and is tested when it is idle.
+        # This node was not tested before its first job. It is in use now, and is tested when it is idle.
         if not self._tested_at and not self._path.exists():
             self._keep(self.newest)
 
@@ -131,7 +131,7 @@ class Preflights:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Cancel a running test and begin none in the block: GPUs are being reset. What NVML said before is dropped."""
+        """Cancel a running test and begin none in the block, because GPUs are being reset. Drops earlier NVML readings."""
         self._holds += 1
         if self._under_way is not None:
             self._under_way.cancel()
@@ -142,7 +142,7 @@ class Preflights:
             self._holds -= 1
 
     async def after_reset(self) -> str:
-        """Test the node now, also if it does not test itself otherwise. Return what is wrong; empty if nothing is."""
+        """Test the node now, even if periodic tests are off. Return the failures; "" if there are none."""
         await self._test()
         return self.newest.failures
 
@@ -153,7 +153,7 @@ class Preflights:
         if not wrong:
             return
         now = time.time()
-        self._tell(Preflight(now, 0.0, tuple(checks)))
+        self._publish(Preflight(now, 0.0, tuple(checks)))
         raise Conflict(f"{self._node} computes wrongly: {wrong[0].detail}")
 
     def _is_due(self) -> bool:
@@ -178,16 +178,16 @@ class Preflights:
             await self._peer_check(),
         ]
         self._tested_at, self._was_busy = anyio.current_time(), False
-        self._tell(Preflight(time.time(), anyio.current_time() - began, tuple(checks)))
+        self._publish(Preflight(time.time(), anyio.current_time() - began, tuple(checks)))
 
     def failed(self, preflight: Preflight) -> None:
-        """The quick tests of this node as a suspect have failed: nothing newer is known of it."""
+        """Record that this node, as a suspect, has failed its quick tests. They replace the newest result."""
         if self._every_s:
-            self._tell(preflight)
-        else:  # nothing would ever test it again; the answer to the order says it
+            self._publish(preflight)
+        else:  # no later test would replace this result; the supervisor receives it in the answer to the order
             self._emit(NodeTested(self._node, preflight.at, preflight))
 
-    def _tell(self, preflight: Preflight) -> None:
+    def _publish(self, preflight: Preflight) -> None:
         self.newest = preflight
         log.info("pre-flight test completed", took_s=round(preflight.took_s, 2), failures=preflight.failures or "none")
         self._report(Tested(preflight))

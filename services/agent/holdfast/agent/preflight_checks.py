@@ -21,10 +21,10 @@ from holdfast.domain.signals import GpuHealth, GpuSample, NicSample
 DISK_FULL_SHARE = 0.95  # as in diagnostics' host_pressure
 WRITE_S_MAX = 5.0  # for one small fsynced write; diagnostics warns from 1 s on
 SLOW_SHARE = 0.7  # fraction of the fastest device's bandwidth; in NVRx a rank below 0.75 is a straggler
-SILENT_PEERS_MIN = 2  # if this many peers do not answer and none does, this node's network has failed
-# What a write ends with if the device is broken, or the kernel has made its file system read-only because of that.
+SILENT_PEERS_MIN = 2  # if at least this many peers do not answer and no other does, this node's network has failed
+# Errors of a write to a broken device, or to a file system that the kernel has made read-only because of one.
 BROKEN_DISK = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV})
-ACTIVE = "ACTIVE"  # of a network port
+ACTIVE = "ACTIVE"  # state of a network port
 DETAIL_CHARS_MAX = 500
 
 
@@ -32,7 +32,7 @@ def gpus(sample: GpuSample | None, health: GpuHealth | None, *, watched: bool, e
     """Check device count, recovery action, ECC and row remapping in NVML's last readings. `watched`: there is a driver."""
     if not watched:
         ok = False if expected else None
-        return Check("gpus", ok, f"{expected} expected, and no driver is here" if expected else "none here")
+        return Check("gpus", ok, f"{expected} expected, but this node has no driver" if expected else "none here")
     if sample is None:
         return Check("gpus", False, "NVML has given no reading")
     wrong = [*_of_sample(sample), *(_of_health(health) if health is not None else ())]
@@ -47,7 +47,7 @@ def _of_sample(sample: GpuSample) -> Iterator[str]:
         if sample.lost[row]:
             yield f"GPU {gpu} is lost"
         if sample.recovery_action[row] > 0:
-            yield f"the driver wants recovery action {sample.recovery_action[row]} for GPU {gpu}"
+            yield f"the driver requests recovery action {sample.recovery_action[row]} for GPU {gpu}"
         if sample.ecc_uncorrected[row] > 0:
             yield f"GPU {gpu} has {sample.ecc_uncorrected[row]} uncorrected memory errors since its driver was loaded"
 
@@ -69,10 +69,11 @@ def devices(report: str) -> list[Check]:
 
 
 def quick(report: str, *, gpus: int) -> list[Check]:
-    """Evaluate `products`, `memory` and `links` from the output of the quick self-test. `gpus`: that NVML sees; 0 = unknown.
+    """Evaluate `products`, `memory` and `links` from the output of the quick self-test. `gpus`: number that NVML sees; 0 =
+    unknown.
 
-    What was not finished is not concluded. Nor is an all-reduce that raised: a library that is not set up for it does so on a
-    healthy node, too."""
+    A test that has not finished has no result. The same applies to an all-reduce that raised an exception, because a library
+    that is not set up for it raises one on a healthy node, too."""
     try:
         found = _parsed(report)
         tested: list[Mapping[str, Any]] = found["devices"]
@@ -100,7 +101,7 @@ def _unreadable(report: str, error: Exception) -> Check:
 
 
 def _judged(tested: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """A device that has `unfinished` was not tested to the end: it is compared with no other."""
+    """Evaluate the devices. A device with `unfinished` was not tested to the end and is not compared with others."""
     broken = [f"{each['device']}: {each['error']}" for each in tested if "error" in each]
     well = [each for each in tested if "error" not in each]
     late = [f"{each['device']}: {each['unfinished']}" for each in well if each.get("unfinished")]
@@ -134,17 +135,17 @@ def _links(ranks: int, wrong: int, unfinished: str) -> Check:
 
 
 def ports(sample: NicSample, seen_active: Collection[tuple[str, int]]) -> Check:
-    """A port that was active since the agent's start, and is not any more, has failed."""
+    """Check the ports that were active since the agent's start. One that is no longer active has failed."""
     columns = zip(sample.device, sample.port, sample.state, sample.phys_state, strict=True)
     now = {(device, port): (state, phys) for device, port, state, phys in columns}
-    gone = ("gone", "its device is not there")
-    down = [(place, now.get(place, gone)) for place in sorted(seen_active) if now.get(place, gone)[0] != ACTIVE]
+    missing = ("gone", "its device does not exist")
+    down = [(place, now.get(place, missing)) for place in sorted(seen_active) if now.get(place, missing)[0] != ACTIVE]
     wrong = [f"{device} port {port} was active, and is {state} ({phys})" for (device, port), (state, phys) in down]
     return _check("ports", not wrong, "; ".join(wrong) or f"{len(seen_active)} active")
 
 
 def gpus_present(sample: GpuSample) -> Check:
-    """Check that no GPU is lost. What else the driver says of them has detectors, with remedies of its own."""
+    """Check that no GPU is lost. Detectors evaluate the driver's other readings and recommend their own actions."""
     lost = [f"GPU {gpu} is lost" for row, gpu in enumerate(sample.gpu) if sample.lost[row]]
     return _check("gpus", not lost, "; ".join(lost) or f"{len(sample.gpu)} GPUs")
 
@@ -177,8 +178,8 @@ def disk(directories: Sequence[Path]) -> Check:
 
 
 def disk_answers(directories: Sequence[Path]) -> Check:
-    """Check that every directory takes one small write. One that is full is no broken disk: all nodes of a job may be full at
-    once, and warnings say so before."""
+    """Check that every directory takes one small write. A full disk does not count as broken: the disks of all nodes of a job
+    may be full at once, and earlier warnings report that."""
     wrong: list[str] = []
     open_: list[str] = []
     for directory in dict.fromkeys(directories):
@@ -201,15 +202,16 @@ def _write(directory: Path) -> None:
 
 
 def peers(reached: Sequence[str], silent: Sequence[str]) -> Check:
-    """A single peer may be down. If several do not answer and none does, this node's network has failed."""
+    """Check that peers answer. A single peer may be down, but if several do not answer and no other does, this node's network
+    has failed."""
     if not reached and not silent:
         return Check("peers", None, "no other node is known yet")
-    words = f"{len(reached)} of {len(reached) + len(silent)} replicators of other nodes answer"
+    detail = f"{len(reached)} of {len(reached) + len(silent)} replicators of other nodes answer"
     if silent:
-        words += f"; not {', '.join(silent)}"
+        detail += f"; not {', '.join(silent)}"
     if reached:
-        return _check("peers", True, words)
-    return _check("peers", False if len(silent) >= SILENT_PEERS_MIN else None, words)
+        return _check("peers", True, detail)
+    return _check("peers", False if len(silent) >= SILENT_PEERS_MIN else None, detail)
 
 
 def _check(name: str, ok: bool | None, detail: str) -> Check:

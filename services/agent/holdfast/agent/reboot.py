@@ -1,7 +1,7 @@
-"""Boots the machine with the operator's command (`HOLDFAST_REBOOT_COMMAND`), when no worker runs on the node.
+"""Boots the machine with the operator's command (`HOLDFAST_REBOOT_COMMAND`), if no worker runs on the node.
 
-The command ends before the machine does, so the answer to the order says only that it was accepted. Nothing is started here
-from then on, until the agent ends with its machine or `_GOES_DOWN_S` have passed.
+The command ends before the machine goes down, so the answer to the order states only that the command was accepted. From then
+on the agent starts no work, until it ends with its machine or `_GOES_DOWN_S` have passed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from holdfast.runtime import operator_command
 log = structlog.get_logger("holdfast.agent.reboot")
 
 COMMAND_TIMEOUT_S = 60.0  # if the order has no limit
-_GOES_DOWN_S = 600.0  # after that the machine does not boot, whatever the command said
+_GOES_DOWN_S = 600.0  # after this time the machine will not go down any more, even if the command reported success
 
 
 @dataclass(slots=True)
 class Reboots:
-    """Carries out `RebootNode`. `command`: run without a shell; `{node}` becomes the node's name; empty = no reboots."""
+    """Executes `RebootNode`. `command`: run without a shell; `{node}` becomes the node's name; empty = no reboots."""
 
     command: str
     node: str
     workers: Callable[[], Sequence[RunningWorker]]
-    _until: float = 0.0  # the event loop's time: nothing is started before
+    _until: float = 0.0  # the event loop's time before which no work is started
 
     @property
     def possible(self) -> bool:
@@ -45,7 +45,7 @@ class Reboots:
             raise Conflict(f"{self.node} is about to boot: the supervisor ordered it")
 
     async def carry_out(self, order: RebootNode) -> Outcome:
-        """Raises `Conflict` if workers run here or there is no command, `Unavailable` if it fails."""
+        """Raises `Conflict` if workers run on this node or no command is set, `Unavailable` if the command fails."""
         if not self.possible:
             raise Conflict("no command boots this node: set HOLDFAST_REBOOT_COMMAND")
         self._refuse_with_workers()
@@ -53,11 +53,11 @@ class Reboots:
         self._until = anyio.current_time() + _GOES_DOWN_S
         log.warning("booting this machine", command=shlex.join(words), cause=order.cause)
         try:
-            said = await operator_command.run("reboot", words, order.timeout_s or COMMAND_TIMEOUT_S)
+            output = await operator_command.run("reboot", words, order.timeout_s or COMMAND_TIMEOUT_S)
         except BaseException:
             self._until = 0.0
             raise
-        return Outcome(reason=said)
+        return Outcome(reason=output)
 
     def _refuse_with_workers(self) -> None:
         if workers := self.workers():

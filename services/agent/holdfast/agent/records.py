@@ -1,4 +1,4 @@
-"""Small records of what an injected fault has changed on this machine, so that it is put right by whoever finds them."""
+"""Small records of the changes that an injected fault makes on this machine, from which a later process can undo them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from holdfast.runtime.files import write_whole
 
 
 class Unreadable(Exception):
-    """There is a record, and it is not whole."""
+    """The record exists but is damaged."""
 
 
 def write_record(path: Path, changed: Mapping[str, Any]) -> None:
-    """Durable before it returns, and never half of it. Raises OSError."""
+    """Write the record atomically and durably. Raises OSError."""
     write_whole(path, json.dumps(dict(changed)).encode(), durable=True)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """None if there is none. Raises `Unreadable`."""
+    """Return the record; None if it does not exist. Raises `Unreadable`."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -47,7 +47,7 @@ CALL_TIMEOUT_S = 5.0
 PRUNE_TIMEOUT_S = 60.0  # includes the wait for copies of the job in progress
 START_TIMEOUT_S = 120.0  # the start takes seconds; a busy machine must not fail the node
 READY_POLL_S = 0.01
-# A restart of the replicator takes a second or two. After this time its shards are unavailable, and the supervisor must know.
+# A restart of the replicator takes a second or two. After this time the shards of the node are reported as unavailable.
 # Shorter than the wait of other nodes (AWAY_S of the replicator).
 AWAY_S = 8.0
 AGAIN_S = 0.05
@@ -59,7 +59,7 @@ class Replicator(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """`host:port` of its data plane; empty if this node has none."""
+        """`host:port` of the replicator's data plane; empty if this node has no replicator."""
 
     @property
     def inventories(self) -> tuple[Inventory, ...]:
@@ -106,7 +106,7 @@ class NoReplicator:
         raise NotFound(f"this node runs without a replicator and cannot restore {request.job}")
 
     async def archive(self, request: UploadNow) -> None:
-        raise NotFound(f"this node runs without a replicator: step {request.step} of {request.job} goes nowhere")
+        raise NotFound(f"this node runs without a replicator and cannot upload step {request.step} of {request.job}")
 
     def retain(self, saved: CommonCheckpoint) -> None:
         pass  # this node has no checkpoints
@@ -121,10 +121,10 @@ class NoReplicator:
         pass
 
     async def open_link(self, request: OpenLink) -> None:
-        raise NotFound("this node runs without a replicator, and has no part in tests of the network")
+        raise NotFound("this node runs without a replicator and takes no part in tests of the network")
 
     async def measure_link(self, request: MeasureLink) -> LinkMeasured:
-        raise NotFound(f"this node runs without a replicator, and cannot test the network with {request.node}")
+        raise NotFound(f"this node runs without a replicator and cannot test the network with {request.node}")
 
     async def close_link(self) -> None:
         pass
@@ -186,7 +186,7 @@ class LocalReplicator:
         on_inventory: Callable[[Inventory], None],
         on_trouble: Callable[[str, Trouble], None],
     ) -> None:
-        """`on_trouble` is called with the job when a problem is new, and again while it lasts."""
+        """`on_trouble` is called with the job when a problem is new, and repeatedly while it lasts."""
         self._places = places
         self._environment = environment
         self._on_inventory = on_inventory
@@ -244,9 +244,9 @@ class LocalReplicator:
                     self._serves = anyio.Event()
                     self._died.set()
                 if first:
-                    said = "; ".join(tail(self._log_path, lines_max=3))
+                    output = "; ".join(tail(self._log_path, lines_max=3))
                     raise Unavailable(
-                        f"the checkpoint-replicator exited with code {code} before it was serving: {said}"
+                        f"the checkpoint-replicator exited with code {code} before it was serving: {output}"
                     )
                 log.error("replicator exited", code=code, log=str(self._log_path))
                 await backoff.sleep()
@@ -319,12 +319,12 @@ class LocalReplicator:
         """Wait until the process serves. Returns False if it exited, or if it was killed after the timeout."""
         served = False
 
-        async def until_gone() -> None:
+        async def until_exited() -> None:
             await child.wait()
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_gone)
+            tasks.start_soon(until_exited)
             with freeze.patience(START_TIMEOUT_S):
                 served = await self._wait_ready()
             tasks.cancel_scope.cancel()
@@ -346,7 +346,7 @@ class LocalReplicator:
         return True
 
     async def _follow(self, child: Child) -> None:
-        """Forward its inventory and retention updates until the process exits."""
+        """Receive the process's inventory and send it retention updates, until it exits."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_inventory)
             tasks.start_soon(self._pass_on_retained)
@@ -375,7 +375,7 @@ class LocalReplicator:
                     continue
                 try:
                     await self._call(self._stub.Retain, encode_retain(saved), CALL_TIMEOUT_S)
-                except Unavailable as error:  # it retains more checkpoints until the next update
+                except Unavailable as error:  # the replicator retains more checkpoints until the next update
                     log.warning("retention update not delivered", job=job, reason=str(error))
                 sent[job] = saved
             sent = {job: saved for job, saved in sent.items() if job in self._retained}
@@ -394,8 +394,7 @@ class LocalReplicator:
         self._on_inventory(inventory)
 
     async def _call_again(self, method: Any, request: Any, timeout_s: float) -> Any:
-        """As `_call`, but repeated for a while if the replicator exited during the call, or if this process was frozen during
-        the call."""
+        """As `_call`, but repeated for up to `AWAY_S` if the replicator exited or this process was frozen during the call."""
         deadline = freeze.awake() + AWAY_S
         while True:
             frozen_s = freeze.frozen_s()
@@ -410,7 +409,7 @@ class LocalReplicator:
             await anyio.sleep(AGAIN_S)
 
     async def withdraw_when_away(self) -> None:
-        """Withdraw the inventory of a replicator that does not come back. Never returns."""
+        """Withdraw the inventory of a replicator that does not restart within `AWAY_S`. Never returns."""
         while True:
             await self._died.wait()
             self._died = anyio.Event()
@@ -423,8 +422,8 @@ class LocalReplicator:
                     self._on_inventory(Inventory(job, ()))
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        """Call the replicator; waits for one that is restarting. Raises `Unavailable` with its message, or
-        `Unrestorable` if it has tried every source of a shard."""
+        """Call the replicator, waiting if it is restarting. Raises `Unavailable` with its message, or `Unrestorable` if
+        it has tried every source of a shard."""
         try:
             return await cancellable(method(request, timeout=timeout_s, wait_for_ready=True))
         except grpc.aio.AioRpcError as error:

@@ -31,8 +31,8 @@ class Reports:
 
     def __init__(self) -> None:
         self.differences = False  # whether the supervisor of this session accepts them
-        # Job → the last one on this session: number, complete inventory.
-        self._told: dict[str, tuple[int, Inventory]] = {}
+        # Job → the last inventory that was sent on this session: number, complete inventory.
+        self._last_sent: dict[str, tuple[int, Inventory]] = {}
         self._seq = 0
         self._waiting: deque[Report] = deque()  # not sent on this session
         self._sent: deque[Numbered] = deque()  # sent, not acknowledged
@@ -46,7 +46,7 @@ class Reports:
         for old in [waiting for waiting in self._waiting if _replaces(report, waiting)]:
             self._waiting.remove(old)
         if len(self._waiting) >= WAITING_MAX:
-            raise RuntimeError(f"{WAITING_MAX} reports wait for the supervisor, the newest {report!r}")
+            raise RuntimeError(f"{WAITING_MAX} reports wait for the supervisor; the newest is {report!r}")
         self._waiting.append(report)
 
     def take(self) -> Numbered | None:
@@ -62,8 +62,8 @@ class Reports:
 
     def _since_last(self, inventory: Inventory) -> Inventory:
         """Return the shortest form of a report that this session accepts."""
-        last = self._told.get(inventory.job)
-        self._told[inventory.job] = (self._seq, inventory)
+        last = self._last_sent.get(inventory.job)
+        self._last_sent[inventory.job] = (self._seq, inventory)
         return difference(last[1], inventory, base=last[0]) if last and self.differences else inventory
 
     def acknowledge(self, seq: int) -> None:
@@ -76,7 +76,7 @@ class Reports:
         # Hello contains the present workers. An older report of workers, sent after it, would be taken for a newer one.
         again = [each.report for each in self._sent if not isinstance(each.report, Hello | WorkersChanged)]
         self._sent.clear()
-        self._told.clear()
+        self._last_sent.clear()
         self.differences = False
         newer = [report for report in self._waiting if not isinstance(report, WorkersChanged)]
         self._waiting.clear()

@@ -17,7 +17,7 @@ from holdfast.domain.faults import LOSS_PERCENT_MAX, LOSS_PERCENT_MIN, OFFSET_S_
 from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
 from holdfast.runtime.settings import ServiceSettings
 
-NONE = "none"  # a variable that is empty counts as one that is not set
+NONE = "none"  # a value for "no source" or "no command", because an empty variable counts as not set
 
 
 class AgentSettings(ServiceSettings):
@@ -44,8 +44,8 @@ class AgentSettings(ServiceSettings):
     nvrx_path: Path | None = None
     maintenance_file: Path | None = None  # if this file exists, maintenance of this machine is announced
     maintenance_url: str = AUTO  # Google Cloud's metadata: a directory of an instance, or only its maintenance-event
-    # Seconds from SIGTERM or SIGUSR1 to the end of the agent, in which the job saves and moves its ranks to other nodes; 0 = it
-    # ends at once. Less than what sends the signal waits before SIGKILL (Kubernetes: 30 s, Slurm's KillWait: 30 s).
+    # Seconds from SIGTERM or SIGUSR1 to the end of the agent, in which the job saves and moves its ranks to other nodes; 0 =
+    # the agent ends at once. Must be less than the sender's wait before SIGKILL (Kubernetes: 30 s, Slurm's KillWait: 30 s).
     termination_grace_s: float = Field(default=25.0, ge=0, le=86_400)
     replicator: bool = True  # false: a node without checkpoints
     replicator_port: int = Field(default=0, ge=0, le=65535)  # port of the shard data plane; 0 = any free port
@@ -55,22 +55,23 @@ class AgentSettings(ServiceSettings):
     # Resets GPUs; {gpu} becomes their numbers, separated by commas. Run without a shell. none, or a program that does not
     # exist = this node cannot reset GPUs
     gpu_reset_command: str = "nvidia-smi --gpu-reset -i {gpu}"
-    # Which GPUs are reset with the faulty one. auto: all of the node, unless NVML says that none of them has NVLinks
+    # Which GPUs are reset with the faulty one. auto: all of the node, unless NVML reports that none of them has NVLinks
     gpu_reset_together: Literal["auto", "all", "one"] = "auto"
-    # Programs that the command itself stops (as in /proc/PID/comm, comma-separated): a reset does not wait for them
+    # Programs that the command itself stops (as in /proc/PID/comm, comma-separated): a reset does not wait for their exit
     gpu_reset_stops: str = ""
     gpu_devices: Path = Path("/dev")  # directory of the GPUs' device files
     # Boots this machine; {node} becomes the node's name. Run without a shell, on a node without workers, after a fault that
-    # only a boot ends. Empty = whoever looks after the machines boots them
+    # only a boot ends. Empty = an operator boots the machines
     reboot_command: str = ""
-    machine_id_file: Path = PRODUCT_UUID  # by which another machine is recognised
-    boot_id_file: Path = BOOT_ID  # by which a reboot is recognised; for containers in which /proc/sys is masked
-    # GiB that `holdfast inject` of a full disk may fill, for jobs with `chaos: true`; more free space than that = it is refused
+    machine_id_file: Path = PRODUCT_UUID  # contains the id by which another machine is recognised
+    # Contains the id by which a reboot is recognised. To be set if a container masks /proc/sys
+    boot_id_file: Path = BOOT_ID
+    # GiB that `holdfast inject` of a full disk may fill, for jobs with `chaos: true`; refused if more space is free
     fault_fill_gib_max: float = Field(default=16.0, ge=0, le=1024)
-    # Interface whose packets `holdfast inject` of a lossy link may drop, and the greatest share of them; empty = none
+    # Interface whose packets `holdfast inject` of a lossy link may drop, and the maximum percentage; empty = none
     fault_link: str = Field(default="", pattern=r"^([^/\s:]{1,15})?$")
     fault_loss_percent_max: float = Field(default=30.0, ge=LOSS_PERCENT_MIN, le=LOSS_PERCENT_MAX)
-    # Seconds by which `holdfast inject` may set the clock of this machine, for everything that runs on it; 0 = it may not
+    # Seconds by which `holdfast inject` may change the clock of this machine, for every process on it; 0 = not allowed
     fault_clock_s_max: float = Field(default=0.0, ge=0, le=OFFSET_S_MAX)
     # Seconds after which an unmodified script counts as having made a step.
     assume_started_after_s: float = Field(default=5.0, gt=0)

@@ -1,8 +1,8 @@
-"""Injected faults of what a node stores: a full disk, and one flipped bit in a stored checkpoint.
+"""Injects faults of a node's storage: a full disk, and one flipped bit in a stored checkpoint.
 
-The file that fills the disk has one name, so an agent that starts deletes the one that an agent before it left behind. A bit is
-flipped only in a shard that is committed: what flips while a copy is made is the sender's memory at fault, and no checksum
-could know of it.
+The file that fills the disk has a fixed name, so the next agent can delete a file that an earlier agent has left. A bit is
+flipped only in a committed shard. A bit that flips before the commit is a fault of the sender's memory, which no checksum can
+detect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.shards import Manifest
 from holdfast.shards.layout import PAGE
 
-FILLER: Final = ".filled-by-holdfast-inject"  # in the directory of the disk tier, beside the jobs
+FILLER: Final = ".filled-by-holdfast-inject"  # in the directory of the disk tier, next to the jobs' directories
 CHUNK_BYTES: Final = 256 * 2**20
 CHUNK_BYTES_MIN: Final = 4096
 _TRIES: Final = 20
@@ -26,7 +26,7 @@ _GIB: Final = 2**30
 
 
 def require_fillable(directory: Path, bytes_max: int) -> None:
-    """Raises `Conflict` if the file system of `directory` cannot be filled with at most `bytes_max` bytes, or is already."""
+    """Raises `Conflict` if more than `bytes_max` bytes are free in the file system of `directory`, or if it is being filled."""
     if (directory / FILLER).exists():
         raise Conflict(f"{directory} is being filled by another injected fault")
     try:
@@ -41,7 +41,7 @@ def require_fillable(directory: Path, bytes_max: int) -> None:
 
 
 def fill(directory: Path, bytes_max: int) -> int:
-    """Extend the file until nothing more fits. Returns its size; blocks while the file system allocates."""
+    """Extend the file until the file system is full. Returns the size of the file. Blocks during the allocation."""
     with (directory / FILLER).open("ab", buffering=0) as file:
         size, chunk = file.tell(), CHUNK_BYTES
         while (chunk := min(chunk, bytes_max - size)) >= CHUNK_BYTES_MIN:
@@ -56,7 +56,7 @@ def fill(directory: Path, bytes_max: int) -> int:
 
 
 def remove_filler(directory: Path) -> bool:
-    """Make room again. Returns whether there was a file."""
+    """Delete the file that fills the disk. Returns whether there was one."""
     path = directory / FILLER
     existed = path.exists()
     path.unlink(missing_ok=True)
@@ -64,12 +64,12 @@ def remove_filler(directory: Path) -> bool:
 
 
 def flip_bit(disk: Path, memory: Path, job: str, rank: int, chance: random.Random) -> str:
-    """Flip one bit of a stored shard of the job: the newest of `rank` if there is one, on the disk before the copies of other
-    nodes in memory. Returns what was done; raises `Conflict` if nothing is stored here."""
-    for _ in range(_TRIES):  # retention deletes old shards meanwhile
+    """Flip one bit of a stored shard of the job: the newest shard of `rank` if there is one. Shards on disk precede copies of
+    other nodes in memory. Returns a description. Raises `Conflict` if no shard of the job is stored on this node."""
+    for _ in range(_TRIES):  # retention may delete the shard at the same time
         path = _stored(disk / job, rank) or _stored(memory / job / "staged", rank)
         if path is None:
-            raise Conflict(f"no checkpoint of {job} is stored on this node yet: no bit to flip")
+            raise Conflict(f"no checkpoint of {job} is stored on this node yet, so no bit can be flipped")
         try:
             return _flip(path, chance)
         except FileNotFoundError:
@@ -80,19 +80,19 @@ def flip_bit(disk: Path, memory: Path, job: str, rank: int, chance: random.Rando
 
 
 def _stored(directory: Path, rank: int) -> Path | None:
-    """The newest committed shard, those of `rank` first."""
+    """Return the newest committed shard, with preference for shards of `rank`."""
     found: list[tuple[bool, int, int, Path]] = []
     for path in directory.glob("a*/s*/rank-*.shard"):
         try:
             key = Manifest.read(path.with_suffix(".json")).key
         except (OSError, HoldfastError):
-            continue  # not committed, or deleted meanwhile
+            continue  # not committed, or deleted since the listing
         found.append((key.rank == rank, key.attempt, key.step, path))
     return max(found)[-1] if found else None
 
 
 def _flip(path: Path, chance: random.Random) -> str:
-    """Behind the header page."""
+    """Flip a random bit after the header page."""
     with path.open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
         at, bit = chance.randrange(min(PAGE, size - 1), size), chance.randrange(8)

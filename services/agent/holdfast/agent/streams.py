@@ -1,5 +1,5 @@
-"""Common code of the two gRPC streams: a failed stream raises one exception with a reason, both for reads and for writes; and
-both ends prove of which fleet they are (`runtime.fleet`)."""
+"""Common code of the two gRPC streams. A failed stream raises one exception with a reason, for reads and for writes. Both ends
+prove that they belong to the same fleet (`runtime.fleet`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROOF_TIMEOUT_S = 3.0
 METADATA_TIMEOUT_S = 1.0  # services of versions before join tokens send none before their first answer
 REASON_TIMEOUT_S = 0.5
 REFUSED_S = (
-    5.0  # pause after every endpoint was of another fleet; also what this costs when the right service takes the port
+    5.0  # pause if every endpoint belongs to another fleet; a service of the right fleet is noticed after this time
 )
 
 REPEATED_EVERY_S = 60.0
@@ -34,16 +34,16 @@ log = structlog.get_logger("holdfast.agent.streams")
 
 
 class Failures:
-    """Which failures of one stream are logged: the first, each of another kind than the one before, and one a minute. A service
-    that is away for a day, or an address that is wrong, fails every second."""
+    """Logs failures of one stream: the first, each whose kind differs from the previous one, and one a minute. An unavailable
+    service or a wrong address causes a failure every second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last: dict[str, tuple[str, float, int]] = {}  # endpoint → kind, when it was logged, how many since
+        self._last: dict[str, tuple[str, float, int]] = {}  # endpoint → kind, time of the log line, failures since
 
     def failed(self, event: str, endpoint: str, error: grpc.aio.AioRpcError) -> None:
         code, reason = error.code().name, error.details() or ""
-        # Why a service is not reached is worded by the operating system, and differs from one attempt to the next.
+        # The operating system's reason why a service is not reached differs from one attempt to the next.
         kind = code if error.code() is grpc.StatusCode.UNAVAILABLE else f"{code}: {reason}"
         self._warn(event, endpoint, kind, code=code, reason=reason)
 
@@ -51,27 +51,27 @@ class Failures:
         self._warn(event, endpoint, reason, reason=reason)
 
     def _warn(self, event: str, endpoint: str, kind: str, **details: object) -> None:
-        """Failures of one `kind` are the same. `times`: how many of it there were since the last one that was logged."""
-        known, logged_at, unsaid = self._last.get(endpoint, ("", 0.0, 0))
+        """Log a failure unless one of the same `kind` was logged recently. `times`: number of failures since that log line."""
+        known, logged_at, unlogged = self._last.get(endpoint, ("", 0.0, 0))
         now = self._clock()
         if kind == known and now - logged_at < REPEATED_EVERY_S:
-            self._last[endpoint] = kind, logged_at, unsaid + 1
+            self._last[endpoint] = kind, logged_at, unlogged + 1
             return
         self._last[endpoint] = kind, now, 0
-        times = {"times": unsaid + 1} if kind == known and unsaid else {}
+        times = {"times": unlogged + 1} if kind == known and unlogged else {}
         log.warning(event, endpoint=endpoint, **details, **times)
 
     def over(self, endpoint: str) -> None:
-        """It has answered: its next failure is a new one."""
+        """Record that the endpoint has answered. Its next failure is logged as a new one."""
         self._last.pop(endpoint, None)
 
 
 async def join(call: grpc.aio.StreamStreamCall[Request, Response], introduction: Introduction) -> None:
-    """To be called before the first message is sent. Raises `OtherFleet` if a proof is demanded and not given in time."""
+    """Check the service before the first message is sent. Raises `OtherFleet` if a required proof does not arrive in time."""
     demands_proof = introduction.membership.demands_proof
     with freeze.patience(PROOF_TIMEOUT_S if demands_proof else METADATA_TIMEOUT_S) as waiting:
         if not await check(call, introduction):
-            # The reason of a refusal is lost when a message is written to a stream that has ended.
+            # Writing to a stream that has ended would lose the reason of the refusal.
             await _raise_refusal(call)
     if demands_proof and waiting.cancelled_caught:
         raise OtherFleet(
@@ -80,8 +80,8 @@ async def join(call: grpc.aio.StreamStreamCall[Request, Response], introduction:
 
 
 async def check(call: grpc.aio.StreamStreamCall[Request, Response], introduction: Introduction) -> Mapping[str, str]:
-    """Return what the service says of its fleet. Raises `OtherFleet` if that is another one, `AioRpcError` if it has refused
-    the call."""
+    """Return the service's metadata about its fleet. Raises `OtherFleet` if the fleet is another one, and `AioRpcError` if the
+    service has refused the call."""
     received = await cancellable(call.initial_metadata())
     answer = {key: value for key, value in received if isinstance(value, str)}
     try:
@@ -93,14 +93,14 @@ async def check(call: grpc.aio.StreamStreamCall[Request, Response], introduction
 
 
 async def _raise_refusal(call: grpc.aio.StreamStreamCall[Request, Response]) -> None:
-    """A service that refuses the call sends its reason without metadata before it. Returns if there is none."""
+    """Raise the refusal of the call, which a service sends without initial metadata. Returns if there is none."""
     with anyio.move_on_after(REASON_TIMEOUT_S):
         await cancellable(call.code())
         raise await broken(call) from None
 
 
 def is_of_another_fleet(error: Exception) -> bool:
-    """Whether `join`, `check` or the service says so: then another attempt right away is of no use."""
+    """Whether `join`, `check` or the service has reported another fleet. An immediate retry is then useless."""
     return isinstance(error, OtherFleet) or (isinstance(error, grpc.aio.AioRpcError) and error.code() is REFUSED)
 
 

@@ -1,11 +1,11 @@
-"""The quick tests of a node that an incident suspects, while it prepares: devices and their memory, links, ports, disk.
+"""Runs the quick tests of a suspected node while it prepares: devices and their memory, links, ports, disk.
 
-They have a budget, and no preparation waits longer for them. What has not finished by then is not concluded, which says nothing
-of the node. The devices are tested in a separate process, which is killed when the budget is over. Nobody waits for its end
-then: a process in a driver call that hangs cannot be killed.
+The tests have a time budget, and a preparation never waits longer. A test that has not finished by then has no result, which
+proves nothing about the node. The devices are tested in a separate process, which is killed at the end of the budget. The tests
+do not wait for its exit, because a process in a hanging driver call cannot be killed.
 
-Left out is what detectors judge with remedies of their own (a GPU that must be reset, ECC counts), and the other nodes: whether
-they are reached is shown by the process group, and a partition would condemn many nodes at once."""
+Two things are not tested. Detectors evaluate GPUs that must be reset and ECC counts, and recommend their own actions. Whether
+other nodes can be reached shows when the process group is formed, and a partition would take many nodes out of service."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from holdfast.runtime import freeze
 
 log = structlog.get_logger("holdfast.agent.suspect_tests")
 
-DEVICES_SHARE = 0.75  # of the budget; then the process says what it has found, and ends
+DEVICES_SHARE = 0.75  # of the budget; then the process prints its results and ends
 
-TestQuickly = Callable[[float, float], Awaitable[str]]  # (its time, timeout in seconds) → output of the self-test
+TestQuickly = Callable[[float, float], Awaitable[str]]  # (time limit, timeout in seconds) → output of the self-test
 Test = Callable[[], Awaitable[list[Check]]]
 
 
 @dataclass(slots=True)
 class _Round:
-    """The tests of one order. It is `over` when all have ended, when one has failed, or when its time is."""
+    """The tests of one order. `over` is set when all have ended or one has failed."""
 
     tests: dict[str, Test]
     found: dict[str, list[Check]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class _Round:
         with scope:
             try:
                 self.found[name] = await self.tests[name]()
-            except Exception as error:  # a bug of the test: it must not end the agent, and says nothing of the node
+            except Exception as error:  # a bug of the test must not end the agent, and proves nothing about the node
                 log.exception("test of a suspected node failed", test=name)
                 self.found[name] = [Check(name, None, f"cannot be tested: {type(error).__name__}: {error}")]
             if self.found.keys() >= self.tests.keys() or self.failed:
@@ -65,8 +65,8 @@ class _Round:
 
 
 class SuspectTests:
-    """`make` is called by an order. `tasks` outlives it. `gpus_are_real`: what NVML says is not a recording. `failed` is told
-    every result with a failure."""
+    """`make` is called by an order. `tasks` outlives the order. `gpus_are_real`: NVML's answers are not a recording. `failed`
+    receives every result with a failure."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class SuspectTests:
             self._sample = signal
 
     async def make(self, budget_s: float) -> Preflight:
-        """Test for `budget_s` seconds at most; for less if a failure shows."""
+        """Test for at most `budget_s` seconds. Ends early at the first failure."""
         began = anyio.current_time()
         now = _Round(self._tests(budget_s))
         for name in now.tests:
@@ -105,9 +105,9 @@ class SuspectTests:
             late = f"not concluded within {budget_s:g} s"
             checks += [Check(name, None, late) for name in sorted(now.tests.keys() - now.found.keys())]
         tested = Preflight(time.time(), anyio.current_time() - began, tuple(checks))
-        said = {check.name: check.ok for check in checks}
+        results = {check.name: check.ok for check in checks}
         log.info(
-            "suspected node tested", took_s=round(tested.took_s, 2), failures=tested.failures or "none", checks=said
+            "suspected node tested", took_s=round(tested.took_s, 2), failures=tested.failures or "none", checks=results
         )
         if tested.failures:
             self._failed(tested)

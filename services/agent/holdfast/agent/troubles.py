@@ -1,7 +1,7 @@
-"""Which of the replicator's problems are to be passed on to diagnostics: each when it is new, and what lasts again and again.
+"""Selects the replicator's problems to report to diagnostics: each new problem, and lasting problems repeatedly.
 
-The supervisor asks the policy about a warning that lasts, which a second report ten minutes later shows. What concerns a single
-file is over with its first report.
+A second report after ten minutes shows the supervisor that a warning lasts; it then asks the policy. A problem of a single file
+is reported once.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import Final
 
 from holdfast.domain.replication import Trouble, TroubleKind
 
-REPEAT_S: Final = 300.0  # less than half of what diagnostics repeats after
+REPEAT_S: Final = 300.0  # less than half of the time after which diagnostics repeats a finding
 _OF_FILES: Final = (TroubleKind.SET_ASIDE, TroubleKind.LEFT_ALONE)
 
 
 class TroubleReports:
-    """By job: the problems that were there last, with the time when each was passed on."""
+    """The current problems of each job, with the time of the last report of each."""
 
     def __init__(self) -> None:
-        self._passed_on: dict[str, dict[Trouble, float]] = {}
+        self._reported: dict[str, dict[Trouble, float]] = {}
 
     def due(self, job: str, troubles: tuple[Trouble, ...], now: float) -> list[Trouble]:
-        """`troubles`: all that the job has now. `now`: any clock that only grows, seconds."""
-        known = self._passed_on.pop(job, {})
+        """Return the problems to report now. `troubles`: all current problems of the job. `now`: monotonic seconds."""
+        known = self._reported.pop(job, {})
         due = [each for each in troubles if _is_due(each, known, now)]
         if troubles:
-            self._passed_on[job] = {each: now if each in due else known[each] for each in troubles}
+            self._reported[job] = {each: now if each in due else known[each] for each in troubles}
         return due
 
 

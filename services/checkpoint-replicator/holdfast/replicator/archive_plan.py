@@ -3,11 +3,11 @@ evaluates by itself.
 
 **The choice.** A checkpoint in the store needs the same step from every rank, and at most one checkpoint per
 `store_interval_s` is uploaded. But nodes do not communicate, their clocks differ, and each may have missed a save. So the
-choice depends on step numbers. Let a *slot* be 2^j steps, with the smallest j for which that takes at least the interval at the
-pace of the latest saves. The first checkpoint of each slot is chosen. The clock determines only j, as a difference of times of
-one clock. Nodes that round differently still agree, because slots are nested: the first step of a slot is also the first of the
-smaller slot that begins there. A node with smaller slots therefore chooses *more* steps, never different ones. The same holds
-for a node that missed the previous save: it also chooses the next one.
+choice depends on step numbers. Let a *slot* be 2^j steps. j is the smallest number for which these steps take at least the
+interval at the pace of the latest saves. The first checkpoint of each slot is chosen. The clock determines only j, as a
+difference of times of one clock. Nodes that round differently still agree, because slots are nested: the first step of a slot
+is also the first of the smaller slot that begins at this step. A node with smaller slots therefore chooses *more* steps, never
+different ones. A node that missed the previous save also chooses the next one.
 
 **The order.** Of the chosen steps, the one that begins the largest slot is uploaded first, because all other nodes have chosen
 it too. A node that has fallen behind, or whose clock has jumped, thus works first on checkpoints that can become complete. A
@@ -45,8 +45,8 @@ from holdfast.replicator.view import (
 PACE_SAVES_MAX = (
     9  # number of latest saves; the pace is the median of their distances, so that a single clock jump has no effect
 )
-LEVEL_MAX = 64  # of the first save of a run, which begins every slot
-LEVEL_ASKED = LEVEL_MAX + 1  # of a requested step, which precedes all others
+LEVEL_MAX = 64  # level of the first save of a run, which begins every slot
+LEVEL_ASKED = LEVEL_MAX + 1  # level of a requested step, which precedes all others
 WAITING_MAX = 4  # steps that may still become complete
 ABANDONED_S = 3600.0  # an incomplete step without a new object for this long will not become complete
 

@@ -2,9 +2,9 @@
 thread.
 
 Order of an upload: tensors, rest, the rank's manifest. The first node that finds the manifests of all ranks, and every object
-that they name, writes the checkpoint's manifest if it does not exist. It depends on the ranks' manifests alone, so all nodes
-that race write the same bytes. A crash between any two of these steps leaves objects that are not part of a checkpoint; they
-are reused, or deleted later."""
+that they name, writes the checkpoint's manifest if it does not exist. This manifest depends on the ranks' manifests alone, so
+all nodes that race write the same bytes. A crash between any two of these steps leaves objects that are not part of a
+checkpoint. They are reused, or deleted later."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Bucket:
         rank = mesh.ranks_at(position)[(position + manifest.step) % mesh.dp]
         if rank == manifest.rank or self.store.stat(layout.tensors_key(manifest)) is not None:
             return False
-        # If its manifest exists and the tensors do not, it holds other tensors: the state is sharded over dp.
+        # If that rank's manifest exists and these tensors do not, that rank has other tensors: the state is sharded over dp.
         finished = layout.rank_manifest_key(self.job, ShardKey(manifest.attempt, manifest.step, rank))
         return self.store.stat(finished) is None
 
@@ -113,7 +113,7 @@ class Bucket:
         if self.store.put(key, [content], crc32c=crc32c(content), if_absent=True):
             return
         if self.store.read(key, size_max) != content:
-            raise Conflict(f"{self.store.url} holds another {key}: two runs of one name save into the same store")
+            raise Conflict(f"{self.store.url} has another {key}: two runs of one name save into the same store")
 
     # ------------------------------------------------------------ listing
 
@@ -187,7 +187,7 @@ class Bucket:
             entry = layout.load(self.store, self.job, key.attempt, key.step).entry(key.rank)
             raw = manifest.encode()
             if crc32c(raw) != entry.manifest_crc32c:
-                raise IntegrityError(f"{label(key)} on this node is of another save than the one in {self.store.url}")
+                raise IntegrityError(f"{label(key)} on this node and in {self.store.url} are of different saves")
             whole = (_tensors_of(shard), _rest_of(shard), _Object(entry.manifest, (raw,), entry.manifest_crc32c))
             for each in whole:
                 if each.key == damaged:
@@ -307,7 +307,7 @@ def _rest_of(shard: OpenShard) -> _Object:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Adjacent spans of a shard that lie in one object at `offset`. Equal tensors have equal pieces."""
+    """Adjacent spans of a shard that are stored in one object at `offset`. Equal tensors have equal pieces."""
 
     number: int  # index within its object
     start: int  # offset in the shard

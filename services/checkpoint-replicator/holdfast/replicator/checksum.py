@@ -48,7 +48,7 @@ class Checksummer:
         """Raises IntegrityError that names the first span that does not match the manifest. `prefault`: `Reader.prefault` where
         `data` is a mapped file."""
         if len(data) != manifest.size:
-            raise IntegrityError(f"{manifest.key} has {len(data)} bytes, its manifest says {manifest.size}")
+            raise IntegrityError(f"{manifest.key} has {len(data)} bytes, but its manifest states {manifest.size}")
         require_consistent(manifest)
         for span, found, expected in zip(
             manifest.spans, self._sums(data, manifest.spans, prefault), manifest.span_crc32c, strict=True

@@ -1,7 +1,7 @@
 """A thread pool that does not keep the process alive, for calls that may hang.
 
-The standard library's pool joins its threads at exit. Calls in this pool can be interrupted anywhere: each operation of the
-object store is atomic, and on this node such a call only reads, or writes files that are not listed before they are complete.
+The standard library's pool joins its threads at exit. Calls in this pool can be interrupted at any point. Each operation of the
+object store is atomic. On this node, such a call only reads, or writes files that are not listed before they are complete.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Engine:
         if job is None:
             return
         if needed := sorted(step for step in set(request.steps) if job.needs(step)):
-            raise Conflict(f"job {job.name} is not over, and may need step {needed[0][1]} (attempt {needed[0][0]})")
+            raise Conflict(f"job {job.name} has not ended and may need step {needed[0][1]} (attempt {needed[0][0]})")
         going = [held for held in job.held if id_of(held.key) in request.steps]
         for held in going:  # first, so that no reader is sent to a file that is being deleted
             job.drop(held)
@@ -194,7 +194,7 @@ class Engine:
         await self.refresh(job)  # the message about the last save may have been lost
         async with job.refreshing:
             if not images_may_go(job.view()):
-                return  # that save is not on disk yet, or the job has been submitted again
+                return  # the last save is not on disk yet, or the job has been submitted again
             for held in [held for held in job.held if held.tier is Tier.IMAGE]:
                 job.drop(held)
             await self.threads.urgent(self.tiers.images.forget, job.name)
@@ -214,12 +214,12 @@ class Engine:
             failed = [error for tier in self.tiers.in_order if (error := await self._forget(tier, name)) is not None]
         self.notify()
         if failed:
-            raise Unavailable(f"data of job {name} is left on this node: {failed[0]}")
+            raise Unavailable(f"some data of job {name} on this node could not be deleted: {failed[0]}")
 
     async def _forget(self, tier: LocalTier, name: str) -> OSError | None:
         try:
             await self.threads.urgent(tier.forget, name)
-        except OSError as error:  # a file of somebody else, a disk that is read-only
+        except OSError as error:  # a file of another user, a read-only disk
             log.error("data of a job not deleted", job=name, tier=tier.name, reason=str(error))
             return error
         return None
@@ -244,7 +244,7 @@ class Engine:
                 job = self.job(name)
                 remembered = Remembered.read(self._disk_dir / name)
                 if remembered is not None and remembered.config.job != name:
-                    raise Conflict(f"it is of job {remembered.config.job!r}")
+                    raise Conflict(f"the configuration is of job {remembered.config.job!r}")
             except InvalidSpec as error:
                 log.warning("directory ignored", name=name, reason=str(error))
                 continue
@@ -273,7 +273,7 @@ class Engine:
 
     async def _set_aside_configuration(self, job: Job, error: Exception) -> None:
         path = self._disk_dir / job.name / REMEMBERED
-        # Otherwise it may be readable later, or is a copy that somebody has made.
+        # After any other error the file stays: it may be readable later, or a user has copied it from another job.
         aside = not isinstance(error, OSError | Conflict)
         try:
             if aside:
@@ -346,7 +346,7 @@ class Engine:
         changed = False
         for path, (pids, held_s) in named.items():
             who = ", ".join(map(name_of, pids))
-            reason = f"locked for {held_s:.0f} s by {who}, and nothing is restored from it: no save can go there"
+            reason = f"locked for {held_s:.0f} s by {who} without a restore: its worker cannot save into it"
             changed |= job.troubles.begin(TroubleKind.IMAGE_LOCKED, path, reason)
         for place in job.troubles.places(TroubleKind.IMAGE_LOCKED) - {str(path) for path in named}:
             changed |= job.troubles.end(TroubleKind.IMAGE_LOCKED, place)
@@ -362,17 +362,17 @@ class Engine:
         async with job.refreshing:
             if job.gone:
                 return
-            there, damaged = await self.threads.urgent(self.tiers.images.look, job.name)
+            images, damaged = await self.threads.urgent(self.tiers.images.look, job.name)
             if self._report_damaged(job, damaged):
                 self.notify()
-            seen = {each.header.stamp.key: each for each in there}
+            seen = {each.header.stamp.key: each for each in images}
             before = dict(job.held)
             for held, manifest in before.items():
                 if held.tier is Tier.IMAGE:
                     now = seen.get(held.key)
                     if now is None or now.header.stamp.created_at != manifest.created_at:
                         job.drop(held)
-                        self._say_if_lost(job, held)
+                        self._log_if_lost(job, held)
             new = [each for key, each in seen.items() if Held(Tier.IMAGE, key) not in job.held]
             job.fresh = {each.header.stamp.key: PendingCommit(each) for each in new}
             if new:
@@ -385,12 +385,12 @@ class Engine:
                 for key, fresh in job.fresh.items():
                     fresh.fail(Unavailable(f"{label(key)} could not be committed in memory"))
                 job.fresh = {}
-            await self._say_unwritten(job)
+            await self._report_unwritten(job)
             job.release_pins_if_training()
             if job.held != before:
                 self.notify()
 
-    def _say_if_lost(self, job: Job, held: Held) -> None:
+    def _log_if_lost(self, job: Job, held: Held) -> None:
         """Log the loss of an earlier run's checkpoint that was only in memory, because the disk failed, and has been
         overwritten."""
         view = job.view()
@@ -399,13 +399,13 @@ class Engine:
         if is_kept(view, id_of(held.key)) and not newer:
             log.error("checkpoint of an earlier run lost: it was in memory only", job=job.name, shard=label(held.key))
 
-    async def _say_unwritten(self, job: Job) -> None:
+    async def _report_unwritten(self, job: Job) -> None:
         """Report manifests that could not be written because memory is full. The checkpoint itself is still copied to
         disk and peers."""
         unwritten = await self.threads.urgent(self.tiers.images.unwritten, job.name)
         changed = False
         for path, why in unwritten.items():
-            reason = f"cannot write the manifest of {path} ({why}); copies continue, make room in memory"
+            reason = f"cannot write the manifest of {path} ({why}); copies continue; free memory on this node"
             changed |= job.troubles.begin(TroubleKind.TIER_FAILS, "memory", reason)
         if not unwritten:
             changed = job.troubles.end(TroubleKind.TIER_FAILS, "memory")
@@ -460,6 +460,6 @@ class Engine:
 
 
 def _is_older(config: Configure, known: Configure) -> bool:
-    """Compare by attempt as well: if all state except the files was lost, generations restart at 1, but attempts always
+    """Compare the attempts as well, because generations restart at 1 if all state except the files was lost. Attempts always
     grow."""
     return config.generation < known.generation and config.attempt <= known.attempt

@@ -40,7 +40,7 @@ class Job:
     held: dict[Held, Manifest] = field(default_factory=dict)
     fresh: dict[ShardKey, PendingCommit] = field(default_factory=dict)  # images that are being committed
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard on its disk
-    sent: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # the same, if only in its memory
+    sent: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard sent
     pins: dict[Held, OpenShard] = field(default_factory=dict)
     wanted: Counter[ShardKey] = field(default_factory=Counter)  # number of stagings in progress; not to be deleted
     tried: set[int] = field(default_factory=set)  # local ranks whose save failed in this generation
@@ -204,8 +204,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The state that survives this process, apart from the shards. A replicator may be restarted during a generation and must
-    continue, and peers that replace a lost node may need shards of a job that has not been configured here since."""
+    """The state that survives this process, apart from the shards. A replicator that restarts during a generation must
+    continue. Peers that replace a lost node may need shards of a job that has not been configured here since the restart."""
 
     config: Configure
     restored: CheckpointId | None = None

@@ -1,7 +1,7 @@
 """Retains the checkpoints of finished jobs on this node, and deletes them after the retention period.
 
 Checkpoints of an earlier run are never deleted to make room. They are deleted by `holdfast checkpoints prune`, or after
-`retention_s` (0 = unlimited). The time is counted by the monotonic clock while this process runs, and stored, so that neither a
+`retention_s` (0 = unlimited). The time is counted by the monotonic clock while this process runs, and stored. So neither a
 clock that jumps nor a machine that was off for a week makes a checkpoint expire.
 """
 
@@ -19,7 +19,7 @@ from holdfast.replicator.jobs import Job
 
 log = structlog.get_logger("holdfast.replicator")
 
-LOOKS = 1000  # within the retention
+LOOKS = 1000  # within the retention period
 LOOK_S_MAX = 600.0  # a killed replicator loses at most this much of the counted time and retains checkpoints longer
 
 
@@ -60,4 +60,4 @@ class Keeper:
             with suppress(Unavailable):  # the engine has logged what is left
                 await self._engine.forget(job.name, self._idle)
         else:
-            self._engine.notify()  # the plan decides which of its shards can be deleted
+            self._engine.notify()  # the plan decides which shards of the job can be deleted

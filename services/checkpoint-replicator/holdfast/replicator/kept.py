@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SUBMISSIONS_MAX = 64  # ended runs; the oldest are counted with their successor
+SUBMISSIONS_MAX = 64  # ended runs; older runs expire together with the next one
 
 
 @dataclass(slots=True)

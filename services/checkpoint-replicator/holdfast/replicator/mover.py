@@ -48,8 +48,8 @@ log = structlog.get_logger("holdfast.replicator")
 PAUSE_MAX_S = 5.0
 IMAGE_READ_S_MAX = 2.0  # an image that is read for longer could delay a save
 PUSH_BYTES_PER_S = 1e9  # assumed until a rate has been measured
-ARCHIVE_PAUSE_MAX_S = 30.0  # its checkpoints are minutes apart, and requests cost money
-CONFIRM_S = 0.5  # between two questions whether a copy is on the peer's disk: the next save may come meanwhile
+ARCHIVE_PAUSE_MAX_S = 30.0  # checkpoints in the object store are minutes apart, and requests cost money
+CONFIRM_S = 0.5  # between two questions whether a copy is on the peer's disk; a newer save is pushed sooner
 LOST_RACE_PAUSE_S = 0.005  # limits the retry rate for a shard that does not appear
 
 _ARCHIVE = "store: "  # prefix of the object store's lanes
@@ -109,12 +109,12 @@ class Mover:
             await self._do(job, step)
         except _LostRace as error:
             # The source was overwritten first, which is normal if saves are frequent. Refresh and plan with the newest.
-            self._say(job, step, error)
+            self._log_failure(job, step, error)
             await anyio.sleep(LOST_RACE_PAUSE_S)
             await self._engine.refresh(job)
         except (HoldfastError, OSError) as error:
             pause_s = self._pauses.setdefault(lane, _backoff(lane)).next_s()
-            self._say(job, step, error)
+            self._log_failure(job, step, error)
             if isinstance(step, Push) and isinstance(error, NotYet):
                 pause_s = min(pause_s, CONFIRM_S)
             if not job.gone:
@@ -243,7 +243,7 @@ class Mover:
 
     async def _delete(self, job: Job, held: Held) -> None:
         if held.key in job.wanted or held in job.pins:
-            return  # a restore needs it now
+            return  # a restore needs the shard now
         job.drop(held)  # first, so that no reader is sent to a file that is being deleted
         self._engine.notify()
         await self._engine.threads.background(self._engine.tiers[held.tier].delete, job.name, held.key)
@@ -263,14 +263,14 @@ class Mover:
                 reasons.append(str(error))
             except (HoldfastError, OSError) as error:
                 reasons.append(str(error))
-        raise _LostRace("; ".join(reasons) or f"{label(key)} is not held any more")
+        raise _LostRace("; ".join(reasons) or f"this node no longer has {label(key)}")
 
     @staticmethod
-    def _say(job: Job, step: Step, error: Exception) -> None:
-        """Log a failed step: at debug level for a superseded source or a step that other nodes still upload, which is
-        normal."""
-        say = log.debug if isinstance(error, _LostRace | NotYet) else log.warning
-        say("plan step failed", job=job.name, step=type(step).__name__, what=what(step), reason=str(error))
+    def _log_failure(job: Job, step: Step, error: Exception) -> None:
+        """Log a failed step. A superseded source and a step that other nodes still upload are normal, so their level is
+        debug."""
+        write = log.debug if isinstance(error, _LostRace | NotYet) else log.warning
+        write("plan step failed", job=job.name, step=type(step).__name__, what=what(step), reason=str(error))
 
 
 def _size(job: Job, key: ShardKey) -> int:

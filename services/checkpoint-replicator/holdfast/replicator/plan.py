@@ -47,7 +47,7 @@ from holdfast.replicator.view import (
 KEEP_MIN = 2
 BACKLOG_STEPS_MAX = 8
 _ON_DISK = "newest on disk, not yet with this peer"
-COPY_STEPS_MAX = 2  # a copy in memory that is this many steps old belongs to a node that has another peer now
+COPY_STEPS_MAX = 2  # if a copy in memory is this many steps old, its sender has another peer now
 
 
 def plan(view: View) -> tuple[Step, ...]:
@@ -102,8 +102,8 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
 
 
 def _pushes(view: View) -> list[Step]:
-    """Push the shards of one step of all local ranks, once they are on disk (or if the disk is full or fails); then those that
-    are newer, and ask whether those that were sent are on the peer's disk."""
+    """Push the shards of one step of all local ranks, once they are on disk (or if the disk is full or fails). Then push newer
+    shards, and ask whether the shards that were sent are on the peer's disk."""
     tiers = tuple(Tier) if view.disk_takes_nothing else (Tier.DISK,)
     newest = _newest_by_rank(view, tiers)
     mine = _newest_first(newest[rank] for rank in view.ranks if rank in newest)
@@ -121,9 +121,9 @@ def _pushes(view: View) -> list[Step]:
 def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[ShardKey]:
     """Return the shards of the step that `peer` gets next. `whole`: steps that all local ranks have, oldest first.
 
-    A copy is of use only if the other ranks' copies are of the same step. So a step that was begun is finished. If saves come
-    faster than copies, every node skips some, and all of them should skip the same ones without knowing of each other: of
-    several steps a node takes the one whose number is divisible by the largest power of two. A node that skips up to 2^k - 1
+    A copy is useful only if the other ranks' copies are of the same step. So a step that was begun is finished. If saves come
+    faster than copies, every node skips some steps. All nodes should skip the same steps, but they do not communicate. So a
+    node takes, of several steps, the one whose number is divisible by the largest power of two. A node that skips up to 2^k - 1
     steps in a row then takes every step that is divisible by 2^(k + 1), in intervals."""
     sent = {key.rank: id_of(key) for key, to in view.sent if to == peer and key.rank in view.ranks}
     last = max(sent.values(), default=None)
@@ -208,12 +208,12 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[Che
 
 def _others_may_need(view: View, key: ShardKey, counted: list[CheckpointId]) -> bool:
     """Whether this is or may become the newest step that all nodes have. `counted` are complete on this node, oldest first."""
-    told = view.saved_by_all
-    if told is not None and is_abandoned(view, told):
-        told = None
-    if told is not None and id_of(key) < told:
+    saved_by_all = view.saved_by_all
+    if saved_by_all is not None and is_abandoned(view, saved_by_all):
+        saved_by_all = None
+    if saved_by_all is not None and id_of(key) < saved_by_all:
         return False
-    if id_of(key) in (told or view.restored or counted[0], view.restored):
+    if id_of(key) in (saved_by_all or view.restored or counted[0], view.restored):
         return True
     newer = sum(1 for step in counted if step > id_of(key))
     return not view.disk_full and newer < max(view.keep, KEEP_MIN) + BACKLOG_STEPS_MAX

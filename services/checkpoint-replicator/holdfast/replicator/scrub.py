@@ -112,7 +112,7 @@ def verify_on_medium(path: Path, manifest: Manifest, pace: Callable[[int], None]
             place = buffer[: span.size]
             if os.preadv(fd, [place], span.offset) != span.size or crc32c(place) != expected:
                 raise IntegrityError(f"{path} is corrupt in bytes {span.offset} to {span.offset + span.size}")
-            # Training does not need it in the page cache.
+            # Leave the page cache to training.
             os.posix_fadvise(fd, span.offset, span.size, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)

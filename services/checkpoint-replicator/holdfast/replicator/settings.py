@@ -21,7 +21,7 @@ class ReplicatorSettings(ServiceSettings):
     replicator_listen: str = "127.0.0.1:0"  # data plane
     address: str = ""  # address for peers if `replicator_listen` is a wildcard
 
-    # Workers send a datagram per save; a rescan finds saves whose datagram was lost, and incomplete images of killed workers.
+    # Workers send a datagram per save. A rescan finds saves with a lost datagram, and incomplete images of killed workers.
     replicator_rescan_interval_s: float = Field(5.0, gt=0)
     replicator_disk_bytes_per_s_max: int = Field(2 << 30, ge=0)
     replicator_peer_bytes_per_s_max: int = Field(1 << 30, ge=0)
@@ -36,7 +36,7 @@ class ReplicatorSettings(ServiceSettings):
     replicator_streams_per_shard_max: int = Field(
         default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1, le=16
     )
-    # On a spare: preallocated memory for the shards of a hot swap, one per rank that it would run.
+    # On a spare: preallocated memory for the shards of a hot swap, one per rank that the spare would run.
     replicator_preallocated_shards: int = Field(0, ge=0, le=256)
     replicator_preallocated_shard_bytes: int = Field(1 << 30, ge=1)
     # How long checkpoints of finished jobs are retained, counted while the replicator runs; 0 = unlimited.

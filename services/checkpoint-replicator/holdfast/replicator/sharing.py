@@ -18,8 +18,8 @@ from holdfast.domain.generations import ShardSource
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.incoming import Incoming
 
-ARRIVALS_MAX = 64  # of completed downloads, for nodes that are slower than this one
-FAILED_MAX = 2  # of the other nodes; after that, every piece comes from the store, because each failure costs a timeout
+ARRIVALS_MAX = 64  # downloads, with the completed ones that slower nodes may still read
+FAILED_MAX = 2  # failed nodes; after that, every piece comes from the store, because each failure costs a timeout
 
 log = structlog.get_logger("holdfast.replicator.sharing")
 
@@ -38,7 +38,7 @@ class Arrivals:
     def __init__(self, wait_s: float) -> None:
         """`wait_s`: how long a request waits for a piece that has not arrived yet."""
         self._wait_s = wait_s
-        self._news = threading.Condition()
+        self._progress = threading.Condition()
         self._arrivals: dict[tuple[str, str], _Arrival] = {}  # (job, digest of the tensors)
 
     @contextmanager
@@ -47,42 +47,42 @@ class Arrivals:
         piece."""
         name = (job, incoming.manifest.digest)
         arrival = _Arrival(job, tier, incoming)
-        with self._news:
+        with self._progress:
             self._arrivals.pop(name, None)
             self._arrivals[name] = arrival
             for oldest in list(self._arrivals)[:-ARRIVALS_MAX]:
                 del self._arrivals[oldest]
         try:
-            yield self._tell
+            yield self._notify
         finally:
-            with self._news:
+            with self._progress:
                 arrival.through = True
-                self._news.notify_all()
+                self._progress.notify_all()
 
     def read(self, job: str, digest: str, offset: int, size: int) -> bytes:
-        """Return a piece of the tensors; `offset` is that in the shard file. Raises NotFound if it does not arrive in time."""
+        """Return the piece of the tensors at `offset` of the shard file. Raises NotFound if it does not arrive in time."""
 
         def arrival() -> _Arrival | None:
             found = self._arrivals.get((job, digest))
             return found if found and (found.through or found.incoming.covers(offset, size)) else None
 
-        with self._news:
-            found = self._news.wait_for(arrival, self._wait_s)
+        with self._progress:
+            found = self._progress.wait_for(arrival, self._wait_s)
             if found is not None and not found.through:
-                return found.incoming.read(size, offset)  # under the lock, so that it is not closed
+                return found.incoming.read(size, offset)  # under the lock, so that the file is not closed
         if found is None:
-            raise NotFound(f"{size} bytes of the tensors {digest} have not come here in time")
+            raise NotFound(f"{size} bytes of the tensors {digest} did not arrive on this node in time")
         with found.tier.open(job, found.incoming.manifest.key) as shard:
             return bytes(shard.data[offset : offset + size])
 
-    def _tell(self) -> None:
-        with self._news:
-            self._news.notify_all()
+    def _notify(self) -> None:
+        with self._progress:
+            self._progress.notify_all()
 
 
 class Sharers:
-    """The nodes that share one download, with those that have failed. `read(node, offset, target)` requests a piece from
-    one."""
+    """The nodes that share one download, and which of them have failed. `read(node, offset, target)` requests a piece from
+    `node`."""
 
     def __init__(
         self, nodes: tuple[ShardSource, ...], here: str, read: Callable[[ShardSource, int, memoryview], None]

@@ -41,8 +41,8 @@ from holdfast.runtime import freeze, telemetry
 ARRIVING_POLL_S = 0.02
 AWAY_S = 12.0  # longer than an agent waits before it reports that its replicator is unavailable
 
-# No descriptor or memory left, a read-only file system: this node cannot restore any step, and the copies may be intact. A full
-# file system is not among them, because an older step that is held here needs no space.
+# No descriptor or memory left, a read-only file system: this node cannot restore any step, and the copies may be intact. ENOSPC
+# is not in this set, because restoring an older step from this node's tiers needs no space.
 _OF_THIS_NODE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS})
 
 log = structlog.get_logger("holdfast.replicator")
@@ -82,7 +82,7 @@ class Stager:
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
         """Stage all shards. Raises Unrestorable that names, for each missing shard, every source that was tried and why
-        it failed; Unavailable if this node was the reason, because it has no descriptor or memory left.
+        the source failed. Raises Unavailable if this node is the reason, because it has no descriptor or memory left.
 
         Raises Conflict if a newer generation is configured during the call. Only the returned shards stay locked, also after
         an error.
@@ -156,7 +156,7 @@ class Stager:
     async def _remote(self, job: Job, restore: RankRestore, failures: _Failures) -> _Found | None:
         sources = [source for source in restore.sources if source.node != self._node]
         item, away = await self._from_any(job, restore, sources, 0.0, failures)
-        if item is None and away:  # a restart takes a second or two, which is no reason to restore an older step
+        if item is None and away:  # wait for a restart of a few seconds rather than restore an older step
             item, _ = await self._from_any(job, restore, away, AWAY_S, failures)
         return item
 
@@ -221,7 +221,7 @@ class Stager:
         await self._engine.threads.transfer(connections.close_all, self._client.fetch, *what)
 
     async def _arrived(self, job: Job, restore: RankRestore, tier: FileTier) -> OpenShard | None:
-        """Return the shard of another transfer if that has ended after a short wait."""
+        """Wait for a moment, and return the shard if the other transfer has ended."""
         await anyio.sleep(ARRIVING_POLL_S)
         try:
             return await self._engine.threads.urgent(
@@ -248,7 +248,7 @@ class Stager:
 
 
 def _require_current(job: Job, generation: int) -> None:
-    """Raises Conflict if the generation has been replaced, because its locks would block the newer one."""
+    """Raises Conflict if the generation has been replaced, because its locks would block the newer generation."""
     if job.gone or job.config is None or job.config.generation != generation:
         raise Conflict(f"generation {generation} of job {job.name} was overtaken while its shards were staged")
 

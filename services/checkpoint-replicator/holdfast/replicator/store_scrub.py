@@ -115,6 +115,6 @@ class StoreScrubber:
             "corrupt object not repaired: no intact copy on this node",
             job=job.name,
             object=damage.key,
-            reason="; ".join(reasons) or "this node does not hold the shard any more",
+            reason="; ".join(reasons) or "this node no longer has the shard",
         )
         return False

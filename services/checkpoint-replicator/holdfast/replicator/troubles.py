@@ -61,7 +61,7 @@ class Troubles:
         return trouble is not None
 
     def _displace(self) -> None:
-        """Make room: the oldest of the files first, because they are over with, and the others last."""
+        """Make room. The oldest problem of a file goes first, because nothing more happens to the file."""
         victim = next((key for key in self._open if key[0] in _FILES), next(iter(self._open)))
         del self._open[victim]
         while len(self._displaced) >= DISPLACED_MAX:
@@ -77,5 +77,5 @@ class Troubles:
 
 
 def _text(value: str | Path) -> str:
-    """Text that every message has room for: the bytes of a file's name need not be Unicode."""
+    """Return valid Unicode text, because a file name may contain bytes that are not valid UTF-8."""
     return str(value).encode(errors="backslashreplace").decode()

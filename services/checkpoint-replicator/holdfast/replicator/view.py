@@ -41,8 +41,8 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """One checkpoint in the object store. `idle_s`: age of its newest object at the last listing, by the store's clock. The
-    reference is the newest object of the job, so it is an underestimate."""
+    """One checkpoint in the object store. `idle_s`: age of its newest object at the last listing, by the store's clock. The age
+    is relative to the newest object of the job and therefore an underestimate."""
 
     attempt: int
     step: int
@@ -95,7 +95,7 @@ class View:
     fresh: tuple[ShardKey, ...] = ()  # images that are being committed and can be copied already
     saved_by_all: CheckpointId | None = None  # newest (attempt, step) on every node; None = unknown
     first_attempt: int = 0  # of this run; older attempts belong to earlier runs
-    expired_before: int = 0  # the retention period of attempts before this one has ended
+    expired_before: int = 0  # attempts before this one are older than the retention period
     ended: bool = False  # the job has ended
     images_left: bool = False  # the ended job's images have not been freed yet
 

@@ -46,8 +46,9 @@ class Plausibility:
                 return self._of_ranks(signal) or _of_steps(signal)
             case ObservedSteps():
                 return self._of_ranks(signal) or _of_observed(signal)
-            case RankProgress():
-                return self._of_ranks(signal)
+            case RankProgress(observed=observed):
+                beyond = "a step beyond all counting" if observed and max(observed) > COUNT_MAX else None
+                return self._of_ranks(signal) or beyond
             case GenerationStarted():
                 self._world_sizes[(signal.job, signal.generation)] = signal.mesh.world_size
             case _:

@@ -1,4 +1,4 @@
-"""Which faults of the control plane may be injected: settings of the supervisor."""
+"""Supervisor settings that allow faults of the control plane to be injected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LeaderKill = Literal["no", "standby", "restarted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFaultRules:
-    """What the operator allows, by naming what brings the part back: whatever starts it again, or a standby."""
+    """Allowed faults. Each value names what brings the part back: a restart of the part, or a standby."""
 
     redis_kill: RedisKill = "no"
     leader_kill: LeaderKill = "no"

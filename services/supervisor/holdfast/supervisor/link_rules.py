@@ -1,4 +1,4 @@
-"""What an operator may set of the tests of the network between nodes without ranks (core/link_tests.py)."""
+"""Settings for network tests between nodes without ranks (core/link_tests.py)."""
 
 from __future__ import annotations
 

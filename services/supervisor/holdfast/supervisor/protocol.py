@@ -1,7 +1,7 @@
-"""What goes into the supervisor's core and what comes out. Reading this file is reading the supervisor.
+"""The events that the supervisor's core takes and the commands that it returns. This file is the core's whole interface.
 
-Events carry `at` (Unix seconds) and nothing else tells the core the time. Commands are carried out by the shell; a timer is
-a command that comes back as an event. `Outbox` commands stay in the state, and are sent again, until the agent answers.
+Every event carries `at` (Unix seconds); the core has no other clock. The shell carries out the commands. A timer is a command
+that comes back as an event. An order (`Send`, `Broadcast`) stays in the state, and is sent again, until the agent answers it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from holdfast.supervisor.timers import Timer
 
 
 class JobPhase(StrEnum):
-    PENDING = "pending"  # not started yet: there are not enough nodes, the reason says how many are missing
+    PENDING = "pending"  # it has never started: nodes are missing, and the reason says how many
     PREPARING = "preparing"  # a generation is being prepared on its nodes
-    STARTING = "starting"  # its workers were told to run; not every rank has finished a step
+    STARTING = "starting"  # Start orders were sent; not every rank has finished a step
     RUNNING = "running"
-    WAITING = "waiting"  # it has run and cannot now; the reason says what it waits for
+    WAITING = "waiting"  # it has run and cannot run now; the reason says what it waits for
     SUSPENDED = (
-        "suspended"  # all of its nodes were told to end: it goes on from a saved step when nodes are there again
+        "suspended"  # all of its nodes were told to end; it continues from a saved step when there are nodes again
     )
     STOPPING = "stopping"
-    STOPPED = "stopped"  # by an operator
+    STOPPED = "stopped"  # an operator stopped it
     COMPLETED = "completed"  # every rank ended with exit code 0
-    FAILED = "failed"  # by a decision; the reason is the last incident's
+    FAILED = "failed"  # ended by a decision; the reason is that of the last incident
 
     @property
     def finished(self) -> bool:
@@ -49,20 +49,20 @@ class JobPhase(StrEnum):
 
 
 class GenerationStage(StrEnum):
-    """How far a generation is, as records tell it."""
+    """Progress of a generation, as records report it."""
 
-    PLANNED = "planned"  # Prepare orders are out
-    PREPARED = "prepared"  # every node has its workers, and nothing older runs
-    STARTED = "started"  # it was told to run
+    PLANNED = "planned"  # Prepare orders were sent
+    PREPARED = "prepared"  # every node has its workers, and no older generation runs
+    STARTED = "started"  # Start orders were sent
     STEPPING = "stepping"  # every rank has finished a step
     ENDED = "ended"
 
 
 class StartFrom(StrEnum):
-    """What a submission says about checkpoints that its name has already."""
+    """How a submission treats the checkpoints that exist under the job's name."""
 
-    NOTHING = ""  # nothing is said: the name must not have any
-    CHECKPOINT = "checkpoint"  # go on from one of them
+    NOTHING = ""  # the default: the submission is refused if there are any
+    CHECKPOINT = "checkpoint"  # continue from one of them
     SCRATCH = "scratch"  # start at step 0, and keep them
 
 
@@ -71,15 +71,15 @@ class StartFrom(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderStarted:
-    """A supervisor became the leader and loaded this state: first event of every term.
+    """First event of every term: a supervisor became the leader and loaded this state.
 
-    The answer is everything that its predecessor may have committed and not carried out: orders, timers, questions.
+    The core answers with all that its predecessor may have committed but not carried out: orders, timers, policy questions.
     """
 
     at: float
     epoch: int
-    secret: str = ""  # random, made by the shell: nobody else can tell the ids of this term's orders
-    returns: ReturnRules | None = None  # this supervisor's settings, in place of what the state has
+    secret: str = ""  # random, made by the shell, so that nobody else can guess the ids of this term's orders
+    returns: ReturnRules | None = None  # this supervisor's settings; they replace those in the state
     replacements: ReplacementRules | None = None  # likewise
     links: LinkRules | None = None  # likewise
     offenders: OffenderRules | None = None  # likewise
@@ -90,13 +90,13 @@ class JobSubmitted:
     at: float
     spec: JobSpec
     token: str  # random, made by the shell: the job's secret for the shard data plane
-    resumed: StoredStep | None = None  # what `spec.resume` was found to mean; None = it starts from step 0
+    resumed: StoredStep | None = None  # the checkpoint that `spec.resume` names; None = start at step 0
     start: StartFrom = StartFrom.NOTHING
-    step: int | None = None  # to go on from; None = the newest complete one
+    step: int | None = None  # the saved step to continue from; None = the newest complete one
     found: StoredStep | None = (
-        None  # the newest complete step, or the one asked for, that the name has in its object store
+        None  # in the object store under this name: the requested step, or else the newest complete one
     )
-    launcher: str = ""  # digest of the token with which its launcher finds it again; empty = nobody does
+    launcher: str = ""  # digest of the token by which the launcher finds its job again; empty = no launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +111,26 @@ class JobStopRequested:
 class CheckpointRequested:
     at: float
     job: str
-    operation: str = ""  # answered when it is known how far the checkpoint came; empty = nobody waits
-    grace_s: float = 0.0  # … or after this long; 0 = as long as copies take
+    operation: str = ""  # answered when the tiers that the checkpoint reached are known; empty = no client waits
+    grace_s: float = 0.0  # answer after this long at the latest; 0 = when all copies are made
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRequested:
-    """Somebody tests the recovery of a job that allows it; the node's agent decides and answers. A fault of the control plane
-    is the leader's own matter: its shell says in `refusal` why it must not be, before the request is folded."""
+    """A request to inject a fault, to test the recovery of a job that allows it. The node's agent decides and answers.
+
+    The leader carries out a fault of the control plane itself. Before the request is folded, its shell sets `refusal`."""
 
     at: float
     job: str
     kind: FaultKind
-    rank: int  # a fault of the control plane has none: 0
+    rank: int  # 0 for a fault of the control plane
     for_s: float
     xid: int = 0
     operation: str = ""
     loss_percent: float = 0.0
     offset_s: float = 0.0
-    refusal: str | None = None  # of a fault of the control plane; None = no leader has examined it, empty = it may be
+    refusal: str | None = None  # for a fault of the control plane; None = not examined by a leader yet, empty = allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class ResizeRequested:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChangeRequested:
-    """The job's incidents are decided by another policy from now on."""
+    """From now on, another policy decides the job's incidents."""
 
     at: float
     job: str
@@ -168,7 +169,7 @@ class NodeCordonRequested:
 
 @dataclass(frozen=True, slots=True)
 class AgentRestartRequested:
-    """The agent of a node without ranks is to be replaced by a new one."""
+    """Request to replace the agent of a node without ranks by a new one."""
 
     at: float
     node: str
@@ -177,18 +178,18 @@ class AgentRestartRequested:
 
 @dataclass(frozen=True, slots=True)
 class NoticeRequested:
-    """Somebody who knows says that a node's machine will be taken, until when it may be used, or that it will not be taken."""
+    """A maintenance notice for a node's machine, or its withdrawal."""
 
     at: float
     node: str
-    source: str  # who says so: a later notice of the same source replaces this one
+    source: str  # a later notice of the same source replaces this one
     event: str  # what will happen, in a few words; empty = the notice of this source is withdrawn
-    starts_at: float | None = None  # Unix seconds; None = it may be any moment
+    starts_at: float | None = None  # Unix seconds; None = at any moment
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLabelled:
-    """The cluster that a node's machine belongs to says where it is."""
+    """The cluster reports the failure domain of a node's machine."""
 
     at: float
     node: str
@@ -197,7 +198,7 @@ class MachineLabelled:
 
 @dataclass(frozen=True, slots=True)
 class MachineDeleted:
-    """The cluster has no such machine any more. A node that is not lost is there all the same."""
+    """The cluster no longer has this machine. If the node is not lost, it is kept."""
 
     at: float
     node: str
@@ -206,7 +207,7 @@ class MachineDeleted:
 
 @dataclass(frozen=True, slots=True)
 class NodeRepaired:
-    """An operator says that the node's hardware is good again: forget the findings against it."""
+    """An operator marked the node's hardware as repaired: earlier findings against it no longer count."""
 
     at: float
     node: str
@@ -214,63 +215,63 @@ class NodeRepaired:
 
 @dataclass(frozen=True, slots=True)
 class NodeReported:
-    """An agent's report in a session of this node and incarnation, as the shell knows. Numbers grow within a session, and the
-    core drops repeats."""
+    """An agent's report. The shell sets the node and incarnation from the control session. Numbers grow within a session, and
+    the core drops repeats."""
 
     at: float
     node: str
     incarnation: str
     seq: int
     report: Report
-    session: int = 0  # grows from session to session of a node, over all terms; 0 = not told
+    session: int = 0  # grows from session to session of a node, over all terms; 0 = unknown
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """The control stream of this incarnation ended. Not yet a lost node: it may come back, and the run may be healthy."""
+    """The control session of this incarnation ended. The node is not lost yet: it may reconnect, and the run may be healthy."""
 
     at: float
     node: str
     incarnation: str
-    session: int = 0  # of the stream that ended; a newer session of the node is not touched by it
-    renewed: bool = False  # the supervisor itself ended it, for the agent to open another one: no sign of a loss
+    session: int = 0  # the session that ended; newer sessions of the node are not affected
+    renewed: bool = False  # the supervisor ended it so that the agent opens another one: no sign of a loss
 
 
 @dataclass(frozen=True, slots=True)
 class StepsCompleted:
-    """Every rank has finished `step` (and all before it). Fed from the steps stream, coalesced to the newest."""
+    """Every rank has finished `step` and all steps before it. From the steps stream, coalesced to the newest step."""
 
     at: float
     job: str
     generation: int
     step: int
-    ended_at: float = 0.0  # Unix s, when the last rank finished it; 0 = not told
+    ended_at: float = 0.0  # Unix s, when the last rank finished it; 0 = unknown
     tokens: int = 0  # of the coalesced steps together
-    step_s: float = 0.0  # median step time of the coalesced steps; 0 = not told
-    saves: int = 0  # how many of the coalesced steps were followed by a checkpoint,
-    stall_s: float = 0.0  # and how long each stalled the slowest rank, on average
+    step_s: float = 0.0  # median step time of the coalesced steps; 0 = unknown
+    saves: int = 0  # number of the coalesced steps that were followed by a checkpoint
+    stall_s: float = 0.0  # mean time for which each of these checkpoints blocked the slowest rank
     age_s: float = 0.0  # since it was published, as the log measured it
-    loss: float | None = None  # of the newest step that told one
-    pace_s: float = 0.0  # median time from the end of one step to the end of the next; 0 = not told
+    loss: float | None = None  # of the newest step that reported one
+    pace_s: float = 0.0  # median time from the end of one step to the end of the next; 0 = unknown
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeen:
-    """A node's beat says how far its ranks have come. Not from the log: said only when the core needs to know, and lost with
-    the leader."""
+    """A heartbeat of a node reports the newest step of its ranks. It does not come from the event log: the shell passes it on
+    only when the core needs to know, and it is lost if the leader ends."""
 
     at: float
     reached: StepReached
-    node: str = ""  # whose beat it is
+    node: str = ""  # that sent the heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class FindingArrived:
-    """`finding` is dated by its publisher's clock, `age_s` is what was measured: the core believes the latter."""
+    """`finding` is dated by its publisher's clock. The core uses the measured age, `age_s`, instead."""
 
     at: float
     finding: Finding
-    age_s: float = 0.0  # since it was concluded: its wait at the publisher and in the log
+    age_s: float = 0.0  # since its detection: the time it waited at the publisher and in the event log
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +289,7 @@ class PolicyAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ProviderAnswered:
-    """Who provides machines was asked to replace one. `ok`: it will, or it has; that is not the new machine itself."""
+    """The provider of machines answered a replacement request. `ok`: it accepted the request; the new machine comes later."""
 
     at: float
     node: str
@@ -299,11 +300,11 @@ class ProviderAnswered:
 
 @dataclass(frozen=True, slots=True)
 class MoreNodesRequested:
-    """Who provides machines was asked for more nodes, and has answered: a record of it, on which nothing depends."""
+    """The provider of machines answered a request for more nodes. It is recorded; no decision depends on it."""
 
     at: float
     jobs: tuple[str, ...]  # that lack nodes
-    wanted: int  # nodes that there should be
+    wanted: int  # number of nodes that the jobs need in total
     reason: str
     ok: bool
     said: str
@@ -311,7 +312,7 @@ class MoreNodesRequested:
 
 @dataclass(frozen=True, slots=True)
 class BreakerResetRequested:
-    """An operator has looked: act again."""
+    """An operator closes the circuit breaker: automatic actions resume."""
 
     at: float
     reason: str
@@ -355,9 +356,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An order for an agent. `command_id` is unique for ever; the order stays in the outbox until `OrderDone`.
+    """An order to an agent. `command_id` is never used twice. The order stays in the outbox until `OrderDone`.
 
-    The shell drops it when the node has no session: the core sends it again after the node's next Hello.
+    If the node has no session, the shell drops the order; the core sends it again after the node's next Hello.
     """
 
     node: str
@@ -365,26 +366,26 @@ class Send:
     order: Order
 
 
-SLOT_DIGITS_MAX = 9  # of the number that an answer names
+SLOT_DIGITS_MAX = 9  # of a slot number in the id that an answer names
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """One order for every slot of a generation: what the slots' orders have in common, and what each has of its own. The order
-    of slot n has the id `command_id/n`. It stays in the state until every slot has answered."""
+    """One order to every slot of a generation: the part that all slots share, and the part of each slot. The order to slot n
+    has the id `command_id/n`. The broadcast stays in the state until every slot has answered it."""
 
     command_id: str
-    order: Prepare | Start  # as the first slot's, with nothing to restore and without peers
+    order: Prepare | Start  # that of the first slot, without `restore` and `peers`
     placements: tuple[Placement, ...]  # by slot
-    restore: tuple[RestoreRun, ...] = ()  # by rank; none is of two slots
+    restore: tuple[RestoreRun, ...] = ()  # by rank; each belongs to one slot
     peers: tuple[tuple[ShardSource, ...], ...] = ()  # by slot
-    suspected: Numbers = field(default_factory=Numbers)  # slots whose nodes test themselves, as the order says
+    suspected: Numbers = field(default_factory=Numbers)  # slots whose nodes test themselves while they prepare
 
     def id_of(self, slot: int) -> str:
         return f"{self.command_id}/{slot}"
 
     def slot_of(self, command_id: str) -> int | None:
-        """Of which slot this is the order, if it is one of these."""
+        """The slot that the order `command_id` is for; None if it is not an order of this broadcast."""
         own, slash, digits = command_id.rpartition("/")
         if not slash or own != self.command_id or not digits.isdecimal() or len(digits) > SLOT_DIGITS_MAX:
             return None
@@ -392,7 +393,7 @@ class Broadcast:
         return slot if slot < len(self.placements) else None
 
     def of(self, slot: int) -> tuple[tuple[RestoreRun, ...], tuple[ShardSource, ...]]:
-        """What the slot restores, and its peers."""
+        """The shards that the slot restores, and its peers."""
         place, restore = self.placements[slot], self.restore
         first, behind = place.first_rank, place.first_rank + place.nproc
         begin = slot  # nearly always: each slot has one run
@@ -425,7 +426,7 @@ def _first_rank(run: RestoreRun) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A broadcast's orders for these slots, whose nodes have sessions: as so many `Send`."""
+    """A broadcast's orders to these slots, whose nodes have sessions. Equivalent to one `Send` per slot."""
 
     broadcast: Broadcast
     slots: Numbers
@@ -444,7 +445,7 @@ class SendNotification:
 
 @dataclass(frozen=True, slots=True)
 class RenewSession:
-    """End this session of a node: the agent opens another one, which begins with everything that it has to say."""
+    """End this session of a node. The agent opens another one, in which it reports everything again."""
 
     node: str
     session: int
@@ -453,7 +454,7 @@ class RenewSession:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Ask the job's policy what to do; comes back as `PolicyAnswered`. Asked again after a change of leader: it is pure."""
+    """Ask the job's policy for an action; the answer is `PolicyAnswered`. A new leader asks again: policies are pure."""
 
     incident: str
     job: str
@@ -461,8 +462,8 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class RequestReplacement:
-    """Ask who provides machines for another one; comes back as `ProviderAnswered`. Never handed out twice: if the leader ends
-    before the answer, nobody knows whether it was asked."""
+    """Ask the provider for another machine; the answer is `ProviderAnswered`. This command is never issued twice: if the leader
+    ends before the answer, it is unknown whether the provider received the request."""
 
     node: str
     request: str  # unique
@@ -473,7 +474,7 @@ class RequestReplacement:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Comes back as `TimerFired(timer)` at `due`; a second equal one replaces the first."""
+    """Comes back as `TimerFired(timer)` at `due`. Setting an equal timer again replaces the first."""
 
     timer: Timer
     due: float
@@ -484,12 +485,12 @@ class CancelTimer:
     timer: Timer
 
 
-# What history and watchers see. One record type per kind of thing that changes.
+# Records for the history and for the event stream: one type per kind of thing that changes.
 
 
 @dataclass(frozen=True, slots=True)
 class JobAccepted:
-    """First record of a run: what was asked for. A later run under the same name has another `at`."""
+    """First record of a run: the submitted specification. A later run under the same name has another `at`."""
 
     at: float
     job: str
@@ -511,6 +512,7 @@ class GenerationChanged:
     stage: GenerationStage
     generation: Generation
     reason: str
+    reports_steps: bool = True  # of `STEPPING`: False = its script reports no steps, and all ranks run
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,17 +532,17 @@ class NodeChanged:
 
 @dataclass(frozen=True, slots=True)
 class FindingJudged:
-    """A finding as it arrived, and what became of it. Judged again when more is known: the newest record counts."""
+    """A finding and what the supervisor did with it. It can be judged again; the newest record counts."""
 
     at: float
     finding: Finding
     verdict: str  # one English sentence
-    incident: str = ""  # that it opened, or is a part of
+    incident: str = ""  # the incident that it opened or belongs to
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Something an operator should read that changes nothing: a breaker open, a request refused, a change planned again."""
+    """A message for operators about something that changes no state: an open breaker, a refused request, a replanned change."""
 
     at: float
     subject: str
@@ -568,7 +570,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a request that took time."""
+    """The outcome of a request that took time."""
 
     operation: str
     ok: bool
@@ -578,8 +580,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class CauseFault:
-    """The leader causes a fault of the control plane, once; the request has been answered in the same commit. A leader that
-    ends before it has done so does not leave it to the next one."""
+    """The leader causes a fault of the control plane, once. The request is answered in the same commit. If the leader ends
+    before it has caused the fault, the next leader does not."""
 
     job: str
     kind: FaultKind  # one of `CONTROL_PLANE`

@@ -1,4 +1,4 @@
-"""What the events stream carries: the core's records, and three kinds of the shell's own. History and SSE read nothing else."""
+"""The records of the events stream: the core's, and three kinds of the shell's own. History and SSE read only these."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from holdfast.supervisor.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class OperationDone:
-    """An operator's request was folded, or refused. Written with the state that it led to, so it is done exactly once."""
+    """An operator's request was folded or refused. Committed with the resulting state, so it is done exactly once."""
 
     at: float
     operation: str
     ok: bool
-    reason: str  # one English sentence; of a refusal: what stands in the way
+    reason: str  # one English sentence; for a refusal: what prevents it
     fingerprint: str  # of the request: an idempotency key must not be used for two different ones
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyAsked:
-    """A job's policy was asked about an incident, and answered: all that it was shown, so that another policy can be asked the
-    same later. Whether the answer was carried out is told by the incident."""
+    """A job's policy was asked about an incident, and answered. Contains everything that the policy saw, so that another policy
+    can be asked the same later. Whether the action was carried out is part of the incident."""
 
     at: float
     incident: Incident
@@ -43,7 +43,7 @@ class PolicyAsked:
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """A supervisor became the leader. `api` is where its REST API answers: the hint that a standby gives."""
+    """A supervisor became the leader. `api` is the address of its REST API, to which a standby refers clients."""
 
     at: float
     epoch: int

@@ -1,7 +1,7 @@
-"""Operators' requests: on their way through the inbox, and what rules one out. Pure.
+"""Operators' requests on their way through the inbox, and the checks that reject them. Pure.
 
-A request is checked twice by the same function: by the API on the newest picture it has, for an answer at once, and by the
-leader on the very state that it is folded into, which is what counts.
+A request is checked twice by the same function. The API checks it against its newest view of the state, for an immediate
+answer. The leader checks it against the state that it is folded into; this result counts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class OperatorRequest:
 
 
 def fingerprint(event: OperatorEvent) -> str:
-    """Equal for equal requests, whenever they were made: their time and a job's random token do not count."""
+    """Equal for equal requests, whenever they are made: their time and a job's random token are ignored."""
     match event:
         case JobSubmitted():
             bare: OperatorEvent = replace(event, token="", at=0.0, resumed=None, found=None)
@@ -73,21 +73,21 @@ def fingerprint(event: OperatorEvent) -> str:
         case FaultRequested():
             bare = replace(event, operation="", at=0.0, refusal=None)
         case NoticeRequested():
-            bare = replace(event, at=0.0, starts_at=None)  # `in_s` is another moment each time
+            bare = replace(event, at=0.0, starts_at=None)  # `in_s` results in another time for each request
         case _:
             bare = replace(event, at=0.0)
     return hashlib.sha256(records.dumps(bare, OperatorEvent)).hexdigest()[:32]
 
 
 def check(state: State, event: OperatorEvent) -> None:
-    """Raises `NotFound`, `Conflict` or `InvalidSpec` when `event` makes no sense in `state`, and says why."""
+    """Raises `NotFound`, `Conflict` or `InvalidSpec`, with the reason, if `event` is not possible in `state`."""
     match event:
         case JobSubmitted():
             check_submission(state, event.spec)
             check_earlier(state, event)
         case JobStopRequested():
             if event.job in state.jobs or not any(event.job in node.live_generations for node in state.nodes.values()):
-                _unfinished(state, event.job)  # else there are workers of a run that this state has never seen
+                _unfinished(state, event.job)  # else nodes have workers of a run that this state does not contain
         case CheckpointRequested():
             job = _unfinished(state, event.job)
             if job.phase is not JobPhase.RUNNING:
@@ -116,7 +116,7 @@ def check(state: State, event: OperatorEvent) -> None:
 
 
 def accepted(event: OperatorEvent) -> str:
-    """What the operation says once its event is folded."""
+    """The text of the operation's answer once its event is folded."""
     match event:
         case JobSubmitted():
             return f"{event.spec.name} is accepted"
@@ -137,7 +137,7 @@ def accepted(event: OperatorEvent) -> str:
         case NodeRepaired():
             return f"{event.node} is repaired"
         case AgentRestartRequested():
-            return f"the agent of {event.node} is told to begin again: {event.reason}"
+            return f"the agent of {event.node} is ordered to restart: {event.reason}"
         case NoticeRequested():
             return f"{event.node}: {event.event or 'the notice is withdrawn'}"
         case BreakerResetRequested():

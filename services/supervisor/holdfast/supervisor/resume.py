@@ -1,6 +1,6 @@
-"""Which checkpoint a job's `checkpoint.resume` means, looked up when it is submitted: who asked hears at once what is there.
+"""Finds the checkpoint that a job's `checkpoint.resume` names. Done at submission, so that the client gets errors at once.
 
-Blocking; call from a thread. The supervisor's machine reads a listing and a manifest; the shards go to the nodes.
+Blocking; call it from a thread. The supervisor's machine reads a listing and a manifest; the shards go to the nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.domain.generations import StoredStep
 from holdfast.domain.job import JobSpec, ResumeSpec
 from holdfast.stores import ObjectStore, layout, open_store
 
-NAMED_MAX = 8  # of what is there, in an error
+NAMED_MAX = 8  # items that an error lists
 
 _FIELD = "checkpoint.resume"
 
@@ -24,7 +24,7 @@ log = structlog.get_logger("holdfast.supervisor.resume")
 
 
 def resolve(spec: JobSpec, opener: Callable[[str], ObjectStore] = open_store) -> StoredStep | None:
-    """None when the job starts from step 0. Raises `InvalidSpec` that says what is there, `Unavailable`."""
+    """None if the job starts from step 0. Raises `InvalidSpec`, which lists the existing checkpoints, or `Unavailable`."""
     wanted = spec.resume
     if wanted is None:
         return None
@@ -43,8 +43,8 @@ def resolve(spec: JobSpec, opener: Callable[[str], ObjectStore] = open_store) ->
 def own_checkpoint(
     spec: JobSpec, step: int | None, opener: Callable[[str], ObjectStore] = open_store
 ) -> StoredStep | None:
-    """The newest complete step, or this one, that the job's own name has in its object store. None when there is none, and when
-    the store does not answer: then what the nodes hold is all that is known."""
+    """The newest complete step, or this one, under the job's own name in its object store. None if there is none, or if the
+    store does not answer: then only the checkpoints on the nodes are known."""
     if not spec.checkpoint.store:
         return None
     try:
@@ -66,7 +66,7 @@ def _find(store: ObjectStore, wanted: ResumeSpec) -> StoredStep:
             IntegrityError,
             IncompatibleVersion,
             NotFound,
-        ) as error:  # removed meanwhile, or of no use: the one before it
+        ) as error:  # deleted meanwhile, or unusable: try the one before it
             damaged.append(str(error))
     raise InvalidSpec(_FIELD, str(wanted), _what_is_there(store, wanted, complete, damaged))
 

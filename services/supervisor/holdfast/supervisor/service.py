@@ -1,4 +1,4 @@
-"""The composition root of the supervisor: everything is made and wired here, and runs until the service is cancelled."""
+"""The composition root of the supervisor: creates and connects all parts, and runs until the service is cancelled."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.supervisor import providers
 from holdfast.supervisor.agents.control import SERVICE, ControlServicer
+from holdfast.supervisor.alerts.sender import Alerts
+from holdfast.supervisor.alerts.targets import Webhook, notifiers
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.api.forwarding import Connections, Forwarding
@@ -46,13 +48,13 @@ from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.wire import records
 
 PICTURE_POLL_S = 0.01
-HISTORY_TIMEOUT_S = 10.0  # a supervisor that is this far behind leads all the same
+HISTORY_TIMEOUT_S = 10.0  # a supervisor whose history is further behind leads nevertheless
 
 log = structlog.get_logger("holdfast.supervisor")
 
 
 async def serve(settings: SupervisorSettings) -> None:
-    """Run on Redis. Raises `Unavailable` when it cannot be reached at the start; later it is waited for."""
+    """Run on Redis. Raises `Unavailable` if Redis cannot be reached at the start; later outages are waited for."""
     collect_seldom()
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:
@@ -110,6 +112,16 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             diagnostics=settings.diagnostics_endpoints,
             clock=time.time,
         )
+        link = settings.alert_link or api_url
+        webhook = partial(
+            Webhook, secret=settings.alert_secret.get_secret_value(), source=f"/holdfast/{settings.fleet}", link=link
+        )
+        alerts = Alerts(
+            event_log,
+            notifiers(settings.alert_addresses, webhook),
+            settings.alerts_about,
+            consumer=settings.supervisor_name,
+        )
         viewer = Viewer(leader.picture, event_log)
         backend = Backend(
             identity=Identity(settings.supervisor_name, version(DISTRIBUTION), settings.api_token.get_secret_value()),
@@ -119,12 +131,15 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             progress=progress,
             policies=policies,
             cluster=bridge.sights if bridge is not None else None,
+            alerts=alerts,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))
         guarded(tasks, "history of events", follower.follow_events)
         guarded(tasks, "history of steps", follower.follow_steps)
         guarded(tasks, "room", lambda: log_memory.watch(event_log))
+        if alerts:
+            guarded(tasks, "alerts", alerts.run)
         if telemetry.on():
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
         listening = await stack.enter_async_context(
@@ -146,26 +161,26 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             connections=connections,
         )
         await stack.enter_async_context(serving(build(backend, forwarding), listener))
-        # The history knows which requests have been answered: a leader asks it before it folds one.
+        # The history contains the answered requests: a leader looks there before it folds a request.
         with anyio.move_on_after(HISTORY_TIMEOUT_S):
             await follower.caught_up.wait()
-        # Entered last, left first: a supervisor that stops gives up the lead before it ends its sessions.
+        # Entered last and left first: a supervisor that stops releases the lease before it ends its sessions.
         leading = await stack.enter_async_context(anyio.create_task_group())
         guarded(leading, "leader", leader.run)
         await _first_picture(viewer)
         if not settings.api_token.get_secret_value() and not ip_address(listener.getsockname()[0]).is_loopback:
-            log.warning("the API is open to everybody who reaches it", api=api_url, advice="set HOLDFAST_API_TOKEN")
+            log.warning("the API accepts requests without a token", api=api_url, advice="set HOLDFAST_API_TOKEN")
         announce(settings.ready_file, {"control": listening.endpoint, "api": api_url})
         log.info("serving", control=listening.endpoint, api=api_url)
         await anyio.sleep_forever()
 
 
 async def _first_picture(viewer: Viewer) -> None:
-    """Whoever waits for the ready file may ask at once: it is written when this supervisor leads, or has a leader to follow."""
+    """Wait until this supervisor leads or has a leader: clients may send requests as soon as the ready file exists."""
     while True:
         try:
             if await viewer.look() is not None:
                 return
         except Unavailable:
-            pass  # the leader's loop says so in the log; a service waits for its log as long as it takes
+            pass  # the leader's loop logs it; a service waits for its event log without a limit
         await anyio.sleep(PICTURE_POLL_S)

@@ -1,4 +1,4 @@
-"""The environment of the supervisor, read once in `__main__`."""
+"""The supervisor's settings from the environment, read once in `__main__`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr
 
+from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.links import LinkLimits
 from holdfast.kubernetes.api import ACCOUNT, IN_CLUSTER, Access
 from holdfast.kubernetes.bridge import Options
 from holdfast.kubernetes.machines import LEAVING_TAINTS, ZONE_LABELS, Rules
 from holdfast.kubernetes.replace import Mark, Replacer
 from holdfast.runtime.settings import ServiceSettings
+from holdfast.supervisor.alerts.alert import Topic
 from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.offender_rules import OffenderRules
@@ -29,42 +31,47 @@ class SupervisorSettings(ServiceSettings):
     fleet: str = "main"
     supervisor_listen: str = "127.0.0.1:8471"  # for agents; port 0 takes a free one
     api_listen: str = "127.0.0.1:8470"  # HTTP
-    api_url: str = ""  # how others reach the API, when that is not where it listens; told to those who ask a standby
+    api_url: str = ""  # the API's address for clients, if it is not where it listens; a standby refers clients to it
     api_token: SecretStr = SecretStr("")  # bearer token that requests must carry; empty = none
     data_dir: Path
-    diagnostics: str = ""  # endpoints of diagnostics, comma-separated, best first; told to agents
+    diagnostics: str = ""  # endpoints of diagnostics, comma-separated, best first; sent to agents
     supervisor_name: str = Field(default_factory=socket.gethostname, min_length=1)
     # Return of nodes after a fault: docs/policies.md. Equal on all supervisors of a fleet; those of the leader apply.
     node_hold_s: float = Field(default=600.0, ge=0)  # hold-down after the first fault; doubled by each further one
     node_hold_max_s: float = Field(default=21_600.0, ge=0)  # … up to this
-    node_hold_window_s: float = Field(default=7 * DAY_S, ge=0)  # faults count for so long
+    node_hold_window_s: float = Field(default=7 * DAY_S, ge=0)  # faults count for this long
     node_losses_free: int = Field(default=1, ge=0)  # losses within the window that cost no hold-down
-    node_probation_s: float = Field(default=7200.0, ge=0)  # a second fault within this time sends the node away
+    node_probation_s: float = Field(default=7200.0, ge=0)  # after a second fault within it, an operator must repair it
     node_test_failures_free: int = Field(default=2, ge=0, lt=TEST_FAILURES_MAX)  # … failed tests when idle
 
     # Nodes that keep failing, and the choice between spares: docs/diagnostics.md. Equal on all supervisors, too.
     quarantine_limit: Positive = 2.5  # faults, each worth less the older it is; above 16: never
     quarantine_half_life_s: Positive = 3.5 * DAY_S  # after which a fault is worth half
-    quarantine_window_s: Positive = 28 * DAY_S  # faults count for so long
+    quarantine_window_s: Positive = 28 * DAY_S  # faults count for this long
     quarantine_maybe_weight: float = Field(default=0.5, ge=0, lt=1)  # of a fault that may be the script's
     quarantine_together_s: float = Field(default=60.0, ge=0)  # faults of several nodes within it have a common cause
     quarantine_fraction_max: float = Field(default=0.1, ge=0, le=1)  # of the fleet; one node in any case
     spare_prior_faults: Positive = 0.5  # expected of every node …
-    spare_prior_s: Positive = 77 * DAY_S  # … in this time, before it has shown anything
+    spare_prior_s: Positive = 77 * DAY_S  # … in this time, as a prior
 
-    # Another machine for a node that does not come back: docs/policies.md. Equal on all supervisors, too.
-    provider: str = ""  # who is asked: "command", or the name of a plug-in; empty = nobody
+    # Another machine for a node that does not return: docs/policies.md. Equal on all supervisors, too.
+    provider: str = ""  # "command", "kubernetes", or the name of a plug-in; empty = none
     replace_command: str = ""  # run without a shell; {node}, {hostname}, {address}, {reason} and {request} are replaced
-    replace_after_s: float = Field(default=1800.0, ge=0)  # out of service for so long
+    replace_after_s: float = Field(default=1800.0, ge=0)  # time out of service before the request
     replacements_per_day: int = Field(default=10, ge=0)  # of the fleet
 
-    # More nodes where jobs lack some: docs/policies.md. Those of the leader apply.
+    # More nodes if jobs lack some: docs/policies.md. Those of the leader apply.
     more_command: str = ""  # run without a shell; {pool}, {wanted}, {missing}, {jobs} and {reason} are replaced
-    more_after_s: float = Field(default=300.0, ge=0)  # of lacking nodes
-    more_every_s: float = Field(
-        default=900.0, ge=60
-    )  # until the same is asked for again; then twice as long, and so on
-    more_nodes_max: int = Field(default=0, ge=0)  # of a pool; 0 = nobody is asked
+    more_after_s: float = Field(default=300.0, ge=0)  # time for which nodes must be lacking
+    more_every_s: float = Field(default=900.0, ge=60)  # until the request is repeated; then twice as long, and so on
+    more_nodes_max: int = Field(default=0, ge=0)  # of a pool; 0 = no requests
+
+    # Alerts: docs/alerts.md. Equal on all supervisors, too: each alert is sent by one of them.
+    alert_urls: SecretStr = SecretStr("")  # addresses, separated by white space
+    alert_urls_file: Path | None = None  # the same, one per line; lines that begin with # are left out
+    alert_topics: str = ",".join(topic for topic in Topic if topic not in (Topic.TEST, Topic.COMPLETED))
+    alert_secret: SecretStr = SecretStr("")  # with which requests to webhooks are signed; empty = they are not
+    alert_link: str = ""  # address of the dashboard, as people reach it; empty = that of the API
 
     # The cluster that the machines belong to: docs/kubernetes.md. Equal on all supervisors, too; the leader watches.
     kubernetes_watch: bool = False  # whether notices and failure domains are taken from its API server
@@ -77,10 +84,10 @@ class SupervisorSettings(ServiceSettings):
     kubernetes_zone_labels: str = ",".join(ZONE_LABELS)  # the first that a machine has names its failure domain
     kubernetes_mark: Mark = (
         Mark.CORDON
-    )  # what the provider `kubernetes` does to a condemned machine before its pod is deleted
+    )  # done by the provider `kubernetes` to a condemned machine before its pod is deleted
 
     # Faults of the control plane that `holdfast inject` may cause, for jobs with `chaos: true`: docs/fault-injection.md. Those
-    # of the leader apply. restarted: something starts the part again, and nobody else needs this Redis; standby: one takes over
+    # of the leader apply. restarted: the part is restarted, and this Redis has no other users; standby: a standby takes over
     fault_redis_kill: RedisKill = "no"
     fault_leader_kill: LeaderKill = "no"
 
@@ -88,7 +95,7 @@ class SupervisorSettings(ServiceSettings):
     def own_faults(self) -> OwnFaultRules:
         return OwnFaultRules(redis_kill=self.fault_redis_kill, leader_kill=self.fault_leader_kill)
 
-    # Tests of the network between nodes without ranks: docs/diagnostics.md. Equal on all supervisors, too.
+    # Network tests between nodes without ranks: docs/diagnostics.md. Equal on all supervisors, too.
     link_tests_every_s: float = Field(default=600.0, ge=0)  # of each node, on average; 0 = none
     link_test_bytes_max: int = Field(default=64 << 20, ge=1 << 20, le=1 << 30)  # in each of the two directions
     link_test_s_max: float = Field(default=0.5, ge=0.05, le=5)  # likewise
@@ -153,10 +160,33 @@ class SupervisorSettings(ServiceSettings):
         )
 
     @property
+    def alert_addresses(self) -> tuple[str, ...]:
+        """Raises `InvalidSpec` if the file cannot be read."""
+        found = self.alert_urls.get_secret_value().split()
+        if self.alert_urls_file is not None:
+            try:
+                lines = self.alert_urls_file.read_text().splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidSpec(
+                    "HOLDFAST_ALERT_URLS_FILE", str(self.alert_urls_file), f"a text file that can be read ({error})"
+                ) from error
+            found += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        return tuple(found)
+
+    @property
+    def alerts_about(self) -> frozenset[Topic]:
+        """Raises `InvalidSpec` for a topic that does not exist."""
+        known = {topic.value: topic for topic in Topic if topic is not Topic.TEST}
+        names = _names(self.alert_topics)
+        if unknown := [name for name in names if name not in known]:
+            raise InvalidSpec("HOLDFAST_ALERT_TOPICS", unknown[0], f"topics of {', '.join(known)}, separated by commas")
+        return frozenset(known[name] for name in names)
+
+    @property
     def diagnostics_endpoints(self) -> tuple[str, ...]:
         return _names(self.diagnostics)
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Those that are separated by commas."""
+    """The comma-separated names."""
     return tuple(part.strip() for part in text.split(",") if part.strip())

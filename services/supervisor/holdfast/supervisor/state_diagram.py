@@ -1,7 +1,7 @@
-"""The states of a job, drawn from the table in core/lifecycle.py into a document.
+"""Draws the states of a job from the table in core/lifecycle.py into a document.
 
 `python -m holdfast.supervisor.state_diagram docs/architecture.md` writes the diagram between the two marker lines. `--check`
-writes nothing, and fails when the diagram there is not that of the table.
+writes nothing, and fails if the diagram in the document is not that of the table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast.supervisor.core.lifecycle import TRANSITIONS, Cause, Doing
 
 BEGIN, END = "<!-- the states of a job, by make state-diagram -->", "<!-- end of the states of a job -->"
-# What leads from all of these states to the same one is drawn once.
+# Transitions from all states of a group to the same state are drawn once.
 _GROUPS = {
     "Unfinished": (Cause.STOP, Cause.FAIL),
     "Finished": (Cause.SUBMIT,),
@@ -22,7 +22,7 @@ _GROUPS = {
 
 
 def diagram() -> str:
-    """Mermaid's state diagram, as GitHub and most Markdown readers draw it."""
+    """The diagram in Mermaid's syntax, which GitHub and most Markdown readers draw."""
     return "\n".join(["```mermaid", "stateDiagram-v2", *(f"    {line}" for line in _lines()), "```"])
 
 
@@ -46,7 +46,7 @@ def _lines() -> Iterator[str]:
 
 
 def drawn_into(text: str) -> str:
-    """`text` with today's diagram between its markers. Raises ValueError when it has none."""
+    """`text` with the present diagram between its markers. Raises ValueError if it has no markers."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -57,7 +57,7 @@ def drawn_into(text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.supervisor.state_diagram", description=__doc__)
     parser.add_argument("document", type=Path)
-    parser.add_argument("--check", action="store_true", help="only say whether the diagram is current")
+    parser.add_argument("--check", action="store_true", help="only check whether the diagram is current")
     options = parser.parse_args()
     text = options.document.read_text()
     new = drawn_into(text)

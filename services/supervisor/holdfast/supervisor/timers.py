@@ -1,7 +1,7 @@
-"""The core's timers: what is to be looked at when the time has come. A timer is its own name: a second equal one replaces it.
+"""The core's timers: each names a check to make at its due time. A timer is identified by its value: an equal one replaces it.
 
-Its text, `prepare:gpt:2`, is for logs, for the snapshot's row and for an order among those that are due at once. Nothing reads
-it back.
+Its text, `prepare:gpt:2`, is used in logs, as the key of the snapshot's row, and to order timers that are due at the same time.
+It is not parsed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PrepareTimeout(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class FirstStepTimeout(_Timer):
-    """Every rank of a generation that was told to run should have finished a step."""
+    """Every rank of a generation that was started should have finished a step."""
 
     word: ClassVar = "start"
     job: str
@@ -45,7 +45,7 @@ class FirstStepTimeout(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class FenceOver(_Timer):
-    """No node of the generation before came back to say that its workers are gone."""
+    """No node of the previous generation reconnected to confirm that its workers have ended."""
 
     word: ClassVar = "fence"
     job: str
@@ -54,7 +54,7 @@ class FenceOver(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class FirstStepsDue(_Timer):
-    """Others have seen the first step of every rank; the ranks' own reports should be here by now."""
+    """Others have reported the first step of every rank; the ranks' own reports should have arrived by now."""
 
     word: ClassVar = "stepping"
     job: str
@@ -82,7 +82,7 @@ class ResetTimeout(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class RungTimeout(_Timer):
-    """The limit of the rung that is being carried out for an incident of the job."""
+    """Time limit of the rung that is being carried out for an incident of the job."""
 
     word: ClassVar = "rung"
     job: str
@@ -102,7 +102,7 @@ class DegradedStart(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class RetryDue(_Timer):
-    """A job that could not be prepared is tried again."""
+    """A job that could not be prepared is retried."""
 
     word: ClassVar = "retry"
     job: str
@@ -110,7 +110,7 @@ class RetryDue(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class DeferralOver(_Timer):
-    """What is not known of saved steps by now is decided without."""
+    """A deferred decision is made with the inventories that are known by now."""
 
     word: ClassVar = "defer"
     job: str
@@ -142,7 +142,7 @@ class WarningDue(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class LoanDue(_Timer):
-    """The job may lack nodes that jobs of lower priority could give."""
+    """Check whether the job lacks nodes that jobs of lower priority could give."""
 
     word: ClassVar = "loan"
     job: str
@@ -174,7 +174,7 @@ class FinalUploadTimeout(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReportDue(_Timer):
-    """Somebody who asked for a checkpoint is told how far it came."""
+    """An operator's checkpoint request is answered with the tiers reached so far."""
 
     word: ClassVar = "report"
     job: str
@@ -182,7 +182,7 @@ class CheckpointReportDue(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class RetentionDue(_Timer):
-    """After a save: which saved step do all nodes have?"""
+    """After a save: determine the newest step that all nodes have."""
 
     word: ClassVar = "retain"
     job: str
@@ -190,7 +190,7 @@ class RetentionDue(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class RanksDue(_Timer):
-    """Ranks of the running generation without a living worker: has anything explained them?"""
+    """Check ranks of the running generation without a worker: a fault, unless something has explained them."""
 
     word: ClassVar = "reconcile"
     job: str
@@ -209,7 +209,7 @@ class StepDue(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class WitnessTimeout(_Timer):
-    """One witness lost the node: does the other one say so, too?"""
+    """One witness lost the node: check whether the other one did, too."""
 
     word: ClassVar = "witness"
     node: str
@@ -241,7 +241,7 @@ class ReturnDue(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class RebootDue(_Timer):
-    """What kept a node from being booted may be over; or it should have booted."""
+    """The obstacle to a node's boot may be gone, or the node should have booted."""
 
     word: ClassVar = "reboot"
     node: str
@@ -249,8 +249,8 @@ class RebootDue(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class ReplacementDue(_Timer):
-    """The node has been out of service for long enough; or what kept its machine from being replaced may be over; or who
-    provides machines should have answered."""
+    """The node has been out of service for long enough, or the obstacle to its replacement may be gone, or the provider should
+    have answered."""
 
     word: ClassVar = "replace"
     node: str
@@ -258,19 +258,19 @@ class ReplacementDue(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class LinkTestTimeout(_Timer):
-    """The test of the network between two nodes should be over."""
+    """The network test between two nodes should be over."""
 
     word: ClassVar = "link"
-    node: str  # that measures
+    node: str  # the node that measures
     partner: str
 
 
-# ---------------------------------------------------------------- about the rest
+# ---------------------------------------------------------------- about the fleet
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTestsDue(_Timer):
-    """Nodes without ranks may test the network between them."""
+    """Nodes without ranks may begin network tests."""
 
     word: ClassVar = "links"
 
@@ -285,7 +285,7 @@ class PolicyTimeout(_Timer):
 
 @dataclass(frozen=True, slots=True)
 class SessionsTimeout(_Timer):
-    """Agents should have come back to the leader of this epoch."""
+    """Agents should have reconnected to the leader of this epoch."""
 
     word: ClassVar = "sessions"
     epoch: int

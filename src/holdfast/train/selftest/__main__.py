@@ -27,7 +27,7 @@ def main() -> None:
         "--within-s",
         type=float,
         default=0.0,
-        help="test every device at the same time, and an all-reduce between them, and end after so many seconds",
+        help="seconds within which to test all devices at the same time, and an all-reduce between them; 0 = one by one",
     )
     arguments = parser.parse_args()
     budget_s = arguments.budget_s

@@ -138,8 +138,8 @@ def _describe(product: torch.Tensor, mask: torch.Tensor, block: torch.Tensor, nu
     row, column = mask.nonzero()[0].tolist()
     got, want = product[row, column].item(), block[row % SIDE, column % SIDE].item()
     count = int(mask.sum())
-    words = f"product {number}: {count} wrong elements, the first at ({row}, {column}): {got!r} instead of {want!r}"
-    return words[:FIRST_WRONG_CHARS_MAX]
+    text = f"product {number}: {count} wrong elements, the first at ({row}, {column}): {got!r} instead of {want!r}"
+    return text[:FIRST_WRONG_CHARS_MAX]
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
-"""The quick test of a suspected node: every device at the same time, and the links between them, within a few seconds.
+"""Tests a suspect node within a few seconds: all devices at the same time, and the links between them.
 
-Each device is tested in a process of its own, because a driver call may hang, and what the others have found is wanted all the
-same. When their time is over, what they have not finished is not concluded. These processes then form an all-reduce through the
-loop-back interface and the devices' own links: NCCL on GPUs, gloo between two processes on a machine without. Its sum is known
-in advance, bit for bit. They find each other by a file in memory: there is no port to choose.
+Each device is tested in a separate process, because a driver call may hang and must not delay the results of other devices.
+A test that has not ended at the deadline has no result. The processes then form an all-reduce through the loop-back interface
+and the devices' own links: NCCL on GPUs, gloo between two processes on a machine without GPUs. Its sum is known in advance, bit
+for bit. The processes rendezvous by a file in memory, so that no port is needed.
 
-Nothing here opens a device in the process that forks the others; a context does not survive a fork.
+The process that forks the others opens no device, because a CUDA context does not survive a fork.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from holdfast.train.selftest.gemm import multiply
 from holdfast.train.selftest.memory import bandwidth_gb_s
 
 PRODUCTS_SHARE: Final = (
-    0.15  # of the time, for products; making their factors and reading them back takes as long again
+    0.15  # of the time, for products; computing their factors and reading results takes the same time again
 )
 CPU_RANKS: Final = 2  # processes that form the all-reduce on a machine without GPUs
 ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # of the all-reduce, float32
-_CYCLE: Final = 251  # the numbers that are added up; of 1000 ranks the sum is exact in float32
-NOT_ENDED: Final = "its test did not come to its end"
+_CYCLE: Final = 251  # period of the summands, so small that the sum of 1000 ranks is exact in float32
+NOT_ENDED: Final = "its test did not end"
 _READ_BYTES: Final = 1 << 16
 _ERROR_CHARS_MAX: Final = 500
 
-Say = Callable[[str, object], None]  # (what, result), for the process that collects
+Send = Callable[[str, object], None]  # (name, result), for the process that collects
 
 
 def run(within_s: float) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def run(within_s: float) -> dict[str, Any]:
     {"devices": [{"device": "cuda:0", "products": […], "memory_gb_s": 1502.3, "unfinished": ""}],
      "wants_gpus": true, "all_reduce": {"ranks": 8, "wrong": 0, "unfinished": ""}}
 
-    `unfinished` says why something was not concluded; what is missing then is not known. A device with an `error` raised it.
-    There is no `all_reduce` with a single GPU. `wants_gpus`: this torch uses GPUs wherever there are some.
+    `unfinished` is the reason why a result is missing; a missing result is unknown. `error` is the exception of a device.
+    There is no `all_reduce` with a single GPU. `wants_gpus`: this torch would use GPUs if there were any.
     """
     deadline = time.monotonic() + within_s
     counted = _collect([_count_gpus], deadline)[0]
@@ -58,8 +58,8 @@ def run(within_s: float) -> dict[str, Any]:
     store = os.memfd_create("all-reduce")
     budget_s = max(0.0, deadline - time.monotonic())
 
-    def tester(rank: int) -> Callable[[Say], None]:
-        return lambda say: _test(say, rank, devices, f"/proc/self/fd/{store}", budget_s)
+    def tester(rank: int) -> Callable[[Send], None]:
+        return lambda send: _test(send, rank, devices, f"/proc/self/fd/{store}", budget_s)
 
     found = _collect([tester(rank) for rank in range(len(devices))], deadline)
     os.close(store)
@@ -73,8 +73,8 @@ def run(within_s: float) -> dict[str, Any]:
 # ---------------------------------------------------------------- in the processes that test
 
 
-def _count_gpus(say: Say) -> None:
-    say("gpus", torch.cuda.device_count() if torch.cuda.is_available() else 0)
+def _count_gpus(send: Send) -> None:
+    send("gpus", torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
 def _wants_gpus() -> bool:
@@ -82,21 +82,21 @@ def _wants_gpus() -> bool:
     return torch.version.cuda is not None and not hidden
 
 
-def _test(say: Say, rank: int, devices: list[torch.device], store: str, budget_s: float) -> None:
+def _test(send: Send, rank: int, devices: list[torch.device], store: str, budget_s: float) -> None:
     device = devices[rank]
     torch.set_num_threads(1)
-    if rank == 0 or device.type == "cuda":  # of a CPU once
-        say("products", [asdict(products) for products in multiply(device, PRODUCTS_SHARE * budget_s)])
-        say("memory_gb_s", round(bandwidth_gb_s(device), 2))
+    if rank == 0 or device.type == "cuda":  # a CPU is tested once
+        send("products", [asdict(products) for products in multiply(device, PRODUCTS_SHARE * budget_s)])
+        send("memory_gb_s", round(bandwidth_gb_s(device), 2))
     if len(devices) > 1:
         try:
-            say("all_reduce", _all_reduce(rank, len(devices), device, store, budget_s))
-        except (RuntimeError, ValueError) as error:  # torch's, also for a library that was not set up for it
-            say("all_reduce_error", _words(error))
+            send("all_reduce", _all_reduce(rank, len(devices), device, store, budget_s))
+        except (RuntimeError, ValueError) as error:  # torch's errors, also for a backend that is not available
+            send("all_reduce_error", _first_line(error))
 
 
 def _all_reduce(rank: int, ranks: int, device: torch.device, store: str, timeout_s: float) -> int:
-    """Return how many elements of the sum are wrong."""
+    """Return the number of wrong elements of the sum."""
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -108,23 +108,23 @@ def _all_reduce(rank: int, ranks: int, device: torch.device, store: str, timeout
         timeout=timedelta(seconds=timeout_s),
     )
     numbers = torch.arange(ELEMENTS[device.type], device=device) % _CYCLE
-    share = (numbers + rank).to(torch.float32)
-    dist.all_reduce(share)
-    return int((share != numbers * ranks + ranks * (ranks - 1) // 2).sum())
+    summed = (numbers + rank).to(torch.float32)
+    dist.all_reduce(summed)
+    return int((summed != numbers * ranks + ranks * (ranks - 1) // 2).sum())
 
 
-def _words(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return f"{error}".strip().partition("\n")[0][:_ERROR_CHARS_MAX] or type(error).__name__
 
 
 # ---------------------------------------------------------------- in the process that collects
 
 
-def _collect(tests: list[Callable[[Say], None]], deadline: float) -> list[dict[str, Any]]:
-    """Run each in a fork until all have ended or the time is over; then none is left. Returns what each has said by then, with
-    `error` for one that raised, and `unfinished` for one that did not come to its end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # so that a pid stays ours until it is waited for
-    said: list[bytearray] = [bytearray() for _ in tests]
+def _collect(tests: list[Callable[[Send], None]], deadline: float) -> list[dict[str, Any]]:
+    """Run each test in a fork until all have ended or the deadline is reached, then kill the rest. Returns the results that
+    each has sent by then, with `error` for a test that raised, and `unfinished` for a test that did not end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # so that no pid is reused before waitpid
+    received: list[bytearray] = [bytearray() for _ in tests]
     pids: list[int] = []
     with selectors.DefaultSelector() as open_ends:
         for number, test in enumerate(tests):
@@ -138,33 +138,33 @@ def _collect(tests: list[Callable[[Say], None]], deadline: float) -> list[dict[s
         while open_ends.get_map() and (left_s := deadline - time.monotonic()) > 0:
             for key, _ in open_ends.select(left_s):
                 if data := os.read(key.fd, _READ_BYTES):
-                    said[key.data] += data
+                    received[key.data] += data
                 else:
                     open_ends.unregister(key.fd)
                     os.close(key.fd)
         for key in list(open_ends.get_map().values()):
             os.close(key.fd)
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)  # not reaped yet, so it is ours
-        os.waitpid(pid, os.WNOHANG)  # one that the kernel does not let go of is left to whoever ends this process
-    return [_parsed(bytes(raw)) for raw in said]
+        os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid still is this child's
+        os.waitpid(pid, os.WNOHANG)  # does not wait for a process that is stuck in the kernel
+    return [_parsed(bytes(raw)) for raw in received]
 
 
-def _in_fork(test: Callable[[Say], None], writing: int) -> None:
-    """Never returns."""
+def _in_fork(test: Callable[[Send], None], writing: int) -> None:
+    """Run the test and send its results. Never returns."""
 
-    def say(what: str, result: object) -> None:
-        os.write(writing, json.dumps([what, result]).encode() + b"\n")
+    def send(name: str, result: object) -> None:
+        os.write(writing, json.dumps([name, result]).encode() + b"\n")
 
     try:
-        test(say)
-        say("ended", True)
-    except torch.OutOfMemoryError as error:  # something else uses the device: that says nothing of it
-        say("unfinished", _words(error))
+        test(send)
+        send("ended", True)
+    except torch.OutOfMemoryError as error:  # another process uses the device, so there is no result
+        send("unfinished", _first_line(error))
     except RuntimeError as error:  # torch's only exception for a device that is lost or fails
-        say("error", _words(error))
-    except BaseException as error:  # a bug here is no fault of the device
-        say("unfinished", f"{type(error).__name__}: {_words(error)}")
+        send("error", _first_line(error))
+    except BaseException as error:  # a bug of the test, not a fault of the device
+        send("unfinished", f"{type(error).__name__}: {_first_line(error)}")
     finally:
         os._exit(0)
 

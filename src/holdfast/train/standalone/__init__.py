@@ -9,8 +9,8 @@ No state is kept between starts. At a start every rank reports its shards (`gath
 from the reports (`elect`), and missing shards are sent by ranks that have them.
 
     <directory>/run.json                             the run to which the checkpoints belong, and its newest attempt
-    <directory>/a<attempt>/s<step>/rank-<r>.shard    and rank-<r>.json, its manifest, which is written last and commits the
-    shard <memory>/holdfast-<uid>/<run>/rank-<r>/          the images, which survive a killed process but not the node
+    <directory>/a<attempt>/s<step>/rank-<r>.shard    and rank-<r>.json, its manifest, which is written last and commits it
+    <memory>/holdfast-<uid>/<run>/rank-<r>/          the images, which survive a killed process but not the node
 
 A checkpoint is complete when the manifests of all ranks that saved it exist.
 """

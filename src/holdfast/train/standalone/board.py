@@ -1,4 +1,4 @@
-"""Short values and counters that all ranks of a launch share, in the store of the process group.
+"""Short values and counters that all ranks of a launch share through the store of the process group.
 
 Used only by background threads, over their own connection, and only with calls that return at once. One process
 serves the store: the more ranks poll it, the less often each rank polls (`paced`).
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # re-exported without saying so
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # re-exported without `__all__`
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
 from holdfast.domain.errors import Unavailable

@@ -68,7 +68,7 @@ def verify(manifest: Manifest, data: memoryview) -> None:
     """Check every byte against the manifest. Raises IntegrityError that names the first span that does not match."""
     checksum = named(manifest.checksum)
     if len(data) != manifest.size:
-        raise IntegrityError(f"{manifest.key} has {len(data)} bytes, its manifest says {manifest.size}")
+        raise IntegrityError(f"{manifest.key} has {len(data)} bytes, but {manifest.size} according to its manifest")
     if (manifest.digest, manifest.crc32c) != checksum.summarise(
         manifest.spans, manifest.span_crc32c, manifest.tensors_end
     ):

@@ -74,7 +74,7 @@ def elect(
     holdings: Iterable[Holding], mesh: Mesh, seats: Sequence[Seat], bad: Collection[tuple[int, str]] = ()
 ) -> Election:
     """Select a checkpoint. `seats[rank]` is where each rank of `mesh` runs now. Copies in `bad` failed verification: they are
-    not restored, but still tell from which step their attempt was forked."""
+    not restored, but still show from which step their attempt was forked."""
     known = sorted(holdings, key=_total_order)
     lineage = restore.ancestry({holding.key.attempt: holding.parent for holding in known})
     good = [holding for holding in known if holding.copy not in bad]

@@ -40,10 +40,10 @@ class Alone:
         return [value]
 
     def send(self, data: memoryview, to: int) -> None:
-        raise AssertionError("a world of one has nobody to send to")
+        raise AssertionError("a world of one has no rank to send to")
 
     def receive(self, nbytes: int, sender: int) -> memoryview:
-        raise AssertionError("a world of one has nobody to receive from")
+        raise AssertionError("a world of one has no rank to receive from")
 
 
 class Group:

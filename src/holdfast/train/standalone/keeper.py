@@ -162,8 +162,8 @@ class Keeper:
 
     def tidy(self) -> None:
         """Read from the board which checkpoints have become complete, and delete those that may be deleted."""
-        while (told := self._board.get(f"complete/{self._seen + 1}")) is not None:
-            attempt, step = told.split()
+        while (entry := self._board.get(f"complete/{self._seen + 1}")) is not None:
+            attempt, step = entry.split()
             self._retention.completed(CheckpointId(int(attempt), int(step)))
             self._seen += 1
         if self._seen:

@@ -116,7 +116,7 @@ class Peers:
                         waiting.discard(source)
                 time.sleep(paced(POLL_S, self._exchange.size))
         except (RuntimeError, Unavailable) as error:
-            self._break(f"no copies come in any more: {error}")
+            self._break(f"copies are no longer received: {error}")
 
     def _receive(self, source: int) -> None:
         try:

@@ -51,7 +51,7 @@ class Start:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Outcome:
     """A result or an error, in the form that is sent to other ranks."""
 
     value: Any = None
@@ -87,13 +87,13 @@ class Starter:
         try:
             self._together(claim)
             volumes = self._volumes(nodes, launch, lists)
-            speaks = volumes[self.exchange.rank] == self.exchange.rank  # for its directory
+            represents = volumes[self.exchange.rank] == self.exchange.rank  # for its directory
             seats = tuple(Seat(node, _name(volume)) for node, volume in zip(nodes, volumes, strict=True))
-            found = self._together(lambda: self._listed(run, launch, seats, lists=lists, speaks=speaks))
+            found = self._together(lambda: self._listed(run, launch, seats, lists=lists, represents=represents))
             holdings = [holding for those in found for holding in those]
             known = max((hello.identity.attempt for hello in hellos if hello.identity), default=0)
             attempt = max(known, election.attempts(holdings)) + 1
-            self._together(lambda: self.directory.begin(Identity(run, attempt)) if speaks else None)
+            self._together(lambda: self.directory.begin(Identity(run, attempt)) if represents else None)
             elected, paths = self._agree(holdings, seats, run)
         except BaseException:
             for lock in locks:
@@ -117,23 +117,23 @@ class Starter:
         marked = self._together(lambda: self.directory.marked(launch) if lists else -1)
         first = {node: rank for rank, node in reversed(list(enumerate(nodes)))}
 
-        def speaker(rank: int) -> int:
+        def representative(rank: int) -> int:
             while marked[rank] != rank:  # a shared directory may show new files late, so ranks may see different ones
                 rank = marked[rank]
             return rank
 
-        return tuple(speaker(first[node]) for node in nodes)
+        return tuple(representative(first[node]) for node in nodes)
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ what is saved
 
-    def _listed(self, run: str, launch: str, seats: Sequence[Seat], *, lists: bool, speaks: bool) -> list[Holding]:
+    def _listed(self, run: str, launch: str, seats: Sequence[Seat], *, lists: bool, represents: bool) -> list[Holding]:
         """Return this rank's holdings: the committed shards of the directory and the images of the node that it represents.
 
         Each holding is reported once, even if several nodes share the directory, because all ranks read all reports.
         """
         rank = self.exchange.rank
         found: list[Holding] = []
-        if speaks:
+        if represents:
             self.directory.sweep(launch)
             place = seats[rank].directory
             for it, path in self.directory.manifests(run):
@@ -167,11 +167,11 @@ class Starter:
             if not elected.parts:
                 return elected, ()
             mine = elected.parts[self.exchange.rank]
-            self._cross_out([it.copy for it in mine if seat.reads(it) and not self._verifies(it, run)])
+            self._exclude([it.copy for it in mine if seat.reads(it) and not self._verifies(it, run)])
             if elected.uses(self.bad):
                 continue
             fetched, lost = fetch(self.exchange, self.directory, elected.parts, seats, run)
-            self._cross_out(lost)
+            self._exclude(lost)
             if not elected.uses(self.bad):
                 return elected, tuple(fetched.get(it) or self._path(it) for it in mine)
 
@@ -180,7 +180,7 @@ class Starter:
         paths."""
         return self.directory.path(holding.key) if holding.tier == "disk" else Path(holding.path)
 
-    def _cross_out(self, mine: list[tuple[int, str]]) -> None:
+    def _exclude(self, mine: list[tuple[int, str]]) -> None:
         for found in self.exchange.gather(mine):
             self.bad.update(found)
 
@@ -193,7 +193,7 @@ class Starter:
                 if manifest is not None:
                     checksum.verify(manifest, reader.data)
                 elif holding.tier == "disk":
-                    raise IntegrityError("its manifest is gone")
+                    raise IntegrityError("its manifest has been deleted")
         except (HoldfastError, OSError) as error:
             log.error("cannot restore from %s: %s", holding.path, error)
             return False
@@ -202,14 +202,14 @@ class Starter:
     def _together(self, work: Callable[[], T]) -> list[T]:
         """Return the results of all ranks. If a rank has failed, all ranks raise its error."""
         try:
-            told = _Told(work())
+            outcome = _Outcome(work())
         except (HoldfastError, OSError) as error:
-            told = _Told(error=f"rank {self.exchange.rank} on {self.node}: {error}")
-        answers = self.exchange.gather(told)
-        for answer in answers:
-            if answer.error:
-                raise Conflict(answer.error)
-        return [answer.value for answer in answers]
+            outcome = _Outcome(error=f"rank {self.exchange.rank} on {self.node}: {error}")
+        outcomes = self.exchange.gather(outcome)
+        for each in outcomes:
+            if each.error:
+                raise Conflict(each.error)
+        return [each.value for each in outcomes]
 
 
 def _name(volume: int) -> str:

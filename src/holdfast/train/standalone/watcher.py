@@ -94,8 +94,8 @@ class Watcher:
         _installed.add(self)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Count a signal, in case another library has replaced the wakeup descriptor. A signal that both count is
-        handled once."""
+        """Count a signal, in case another library has replaced the wakeup descriptor. A signal that is counted in both ways
+        is handled once."""
         self._handled[number] += 1
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Watcher:
         connected = True
         wait_s = 0.0
         while not self._closing:
-            self._listen(wait_s)
+            self._read_signals(wait_s)
             if self.deadline is None and self._arrived(signal.SIGTERM):
                 self.deadline = time.monotonic() + self._grace_s
                 log.warning("SIGTERM: saving within %g s, then exiting", self._grace_s)
@@ -159,7 +159,7 @@ class Watcher:
     def _arrived(self, number: int) -> bool:
         return max(self._handled[number], self._woken[number]) > self._asked[number]
 
-    def _listen(self, wait_s: float) -> None:
+    def _read_signals(self, wait_s: float) -> None:
         """Read the signals that have arrived; wait for at most `wait_s`."""
         select.select([self._wake], [], [], wait_s)
         with contextlib.suppress(BlockingIOError):

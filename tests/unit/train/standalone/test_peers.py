@@ -127,5 +127,5 @@ def test_a_partner_that_is_gone_ends_the_copies_and_nothing_else(pair: Pair, cap
     pair.save(20, ranks=(0,))
     pair.close()
     assert caplog.text.count("rank 1 no longer accepts copies") == 1
-    assert caplog.text.count("no copies come in any more") == 1
+    assert caplog.text.count("copies are no longer received") == 1
     assert sorted(pair.held(0)) == [(10, 0), (20, 0)]

@@ -1,4 +1,4 @@
-"""`holdfast demo`: train a small GPT on this machine, break it nine times (or three), and watch it survive."""
+"""`holdfast demo`: trains a small GPT on this machine and injects nine faults, or three."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def demo(
     """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes, and inject nine faults.
 
     Nine nodes are active, one is a spare. The faults: a worker crash, a lost node, a hang, a GPU that must be reset (a stand-in
-    takes nvidia-smi's place, since no GPU is needed), a lost GPU without a spare, the repair, a slow rank, the loss of both
-    nodes that hold a shard, and a bug in a script. With --short: data parallel 2 × pipeline parallel 2 on five nodes, and the
-    first three.
+    replaces nvidia-smi, so no GPU is needed), a lost GPU without a spare, the repair, a slow rank, the loss of both nodes that
+    hold a shard, and a bug in a script. With --short: data parallel 2 × pipeline parallel 2 on five nodes, and the first three
+    faults.
 
     The demo checks the finding and the action of each fault. It takes a few minutes. Ctrl-C stops and removes everything.
     """
-    # a pipe has no width, and the tables need one
+    # a pipe has no width, but the tables need a width
     console = Terminal(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     course = SHORT if short else LONG
     steps = course.steps if steps is None else steps
@@ -62,7 +62,7 @@ def demo(
         raise InvalidSpec(
             "--steps", steps, f"at least {course.steps_min}, so that there is time for {course.faults} faults"
         )
-    require_matplotlib()  # checked before minutes of training
+    require_matplotlib()  # checked here, not after minutes of training
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

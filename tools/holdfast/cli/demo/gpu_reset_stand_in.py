@@ -1,4 +1,4 @@
-"""The demo's stand-in for `nvidia-smi --gpu-reset`: it resets nothing, takes a second, and says so. Needs no GPU."""
+"""The demo's stand-in for `nvidia-smi --gpu-reset`: resets nothing, takes a second, and prints a message. Needs no GPU."""
 
 from __future__ import annotations
 

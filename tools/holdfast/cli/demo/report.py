@@ -1,4 +1,4 @@
-"""report.json and the summary in the terminal: incidents with their seconds, goodput with every second in one class."""
+"""The demo's report.json and the summary in the terminal: incidents with the duration of each phase, and goodput."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ View = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Times are seconds since the job was submitted. The jobs besides the main one are None in the short form."""
+    """Times are seconds since the main job was submitted. The other jobs are None in the short form."""
 
     faults: int
     wall_s: float
@@ -91,7 +91,7 @@ def _other_job(outcome: Outcome, name: str, zero: float, *what: str) -> dict[str
     if name not in outcome.others:
         return None
     job, incidents = outcome.others[name]
-    # A user counts tries; the job's view calls their number its generation.
+    # The number of tries is the job's generation.
     return {{"generation": "tries"}.get(each, each): job[each] for each in what} | {
         "incidents": [_incident(incident, zero) for incident in incidents]
     }
@@ -128,7 +128,7 @@ def _incident(incident: View, zero: float) -> dict[str, Any]:
 
 
 def _walk(incident: View, zero: float) -> list[dict[str, Any]]:
-    """What was tried, in order. An action that is no recipe is the only rung of its walk."""
+    """Return the rungs that were tried, in order. An action without fallbacks is the only rung of its walk."""
     action = incident.get("action")
     rungs = incident.get("walk") or []
     if not rungs and action is not None:
@@ -161,7 +161,7 @@ def print_tables(console: Console, report: Report) -> None:
 
 
 def print_summary(console: Console, report: Report, out: Path) -> None:
-    """Print what there is to know, in five lines; before them what went wrong."""
+    """Print the summary in five lines, after the unexpected results."""
     console.print()
     for failure in report.failures:
         console.print(f"[bold red]FAILED:[/] {escape(failure)}")
@@ -191,7 +191,7 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
 
 
 def _explained(report: Report) -> str:
-    """Why it is so little, and what it would be at a rate of faults as on real machines: computed from this run."""
+    """Explain the low goodput of the demo, and compute from this run the goodput at a realistic rate of faults."""
     if not report.incidents:
         return ""
     start_s = report.badput_s["startup"]

@@ -45,7 +45,8 @@ SLOW_STEPS = 1_000_000  # a long job, so that a swap pays; the demo stops it
 BEREFT_RANK = 0
 BEREFT_STEPS_AFTER = 20
 STORE_INTERVAL_S = 1.0
-# By default a slow rank is acted on after ten minutes, and ten minutes after another planned change. The demo is shorter.
+# By default an action on a slow rank follows after ten minutes, and ten minutes after another planned change. The demo is
+# shorter.
 WARNINGS = {"settles_s": 2.0, "gap_s": 0.0}
 
 View = dict[str, Any]
@@ -53,11 +54,11 @@ View = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the main job of a demo is, and which of its ranks are broken. One node is a spare."""
+    """The main job of a demo, and the ranks that get a fault. One node is a spare."""
 
     faults: int
-    steps: int  # unless the user says
-    steps_min: int  # what the faults need; a machine that steps quickly does more before each is made
+    steps: int  # default
+    steps_min: int  # needed by the faults; a fast machine finishes more steps before each fault is injected
     dp: int
     pp: int
     crash_rank: int
@@ -125,7 +126,7 @@ class Outcome:
     goodput: View
     incidents: list[View]
     losses: dict[int, float]
-    others: Mapping[str, tuple[View, list[View]]]  # the further jobs, with their incidents; none in the short form
+    others: Mapping[str, tuple[View, list[View]]]  # the other jobs, with their incidents; none in the short form
     failures: list[str] = field(default_factory=list)
 
 
@@ -151,7 +152,7 @@ class Scenario:
         self._steps = steps
         self._seen: set[tuple[str, str]] = set()
         self._failures: list[str] = []
-        self._lost = ""  # the node that was powered off
+        self._lost = ""  # the powered-off node
         self._display: JobDisplay = JobDisplay(console)
 
     def run(self) -> Outcome:
@@ -188,7 +189,7 @@ class Scenario:
         )
 
     def _last_steps_counted(self) -> View:
-        """Wait for the last steps of the workers, which can arrive after their exits."""
+        """Wait for the reports of the workers' last steps, which can arrive after the workers' exits."""
         deadline = time.monotonic() + LAST_STEPS_TIMEOUT_S
         while (job := self._client.job(JOB))["step"] < self._steps and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -240,12 +241,12 @@ class Scenario:
             lambda: self._repair(self._lost, broken),
         )
         self._settle()
-        self._tell_resizes()
+        self._check_resizes()
         if (dp := self._client.job(JOB)["mesh"].get("dp")) != 3:
             self._failures.append(f"repair: the job runs with dp {dp}, not 3")
 
-    def _tell_resizes(self) -> None:
-        """Show what the training script's `on_resize` was told, and check that it was called once per resize."""
+    def _check_resizes(self) -> None:
+        """Show the arguments of the training script's `on_resize`, and check that it was called once per resize."""
         path = self._out / "train" / "resizes.log"
         lines = path.read_text().splitlines() if path.exists() else []
         for line in lines:
@@ -288,13 +289,13 @@ class Scenario:
         while True:
             job = self._client.job(JOB)
             self._display.update(job, list(self._client.nodes()))
-            self._tell()
+            self._show_incidents()
             if condition(job):
                 return job
             if job["phase"] == "completed":
                 raise HoldfastError(
-                    f"the demo's job did its {self._steps} steps before {what}: this machine is quick; give it more, for "
-                    f"example --steps {2 * self._steps}"
+                    f"the demo's job finished its {self._steps} steps before {what}, because this machine is fast; use more "
+                    f"steps, for example --steps {2 * self._steps}"
                 )
             if job["phase"] in ENDED:
                 raise HoldfastError(f"the demo's job is {job['phase']} while waiting for {what}: {job['reason']}")
@@ -307,7 +308,7 @@ class Scenario:
                 )
             time.sleep(POLL_S)
 
-    def _tell(self) -> None:
+    def _show_incidents(self) -> None:
         for incident in self._client.incidents(JOB):
             if (key := (incident["id"], incident["state"])) not in self._seen:
                 self._seen.add(key)
@@ -334,7 +335,8 @@ class Scenario:
         }
 
     def _slow_rank(self) -> tuple[View, list[View]]:
-        """Throttle one rank. It is named, and its node is swapped at a checkpoint: no failure, and no lost step."""
+        """Throttle one rank. Expected: a finding that names the rank, and a hot swap of its node at a checkpoint, without a
+        failure or a repeated step."""
         self._console.print("[dim]starting a second job, in which one rank becomes slow …[/]")
         out = self._out / "uneven"
         out.mkdir(parents=True, exist_ok=True)
@@ -367,9 +369,7 @@ class Scenario:
         else:
             self._console.print(f"[bold]{UNEVEN_JOB}[/]: {escape(incidents[-1]['action']['reason'])}")
         if incidents and incidents[-1].get("rework_steps", 0) > SWAP_REWORK_MAX:
-            self._failures.append(
-                f"slow rank: {incidents[-1]['rework_steps']} steps were done again for a planned swap"
-            )
+            self._failures.append(f"slow rank: {incidents[-1]['rework_steps']} steps were repeated for a planned swap")
         return job, incidents
 
     def _both_copies_lost(self) -> tuple[View, list[View]]:

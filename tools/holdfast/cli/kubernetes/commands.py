@@ -27,7 +27,7 @@ from holdfast.wire.jobfile import load_job
 GRACE_S, GRACE_S_MAX = 120, 3600
 ATTEMPTS = 6
 SUPERVISORS_MAX = 9
-USER = 10001  # of the images of deploy/Dockerfile
+USER = 10001  # the user of the container images of deploy/Dockerfile
 IMAGE = "holdfast/trainer:0.1.0"
 
 app = typer.Typer(
@@ -35,28 +35,26 @@ app = typer.Typer(
 )
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)]
-Image = Annotated[str, typer.Option(help="Image with Holdfast, torch and the job's script.")]
+Image = Annotated[str, typer.Option(help="Container image with Holdfast, torch and the job's script.")]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")]
-Fleet = Annotated[str, typer.Option(help="Name of the fleet, as of the chart (fleet).")]
+Fleet = Annotated[str, typer.Option(help="Name of the fleet, as set in the chart (fleet).")]
 FleetService = Annotated[
     str, typer.Option(help="The chart's release: NAME, or NAME.NAMESPACE if it is in another namespace.")
 ]
-Supervisors = Annotated[int, typer.Option(help="Supervisors of the release.", min=1, max=SUPERVISORS_MAX)]
+Supervisors = Annotated[int, typer.Option(help="Number of supervisors of the release.", min=1, max=SUPERVISORS_MAX)]
 Spares = Annotated[
     int | None,
-    typer.Option(
-        help="Nodes on top, that take over from nodes that fail. Default: the job's.", min=0, show_default=False
-    ),
+    typer.Option(help="Additional nodes, which replace failed nodes. Default: the job's.", min=0, show_default=False),
 ]
 Gpus = Annotated[
     int | None,
     typer.Option(help="GPUs per node; 0 = none. Default: nproc_per_node of the job.", min=0, show_default=False),
 ]
-GpuResource = Annotated[str, typer.Option(help="The resource by which the cluster gives GPUs.")]
-Processors = Annotated[str, typer.Option("--cpu", help="Processors per node that are reserved, such as 64.")]
-Memory = Annotated[str, typer.Option(help="Memory per node, reserved and at most; the memory tier is part of it.")]
+GpuResource = Annotated[str, typer.Option(help="The cluster's resource name for GPUs.")]
+Processors = Annotated[str, typer.Option("--cpu", help="Reserved processors per node, such as 64.")]
+Memory = Annotated[str, typer.Option(help="Memory per node: request and limit; includes the memory tier.")]
 MemoryTier = Annotated[
-    str, typer.Option(help="Size of /dev/shm per node: twice the state of its ranks, and what data loaders need.")
+    str, typer.Option(help="Size of /dev/shm per node: twice the state of its ranks, plus the needs of data loaders.")
 ]
 DiskTier = Annotated[str, typer.Option(help="Size of the disk tier per node. Default: not limited.")]
 DiskClass = Annotated[
@@ -83,9 +81,7 @@ Grace = Annotated[
     int,
     typer.Option(help="Seconds from SIGTERM in which a node saves and moves its ranks.", min=10, max=GRACE_S_MAX),
 ]
-Attempts = Annotated[
-    int, typer.Option(help="How often a job that failed (exit code 1) is tried again.", min=0, max=100)
-]
+Attempts = Annotated[int, typer.Option(help="Number of retries of a failed job (exit code 1).", min=0, max=100)]
 User = Annotated[int, typer.Option(help="User and group id of the pods' processes; 0 = root.", min=0, max=2**31 - 1)]
 ShareHosts = Annotated[
     bool, typer.Option("--share-hosts", help="Allow several nodes per machine: for tests on small clusters.")
@@ -127,7 +123,7 @@ def _manifests(
     resume: Resume = False,
     fresh: Fresh = False,
 ) -> list[Manifest]:
-    """From the options of `render` and `submit`. Raises `InvalidSpec`."""
+    """Return the manifests for the options of `render` and `submit`. Raises `InvalidSpec`."""
     require_one_start(resume=resume, fresh=fresh)
     job = job_source.load(job_file)
     asked = Asked(
@@ -168,7 +164,7 @@ def _pair(option: str, text: str, separator: str, expected: str) -> tuple[str, s
 
 
 def _with_job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `_manifests`, which it takes as `given`, before its own."""
+    """Add the options of `_manifests`, which the command receives as `given`, before the command's own options."""
     shared, own = (inspect.signature(each, eval_str=True).parameters.values() for each in (_manifests, command))
     parameters = [*shared, *(each for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -183,8 +179,8 @@ def _with_job_options(command: Callable[..., None]) -> Callable[..., None]:
 def render_command(**given: Any) -> None:
     """Print the manifests of a job: a ConfigMap with the job file, and a JobSet with its nodes and its launcher.
 
-    The control plane is not in them: it is installed once, by the chart in deploy/kubernetes/chart. Two calls with the same
-    arguments print the same.
+    They do not contain the control plane, which is installed once, by the chart in deploy/kubernetes/chart. Two calls with the
+    same arguments print the same manifests.
     """
     sys.stdout.write(documents(_manifests(**given)))
 
@@ -198,9 +194,9 @@ def submit(
     context: Annotated[str, typer.Option(help="kubectl's context. Default: the current one.", show_default=False)] = "",
     **given: Any,
 ) -> None:
-    """Submit a job to a cluster: what `render` prints, by `kubectl apply`.
+    """Submit a job to a cluster: apply the output of `render` by `kubectl apply`.
 
-    A job is submitted once: the same submission again changes nothing, and another one of the same name is refused.
+    Repeating the same submission changes nothing. Another submission of the same name is refused.
     """
     manifests = _manifests(**given)
     console = Terminal(highlight=False, emoji=False)
@@ -225,7 +221,7 @@ def submit(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as a job file, as they are, and repeats what is there twice."""
+    """Writes texts of several lines, such as a job file, as blocks, and repeats equal values instead of using aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -242,12 +238,12 @@ def documents(manifests: list[Manifest]) -> str:
 
 
 def _require_same(there: Manifest, name: str, namespace: str, digest: str) -> None:
-    """Raises `Conflict` if the JobSet that is there has ended, or is another one. (A JobSet cannot be changed.)"""
+    """Raises `Conflict` if the existing JobSet has ended or has other contents. (A JobSet cannot be changed.)"""
     end = f"`kubectl delete -n {namespace} jobset/{name}`"
     if ended := there.get("status", {}).get("terminalState"):
         raise Conflict(
-            f"JobSet {name} in namespace {namespace} has ended ({ended}): delete it by {end} and submit again; --resume goes "
-            "on from its checkpoints"
+            f"JobSet {name} in namespace {namespace} has ended ({ended}): delete it by {end} and submit again; --resume "
+            "continues from its checkpoints"
         )
     if there["metadata"].get("annotations", {}).get(DIGEST) != digest:
         raise Conflict(
@@ -256,12 +252,12 @@ def _require_same(there: Manifest, name: str, namespace: str, digest: str) -> No
         )
 
 
-# ---------------------------------------------------------------- what runs in the pods
+# ---------------------------------------------------------------- commands that run in the pods
 
 
 @app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def node(context: typer.Context) -> None:
-    """What a pod of a node runs: an agent, started again if it crashes. All options are the agent's."""
+    """Run an agent in a node's pod, and start it again if it crashes. All options are those of the agent."""
     raise typer.Exit(NodePod(_holdfast("agent", *context.args)).run())
 
 
@@ -271,8 +267,8 @@ def launcher(
     resume: Resume = False,
     fresh: Fresh = False,
 ) -> None:
-    """What the launcher's pod runs: submits the job or follows it. Its exit code is that of `holdfast run`."""
-    if not os.environ.get(ENV_LAUNCHER):  # a token of this pod alone would not be known to the next one
+    """Submit or follow the job in the launcher's pod. The exit code is that of `holdfast run`."""
+    if not os.environ.get(ENV_LAUNCHER):  # the next pod would not know a token that only this pod has
         raise InvalidSpec(
             ENV_LAUNCHER,
             "",

@@ -1,7 +1,7 @@
-"""A job file as it travels to the cluster: checked here, with its policy beside it, and in a pool of its own.
+"""Prepares a job file for a cluster: checks it, adds the text of its policy, and sets a pool for the job.
 
-The script, the working directory and the data are in the image, or on a volume: their paths are absolute, and nobody looks at
-them on this machine. A policy is a file of this machine, and goes along.
+The script, the working directory and the data are in the container image, or on a volume. Their paths are absolute and are not
+checked on this machine. A policy is a file of this machine, which is sent with the job file.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ JOB_KEY, POLICY_KEY = "job.yaml", "policy.py"  # of the ConfigMap, which the lau
 
 @dataclass(frozen=True, slots=True)
 class JobSource:
-    """`files`: contents of the ConfigMap by key."""
+    """A checked job file. `files`: contents of the ConfigMap by key."""
 
     spec: JobSpec
     files: Mapping[str, str]
 
 
 def load(path: Path) -> JobSource:
-    """Read a job file for a cluster. Raises `InvalidSpec` with file, line, field, value and what would be right."""
+    """Read a job file for a cluster. Raises `InvalidSpec` with file, line, field, value and the accepted values."""
     document = yamlfile.read(path)
     body = dict(document.data)
     files: dict[str, str] = {}
@@ -43,7 +43,7 @@ def load(path: Path) -> JobSource:
     if text:
         files[POLICY_KEY] = text
         body["policy"] = _renamed(body["policy"])
-    # Nodes that were made for this job are not given to another one, and it gets no others.
+    # Nodes that were created for this job are used by no other job, and this job uses no other nodes.
     pool = spec.pool or spec.name
     body["pool"] = pool
     files[JOB_KEY] = yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
@@ -51,7 +51,8 @@ def load(path: Path) -> JobSource:
 
 
 def _policy(given: object, base: Path) -> tuple[str, object]:
-    """Return the policy's text, and the policy as it may be checked without its file; nothing if it has no file here."""
+    """Return the policy's text, and the policy in a form that can be checked without its file; no text if the policy has no
+    file on this machine."""
     file = given.get("file", "") if isinstance(given, Mapping) else given
     if not isinstance(file, str) or not file or file.startswith(POLICY_PREFIX):
         return "", None
@@ -71,6 +72,6 @@ def _renamed(given: object) -> object:
 def _located(problem: InvalidSpec, document: yamlfile.Document) -> InvalidSpec:
     expected = problem.expected
     if problem.field in ("script", "cwd") and "absolute path" in expected:
-        expected = "an absolute path: where it is in the image, or on a volume (--claim)"
+        expected = "an absolute path in the container image, or on a volume (--claim)"
     where = document.where(tuple(problem.field.split(".")))
     return InvalidSpec(problem.field, problem.value, expected, where)

@@ -1,4 +1,4 @@
-"""kubectl, each call with a time limit. It is what users have, with their clusters, credentials and plug-ins set up."""
+"""Runs kubectl, each call with a time limit. Users have it, with their clusters, credentials and plug-ins set up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.domain.errors import NotFound, Unavailable
 
 PROGRAM = "kubectl"
 TIMEOUT_S = 60.0
-JOBSET = "jobset.jobset.x-k8s.io"  # with its group: another one may have the same short name
+JOBSET = "jobset.jobset.x-k8s.io"  # with its group, because another resource may have the same short name
 
 
 def run(*arguments: str, context: str = "", given: str | None = None, timeout_s: float = TIMEOUT_S) -> str:
@@ -30,15 +30,15 @@ def run(*arguments: str, context: str = "", given: str | None = None, timeout_s:
         )
     except FileNotFoundError:
         raise NotFound(
-            f"there is no {PROGRAM} here, which submits to the cluster: install it, or pipe `holdfast kubernetes render` to a "
+            f"{PROGRAM}, which submits to the cluster, is not installed: install it, or pipe `holdfast kubernetes render` to a "
             f"machine that has it (… | {PROGRAM} apply -f -)"
         ) from None
     except subprocess.TimeoutExpired:
         raise Unavailable(
-            f"{PROGRAM} has not answered within {timeout_s:g} s: does the cluster's API server?"
+            f"{PROGRAM} has not answered within {timeout_s:g} s: check that the cluster's API server answers"
         ) from None
     if done.returncode:
-        raise Unavailable(f"{_shown(arguments)} failed with exit code {done.returncode}: {_said(done)}")
+        raise Unavailable(f"{_shown(arguments)} failed with exit code {done.returncode}: {_message(done)}")
     return done.stdout
 
 
@@ -46,11 +46,11 @@ def _shown(arguments: Sequence[str]) -> str:
     return " ".join((PROGRAM, *arguments[:3]))
 
 
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    said = " ".join((done.stderr or done.stdout).split())[:500] or "no message"
-    if "no matches for kind" in said or "the server doesn't have a resource type" in said:
-        return f"{said}. JobSet is not installed in this cluster: https://jobset.sigs.k8s.io"
-    return said
+def _message(done: subprocess.CompletedProcess[str]) -> str:
+    message = " ".join((done.stderr or done.stdout).split())[:500] or "no message"
+    if "no matches for kind" in message or "the server doesn't have a resource type" in message:
+        return f"{message}. JobSet is not installed in this cluster: https://jobset.sigs.k8s.io"
+    return message
 
 
 def jobset(name: str, namespace: str, context: str = "") -> dict[str, Any] | None:
@@ -61,7 +61,7 @@ def jobset(name: str, namespace: str, context: str = "") -> dict[str, Any] | Non
     try:
         found = json.loads(answer) if answer.strip() else None
     except ValueError:
-        raise Unavailable(f"{PROGRAM} answered with something else than JSON: {answer[:200]!r}") from None
+        raise Unavailable(f"{PROGRAM} answered with output that is not JSON: {answer[:200]!r}") from None
     return found if isinstance(found, dict) else None
 
 

@@ -1,8 +1,8 @@
-"""What the launcher's pod runs: `holdfast run --attach`, with what a restarted launcher has to know.
+"""Runs `holdfast run --attach` in the launcher's pod, with the options that a restarted launcher needs.
 
-Every pod of the launcher's Job is the same launcher to the supervisor (by the uid of the JobSet), so it follows the job that an
-earlier pod has submitted. A job that has failed in a way that another attempt may mend is submitted again, from its checkpoint.
-The nodes' pods, and with them their memory and disks, are deleted when the launcher has ended: it waits for the last upload.
+Every pod of the launcher's Job identifies itself by the uid of the JobSet, so it follows the job that an earlier pod has
+submitted. A job that has failed in a way that another attempt may fix is submitted again, and starts from its checkpoint. The
+launcher waits for the final upload, because the nodes' pods, with their memory and disks, are deleted when it has ended.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ POLL_S = 1.0
 
 
 def options(found: Mapping[str, Any] | None, start: str, has_checkpoints: Callable[[], bool]) -> list[str]:
-    """Return the options of `holdfast run`. `found`: the job that this launcher has submitted before; None = this is the first.
-    `start`: what the first does with checkpoints of the job's name: "resume", "fresh" or nothing."""
+    """Return the options of `holdfast run`. `found`: the job that this launcher has submitted before; None = none yet. `start`:
+    how the first submission uses checkpoints of the job's name: "resume", "fresh" or nothing."""
     if found is None:
         return [f"--{start}"] if start else []
     if found["phase"] != "failed" or exit_code(found) != FAILED:
         return []
-    # Without a checkpoint of its own or an earlier one, the run that failed began at step 0, and so does the next.
+    # Without any checkpoint, the failed run began at step 0, and so does the next one.
     began_anew = not found["checkpoint_step"] and found["goes_on_from"] is None and not has_checkpoints()
     return ["--fresh" if began_anew else "--resume"]
 
 
 class LauncherPod:
-    """Runs in the main thread of a process of its own. `command`: of `holdfast run --attach`, without options for the start."""
+    """Runs in the main thread of a separate process. `command`: `holdfast run --attach`, without options for the start."""
 
     def __init__(self, command: Sequence[str], job_file: str, name: str, console: Console) -> None:
         self._command, self._job_file, self._name, self._console = command, job_file, name, console
@@ -46,7 +46,7 @@ class LauncherPod:
         self._ended_by = 0
 
     def run(self, client: Client, token: str, start: str) -> int:
-        """Return the exit code of the container, as of `holdfast run`."""
+        """Run the launcher. Returns the exit code of the container, which is that of `holdfast run`."""
         signal.signal(signal.SIGTERM, self._on_signal)
         try:
             found = client.attach(self._name, token)
@@ -63,7 +63,7 @@ class LauncherPod:
         if self._ended_by:
             return SIGNALLED + self._ended_by
         self._launcher = subprocess.Popen(tied(command), stdin=subprocess.DEVNULL)
-        self._pass_on()  # a signal may have come before there was a launcher
+        self._pass_on()  # a signal may have arrived before the launcher was started
         code = self._launcher.wait()
         return code if code >= 0 else SIGNALLED - code
 
@@ -85,20 +85,20 @@ def wait_for_upload(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until the last checkpoint of a job that is over is in the object store, for at most `UPLOAD_WAIT_S`."""
-    until, said = clock() + UPLOAD_WAIT_S, False
+    """Wait for the final upload of a finished job, for at most `UPLOAD_WAIT_S`."""
+    until, logged = clock() + UPLOAD_WAIT_S, False
     while not ended():
         try:
             leaving = client.job(name).get("leaving")
         except HoldfastError as error:
-            console.print(f"the last upload is not known: {error}", soft_wrap=True, markup=False)
+            console.print(f"the state of the final upload is unknown: {error}", soft_wrap=True, markup=False)
             return
         if not leaving:
             return
         if clock() >= until:
-            console.print(f"the last upload has not ended within {UPLOAD_WAIT_S:g} s; the nodes are released")
+            console.print(f"the final upload has not ended within {UPLOAD_WAIT_S:g} s; the nodes are released")
             return
-        if not said:
-            said = True
-            console.print("the last checkpoint is on its way to the store; the nodes stay until it is there")
+        if not logged:
+            logged = True
+            console.print("the last checkpoint is being uploaded to the object store; the nodes are kept until then")
         sleep(POLL_S)

@@ -1,17 +1,17 @@
-"""The objects of one job in Kubernetes: a ConfigMap with its job file, and a JobSet with its nodes and its launcher. Pure.
+"""Renders the objects of one job in Kubernetes: a ConfigMap with its job file, and a JobSet with nodes and launcher. Pure.
 
     JobSet NAME ─┬─ Job node       Indexed, a pod per node and spare: `holdfast kubernetes node` ── `holdfast agent`
                  └─ Job launcher   one pod: `holdfast kubernetes launcher` ── `holdfast run --attach`
     ConfigMap NAME-job             job.yaml, policy.py
 
-| what happens | what follows |
+| event | result |
 |---|---|
-| a machine is lost | its pod is deleted after `UNREACHABLE_S`, and replaced at once: a spare has its ranks |
+| a machine is lost | its pod is deleted after `UNREACHABLE_S`, and replaced at once; a spare has taken over its ranks |
 | a pod is deleted or evicted, a machine is drained | SIGTERM: the ranks move at a saved step; the pod fails, and is replaced |
 | the job completes | the launcher ends with 0, which is the JobSet's success; the nodes' pods are deleted |
-| it fails, and another attempt may succeed (1) | the launcher is started again, at most `attempts` times, and resumes |
-| its script is wrong, or an operator stopped it (93, 2) | the launcher's Job fails at once, and the JobSet with it |
-| it is suspended, or no supervisor answers (75, 69) | the launcher is started again, without a limit |
+| the job fails, and another attempt may succeed (1) | the launcher is started again, at most `attempts` times, and resumes |
+| the script is wrong, or an operator stopped the job (93, 2) | the launcher's Job fails at once, and the JobSet with it |
+| the job is suspended, or no supervisor answers (75, 69) | the launcher is started again, without a limit |
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 Manifest = dict[str, Any]
 
 UNREACHABLE_S = (
-    10  # instead of Kubernetes' 300: a spare has the ranks, and the machine's pod only delays its replacement
+    10  # instead of Kubernetes' 300, because a spare has the ranks, and the old pod only delays its replacement
 )
-UNLIMITED = 2_147_483_647  # of backoffLimit: pods of nodes may fail as often as they do
-EXIT_MARGIN_S = 20  # from the end of an agent's grace to SIGKILL: 10 s for the end of the agent itself
+UNLIMITED = 2_147_483_647  # for backoffLimit: the number of failures of the nodes' pods is not limited
+EXIT_MARGIN_S = 20  # from the end of an agent's grace period to SIGKILL; the agent's own end takes 10 s of this
 CONTROL_PORT = 8471
 PART_OF, NAME, INSTANCE, COMPONENT = (
     f"app.kubernetes.io/{key}" for key in ("part-of", "name", "instance", "component")
 )
 QUEUE = "kueue.x-k8s.io/queue-name"
-DIGEST = "holdfast/digest"  # annotation of the JobSet: what it was rendered from
+DIGEST = "holdfast/digest"  # annotation of the JobSet: digest of the inputs that it was rendered from
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"  # label that JobSet gives its pods
 NODE_JOB, LAUNCHER_JOB = "node", "launcher"
 JOB_DIRECTORY, TOKEN_DIRECTORY, TLS_DIRECTORY = "/etc/holdfast/job", "/etc/holdfast/fleet", "/etc/holdfast/tls"
 JOIN_TOKEN_KEY, API_TOKEN_KEY = "join-token", "api-token"  # of the chart's Secret
 STATE, SHARED_MEMORY = "/var/lib/holdfast", "/dev/shm"
 POD_LABEL_CHARS_MAX = 63
-POD_SUFFIX_CHARS = 6  # of a pod's name: a hyphen and five characters
+POD_SUFFIX_CHARS = 6  # end of a pod's name: a hyphen and five characters
 
 OWN_DIRECTORIES = (JOB_DIRECTORY, TOKEN_DIRECTORY, TLS_DIRECTORY, STATE, SHARED_MEMORY)  # in the containers
-CONFIG_BYTES_MAX = 1_000_000  # Kubernetes' limit is 1 MiB with everything
+CONFIG_BYTES_MAX = 1_000_000  # Kubernetes limits the complete object to 1 MiB
 
 _LABEL_EXPECTED = "1 to 63 lower-case letters, digits and hyphens, a letter or digit first and last"
-_NAME_EXPECTED = "a name as Kubernetes takes it: lower-case letters, digits, hyphens and dots"
+_NAME_EXPECTED = "a valid name in Kubernetes: lower-case letters, digits, hyphens and dots"
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
@@ -66,10 +66,10 @@ _IMAGE = re.compile(r"[^\s]{1,1024}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of a cluster. Names and quantities are Kubernetes' own; empty = none.
+    """The options of a submission. Names and quantities are in Kubernetes' notation; empty = none.
 
     `fleet_service`: NAME or NAME.NAMESPACE of the chart's release. `claims`, `selector`: NAME and PATH, KEY and VALUE.
-    `start`: what a first launcher does with checkpoints of the job's name, "resume", "fresh" or "". `user`: of the pods'
+    `start`: how the first launcher uses checkpoints of the job's name, "resume", "fresh" or "". `user`: user id of the pods'
     processes.
     """
 
@@ -113,7 +113,7 @@ class Asked:
 
     @property
     def endpoints(self) -> str:
-        """Each supervisor by its own name: an agent asks one after the other until it finds the leader."""
+        """Each supervisor by its own name, because an agent tries them one after the other until it finds the leader."""
         host = f"{self.service}-supervisor"
         return ",".join(
             f"{host}-{index}.{host}.{self.service_namespace}.svc:{CONTROL_PORT}" for index in range(self.supervisors)
@@ -138,9 +138,9 @@ def render(asked: Asked, job: JobSource) -> list[Manifest]:
         "kind": "JobSet",
         "metadata": _metadata(asked, job.spec.name, job.spec.name, queue=asked.queue),
         "spec": {
-            "network": {"enableDNSHostnames": False},  # nodes tell each other their addresses
+            "network": {"enableDNSHostnames": False},  # nodes get each other's addresses from the supervisor
             "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER_JOB]},
-            "failurePolicy": {"maxRestarts": 0},  # only the launcher can fail, and knows when
+            "failurePolicy": {"maxRestarts": 0},  # only the launcher's Job can fail, after its own retries
             "replicatedJobs": [_node_job(asked, job), _launcher_job(asked, job)],
         },
     }
@@ -178,8 +178,8 @@ def _node_job(asked: Asked, job: JobSource) -> Manifest:
                 "completions": pods,
                 "completionMode": "Indexed",
                 "backoffLimit": UNLIMITED,
-                # The pod of a lost machine stays Terminating until the machine is back, and must not keep its replacement
-                # waiting. A podFailurePolicy would forbid this value.
+                # The pod of a lost machine stays Terminating until the machine is back, and must not delay its replacement. A
+                # podFailurePolicy would forbid this value.
                 "podReplacementPolicy": "TerminatingOrFailed",
                 "template": {"metadata": {"labels": _labels(job, "agent")}, "spec": _node_pod(asked, job)},
             }
@@ -189,7 +189,7 @@ def _node_job(asked: Asked, job: JobSource) -> Manifest:
 
 def _node_pod(asked: Asked, job: JobSource) -> Manifest:
     spec: Manifest = {
-        # A container that crashes is started again in its pod, where memory and disk tier are.
+        # A crashed container is started again in its pod, which has the memory and disk tiers.
         "restartPolicy": "OnFailure",
         "terminationGracePeriodSeconds": asked.grace_s + EXIT_MARGIN_S,
         **_identity(asked),
@@ -215,7 +215,8 @@ def _node_pod(asked: Asked, job: JobSource) -> Manifest:
 
 
 def _agent(asked: Asked, job: JobSource) -> Manifest:
-    # A machine is a node, whichever pod is on it: what is known of the machine's faults is known of the next pod, too.
+    # The node has the name of the machine, not of the pod, so that the fault history of the machine also applies to its next
+    # pod.
     name = "metadata.name" if asked.share_hosts else "spec.nodeName"
     resources = {asked.gpu_resource: str(asked.gpus)} if asked.gpus else {}
     memory = {"memory": asked.memory} if asked.memory else {}
@@ -232,7 +233,7 @@ def _agent(asked: Asked, job: JobSource) -> Manifest:
             *("--pool", job.spec.pool),
             *("--dir", STATE),
             *("--memory", f"{SHARED_MEMORY}/holdfast"),
-            *("--kernel-log", "/dev/null"),  # a pod may not read the machine's; NVML reports Xids, too
+            *("--kernel-log", "/dev/null"),  # a pod may not read the machine's kernel log; NVML reports Xids, too
         ],
         "env": [
             _from_field("NODE_NAME", name),
@@ -271,7 +272,7 @@ def _disk(asked: Asked) -> Manifest:
 
 
 def _other_agents() -> Manifest:
-    """Agents of any job and namespace: a machine is one node of a fleet."""
+    """Return the label selector of agents of any job and namespace, because a machine is one node of a fleet."""
     return {
         "labelSelector": {"matchLabels": {NAME: "holdfast", COMPONENT: "agent"}},
         "namespaceSelector": {},
@@ -296,7 +297,7 @@ def _launcher_job(asked: Asked, job: JobSource) -> Manifest:
                     "rules": [
                         _on_exit("FailJob", [USAGE_ERROR, DO_NOT_RESTART]),
                         _on_exit("Ignore", [UNAVAILABLE, SUSPENDED]),
-                        # evicted, or its machine was lost: the job trains on, and the next launcher follows it
+                        # evicted, or its machine was lost: the job continues, and the next launcher follows it
                         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                     ]
                 },
@@ -414,11 +415,11 @@ def _claim_mounts(asked: Asked) -> list[Manifest]:
     return [{"name": f"claim-{name}", "mountPath": path} for name, path in asked.claims]
 
 
-# ---------------------------------------------------------------- what is wrong
+# ---------------------------------------------------------------- checks
 
 
 def _check(asked: Asked, job: JobSource) -> None:
-    """Raises `InvalidSpec` with every mistake: the API server would name one at a time, and some only in a pod's log."""
+    """Raises `InvalidSpec` with all mistakes. The API server would report one at a time, and some only in a pod's log."""
     problems: list[InvalidSpec] = []
 
     def require(good: bool, option: str, value: object, expected: str) -> None:
@@ -438,7 +439,7 @@ def _check(asked: Asked, job: JobSource) -> None:
     require(
         len(name) <= room, "name", name, f"at most {room} characters: the names of pods contain it, and have at most 63"
     )
-    require(name[0].isalpha(), "name", name, "a name that begins with a letter, as Kubernetes asks of a JobSet's")
+    require(name[0].isalpha(), "name", name, "a name that begins with a letter, as Kubernetes requires for a JobSet")
     require(_IMAGE.fullmatch(asked.image) is not None, "--image", asked.image, "an image, such as REGISTRY/trainer:TAG")
     require(re.fullmatch(_LABEL, asked.namespace) is not None, "--namespace", asked.namespace, _LABEL_EXPECTED)
     require(
@@ -492,7 +493,7 @@ def _check(asked: Asked, job: JobSource) -> None:
         bool(asked.disk_tier) or not asked.disk_class,
         "--disk-class",
         asked.disk_class,
-        "the size of the volumes with it: --disk-tier 500Gi",
+        "together with the size of the volumes, for example --disk-tier 500Gi",
     )
     if asked.processors:
         try:
@@ -504,7 +505,7 @@ def _check(asked: Asked, job: JobSource) -> None:
         total <= CONFIG_BYTES_MAX,
         "job file",
         f"{total} bytes with its policy",
-        f"at most {CONFIG_BYTES_MAX}, what a ConfigMap holds",
+        f"at most {CONFIG_BYTES_MAX}, the limit of a ConfigMap",
     )
     if problems:
         raise InvalidSpecs(problems)

@@ -1,7 +1,7 @@
-"""What a pod of a node runs: the agent, started again if it crashes, and told when the pod is deleted.
+"""Runs the agent in a node's pod: starts it again if it crashes, and signals it when the pod is deleted.
 
-The pod never succeeds. An Indexed Job counts a pod that ended with 0 as done, also one that was evicted, and would not replace
-it: so an agent that has left in good order ends its pod with `SUSPENDED`.
+The pod never succeeds. An Indexed Job counts every pod that ended with 0 as done, even if it was evicted, and would not replace
+it. Therefore an agent that has left in good order ends its pod with `SUSPENDED`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POLL_S = 0.1
 
 
 class NodePod:
-    """Runs in the main thread of a process of its own."""
+    """Runs in the main thread of a separate process."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -35,7 +35,7 @@ class NodePod:
         restarts = Restarts(time.monotonic())
         while not self._leaving:
             code = self._one_agent()
-            if self._leaving or code == USAGE_ERROR:  # a setting that is wrong will be wrong again
+            if self._leaving or code == USAGE_ERROR:  # another start with the same wrong setting would fail again
                 return code if code > 0 else SUSPENDED
             pause_s = restarts.ended(time.monotonic())
             sys.stderr.write(f"the agent ended with {code}; starting it again in {pause_s:g} s\n")
@@ -46,7 +46,7 @@ class NodePod:
 
     def _one_agent(self) -> int:
         self._agent = subprocess.Popen(tied(self._command), stdin=subprocess.DEVNULL)
-        if self._leaving:  # a signal that came before there was an agent to pass it on to
+        if self._leaving:  # a signal has arrived before the agent was started
             self._agent.terminate()
         return self._agent.wait()
 

@@ -1,4 +1,4 @@
-"""Kubernetes' quantities: 8Gi, 500m, 1.5. Only what a job's pods are sized by."""
+"""Parses Kubernetes' quantities for the sizes of a job's pods: 8Gi, 500m, 1.5."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def bytes_of(option: str, text: str) -> int:
     found = _QUANTITY.fullmatch(text)
     size = int(Decimal(found[1]) * _UNITS[found[2]]) if found else 0
     if size < 1:
-        raise InvalidSpec(option, text, "a size as Kubernetes takes it, such as 64Gi or 500M")
+        raise InvalidSpec(option, text, "a size in Kubernetes' notation, such as 64Gi or 500M")
     return size
 
 
 def cpu(option: str, text: str) -> str:
-    """Return a number of processors as it is. Raises `InvalidSpec` that names the option."""
+    """Check a number of processors and return it unchanged. Raises `InvalidSpec` that names the option."""
     if _CPU.fullmatch(text) is None or not float(text.rstrip("m")):
-        raise InvalidSpec(option, text, "a number of processors as Kubernetes takes it, such as 16 or 500m")
+        raise InvalidSpec(option, text, "a number of processors in Kubernetes' notation, such as 16 or 500m")
     return text

@@ -1,4 +1,5 @@
-"""One allocation, on its batch node: control plane, an agent on every node, and the launcher whose exit code is the job's.
+"""Runs one allocation on its batch node: control plane, an agent on every node, and the launcher, which has the job's exit
+code.
 
     batch node    holdfast slurm allocation ─┬─ Redis, diagnostics, supervisor      state in the shared directory
                                              ├─ holdfast run --attach               its exit code ends the allocation
@@ -8,14 +9,14 @@
 
 How an allocation ends:
 
-| what happens | what follows |
+| event | result |
 |---|---|
-| the job is over | the agents are ended, the rest of the chain is cancelled, exit code as of `holdfast run` |
-| its time is nearly over: SIGUSR1, or by the clock | a file tells all nodes; the job is saved and suspended; 75 |
+| the job has ended | the agents are stopped, the rest of the chain is cancelled, exit code of `holdfast run` |
+| the time limit is near: SIGUSR1, or by the clock | a file notifies all nodes; the job is saved and suspended; 75 |
 | `holdfast slurm cancel`: SIGUSR2 | the same, at once |
-| `scancel`, preemption: SIGTERM to this process and to the nodes' | agents are told: the same, within KillWait |
-| the same, where workers get SIGTERM as well (`node.py`) | they die; the job goes on from its last checkpoint |
-| the batch node is lost | Slurm ends the allocation; the next one goes on from the newest complete step |
+| `scancel`, preemption: SIGTERM to this process and to the nodes' | agents are notified: the same, within KillWait |
+| the same, if workers receive SIGTERM as well (`node.py`) | workers end; the job continues from its last checkpoint |
+| the batch node is lost | Slurm ends the allocation; the next one continues from the newest complete checkpoint |
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ from holdfast.runtime.children import tied
 from holdfast.runtime.files import write_whole
 
 CHECK_S = 0.2
-WATCH_S = 10.0  # between two looks at sinfo, and at which nodes have not been told
+WATCH_S = 10.0  # between two queries of sinfo, and attempts to notify the nodes
 WITHOUT_AGENTS_S = 120.0
-CANCELLED_S = 15.0  # without agents, after a cancellation
+CANCELLED_S = 15.0  # limit of the time without agents after a cancellation
 LAUNCHER_PAUSE_S = 1.0
 SOURCE = "slurm"  # of notices
 CONTROL_FILE = "control.json"
@@ -65,8 +66,8 @@ CONTROL_FILE = "control.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`notice_s`: the nodes are told of the allocation's end this long before; `grace_s`: their agents begin to leave this
-    long before. `local`, `memory`: directories on each node."""
+    """`notice_s`: how long before the allocation's end the nodes are notified; `grace_s`: how long before the end their agents
+    begin to leave. `local`, `memory`: directories on each node."""
 
     directory: Path
     chain: str
@@ -97,7 +98,7 @@ class Here:
             raise InvalidSpec(
                 "SLURM_JOB_ID",
                 job,
-                "a batch script of Slurm around this command: it is made by `holdfast slurm submit`",
+                "to be run in a batch script of Slurm, which `holdfast slurm submit` creates",
             )
         return cls(job, nodelist, int(count))
 
@@ -110,8 +111,8 @@ class AllocationRun:
         self._over = threading.Event()
         self._end = EndWatch(plan.notice_s, plan.grace_s)
         self._terminated_at: float | None = None
-        self._terminated_said = False
-        self._said: dict[str, str] = {}  # errors that last
+        self._termination_logged = False
+        self._errors: dict[str, str] = {}  # last error of each kind, which is logged once
 
     def run(self) -> int:
         """Return the exit code."""
@@ -121,9 +122,9 @@ class AllocationRun:
         plan = self._plan
         chain = chains.read(plan.directory, plan.chain)
         if chain.over is not None:
-            self._say(f"{plan.job_name} is over since allocation {chain.ended[-1].slurm_job}: nothing to do")
+            self._log(f"{plan.job_name} is over since allocation {chain.ended[-1].slurm_job}: nothing to do")
             return chain.over
-        self._look_at_script()
+        self._check_script()
         code = UNAVAILABLE
         try:
             code = self._run(resumes=chain.failed_before)
@@ -139,12 +140,12 @@ class AllocationRun:
         token = secret_in(plan.directory / "api-token")
         options = StackOptions(
             directory=plan.directory / "state",
-            host="0.0.0.0",  # for the agents of the other nodes, which need the join token
+            host="0.0.0.0",  # so that agents of other nodes can connect; they need the join token
             api_host="127.0.0.1",
-            stop_signal="SIGINT",  # Slurm sends SIGTERM to every process of the batch step, and they are still needed
+            stop_signal="SIGINT",  # Slurm sends SIGTERM to every process of the batch step while the services are still needed
             environment={**settings_for_parts(os.environ), ENV_TOKEN: token, **self._replacing()},
         )
-        with LocalStack(options, say=self._say) as stack:
+        with LocalStack(options, say=self._log) as stack:
             self._publish(stack)
             environment = {**os.environ, ENV_API: stack.api_url, ENV_TOKEN: token, ENV_LAUNCHER: plan.chain}
             agents = self._start_agents(stack)
@@ -160,29 +161,29 @@ class AllocationRun:
     def _follow(
         self, stack: LocalStack, environment: Mapping[str, str], agents: subprocess.Popen[bytes], *, resumes: bool
     ) -> int:
-        """Run the launcher until the job is over or suspended. A launcher that was killed is started again. Without agents the
-        allocation would wait for its time limit: it ends."""
+        """Run the launcher until the job has ended or is suspended. A killed launcher is started again. If there are no agents
+        for some time, end the allocation, which otherwise would wait for its time limit."""
         command = [*holdfast("run"), "--attach", *(["--resume"] if resumes else []), str(self._plan.job_file)]
         agents_ended_at: float | None = None
         while True:
-            # in a group of its own: SIGTERM from Slurm must not end it before the job is suspended
+            # a separate process group: SIGTERM from Slurm must not end the launcher before the job is suspended
             launcher = subprocess.Popen(tied(command), env=dict(environment), stdin=subprocess.DEVNULL, process_group=0)
             while (code := launcher.poll()) is None:
                 stack.tend()
-                self._say_terminated()
+                self._log_termination()
                 if agents.poll() is not None and agents_ended_at is None:
                     agents_ended_at = time.monotonic()
-                    self._say(f"srun, which runs the agents, ended with {agents.returncode}: see {self._logs}")
+                    self._log(f"srun, which runs the agents, ended with {agents.returncode}: see {self._logs}")
                 cancelled = self._end.cancelled_at is not None or self._terminated_at is not None
                 limit_s = CANCELLED_S if cancelled else WITHOUT_AGENTS_S
                 if agents_ended_at is not None and time.monotonic() - agents_ended_at > limit_s:
-                    self._say(f"no agents for {limit_s:g} s: the allocation ends")
+                    self._log(f"no agents for {limit_s:g} s: the allocation ends")
                     stop_all([launcher])
                     return SUSPENDED if cancelled else UNAVAILABLE
                 time.sleep(CHECK_S)
             if 0 <= code < SIGNALLED:
                 return code
-            self._say(f"[yellow]the launcher was ended by a signal ({code})[/]; it is started again")
+            self._log(f"[yellow]the launcher was ended by a signal ({code})[/]; it is started again")
             time.sleep(LAUNCHER_PAUSE_S)
 
     # ------------------------------------------------------------------ parts
@@ -209,19 +210,20 @@ class AllocationRun:
         return subprocess.Popen(tied([*srun, *node]), env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def _publish(self, stack: LocalStack) -> None:
-        """Tell people where this allocation's control plane is. Programs of the allocation are told by their arguments."""
-        said = {
+        """Write the endpoints of this allocation's control plane to a file for users. Programs of the allocation get them as
+        arguments."""
+        endpoints = {
             "slurm_job": self._here.job,
             "host": socket.gethostname(),
             "api": stack.api_url,
             "control": stack.control_endpoint,
             "since": time.time(),
         }
-        write_whole(self._plan.directory / CONTROL_FILE, json.dumps(said, indent=1).encode())
-        self._say(f"allocation {self._here.job}: {self._here.nodes} nodes, {self._here.nodelist}; logs in {self._logs}")
+        write_whole(self._plan.directory / CONTROL_FILE, json.dumps(endpoints, indent=1).encode())
+        self._log(f"allocation {self._here.job}: {self._here.nodes} nodes, {self._here.nodelist}; logs in {self._logs}")
 
     def _replacing(self) -> dict[str, str]:
-        """The supervisor's command for a node that it has condemned, if nodes are to be drained."""
+        """Return the supervisor's command for a node that it has taken out of service, if such nodes are drained."""
         if not self._plan.drains_condemned:
             return {}
         command = shlex.join([*holdfast("slurm", "drain"), "{node}", "{reason}"])
@@ -236,42 +238,43 @@ class AllocationRun:
         self._end.cancelled_at = self._end.cancelled_at or time.time()
 
     def _on_terminate(self, *_: int | FrameType | None) -> None:
-        """The tasks of all nodes get it as well, and tell their agents. SIGKILL follows after Slurm's KillWait."""
+        """Record a SIGTERM. The tasks of all nodes get it as well, and notify their agents. SIGKILL follows after Slurm's
+        KillWait."""
         self._terminated_at = self._terminated_at or time.time()
 
-    def _say_terminated(self) -> None:
-        if self._terminated_at is not None and not self._terminated_said:
-            self._terminated_said = True
-            self._say(
+    def _log_termination(self) -> None:
+        if self._terminated_at is not None and not self._termination_logged:
+            self._termination_logged = True
+            self._log(
                 "[yellow]Slurm ends the allocation[/] (scancel or preemption); the job is saved, if there is time"
             )
 
     def _watch(self, api: str, token: str) -> None:
-        """Compare what Slurm says with what the supervisor has been told, until the allocation is over."""
+        """Announce and withdraw notices at the supervisor as Slurm drains and resumes nodes, until the allocation ends."""
         drains = Drains()
-        self._ask_for_end()
+        self._query_end()
         with Client(api, token=token) as client:
             while not self._over.is_set():
                 self._announce_end()
                 changes: list[Change] = []
-                with self._saying_errors("the states of nodes are not known"):
+                with self._logging_errors("the states of nodes are unknown"):
                     changes = drains.changes(tools.node_states(self._here.nodelist))
                 for change in changes:
-                    with self._saying_errors(f"the supervisor has not been told of {change.node}"):
-                        self._tell(client, change)
+                    with self._logging_errors(f"the supervisor has not been notified of {change.node}"):
+                        self._notify(client, change)
                         drains.done(change)
                 self._wait()
 
-    def _tell(self, client: Client, change: Change) -> None:
+    def _notify(self, client: Client, change: Change) -> None:
         if isinstance(change, Announce):
             client.announce(change.node, SOURCE, change.event, None)
-            self._say(f"[yellow]{change.node}[/]: {escape(change.event)}")
+            self._log(f"[yellow]{change.node}[/]: {escape(change.event)}")
         else:
             client.withdraw(change.node, SOURCE)
-            self._say(f"{change.node}: Slurm no longer drains it")
+            self._log(f"{change.node}: Slurm no longer drains it")
 
     def _wait(self) -> None:
-        """Until the next look, which is at once when the end has come near."""
+        """Wait until the next query; not at all if the end is near and has not been announced."""
         until = time.monotonic() + WATCH_S
         while not self._over.wait(CHECK_S) and time.monotonic() < until:
             if self._end.announced is None and self._end.is_near(time.time()):
@@ -280,49 +283,49 @@ class AllocationRun:
                 return
 
     def _announce_end(self) -> None:
-        """Tell the nodes when the allocation ends, if that is soon."""
+        """Notify the nodes of the allocation's end, if it is near."""
         if not self._end.is_near(time.time()):
             return
         if self._end.cancelled_at is None:
-            self._ask_for_end()
+            self._query_end()
         if (ends_at := self._end.due(time.time())) is None:
             return
-        with self._saying_errors("the nodes have not been told of the end"):
+        with self._logging_errors("the nodes have not been notified of the end"):
             Ending(self._here.job, ends_at).write(self._plan.directory)
             self._end.announced = ends_at
             left_s, grace_s = ends_at - time.time(), self._plan.grace_s
-            self._say(f"the allocation ends in {left_s:.0f} s; {grace_s:.0f} s before, the job is saved and suspended")
+            self._log(f"the allocation ends in {left_s:.0f} s; {grace_s:.0f} s before, the job is saved and suspended")
 
-    def _ask_for_end(self) -> None:
-        with self._saying_errors("the end of the allocation is known only by Slurm's signal"):
+    def _query_end(self) -> None:
+        with self._logging_errors("the end of the allocation is unknown until Slurm's signal"):
             self._end.ends_at = tools.ends_at(self._here.job)
 
     @contextlib.contextmanager
-    def _saying_errors(self, what: str) -> Iterator[None]:
-        """Say an error, and go on: what is watched is looked at again. The same error is said once in a row."""
+    def _logging_errors(self, what: str) -> Iterator[None]:
+        """Log an error and continue, because the operation is tried again. An error that repeats is logged once."""
         try:
             yield
         except (HoldfastError, OSError) as error:
-            if not self._over.is_set() and self._said.get(what) != str(error):
-                self._said[what] = str(error)
-                self._say(f"[yellow]{what}[/]: {escape(str(error))}")
+            if not self._over.is_set() and self._errors.get(what) != str(error):
+                self._errors[what] = str(error)
+                self._log(f"[yellow]{what}[/]: {escape(str(error))}")
         else:
-            self._said.pop(what, None)
+            self._errors.pop(what, None)
 
     # ------------------------------------------------------------------ the chain
 
-    def _look_at_script(self) -> None:
-        with self._saying_errors("the batch script is not known"):
+    def _check_script(self) -> None:
+        with self._logging_errors("the batch script cannot be read"):
             for doubt in doubts(tools.script_of(self._here.job)):
-                self._say(f"[yellow]warning:[/] {escape(doubt)}")
+                self._log(f"[yellow]warning:[/] {escape(doubt)}")
 
     def _cancel_rest(self, chain: chains.Chain) -> None:
         past = {link.slurm_job for link in chain.ended}
         if rest := [job for job in chain.slurm_jobs if job not in past]:
-            with self._saying_errors(f"allocations {', '.join(rest)} of the chain will start and end at once"):
+            with self._logging_errors(f"allocations {', '.join(rest)} of the chain will start and end at once"):
                 tools.run("scancel", *rest)
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", soft_wrap=True)
 
 

@@ -1,7 +1,7 @@
-"""The chain: several allocations of one job, one after the other, and what each leaves for the next in the shared directory.
+"""The chain: several allocations of one job, one after the other, and the files that they share.
 
-<directory>/chain.json     written at submission, before Slurm knows of it; its allocations add how they ended
-<directory>/state/         the control plane's: jobs, history, join token. Used by one allocation at a time
+<directory>/chain.json     written before the submission to Slurm; each allocation adds its exit code
+<directory>/state/         state of the control plane: jobs, history, join token. Used by one allocation at a time
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = "chain.json"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One allocation that has ended. `code`: exit code of the job (`endings.py`)."""
+    """One ended allocation. `code`: exit code of the job (`endings.py`)."""
 
     slurm_job: str
     code: int
@@ -28,7 +28,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """`id`: token by which every allocation of the chain is the same launcher to the supervisor. `slurm_jobs`: as submitted."""
+    """`id`: token that identifies every allocation of the chain as the same launcher. `slurm_jobs`: in order of submission."""
 
     id: str
     job: str
@@ -41,9 +41,9 @@ class Chain:
 
     @classmethod
     def of(cls, directory: Path, job: str) -> Chain:
-        """The chain for a submission from this directory: it goes on with the run of the one before, unless that is over.
-        The supervisor, whose state is in the directory, knows a launcher by its token. None of the allocations before may be
-        left."""
+        """Return the chain for a submission from this directory. It continues the run of the previous chain unless that run has
+        ended: it keeps the token, by which the supervisor, whose state is in the directory, identifies a launcher. All earlier
+        allocations must have ended."""
         try:
             before = newest(directory)
         except (NotFound, InvalidSpec):
@@ -52,7 +52,7 @@ class Chain:
 
     @property
     def over(self) -> int | None:
-        """The exit code of the job, if a further allocation is of no use."""
+        """The exit code of the job if no further allocation is needed, otherwise None."""
         if not self.ended or self.ended[-1].code in (SUSPENDED, FAILED, UNAVAILABLE):
             return None
         return self.ended[-1].code
@@ -69,19 +69,20 @@ class Chain:
 
 
 def read(directory: Path, chain_id: str) -> Chain:
-    """Raises `NotFound` if this machine does not see what the submission has written, `InvalidSpec` for another chain's."""
+    """Read the chain. Raises `NotFound` if this machine does not see its file, `InvalidSpec` if the file is of another
+    chain."""
     chain = newest(directory)
     if chain.id != chain_id:
         raise InvalidSpec(
             "--dir",
             str(directory),
-            f"the directory of this submission: {chain.job} was submitted from it again meanwhile",
+            f"the directory of this submission, but {chain.job} has been submitted from it again since",
         )
     return chain
 
 
 def newest(directory: Path) -> Chain:
-    """The chain that was submitted last. Raises as `read` does."""
+    """Return the chain that was submitted last. Raises as `read` does."""
     path = directory / FILE
     try:
         raw = json.loads(path.read_bytes())

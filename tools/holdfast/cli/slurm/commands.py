@@ -53,14 +53,14 @@ def submit(
     time: Annotated[str, typer.Option(help="Time limit of each allocation, as Slurm takes it.")] = "24:00:00",
     nodes: Annotated[
         int | None,
-        typer.Option(help="Nodes of the job, as a check. Default: as the job file says.", min=1, show_default=False),
+        typer.Option(help="Nodes of the job, as a check. Default: nodes of the job file.", min=1, show_default=False),
     ] = None,
     spares: Annotated[
-        int | None, typer.Option(help="Nodes on top, that take over from nodes that fail. Default: the job's.", min=0)
+        int | None, typer.Option(help="Additional nodes, which replace failed nodes. Default: the job's.", min=0)
     ] = None,
     chain: Annotated[
         int,
-        typer.Option(help="Allocations, one after the other: each goes on where the last ended.", min=1, max=CHAIN_MAX),
+        typer.Option(help="Number of allocations; each continues where the previous one ended.", min=1, max=CHAIN_MAX),
     ] = 1,
     directory: Annotated[
         Path | None,
@@ -73,24 +73,25 @@ def submit(
     local: Annotated[Path, typer.Option(help="Directory on each node's own disk: agents, disk tier.")] = LOCAL,
     memory: Annotated[Path, typer.Option(help="Directory on each node's tmpfs: memory tier.")] = MEMORY,
     notice: Annotated[
-        int, typer.Option(help="Seconds before the time limit at which Slurm tells the allocation.", min=30, max=7200)
+        int, typer.Option(help="Seconds before the time limit at which Slurm signals the allocation.", min=30, max=7200)
     ] = NOTICE_S,
     drain_condemned: Annotated[
         bool,
         typer.Option(
             "--drain-condemned",
-            help="Drain nodes with broken hardware in Slurm, with the reason. You need the rights of an operator.",
+            help="Drain nodes with broken hardware in Slurm, with the reason. Requires the rights of an operator.",
         ),
     ] = False,
     shared_nodes: Annotated[
-        bool, typer.Option("--shared-nodes", help="Do not ask for whole nodes (--exclusive).")
+        bool, typer.Option("--shared-nodes", help="Do not request exclusive nodes (--exclusive).")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")] = False,
 ) -> None:
     """Submit a job to Slurm: its nodes and spares as one allocation, or as a chain of allocations.
 
     The allocation survives nodes that fail. Before its time limit, and by `holdfast slurm cancel`, the job is saved and
-    suspended; the next allocation of the chain goes on from the saved step. Exit codes of an allocation: as of `holdfast run`.
+    suspended; the next allocation of the chain continues from the saved step. An allocation has the exit codes of `holdfast
+    run`.
     """
     spec = load_job(job_file)
     _require_nodes(nodes, spec)
@@ -148,7 +149,7 @@ def _submit(link: Chain, script: str, shared: Path, count: int, spec: JobSpec) -
     if count == 1 and not spec.checkpoint.store:
         console.print(
             "[yellow]checkpoints stay on the nodes' own disks[/]: another allocation resumes only if it gets the same nodes. "
-            "checkpoint.store in the job file changes that",
+            "To resume on any nodes, set checkpoint.store in the job file",
             soft_wrap=True,
         )
 
@@ -172,7 +173,7 @@ def cancel(
         Path | None, typer.Option("--dir", help=f"As given to submit. Default: ./{DIRECTORY}/NAME.", show_default=False)
     ] = None,
 ) -> None:
-    """Cancel a job's allocations, and save it first. Submitted again, it goes on from the saved step.
+    """Save a job and cancel its allocations. If it is submitted again, it continues from the saved step.
 
     `scancel` saves as well, but only if Slurm tracks processes by cgroups, and within its KillWait (30 s by default).
     """
@@ -183,7 +184,7 @@ def cancel(
         raise InvalidSpec("--dir", str(shared), f"the directory of {name}: this one is that of {link.job}")
     states = tools.states(link.slurm_jobs)
     waiting = [job for job, state in states.items() if state in WAITING]
-    if waiting:  # first: the next one of the chain would begin when the one that runs has ended
+    if waiting:  # first, because the next allocation of the chain begins when the running one has ended
         tools.cancel(waiting)
         console.print(f"cancelled before it began: {', '.join(waiting)}", soft_wrap=True)
     for job in (job for job, state in states.items() if state == "RUNNING"):
@@ -193,14 +194,14 @@ def cancel(
             f"follow: tail -F {escape(str(shared))}/slurm-{job}.out",
             soft_wrap=True,
         )
-    if not states:  # it may have ended by itself
+    if not states:  # the allocation may have ended by itself
         raise NotFound(f"Slurm has no allocation of {name} that waits or runs ({', '.join(link.slurm_jobs) or 'none'})")
 
 
 def _require_nodes(nodes: int | None, spec: JobSpec) -> None:
     if nodes is not None and nodes != spec.nodes:
         raise InvalidSpec(
-            "--nodes", nodes, f"{spec.nodes}, as in the job file, or no --nodes; spares come on top (--spares)"
+            "--nodes", nodes, f"{spec.nodes}, as in the job file, or no --nodes; spares are additional (--spares)"
         )
 
 
@@ -212,7 +213,7 @@ def _require_short(local: Path) -> None:
         )
 
 
-# ---------------------------------------------------------------- what runs in the allocation
+# ---------------------------------------------------------------- commands that run in the allocation
 
 
 @app.command(hidden=True)
@@ -225,7 +226,7 @@ def allocation(
     memory: Annotated[Path, typer.Option()] = MEMORY,
     drain_condemned: Annotated[bool, typer.Option("--drain-condemned")] = False,
 ) -> None:
-    """What the batch script runs: the control plane and the agents of this allocation, and the job's launcher."""
+    """Run the control plane and the agents of this allocation, and the job's launcher. Called by the batch script."""
     here = Here.read(os.environ)
     spec = load_job(job_file)
     user = f"holdfast-{os.getuid()}"
@@ -255,10 +256,10 @@ def node(
     shared: Annotated[Path, typer.Option()],
     grace: Annotated[float, typer.Option()],
 ) -> None:
-    """What srun runs on each node: an agent, started again if it crashes. Other options are the agent's."""
+    """Run an agent, and start it again if it crashes. Called by srun on each node. Other options are those of the agent."""
     name, job = (os.environ.get(variable, "") for variable in ("SLURMD_NODENAME", "SLURM_JOB_ID"))
     if not name or not job:
-        raise InvalidSpec("SLURMD_NODENAME", "", "srun around this command: it is run by `holdfast slurm allocation`")
+        raise InvalidSpec("SLURMD_NODENAME", "", "to be set by srun, as `holdfast slurm allocation` starts it")
     for path in (directory, memory):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [
@@ -274,14 +275,14 @@ def drain(
     name: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node in Slurm.")],
     reason: Annotated[str, typer.Argument(help="Why, in a few words.")],
 ) -> None:
-    """Drain a node in Slurm, unless somebody else has drained it already. Needs the rights of an operator."""
+    """Drain a node in Slurm, unless it is already drained. Requires the rights of an operator."""
     console = Terminal(highlight=False, emoji=False)
     states = tools.node_states(name)
     if len(states) != 1:
         raise InvalidSpec("NODE", name, "the name of one node of this cluster")
     if (known := states[0]).reason:
-        console.print(f"{name} is {known.state} already: {escape(known.reason)}; left as it is", soft_wrap=True)
+        console.print(f"{name} is already {known.state}: {escape(known.reason)}; not changed", soft_wrap=True)
         return
-    said = f"{OWN_REASON} {' '.join(reason.split())}"[:REASON_CHARS_MAX]
-    tools.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={said}")
-    console.print(f"{name} is drained in Slurm: {escape(said)}", soft_wrap=True)
+    recorded = f"{OWN_REASON} {' '.join(reason.split())}"[:REASON_CHARS_MAX]
+    tools.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={recorded}")
+    console.print(f"{name} is drained in Slurm: {escape(recorded)}", soft_wrap=True)

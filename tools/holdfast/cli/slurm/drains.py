@@ -1,4 +1,4 @@
-"""Which nodes of an allocation an administrator takes away: a fold over what sinfo shows. Pure."""
+"""Decides which nodes of an allocation to announce as leaving, from the states that sinfo shows. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from holdfast.cli.slurm.tools import NodeState
 
-# Slurm's states of a node that is to get no further jobs. An administrator sets "fail" as well. "down" is no notice: whether
-# the node is lost is for its agent's connections to tell.
+# Slurm's states of a node that gets no further jobs. An administrator sets "fail" as well. "down" is not a notice: whether the
+# node is lost follows from its agent's connections.
 _LEAVING = ("drain", "maint", "failing", "fail", "reboot")
-OWN_REASON = "holdfast:"  # a drain that we have asked for is no notice
+OWN_REASON = "holdfast:"  # prefix of the reason of a drain by Holdfast, which is not a notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ Change = Announce | Withdraw
 
 @dataclass(slots=True)
 class Drains:
-    """`announced`: node → event, as far as the supervisor has been told."""
+    """`announced`: node → event, of the notices that the supervisor has accepted."""
 
     announced: dict[str, str] = field(default_factory=dict)
 
     def changes(self, states: Iterable[NodeState]) -> list[Change]:
-        """Return what the supervisor is to be told. A node that sinfo does not show stays as it is."""
+        """Return the changes to send to the supervisor. The notice of a node that sinfo does not show is unchanged."""
         found: list[Change] = []
         for each in states:
             leaving = each.state.startswith(_LEAVING) and not each.reason.startswith(OWN_REASON)
@@ -45,7 +45,7 @@ class Drains:
         return found
 
     def done(self, change: Change) -> None:
-        """To be called when the supervisor has taken the change; until then it is asked again."""
+        """Record that the supervisor has accepted a change. Until then, `changes` returns it again."""
         match change:
             case Announce(node, event):
                 self.announced[node] = event

@@ -1,7 +1,7 @@
-"""The end of an allocation, as its batch node tells the other nodes: a small file in the shared directory.
+"""The end of an allocation, which its batch node announces to the other nodes in a small file in the shared directory.
 
-Slurm's own signals will not do for it: the one before the time limit goes to the batch script, and others go to every process
-of a step, workers included.
+Slurm's own signals are not suitable: the signal before the time limit goes to the batch script only, and others go to every
+process of a step, workers included.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.runtime.files import write_whole
 
 FILE = "ending.json"
-GRACE_S = 60.0  # in which the agents of an allocation save and leave; the job trains until it begins
+GRACE_S = 60.0  # before the end; the agents of an allocation save and leave in this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Ending:
 
 @dataclass(slots=True)
 class EndWatch:
-    """When the nodes are to be told of the end, by Slurm's signal, by the clock or by `holdfast slurm cancel`. Pure; all times
-    are Unix times.
+    """Decides when to notify the nodes of the end: after Slurm's signal, by the clock, or after `holdfast slurm cancel`. Pure;
+    all times are Unix times.
 
-    `grace_s`: what the nodes have after a cancellation. `ends_at`: as Slurm says, None if it does not. `told_at`: the signal.
-    `cancelled_at`: the command. `announced`: the end as the nodes have been told.
+    `grace_s`: time for the nodes after a cancellation. `ends_at`: the end according to Slurm, None if unknown. `told_at`: time
+    of Slurm's signal. `cancelled_at`: time of the command. `announced`: the end that the nodes were last notified of.
     """
 
     notice_s: float
@@ -44,12 +44,12 @@ class EndWatch:
     announced: float | None = None
 
     def is_near(self, now: float) -> bool:
-        """Whether Slurm is to be asked: the time limit may be changed, also after the nodes were told."""
-        told = self.told_at is not None or self.cancelled_at is not None or self.announced is not None
-        return told or (self.ends_at is not None and self.ends_at - now < self.notice_s)
+        """Whether to query Slurm for the end, because the time limit can change, also after the nodes were notified."""
+        certain = self.told_at is not None or self.cancelled_at is not None or self.announced is not None
+        return certain or (self.ends_at is not None and self.ends_at - now < self.notice_s)
 
     def due(self, now: float) -> float | None:
-        """Return the end that the nodes are to be told; None if it is not near, or they have been told."""
+        """Return the end to announce to the nodes; None if it is not near, or has been announced."""
         if not self.is_near(now):
             return None
         ends_at = self.ends_at or (self.told_at or now) + self.notice_s
@@ -59,7 +59,7 @@ class EndWatch:
 
 
 def read(directory: Path, slurm_job: str) -> Ending | None:
-    """Return what the batch node of this allocation has written; None if there is nothing, or nothing of it."""
+    """Return the end that the batch node of this allocation has announced; None if there is no valid file of it."""
     try:
         raw = json.loads((directory / FILE).read_bytes())
         found = Ending(str(raw["slurm_job"]), float(raw["ends_at"]))

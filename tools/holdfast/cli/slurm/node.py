@@ -1,16 +1,16 @@
-"""What runs on each node of an allocation: the agent, started again if it crashes, and told when the allocation ends.
+"""Runs the agent on each node of an allocation: starts it again if it crashes, and notifies it when the allocation ends.
 
 Which processes get Slurm's SIGTERM (`scancel`, preemption) depends on its process tracking:
 
-| ProctrackType | who gets SIGTERM | what follows |
+| ProctrackType | receivers of SIGTERM | result |
 |---|---|---|
-| cgroup, pgid | this process; the agent is in a process group of its own | the agent is told, once: the job is saved |
-| linuxproc | every process of the step, workers included | the workers die; the job goes on from its last checkpoint |
+| cgroup, pgid | this process; the agent has a separate process group | the agent is notified, once: the job is saved |
+| linuxproc | every process of the step, workers included | the workers end; the job continues from its last checkpoint |
 
-The agent is told by SIGUSR1, because a second SIGTERM would end it at once, and with linuxproc it has got one already.
+The notification is SIGUSR1, because a second SIGTERM would end the agent at once, and with linuxproc it has already got one.
 
-After an agent that has left in good order its memory tier is removed: the machine's next user needs the memory, and the save is
-on disk and in the store. After any other end it stays, for the next agent of this node.
+When an agent has left in good order, its memory tier is deleted, because the machine's next user needs the memory, and the save
+is on disk and in the store. After any other end, it is retained for the next agent of this node.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from holdfast.cli.slurm import ending
 from holdfast.cli.tending import Restarts
 from holdfast.runtime.children import tied
 
-USAGE = 2  # of a service: a setting that is wrong, or something that is not there yet, such as a port or a file system
-USAGE_MAX = 3  # in a row: a setting that is wrong will be wrong again
+USAGE = 2  # exit code of a service: a wrong setting, or a missing resource such as a port or a file system
+USAGE_MAX = 3  # such exits in a row: a wrong setting would fail again, a missing resource may appear
 POLL_S = 0.2
-LOOK_S = 5.0  # at the shared directory
+LOOK_S = 5.0  # between two reads of the shared directory
 
 
 class NodeTask:
-    """Runs in the main thread of a process of its own. `grace_s`: what the agent has from its notice to its end."""
+    """Runs in the main thread of a separate process. `grace_s`: time from the agent's notification to its end."""
 
     def __init__(self, command: Sequence[str], memory: Path, shared: Path, slurm_job: str, grace_s: float) -> None:
         self._command, self._memory = command, memory
         self._shared, self._slurm_job, self._grace_s = shared, slurm_job, grace_s
-        self._looked_at = -LOOK_S
+        self._read_at = -LOOK_S
         self._ends_at: float | None = None
         self._leaving = False
 
@@ -68,18 +68,18 @@ class NodeTask:
 
     def _one_agent(self) -> int:
         agent = subprocess.Popen(tied(self._command), stdin=subprocess.DEVNULL, process_group=0)
-        told = False
+        notified = False
         while (code := agent.poll()) is None:
             time.sleep(POLL_S)
             self._leaving = self._leaving or self._is_ending()
-            if self._leaving and not told:
-                told = True
+            if self._leaving and not notified:
+                notified = True
                 os.kill(agent.pid, signal.SIGUSR1)
         return code
 
     def _is_ending(self) -> bool:
-        if (now := time.monotonic()) - self._looked_at >= LOOK_S:
-            self._looked_at = now
+        if (now := time.monotonic()) - self._read_at >= LOOK_S:
+            self._read_at = now
             found = ending.read(self._shared, self._slurm_job)
             self._ends_at = None if found is None else found.ends_at
         return self._ends_at is not None and time.time() >= self._ends_at - self._grace_s

@@ -1,4 +1,4 @@
-"""The batch script of an allocation. Pure: `render` makes it, `doubts` reads one that somebody has changed."""
+"""The batch script of an allocation. Pure: `render` creates it, `doubts` checks a script that a user may have changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from holdfast.domain.errors import InvalidSpec
 
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}")
-LEAST_S = 60  # of training in an allocation
+LEAST_S = 60  # minimum time for training in an allocation
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Options that `render` sets. Given again they would be taken instead, and an allocation that ends with its first node, or
-# processes that are killed where a notice is meant, show only when it is too late.
+# Options that `render` sets and users must not override. The consequences would show too late: an allocation that ends with its
+# first lost node, or processes that are killed instead of notified.
 OURS = frozenset(
     {
         *("job-name", "J", "nodes", "N", "ntasks-per-node", "time", "t", "output", "o", "chdir", "D"),
@@ -25,8 +25,8 @@ OURS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What is asked of Slurm. `notice_s`: how long before the end of its time the allocation is told; Slurm adds up to a
-    minute. `command`: what the batch node runs."""
+    """The requested allocation. `notice_s`: how long before the time limit Slurm signals the allocation; Slurm adds up to a
+    minute. `command`: the command that the batch node runs."""
 
     name: str
     nodes: int
@@ -48,8 +48,8 @@ def render(asked: Allocation) -> str:
         raise InvalidSpec(
             "--time",
             asked.time,
-            f"more: these are {limit_s:.0f} s, of which the last {asked.notice_s} s are for saving (--notice). A number alone "
-            "is in minutes",
+            f"a longer time: this is {limit_s:.0f} s, of which the last {asked.notice_s} s are for saving (--notice). A number "
+            "without a colon is in minutes",
         )
     if any(character in str(asked.directory) for character in "\n%"):
         raise InvalidSpec("--dir", str(asked.directory), "a path without % and line breaks, which Slurm would replace")
@@ -72,8 +72,8 @@ def render(asked: Allocation) -> str:
             "#!/bin/bash",
             *(f"#SBATCH {line}" for line in lines),
             "",
-            "# --no-kill: the allocation outlives nodes that it loses. --no-requeue: it is not started from its beginning.",
-            "# B: only the process below is told that the time is ending. singleton: the next one of the chain waits for it.",
+            "# --no-kill: the allocation survives lost nodes. --no-requeue: Slurm does not start it again from its beginning.",
+            "# B: only the process below gets the signal before the time limit. singleton: the next allocation waits for it.",
             "trap '' USR1 USR2  # until the command below handles them",
             f"exec {shlex.join(asked.command)}",
             "",
@@ -90,7 +90,7 @@ def seconds(limit: str) -> float:
 
 
 def refuse_ours(options: Sequence[str]) -> None:
-    """Raises `InvalidSpec` for an option that the script has set already, or that is not one option of sbatch."""
+    """Raises `InvalidSpec` for an option that the script sets itself, or that is not a single option of sbatch."""
     for option in options:
         found = re.fullmatch(r"--([a-z0-9-]+)(=[^\n]*)?|-([A-Za-z])([^\n]*)", option)
         if found is None:
@@ -100,7 +100,8 @@ def refuse_ours(options: Sequence[str]) -> None:
 
 
 def doubts(script: str) -> list[str]:
-    """Return what in a batch script would lose a run, each with what to do. Options given to sbatch itself are not seen."""
+    """Return the settings of a batch script that endanger the run, each with a fix. Options on sbatch's command line are not
+    checked."""
     options = [line.removeprefix("#SBATCH").strip() for line in script.splitlines() if line.startswith("#SBATCH")]
     found = []
     if not any(re.match(r"(--no-kill|-k)\b", option) for option in options):

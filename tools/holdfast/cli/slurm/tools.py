@@ -1,4 +1,4 @@
-"""Slurm's commands, each with a time limit: a controller that hangs must not stop a run that trains."""
+"""Runs Slurm's commands, each with a time limit, because a controller that hangs must not stop a training run."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def run(*command: str, timeout_s: float = TIMEOUT_S) -> str:
             timeout=timeout_s,
         )
     except FileNotFoundError:
-        raise NotFound(f"there is no {command[0]} here: this is not a machine of a Slurm cluster") from None
+        raise NotFound(f"{command[0]} is not installed: this is not a machine of a Slurm cluster") from None
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{command[0]} has not answered within {timeout_s:g} s: is slurmctld running?") from None
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[:500]
-        raise Unavailable(f"{command[0]} failed with exit code {done.returncode}: {said or 'no message'}")
+        message = " ".join((done.stderr or done.stdout).split())[:500]
+        raise Unavailable(f"{command[0]} failed with exit code {done.returncode}: {message or 'no message'}")
     return done.stdout
 
 
 def submit(script: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Submit a script by its path. Returns the number of the job."""
+    """Submit a script by its path. Returns the id of the Slurm job."""
     found = re.match(r"(\d+)", answer := run("sbatch", "--parsable", script, timeout_s=timeout_s))
     if found is None:
         raise Unavailable(f"sbatch answered without a job's number: {answer[:200]!r}")
@@ -45,7 +45,7 @@ def submit(script: str, timeout_s: float = TIMEOUT_S) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node as sinfo shows it. `state` in lower case, without the marks for nodes that do not answer or save power."""
+    """One node as sinfo shows it. `state` is in lower case, without the suffixes for nodes that do not answer or save power."""
 
     node: str
     state: str
@@ -53,8 +53,8 @@ class NodeState:
 
 
 def node_states(nodelist: str) -> list[NodeState]:
-    """`nodelist`: in Slurm's short form, n[0-3,7]."""
-    # the reason comes last, since an administrator may write anything into it
+    """Return the states of nodes. `nodelist` is in Slurm's short form, n[0-3,7]."""
+    # the reason is the last field, since it may contain any text
     return parse_states(run("sinfo", "-h", "-N", "-n", nodelist, "-o", "%N|%T|%E"))
 
 
@@ -73,7 +73,7 @@ def parse_states(output: str) -> list[NodeState]:
 
 
 def ends_at(job: str) -> float | None:
-    """Return when the allocation's time is over, as Unix time; None if it is not limited."""
+    """Return the allocation's time limit as Unix time; None if it has no limit."""
     found = re.search(r"\bEndTime=(\S+)", run("scontrol", "-o", "show", "job", job))
     try:
         return None if found is None else datetime.fromisoformat(found[1]).timestamp()
@@ -82,7 +82,7 @@ def ends_at(job: str) -> float | None:
 
 
 def states(jobs: Sequence[str]) -> dict[str, str]:
-    """Return the state of each job that is queued or runs, such as PENDING. Slurm forgets others."""
+    """Return the state of each queued or running job, such as PENDING. Other jobs are missing."""
     shown = run("squeue", "-h", "-a", "--me", "-o", "%i %T")
     found = dict(line.split(None, 1) for line in shown.splitlines() if len(line.split(None, 1)) == 2)
     return {job: found[job].strip() for job in jobs if job in found}
@@ -93,7 +93,7 @@ def cancel(jobs: Sequence[str]) -> None:
 
 
 def tell(job: str, signal_name: str) -> None:
-    """Send a signal to the process of the batch script, and to no other of the job."""
+    """Send a signal to the process of the batch script, and to no other process of the job."""
     run("scancel", "--batch", f"--signal={signal_name}", job)
 
 

@@ -1,4 +1,4 @@
-"""The collectors of an agent. To add one, create a file with a `build` function and list it in `BUILDERS`. Or use a plug-in."""
+"""The collectors of an agent. To add a collector, list the `build` function of a new file in `BUILDERS`, or use a plug-in."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The forms are those of the NVIDIA driver (NVRM) and of the kernel; the regular expressions follow gpud and NVSentinel, which
 are used on large fleets. Diagnostics interprets the lines; this module only parses them.
 
-Any user's program can have words of its own in the kernel's log: names of processes, threads and files stand in messages about
-them. Only the beginning of a message is the kernel's alone."""
+Any user's program can put text into the kernel log, because messages contain the names of processes, threads and files. Only
+the beginning of a message is always text of the kernel."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from holdfast.domain.signals import KernelEvent
 TEXT_CHARS_MAX = 1024
 FALLEN_OFF_THE_BUS = 79
 
-# Before the message: the record's priority as /proc/kmsg has it, syslog's date, host and tag, the time since the boot, the
-# caller. Of the tags only the kernel's: what a program says through syslog has its own.
+# Text before the message: the record's priority as in /proc/kmsg, syslog's date, host and tag, the time since the boot, the
+# caller. Only the kernel's tag is accepted, because messages of programs to syslog have other tags.
 _DATE = r"(?:[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8}|[0-9]{4}-[0-9-]{5}T[0-9:.,+Z-]{8,24})"
 _PREFIX = re.compile(
     rf"(?:<[0-9]{{1,3}}>)?(?:{_DATE} [^\s:\[]{{1,255}} kernel: ?)?"
     r"(?:\[ {0,8}[0-9]{1,10}(?:\.[0-9]{1,9})?\] ?)?(?:\[ {0,8}[TC][0-9]{1,10}\] ?)?"
 )
-# What a program chooses stands in messages about it: its name (15 characters, at the start), names of its files and threads.
-# So every form begins where the kernel's message begins, and what follows is as strict as the kernel's format.
+# Messages about a program contain names that the program chooses: its own (15 characters, at the start) and those of its files
+# and threads. So every pattern starts at the beginning of the kernel's message and is as strict as the kernel's format.
 _ABOUT_A_PROCESS = re.compile(r".{0,15}\[[0-9]{1,10}\](?::| )")
 
 # "NVRM: Xid (PCI:0000:18:00): 79, pid=…"; with MIG "(PCI:0000:18:00 GPU-I:05)"; NVLink5: "…: 149, NETIR_LINK_EVT Fatal XC0 i0
@@ -35,7 +35,7 @@ _XID = re.compile(
     r"(?P<xid>[0-9]{1,4})(?:,|\s|$)"
 )
 _XID_MARK = "NVRM: Xid"
-# The driver also logs this without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", or on lines of their own:
+# The driver also logs this without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", or on several lines:
 # "NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: (PCI ID: 10de:2330) installed in this system has", "NVRM: fallen off the bus …".
 _FALLEN = re.compile(r"NVRM: .{0,160}fallen off the bus")
 _NAMED = re.compile(r"NVRM: The NVIDIA GPU (?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?)")
@@ -105,8 +105,8 @@ class Record:
 
     @property
     def is_of_the_kernel(self) -> bool:
-        """Whether the kernel has written it, or an operator who injects a fault. What a program writes to /dev/kmsg gets
-        another facility there. A line of a file that has no priority counts."""
+        """Whether the kernel has written the line, or an operator who injects a fault. Lines that a program writes to /dev/kmsg
+        have another facility. Lines without a priority, from a file, count as the kernel's."""
         by_kernel = self.priority is None or self.priority >> _FACILITY_SHIFT == 0
         return by_kernel or self.text.rstrip().endswith(INJECTED)
 
@@ -156,6 +156,6 @@ def is_garbled(text: str) -> bool:
 
 
 def _message(text: str) -> str:
-    """Return the text after what a log puts before the kernel's message."""
+    """Return the kernel's message without the prefix of the log."""
     prefix = _PREFIX.match(text)
     return text[prefix.end() :] if prefix else text

@@ -74,7 +74,7 @@ class KernelLog:
             if seen is None:
                 os.lseek(fd, 0, os.SEEK_END)
             for count in itertools.count():
-                if count % RECORDS_IN_A_ROW == 0:  # a flood of records is always readable: other tasks get their turn
+                if count % RECORDS_IN_A_ROW == 0:  # during a flood of records, other tasks must run as well
                     await anyio.lowlevel.checkpoint()
                 try:
                     raw = os.read(fd, RECORD_BYTES_MAX)
@@ -153,10 +153,10 @@ class KernelLog:
 
 
 def gpu_of(pci: str, gpus: Path = GPUS) -> int | None:
-    """Return the number of the GPU with a PCI address, from the driver's files; None if it is not there.
+    """Return the number of the GPU with a PCI address, from the driver's files; None if there is no such GPU.
 
-    GPUs are numbered in the order of their PCI addresses, as NVML and nvidia-smi count them. The number of the device file
-    (`Device Minor`) may be another one.
+    GPUs are numbered in the order of their PCI addresses, as in NVML and nvidia-smi. The number of the device file
+    (`Device Minor`) may differ.
     """
     if not pci:
         return None
@@ -195,6 +195,6 @@ def _read_lines(file: IO[bytes], offset: int) -> tuple[list[str], int]:
         if len(raw) < RECORD_BYTES_MAX:
             return [], offset
         end = len(raw)  # longer than any real line: skip it
-    # Only at line feeds: a file's name in a message may contain what other systems take for the end of a line.
+    # Split only at line feeds, because a file name in a message may contain other line separators of Unicode.
     lines = raw[:end].decode(errors="replace").removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines], offset + end

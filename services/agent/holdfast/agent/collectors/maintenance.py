@@ -33,7 +33,7 @@ NONE = ("", "NONE")
 AUTO = "auto"
 INSTANCE = "http://metadata.google.internal/computeMetadata/v1/instance/"
 PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
-SCHEDULED_LEAD_S = 3600.0  # windows are announced weeks ahead: until then the node is as good as any
+SCHEDULED_LEAD_S = 3600.0  # windows are announced weeks ahead; before this time the node can be used normally
 _Notice = tuple[str, float | None]  # (event, starts_at); event "" = none
 
 
@@ -107,8 +107,8 @@ def _time(value: object) -> float | None:
 
 
 def metadata_url(setting: str, product_name: Path = PRODUCT_NAME) -> str:
-    """What HOLDFAST_MAINTENANCE_URL means on this machine; empty = there is nothing to ask. AUTO asks the metadata server
-    where the firmware says that there is one, and nobody elsewhere."""
+    """Resolve HOLDFAST_MAINTENANCE_URL on this machine; "" = no source. AUTO is the metadata server if the firmware names
+    Google Compute Engine, and otherwise no source."""
     if setting != AUTO:
         return setting
     try:
@@ -118,19 +118,19 @@ def metadata_url(setting: str, product_name: Path = PRODUCT_NAME) -> str:
 
 
 def read_url(url: str) -> _Notice:
-    """Google Cloud's `maintenance-event`: NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE."""
+    """Read Google Cloud's `maintenance-event`: NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE."""
     event = " ".join(_get(url).split())[:EVENT_CHARS_MAX]
     return ("", None) if event.upper() in NONE else (event, None)
 
 
 def read_instance(base: str, now: Callable[[], float] = time.time) -> _Notice:
-    """What the metadata server's directory of this instance says: taken back now, maintenance that begins, maintenance that is
+    """Read the metadata server's directory of this instance: a preemption, maintenance that begins now, or maintenance that is
     scheduled within the next hour.
 
     https://cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event
     """
     if _get_if_there(f"{base}preempted").strip().upper() == "TRUE":
-        return "preempted", None  # 30 s, and less
+        return "preempted", None  # in at most 30 s
     starts_at = _scheduled(_get_if_there(f"{base}upcoming-maintenance?alt=json"))
     event, _ = read_url(f"{base}maintenance-event")
     if event:
@@ -141,11 +141,11 @@ def read_instance(base: str, now: Callable[[], float] = time.time) -> _Notice:
 
 
 def _scheduled(answer: str) -> float | None:
-    """When the maintenance begins, in Unix seconds; None if none is scheduled, in each form in which the server says so."""
+    """Return when the maintenance begins, in Unix seconds; None if none is scheduled. Accepts each form of the answer."""
     try:
         record = json.loads(answer)
     except (ValueError, RecursionError):
-        return None  # NONE
+        return None  # the answer is NONE, which is not JSON
     if not isinstance(record, dict):
         return None
     text = next((record[key] for key in ("window_start_time", "windowStartTime", "startTime") if key in record), None)
@@ -159,7 +159,7 @@ def _scheduled(answer: str) -> float | None:
 
 
 def _get_if_there(url: str) -> str:
-    """Empty if machines of this kind have no such key."""
+    """Return the value of a key; "" if the key does not exist on machines of this kind."""
     try:
         return _get(url)
     except urllib.error.HTTPError as error:
@@ -169,7 +169,7 @@ def _get_if_there(url: str) -> str:
 
 
 def _get(url: str) -> str:
-    """Raises OSError if the server does not answer, or not as it should."""
+    """Raises OSError if the server does not answer, or if its answer is an error or invalid."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the metadata server is local
     try:
         request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})

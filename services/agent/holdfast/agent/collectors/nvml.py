@@ -72,8 +72,8 @@ class NvmlCollector(ReaderProcess):
         late = record["late"]
         self._late = self._late + 1 if late else 0
         if late:
-            words = ", ".join(f"GPU {int(entry['gpu'])} in {entry['call']}" for entry in late)
-            reason = f"no answer within {self._call_deadline_s:g} s: {words}"
+            pending = ", ".join(f"GPU {int(entry['gpu'])} in {entry['call']}" for entry in late)
+            reason = f"no answer within {self._call_deadline_s:g} s: {pending}"
             yield CollectorSilent(self._node, float(record["at"]), self.name, self._late, reason[:500])
 
     def _note_refusals(self, refused: Sequence[Sequence[Any]]) -> None:
@@ -85,8 +85,8 @@ class NvmlCollector(ReaderProcess):
 
 
 def _event(node: str, record: Mapping[str, Any]) -> KernelLine:
-    """Return the event as a kernel-log line. If the kernel log has the line as well, the two are one fault. `NVML
-    event` marks the source."""
+    """Return the event as a kernel-log line. If the kernel log contains the Xid as well, both are one fault. `NVML event` marks
+    the source."""
     event = record["event"]
     xid, gpu, pci = _index(event["data"]), _index(event["gpu"]), word(event["pci"])
     text = f"NVML event: Xid {xid} on GPU {gpu} ({pci})"

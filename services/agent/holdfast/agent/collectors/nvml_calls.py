@@ -174,7 +174,7 @@ def _field(handle: Any, field: int) -> int:
 
 
 def _nvlinks(handle: Any) -> tuple[int, int]:
-    """Return the number of links that are (up, down). A board refuses numbers of links that it does not have."""
+    """Return the number of links that are (up, down). NVML refuses the numbers of links that a board does not have."""
     states = []
     for link in range(NVLINKS_MAX):
         try:

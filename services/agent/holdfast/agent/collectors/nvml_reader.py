@@ -166,8 +166,8 @@ def _read_all(gpus: list[Gpu], deadline_s: float, *, slow: bool) -> None:
         health.append(reading or gpu.nothing(slow=slow))
     gone = next((reading.driver_gone for reading in readings if reading.driver_gone), 0)
     if gone:
-        _leave(f"NVML: the driver has gone (error {gone})")
-    _say(
+        _leave(f"NVML: the driver is no longer available (error {gone})")
+    _print(
         {
             "at": time.time(),
             "gpus": [_row(reading, FAST) for reading in readings],
@@ -191,21 +191,21 @@ def _watch_events(answers: Answers, wake: threading.Event) -> None:
             events = answers.events()
         except NvmlRefused as refused:
             if refused.code not in UNSUPPORTED_CODES:
-                _say(
+                _print(
                     {"at": time.time(), "gpus": [], "health": [], "late": [], "refused": [[-1, "events", refused.code]]}
                 )
             return
         for event in events:
             if event["type"] == EVENT_XID:
-                _say({"at": time.time(), "event": event})
+                _print({"at": time.time(), "event": event})
             wake.set()
 
 
-_saying = threading.Lock()
+_print_lock = threading.Lock()
 
 
-def _say(record: dict[str, Any]) -> None:
-    with _saying:
+def _print(record: dict[str, Any]) -> None:
+    with _print_lock:
         print(json.dumps(record), flush=True)  # noqa: T201
 
 

@@ -60,7 +60,7 @@ class Check:
 
 
 class Heard(logging.Handler):
-    """Captures the log of a check, which is the only place with the reason of a failure."""
+    """Captures the log of a check, because only the log contains the reason of a failure."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

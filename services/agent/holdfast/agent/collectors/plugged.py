@@ -1,4 +1,4 @@
-"""Collectors of other packages (`holdfast.plugins`). Their output is checked, so a bug in one stops only that one."""
+"""Collectors of other packages (`holdfast.plugins`). Their output is checked, so a bug in a collector stops only itself."""
 
 from __future__ import annotations
 

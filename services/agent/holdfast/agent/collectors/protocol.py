@@ -66,7 +66,7 @@ async def keep_collecting(collector: Collector, node: str, emit: Emit) -> None:
         started = anyio.current_time()
         try:
             await collector.run(emit)
-            reason = "it ended by itself"
+            reason = "the collector ended by itself"
         except OSError as error:
             reason = str(error)
         except Exception as error:
@@ -85,7 +85,7 @@ async def keep_collecting(collector: Collector, node: str, emit: Emit) -> None:
 
 
 class Pausable:
-    """A loop that can be interrupted for a while: a reader of GPUs, which must let go of them for a reset."""
+    """A loop that can be paused: a reader of GPUs, which must close them during a reset."""
 
     def __init__(self, loop: Callable[[], Awaitable[None]]) -> None:
         self._loop = loop
@@ -106,8 +106,8 @@ class Pausable:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """The loop has been left when the block begins, and begins anew after it. One block at a time."""
-        if self._scope is None:  # it has not begun yet
+        """Stop the loop before the block, and start it again after the block. One block at a time."""
+        if self._scope is None:  # the loop has not begun yet
             yield
             return
         self._stopped, self._wanted = anyio.Event(), anyio.Event()
@@ -125,7 +125,7 @@ def _described(error: Exception) -> str:
 
 
 def _origin(error: Exception) -> str:
-    """Return type and location of an exception, so that one that recurs with varying messages is logged once."""
+    """Return type and location of an exception, so that a recurring exception with varying messages is logged once."""
     if isinstance(error, ExceptionGroup):
         return _origin(error.exceptions[0])
     frame = traceback.extract_tb(error.__traceback__)[-1]

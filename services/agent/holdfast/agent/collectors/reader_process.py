@@ -77,7 +77,7 @@ class ReaderProcess(ABC):
                 continue
             if not raw:
                 code = await child.wait()
-                raise OSError(f"the {self.name} reader ended with code {code}: {self._last_words(buffer)}")
+                raise OSError(f"the {self.name} reader ended with code {code}: {self._last_output(buffer)}")
             *lines, buffer = (buffer + raw).split(b"\n")
             buffer = buffer[-LINE_BYTES_MAX:]
             for line in lines:
@@ -101,7 +101,7 @@ class ReaderProcess(ABC):
         if self.rejections[what].bit_count() == 1:
             log.warning("answer rejected", reader=self.name, what=what, so_far=self.rejections[what], **details)
 
-    def _last_words(self, buffer: bytes) -> str:
+    def _last_output(self, buffer: bytes) -> str:
         return (buffer or self._unread).decode(errors="replace").strip()[-500:] or "no output"
 
 

@@ -1,8 +1,8 @@
-"""What a worker's program is: Python of this environment, which a worker template can run, or another program.
+"""Determines how a worker's program is started: from the worker template, if it is Python of this environment, or by exec.
 
-A console script of this environment is Python: a file whose first line names this environment's interpreter. So is the
-interpreter itself with a script or `-m`. Everything else replaces the forked process by a new one: that works in the same way,
-but each start takes as long as the program's own imports."""
+Two kinds of programs count as Python of this environment: a console script, whose first line names this environment's
+interpreter, and the interpreter itself with a script or `-m`. Any other program replaces the forked process (exec). This works
+in the same way, but each start takes as long as the program's own imports."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What to say to the template: `kind` is one of `domain.template`, `target` a path or a module's name."""
+    """The fields of a fork request: `kind` is a constant of `domain.template`, `target` a path or the name of a module."""
 
     kind: str
     target: str
     args: tuple[str, ...]
     cwd: str
-    note: str = ""  # for the user: why it does not start from the template
+    note: str = ""  # for the user: why the program does not start from the template
 
 
 def entry_of(launch: LaunchSpec, environment: Mapping[str, str]) -> Entry:
-    """Raises `InvalidSpec` when what is to be run is not on this node. `environment`: the worker's."""
+    """Raises `InvalidSpec` if the program or the directory is not on this node. `environment`: that of the worker."""
     if launch.cwd and not Path(launch.cwd).is_dir():
         raise InvalidSpec("cwd", launch.cwd, "a directory that exists on this node")
     if launch.module:
@@ -55,16 +55,16 @@ def _of_command(launch: LaunchSpec, path: str) -> Entry:
         return warm
     if (interpreter := _interpreter_of(program, path)) and _is_own_python(interpreter):
         return Entry(SCRIPT, program, launch.args, cwd or os.getcwd())
-    why = f"{launch.command} is no Python program of {os.path.dirname(sys.executable)}"
+    why = f"{launch.command} is not a Python program of {os.path.dirname(sys.executable)}"
     return Entry(
         PROGRAM, program, launch.args, cwd, f"{why}: it starts without the worker template, with all of its imports"
     )
 
 
 def _of_python(args: tuple[str, ...], cwd: str) -> Entry | None:
-    """`python [-u] script.py …` and `python [-u] -m module …`; None for other options."""
+    """Return the entry of `python [-u] script.py …` or `python [-u] -m module …`; None for other options."""
     rest = list(args)
-    while rest[:1] == ["-u"]:  # the output of a worker is not held back anyway
+    while rest[:1] == ["-u"]:  # the output of a worker is never buffered
         rest.pop(0)
     match rest:
         case ["-m", module, *more]:
@@ -76,18 +76,19 @@ def _of_python(args: tuple[str, ...], cwd: str) -> Entry | None:
 
 
 def _is_own_python(program: str) -> bool:
-    """Whether it is this environment's interpreter, under any of its names. Another environment has the same file elsewhere."""
+    """Whether `program` is this environment's interpreter, under any of its names. The directory is compared as well, because
+    other environments may link to the same file."""
     return os.path.dirname(program) == os.path.dirname(os.path.abspath(sys.executable)) and os.path.realpath(
         program
     ) == os.path.realpath(sys.executable)
 
 
 def _interpreter_of(program: str, path: str) -> str:
-    """The interpreter that the first line of a script names, as an absolute path; empty if there is none, or with options."""
+    """Return the absolute path of the interpreter in a script's first line; "" if there is none, or if it has options."""
     try:
         with open(program, "rb") as file:
             head = file.read(_HEAD_BYTES)
-    except OSError:  # it may be executed and not read
+    except OSError:  # the file may be executable but not readable
         return ""
     if not head.startswith(b"#!"):
         return ""
@@ -96,7 +97,7 @@ def _interpreter_of(program: str, path: str) -> str:
         case [interpreter]:
             if os.path.basename(interpreter) != "sh":
                 return os.path.abspath(interpreter)
-            # A path that is too long for a first line: installers write these lines instead.
+            # If the interpreter's path is too long for a first line, installers write this form.
             try:
                 match shlex.split(rest.partition("\n")[0]):
                     case ["exec", interpreter, "$0", "$@"]:

@@ -13,20 +13,19 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Prepare
 from holdfast.domain.replication import StagedShard
 
-# Settings of the agent, which a worker has no business with.
 ENV_RANK_MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"  # as nvidia-resiliency-ext's launcher sets it
-PRIVATE_PREFIX = "HOLDFAST_"
+PRIVATE_PREFIX = "HOLDFAST_"  # of the agent's own settings, which workers must not inherit
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where things are on this node."""
+    """Paths on this node."""
 
     agent_dir: Path
     memory_dir: Path
     disk_dir: Path
     notes: Path  # the agent's datagram socket
-    replicator_notes: str  # the replicator's; empty = there is none
+    replicator_notes: str  # the replicator's datagram socket; empty = no replicator
 
     @property
     def rank_monitor(self) -> Path:
@@ -35,27 +34,27 @@ class Site:
 
     @property
     def learned(self) -> Path:
-        """Directory of what scripts import (`learned`)."""
+        """Directory of the lists of modules that scripts import (`learned`)."""
         return self.agent_dir / "learned"
 
     def recorder(self, job: str, generation: int, rank: int) -> Path:
-        """Socket of a worker's flight recorder. Short: a socket's path has at most 107 bytes."""
+        """Socket of a worker's flight recorder. The name is short because a socket's path has at most 107 bytes."""
         return self.agent_dir / f"fr-{zlib.crc32(job.encode()):08x}-{generation}-{rank}.sock"
 
     def recorders(self) -> list[Path]:
-        """All that there are, also of generations that are over."""
+        """Return all recorder sockets, including those of ended generations."""
         return list(self.agent_dir.glob("fr-*.sock"))
 
     def images(self, job: str, local_rank: int) -> Path:
         return self.memory_dir / job / f"w{local_rank}"
 
     def overflow(self, job: str, local_rank: int) -> Path:
-        """For images that memory has no room for."""
+        """Directory for images if memory has no room."""
         return self.disk_dir / job / "overflow" / f"w{local_rank}"
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What templates and workers take over from the agent: everything but its own settings."""
+    """Return the agent's environment without the agent's own settings, for templates and workers."""
     return {name: value for name, value in environ.items() if not name.startswith(PRIVATE_PREFIX)}
 
 
@@ -67,8 +66,8 @@ def worker_environment(
     inherited: Mapping[str, str],
     secrets: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Everything that is known before `start`. What torchrun sets wins over what the job asks for. `secrets`: the values of
-    `env_from`."""
+    """Return all variables that are known before `start`. Variables of torchrun take precedence over those of the job.
+    `secrets`: the values of `env_from`."""
     rank, world_size = order.placement.first_rank + local_rank, order.mesh.world_size
     environment = {**inherited, **dict(order.launch.env), **(secrets or {})}
     if order.placement.nproc > 1:
@@ -85,7 +84,7 @@ def worker_environment(
         "ROLE_WORLD_SIZE": str(world_size),
         "TORCHELASTIC_RUN_ID": order.job,
         "TORCHELASTIC_RESTART_COUNT": str(order.generation - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(order.generation),  # no limit of ours; torch only logs it
+        "TORCHELASTIC_MAX_RESTARTS": str(order.generation),  # not a limit of Holdfast; torch only logs it
         "TORCHELASTIC_ERROR_FILE": str(error_path),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -110,10 +109,10 @@ def worker_environment(
 
 
 def start_environment(order: Prepare, master: tuple[str, int], parts: Sequence[StagedShard]) -> dict[str, str]:
-    """What one worker learns with `start`: where to meet, and what to restore.
+    """Return the variables that one worker receives with `start`: the rendezvous endpoint, and the shards to restore.
 
-    Of several parts `path` is the one that was saved at this rank's coordinates, with its random numbers; of a new rank, the
-    first.
+    If there are several shards, `path` is the one that was saved at this rank's coordinates, because it contains the rank's
+    random numbers. For a new rank, `path` is the first shard.
     """
     host, port = master
     environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}

@@ -14,7 +14,7 @@ FILE_BYTES_MAX = 1 << 20
 MESSAGE_CHARS_MAX = 4096
 FRAMES_MAX = 40
 FRAME_CHARS_MAX = 1024
-# What a file of another shape raises while it is read: the script can write anything there.
+# Exceptions of reading a malformed file; the script can write any content.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 CALLS_MAX = 1024
 CALL_CHARS_MAX = 220
@@ -24,7 +24,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<fun
 
 
 def read_error_file(path: Path) -> WorkerError | None:
-    """The exception in it; None when there is no file, or none that can be understood: the exit itself is reported anyway."""
+    """Return the exception in the file; None if the file is missing or malformed. The exit is reported in either case."""
     try:
         with path.open("rb") as file:
             record = json.loads(file.read(FILE_BYTES_MAX))
@@ -34,7 +34,7 @@ def read_error_file(path: Path) -> WorkerError | None:
 
 
 def _parse(message: object) -> WorkerError:
-    if isinstance(message, str):  # torch writes a bare string for a child that could not say more
+    if isinstance(message, str):  # torch writes a bare string if the child left no details
         return WorkerError(*_split(message))
     if not isinstance(message, dict):
         raise TypeError(f"a message or an object, not {message!r}")
@@ -49,7 +49,7 @@ def _parse(message: object) -> WorkerError:
 
 
 def _time(value: object) -> float:
-    """0.0, the file's own "not known", for what is no time: the exception counts all the same."""
+    """Return the time; 0.0, which means unknown, for an invalid value, so that the exception is reported in any case."""
     try:
         at = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -58,12 +58,12 @@ def _time(value: object) -> float:
 
 
 def _text(value: object, chars_max: int) -> str:
-    """That can travel: a message about a file name that is no UTF-8 holds half characters."""
+    """Return text that can be encoded. A message with a file name that is not UTF-8 contains lone surrogates."""
     return str(value)[:chars_max].encode(errors="replace").decode()
 
 
 def _calls(rows: Iterable[Sequence[object]]) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
-    """The newest collectives, one [group, number, call] each, as columns; none when they make no sense."""
+    """Return the newest collectives, rows of [group, number, call], as columns; empty columns if a row is malformed."""
     try:
         listed = [
             (_text(group, CALL_CHARS_MAX), int(str(seq)), _text(call, CALL_CHARS_MAX)) for group, seq, call in rows
@@ -75,7 +75,7 @@ def _calls(rows: Iterable[Sequence[object]]) -> tuple[tuple[str, ...], tuple[int
 
 
 def _split(message: str) -> tuple[str, str]:
-    """torch words it "ValueError: no such thing"; a message without a type is kept whole."""
+    """Split a message of the form "ValueError: text" into type and text. Without a type, the type is ""."""
     message = _text(message, MESSAGE_CHARS_MAX)
     kind, colon, text = message.partition(": ")
     return (kind, text) if colon and kind.isidentifier() else ("", message)

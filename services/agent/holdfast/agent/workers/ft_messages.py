@@ -1,11 +1,12 @@
-"""Messages of `RankMonitorClient` (nvidia-resiliency-ext, `fault_tolerance/data.py` and `utils.py`), and our answers to it.
+"""Messages of `RankMonitorClient` (nvidia-resiliency-ext, `fault_tolerance/data.py` and `utils.py`), and the agent's answers.
 
-Each is four bytes of length, most significant first, and a pickle. A pickle can run any code, so that none is loaded here as
-it comes: the opcodes are read first, and only those of plain values and objects pass; the only classes are those of `_KINDS`,
-for which stand-ins of our own are made. The answers are written opcode by opcode: that package is not needed on this side.
+Each message consists of a length of four bytes, most significant first, and a pickle. A pickle can run any code, so none is
+loaded unchecked. The opcodes are read first, and only those of plain values and objects are accepted. The only accepted classes
+are those of `_KINDS`, which are replaced by classes of this module. The answers are written opcode by opcode, so the agent does
+not need that package.
 
-A client tells its version by what its messages have: `InitMsg` has an `iteration` since 0.6. Clients of that version and later
-read no answers to heartbeats and sections unless the configuration says so, which ours does."""
+The client's version is derived from its messages: `InitMsg` has an `iteration` since 0.6. Clients of 0.6 and later do not read
+the answers to heartbeats and sections unless the configuration requests it. The agent's configuration does."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ NAME_CHARS_MAX: Final = 200
 
 _DATA: Final = "nvidia_resiliency_ext.fault_tolerance.data"
 _CONFIG: Final = "nvidia_resiliency_ext.fault_tolerance.config"
-# No TUPLE of more than one and no FROZENSET: what is nested can be hashed only once.
+# Only tuples of one element and no FROZENSET, so that hashing a nested value takes linear time.
 _OPCODES: Final = frozenset(
     {
         *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
@@ -42,14 +43,14 @@ _OPCODES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Authkey:
-    """Begins a connection. Its key is for objects of multiprocessing, which are refused here."""
+    """The first message of a connection. Its key is for objects of multiprocessing, which are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Init:
     rank: int
     pid: int
-    version: str  # of the client, as far as its messages tell
+    version: str  # version range of the client, derived from its messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """In seconds; None = not used. `sections` by name."""
+    """Timeouts in seconds; None = not used. `sections`: by name."""
 
     initial: float | None = None
     subsequent: float | None = None
@@ -75,7 +76,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What the script has calculated: None = unchanged."""
+    """Timeouts that the script has calculated. None = unchanged."""
 
     heartbeat: tuple[float | None, float | None] | None
     sections: tuple[Mapping[str, float | None], float | None] | None
@@ -85,7 +86,7 @@ Message = Authkey | Init | Heartbeat | Section | Update
 
 
 class _Stand:
-    """An instance of one of the package's classes, as its attributes."""
+    """Replaces a class of the package; an instance has the attributes of the pickled object."""
 
 
 class _AuthkeyMsg(_Stand):
@@ -123,7 +124,7 @@ class _SectionTimeouts(_Stand):
 def _section_action(value: object) -> str:
     actions = {1: "open", 2: "close", 3: "close_all"}
     if type(value) is not int or value not in actions:
-        raise MalformedMessage("action", f"{value!r} is none")
+        raise MalformedMessage("action", f"{value!r} is not an action")
     return actions[value]
 
 
@@ -143,72 +144,72 @@ _KINDS: Final[Mapping[str, Any]] = {
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module != _DATA or name not in _KINDS:
-            raise MalformedMessage("pickle", f"names {module}.{name}, which is no message of this protocol")
+            raise MalformedMessage("pickle", f"names {module}.{name}, which is not a message of this protocol")
         return _KINDS[name]
 
     def persistent_load(self, pid: Any) -> Any:
-        raise MalformedMessage("pickle", "refers to an object that is not in it")
+        raise MalformedMessage("pickle", "refers to an external object")
 
 
 def decode(raw: bytes) -> Message:
-    """The message in one pickle. Raises `MalformedMessage` for everything else."""
+    """Decode one pickle. Raises `MalformedMessage` if it is not a message of this protocol."""
     try:
         for count, (opcode, _, _) in enumerate(pickletools.genops(raw)):
             if opcode.name not in _OPCODES or count >= OPCODES_MAX:
-                raise MalformedMessage("pickle", f"has the opcode {opcode.name} at {count}, which is not taken")
+                raise MalformedMessage("pickle", f"has the opcode {opcode.name} at {count}, which is not accepted")
         return _message(_Reader(io.BytesIO(raw)).load())
     except MalformedMessage:
         raise
-    except Exception as error:  # whatever a broken pickle raises
-        raise MalformedMessage("pickle", f"{len(raw)} bytes that are none ({type(error).__name__})") from None
+    except Exception as error:  # a malformed pickle can raise any exception
+        raise MalformedMessage("pickle", f"{len(raw)} bytes that are not a pickle ({type(error).__name__})") from None
 
 
-def _message(said: object) -> Message:
-    match said:
+def _message(loaded: object) -> Message:
+    match loaded:
         case _AuthkeyMsg():
             return Authkey()
         case _InitMsg():
-            info = getattr(said, "rank_info", None)
+            info = getattr(loaded, "rank_info", None)
             rank = getattr(info, "global_rank", None)
-            if isinstance(rank, str) and rank.isdecimal():  # 0.4 sends RANK as it is in the environment
+            if isinstance(rank, str) and rank.isdecimal():  # 0.4 sends the environment's RANK as a string
                 rank = int(rank)
             pid = getattr(info, "pid", None)
             if type(rank) is not int or type(pid) is not int:
                 raise MalformedMessage("rank_info", "a rank and a pid are missing")
-            return Init(rank, pid, "0.6 or later" if hasattr(said, "iteration") else "0.4 or 0.5")
+            return Init(rank, pid, "0.6 or later" if hasattr(loaded, "iteration") else "0.4 or 0.5")
         case _HeartbeatMsg():
             return Heartbeat()
         case _SectionMsg():
-            action = getattr(said, "action", None)
-            name = getattr(said, "section", None)
+            action = getattr(loaded, "action", None)
+            name = getattr(loaded, "section", None)
             if not isinstance(action, str) or (action != "close_all" and not _is_name(name)):
                 raise MalformedMessage("section", "an action and a name are missing")
             return Section(action, name if isinstance(name, str) else "")
         case _UpdateConfigMsg():
-            beats, sections = getattr(said, "hb_timeouts", None), getattr(said, "section_timeouts", None)
+            beats, sections = getattr(loaded, "hb_timeouts", None), getattr(loaded, "section_timeouts", None)
             return Update(
                 None if beats is None else (_seconds(beats, "initial"), _seconds(beats, "subsequent")),
                 None if sections is None else (_sections(sections), _seconds(sections, "out_of_section")),
             )
-    raise MalformedMessage("pickle", "is no message of this protocol")
+    raise MalformedMessage("pickle", "is not a message of this protocol")
 
 
-def _seconds(said: object, name: str) -> float | None:
-    return _limit(getattr(said, name, None), name)
+def _seconds(timeouts: object, name: str) -> float | None:
+    return _limit(getattr(timeouts, name, None), name)
 
 
 def _limit(value: object, name: str) -> float | None:
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise MalformedMessage(name, "is no number of seconds")
+        raise MalformedMessage(name, "is not a positive number of seconds")
     return float(value)  # type: ignore[arg-type]
 
 
-def _sections(said: object) -> dict[str, float | None]:
-    given = getattr(said, "section", None)
+def _sections(timeouts: object) -> dict[str, float | None]:
+    given = getattr(timeouts, "section", None)
     if not isinstance(given, dict) or len(given) > SECTIONS_MAX or not all(map(_is_name, given)):
-        raise MalformedMessage("section", "is no table of sections")
+        raise MalformedMessage("section", "is not a table of sections")
     return {name: _limit(value, f"section {name}") for name, value in given.items()}
 
 
@@ -218,7 +219,7 @@ def _is_name(name: object) -> bool:
 
 # ---------------------------------------------------------------- answers
 
-_PLAIN_BEGIN, _PLAIN_END = 2, -1  # of a pickle of protocol 2: its head, and STOP
+_PLAIN_BEGIN, _PLAIN_END = 2, -1  # a pickle of protocol 2 without its header and STOP
 
 
 def ok() -> bytes:
@@ -226,7 +227,7 @@ def ok() -> bytes:
 
 
 def ok_with_config(timeouts: Timeouts, safety_factor: float) -> bytes:
-    """The answer to `Init`: the configuration that the client goes by. What it lacks has the client's own defaults."""
+    """Return the answer to `Init`: the client's configuration. For missing values the client uses its own defaults."""
     config = _object(
         _CONFIG,
         "FaultToleranceConfig",
@@ -254,7 +255,7 @@ def _plain(value: object) -> bytes:
 
 
 def _object(module: str, name: str, state: bytes) -> bytes:
-    """GLOBAL, EMPTY_TUPLE, NEWOBJ, the attributes, BUILD."""
+    """Return the opcodes of an object: GLOBAL, EMPTY_TUPLE, NEWOBJ, the attributes, BUILD."""
     return b"c" + f"{module}\n{name}\n".encode() + b")\x81" + state + b"b"
 
 

@@ -1,9 +1,9 @@
-"""Serves `RankMonitorClient` of nvidia-resiliency-ext, so that scripts with it run as under its own launcher.
+"""Serves `RankMonitorClient` of nvidia-resiliency-ext, so that scripts that use it run as under its own launcher.
 
-One Unix socket for all workers of this node, which `FT_RANK_MONITOR_IPC_SOCKET` names. The kernel says who connects
-(SO_PEERCRED), not the message. A rank that is overdue (`ft_timeouts`) is ended by SIGKILL, which is what the client's own
-monitor does; its log says why, and the supervisor decides what follows from the exit. A message that makes no sense is answered
-with an error and ends the connection: the agent neither fails nor loads what it does not know (`ft_messages`)."""
+All workers of this node use one Unix socket, whose path is in `FT_RANK_MONITOR_IPC_SOCKET`. A connecting process is identified
+by the kernel (SO_PEERCRED), not by its message. An overdue rank (`ft_timeouts`) is killed by SIGKILL, as by the client's own
+monitor. The rank's log contains the reason, and the supervisor decides what follows from the exit. A malformed message is
+answered with an error and ends the connection. It neither stops the agent nor loads unknown objects (`ft_messages`)."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from holdfast.domain.errors import HoldfastError, InvalidSpec, MalformedMessage
 
 log = structlog.get_logger("holdfast.agent.ft")
 
-# Of the job's environment: the launcher's options of the same names.
+# Variables of the job's environment, named like the launcher's options.
 ENV_SECTIONS = "FT_RANK_SECTION_TIMEOUTS"
 ENV_OUT_OF_SECTION = "FT_RANK_OUT_OF_SECTION_TIMEOUT"
 ENV_HEARTBEAT = "FT_RANK_HEARTBEAT_TIMEOUT"
 ENV_INITIAL = "FT_INITIAL_RANK_HEARTBEAT_TIMEOUT"
 
 CHECK_INTERVAL_S = 0.25
-ANCESTORS_MAX = 32  # from a process of the script to its worker
+ANCESTORS_MAX = 32  # generations between a process of the script and its worker
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A worker that may connect. `least_s`: what is allowed at least without a number of the job's or the script's."""
+    """A worker that may connect. `least_s`: the shortest timeout if neither the job nor the script sets one."""
 
     job: str
     generation: int
@@ -52,7 +52,8 @@ class Rank:
 
 
 def timeouts_of(environment: Mapping[str, str]) -> Timeouts:
-    """What the job sets: `setup:600,step:180,save:` (no number: learned). Raises `InvalidSpec` that names the variable."""
+    """Parse the job's variables: `setup:600,step:180,save:` (without a number, the timeout is learned). Raises `InvalidSpec`
+    that names the variable."""
     sections = {}
     text = environment.get(ENV_SECTIONS, "").strip()
     for part in text.split(",") if text else ():
@@ -81,12 +82,13 @@ def _seconds(name: str, text: str) -> float | None:
 
 
 class FtServer:
-    """Binds `path` at once. `ranks` lists the workers that run; `overdue` is called once for a rank that is, with a reason."""
+    """Binds `path` at once. `ranks` returns the running workers. `overdue` is called once for an overdue rank, with a
+    reason."""
 
     def __init__(self, path: Path, ranks: Callable[[], list[Rank]], overdue: Callable[[Rank, str], None]) -> None:
         self._path, self._ranks, self._end = path, ranks, overdue
         self._watches: dict[object, tuple[Rank, Watch]] = {}
-        path.unlink(missing_ok=True)  # of a dead predecessor: the directory is locked by this process
+        path.unlink(missing_ok=True)  # left by an earlier agent: the directory is locked by this process
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
@@ -94,7 +96,7 @@ class FtServer:
             self._socket.listen(128)
         except OSError as error:
             self._socket.close()
-            raise HoldfastError(f"the socket {path} cannot be made: {error}; is the path over 107 bytes?") from error
+            raise HoldfastError(f"cannot create the socket {path}: {error}; is the path over 107 bytes?") from error
 
     async def run(self) -> None:
         """A loop for the agent's task group."""
@@ -107,7 +109,7 @@ class FtServer:
             self._path.unlink(missing_ok=True)
 
     def unheard(self) -> None:
-        """This agent did not run for a while: what nobody said meanwhile proves nothing."""
+        """Restart all intervals, because this agent was frozen and a missing message proves nothing."""
         for _, watch in self._watches.values():
             watch.unheard(monotonic())
 
@@ -161,7 +163,7 @@ class FtServer:
                 return messages.ok_with_config(timeouts, SAFETY_FACTOR)
         known = self._watches.get(key)
         if known is None:
-            raise MalformedMessage("InitMsg", "has to come before this message")
+            raise MalformedMessage("InitMsg", "must precede this message")
         problem = known[1].fold(message, monotonic())
         return messages.error(problem) if problem else messages.ok()
 
@@ -173,7 +175,7 @@ class FtServer:
             if pid <= 1:
                 break
             pid = parent_of(pid)
-        raise MalformedMessage("pid", "belongs to no worker of this node")
+        raise MalformedMessage("pid", "does not belong to a worker of this node")
 
 
 def _peer(stream: SocketStream) -> int:
@@ -185,7 +187,7 @@ def _peer(stream: SocketStream) -> int:
 
 
 def append_to_log(path: Path, line: str) -> None:
-    """Write a line at the end of a rank's log, where the report of its exit takes the last ones from."""
+    """Append a line to a rank's log. The report of the rank's exit contains the last lines of the log."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         os.write(fd, f"holdfast: {line}\n".encode(errors="replace"))

@@ -1,14 +1,14 @@
-"""When a rank that reports by `RankMonitorClient` has been silent for too long. Pure: time is an argument, in monotonic
-seconds.
+"""Decides whether a rank that reports by `RankMonitorClient` is overdue. Pure: time is an argument, in monotonic seconds.
 
-What is watched, as in nvidia-resiliency-ext's own monitor: the time to the first heartbeat and between two, the time that a
-section has been open, and the time without an open section. The allowance of each is, in this order,
+The intervals are those of nvidia-resiliency-ext's own monitor: the time to the first heartbeat, the time between two
+heartbeats, the time that a section has been open, and the time without an open section. The timeout of each interval is, in
+this order,
 
-1. what the script has calculated and sent (`calculate_and_set_…_timeouts`), or the job has set;
-2. learned: `factor` times the longest of `LEARN_FROM` or more that have ended, and never less than `least_s`, because nobody
-   has said how long an evaluation or a save may take.
+1. set: calculated and sent by the script (`calculate_and_set_…_timeouts`), or set by the job;
+2. learned: `factor` times the longest interval, if at least `LEARN_FROM` intervals have ended. It is never less than `least_s`,
+   because the length of an evaluation or a save is not known in advance.
 
-Until then nothing is judged. An allowance of 1. is exact: the script asked for it."""
+An interval without a timeout is never overdue. A timeout that was set applies exactly."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class _Seen:
 
 @dataclass(slots=True)
 class Watch:
-    """One connection's. `timeouts` are those in force; `least_s` the least that is allowed without one."""
+    """State of one connection. `timeouts`: those that were set. `least_s`: the shortest learned timeout."""
 
     timeouts: Timeouts
     least_s: float
     began: float
     factor: float = SAFETY_FACTOR
-    calculated: bool = False  # the script has sent its own
+    calculated: bool = False  # the script has sent its timeouts
     beats: int = 0
     _beat_at: float = 0.0
     _outside_since: float = 0.0
@@ -55,11 +55,11 @@ class Watch:
 
     @property
     def open_sections(self) -> Mapping[str, float]:
-        """When each was opened."""
+        """Name → time at which the section was opened."""
         return self._open
 
     def fold(self, message: Heartbeat | Section | Update, now: float) -> str:
-        """Take a message in. Returns what is wrong with it, as the client's own monitor would; empty = nothing."""
+        """Process a message. Returns the error text of the client's own monitor; "" = no error."""
         match message:
             case Heartbeat():
                 if self.beats:
@@ -71,7 +71,7 @@ class Watch:
                     return f"Section '{name}' is already open."
                 if len(self._open) >= SECTIONS_MAX:
                     return f"More than {SECTIONS_MAX} sections are open."
-                if not self._open and self._sections:  # what comes before the first section is the script's start
+                if not self._open and self._sections:  # the time before the first section is the script's start
                     self._outside.add(now - self._outside_since)
                 self._open[name] = now
             case Section(action="close", name=name):
@@ -86,30 +86,30 @@ class Watch:
         return ""
 
     def unheard(self, now: float) -> None:
-        """Nobody listened until now: all that is open begins anew."""
+        """Restart all intervals at `now`, because the agent was frozen before."""
         self.began = max(self.began, now)
         self._beat_at = self._outside_since = now
         self._open = dict.fromkeys(self._open, now)
 
     def overdue(self, now: float) -> str:
-        """What has taken too long, for the user; empty = nothing."""
+        """Return which interval has exceeded its timeout, for the user; "" = none."""
         return next((f"{what}; {why}" for what, why in self._overdue(now)), "")
 
     def _overdue(self, now: float) -> Iterator[tuple[str, str]]:
-        """A section first, because it says most."""
-        said = self.timeouts
+        """Yield (interval, timeout) of overdue intervals. Sections come first, because they are the most specific."""
+        spec = self.timeouts
         for name, since in self._open.items():
             learned = self._learned(self._sections.get(name, _Seen()))
-            yield from _past(f"section {name!r} has been open", now - since, said.sections.get(name), self._by, learned)
+            yield from _past(f"section {name!r} has been open", now - since, spec.sections.get(name), self._by, learned)
         if not self.beats:
-            yield from _past("the first heartbeat has not come", now - self.began, said.initial, self._by, None)
+            yield from _past("the first heartbeat has not arrived", now - self.began, spec.initial, self._by, None)
         else:
             learned = self._learned(self._between)
-            yield from _past("no heartbeat has come", now - self._beat_at, said.subsequent, self._by, learned)
+            yield from _past("no heartbeat has arrived", now - self._beat_at, spec.subsequent, self._by, learned)
         if not self._open:
             learned = self._learned(self._outside)
             outside_s = now - self._outside_since
-            yield from _past("no section has been open", outside_s, said.out_of_section, self._by, learned)
+            yield from _past("no section has been open", outside_s, spec.out_of_section, self._by, learned)
 
     @property
     def _by(self) -> str:

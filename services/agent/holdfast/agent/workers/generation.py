@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.agent.workers.errors import read_error_file
@@ -14,17 +14,17 @@ from holdfast.agent.workers.procfs import process_facts
 from holdfast.agent.workers.progress import Progress
 from holdfast.agent.workers.worker import Exit, Worker
 from holdfast.domain.notes import Note
-from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping
+from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping, StepReached
 from holdfast.domain.replication import TroubleKind
 from holdfast.domain.signals import CheckpointTrouble, GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
 
-# How long the last `started` note may be missing (it was dropped) before first steps are reported without it.
+# How long the report of first steps waits for the last `started` note, which may have been dropped.
 STARTED_NOTE_GRACE_S = 0.05
 
 
 @dataclass(slots=True)
 class LocalGeneration:
-    """`order` is what it was prepared by; `workers` are by rank, complete once prepared."""
+    """`order`: the `Prepare` of this generation. `workers`: by rank; complete after the preparation."""
 
     node: str
     order: Prepare
@@ -49,19 +49,19 @@ class LocalGeneration:
 
     @property
     def uncleared(self) -> list[Worker]:
-        """Those of which something is left, if only what they have started."""
+        """Workers of which a process is left, possibly one that the worker has started."""
         return [worker for worker in self.workers.values() if not worker.cleared.is_set()]
 
     @property
     def complete(self) -> bool:
-        """Every rank of this node has a living process."""
+        """Whether every rank of this node has a running process."""
         return len(self.alive) == self.order.placement.nproc
 
     def begin(self, at: float) -> GenerationStarted:
-        """The ranks have been told to start."""
+        """Record the start of the ranks, and return its signal."""
         order = self.order
         ranks = tuple(order.placement.ranks)
-        # The token is the job's secret: its hash tells submissions apart as well.
+        # The hash identifies the run. The token itself is the job's secret.
         submission = hashlib.sha256(order.token.encode()).hexdigest()[:16]
         self.announcement = GenerationStarted(
             self.node,
@@ -80,7 +80,8 @@ class LocalGeneration:
         return self.announcement
 
     def stop(self, at: float, *, finished: bool = False) -> GenerationStopped | None:
-        """From here on exits are expected. None when that has been said, or when the ranks were never started."""
+        """Mark later exits as expected, and return the signal. None if it was returned before, or if the ranks were never
+        started."""
         if self.stopping:
             return None
         self.stopping = True
@@ -95,7 +96,7 @@ class LocalGeneration:
             self.progress.fold(note)
 
     def trouble(self, note: Note, at: float) -> CheckpointTrouble | None:
-        """What this note says of a rank's saves, when that is to be told."""
+        """Return a signal if this note shows that a rank repeatedly misses saves."""
         sender = note.sender
         if self.progress is None or not self.progress.knows(sender.rank):
             return None
@@ -105,26 +106,28 @@ class LocalGeneration:
         return CheckpointTrouble(self.node, missed.since, sender.job, kind, place, missed.reason, sender.rank)
 
     def unheard(self, at: float) -> None:
-        """Its ranks were not listened to until `at` (Unix s)."""
+        """Record that the agent was frozen until `at` (Unix s) and received no messages of the ranks."""
         self._unheard_until = at
         if self.progress is not None:
             self.progress.unheard(at)
 
     def silent_s(self, at: float) -> float:
-        """How long its ranks have said nothing, when that is unusual; else 0.0."""
+        """Return for how long the ranks have been silent if that is unusual; otherwise 0.0."""
         return 0.0 if self.progress is None or self.stopping else self.progress.silent_s(at)
 
     def stepping(self, at: float, assume_started_after_s: float) -> RanksStepping | None:
         """The report that every rank has finished a first step, once.
 
-        An unmodified script sends no notes. Its ranks count as stepping when all of them have lived for
-        `assume_started_after_s`, with step 0: that they live is all that can be known of them.
+        An unmodified script reports no steps. Its ranks count as stepping, with step 0, when an optimizer step of each of them
+        was observed, or when all of them have been running for `assume_started_after_s`.
         """
         if self.stepping_reported or self.progress is None or self.started_at is None or not self.complete:
             return None
         since = self.progress.stepping_since
         if since is not None and (self.progress.all_start_phases_known or at - since > STARTED_NOTE_GRACE_S):
             step, phases_s = self.progress.newest_common_step, self.progress.slowest_start()
+        elif self.progress.silent and (observed_since := self.progress.observed_since) is not None:
+            since, step, phases_s = observed_since, 0, ()
         elif self.progress.silent and at - max(self.started_at, self._unheard_until) >= assume_started_after_s:
             since, step, phases_s = at, 0, ()
         else:
@@ -133,6 +136,17 @@ class LocalGeneration:
         return RanksStepping(
             self.order.job, self.order.generation, tuple(self.order.placement.ranks), step, since, phases_s
         )
+
+    def step_reached(self) -> StepReached | None:
+        """The newest step of every rank, or how many optimizer steps were observed; None if neither is known."""
+        progress = self.progress
+        if progress is None:
+            return None
+        reached = StepReached(self.order.job, self.order.generation, progress.newest_common_step)
+        if not progress.silent:
+            return reached
+        observed, step_s = progress.observed
+        return replace(reached, observed=observed, observed_step_s=step_s) if observed else None
 
     def sample(self, at: float) -> list[NodeSignal]:
         """Return the steps since the last call, and the progress of every rank."""
@@ -168,10 +182,11 @@ class LocalGeneration:
             step_ends=self.progress.step_ends_of(identity.rank) if self.progress is not None else (),
             uptime_s=how.uptime_s,
             step_end_uptimes_s=self.progress.step_end_uptimes_of(identity.rank) if self.progress is not None else (),
+            observed=self.progress.observed_of(identity.rank) if self.progress is not None else 0,
         )
 
     def finished(self) -> RanksFinished | None:
-        """The report that every rank has ended with exit code 0 of its own accord; None while that is not so."""
+        """Return the report that every rank has ended by itself with exit code 0; None if that is not the case."""
         exits = [worker.exit for worker in self.workers.values() if not worker.alive and not worker.expected]
         ends = [how.at for how in exits if how is not None and how.exit_code == 0]
         if len(ends) != self.order.placement.nproc:
@@ -179,7 +194,7 @@ class LocalGeneration:
         return RanksFinished(self.order.job, self.order.generation, tuple(self.order.placement.ranks), max(ends))
 
     def release(self) -> None:
-        """Give the reserved port back, and the sockets' names."""
+        """Release the reserved port, and delete the sockets' files."""
         for path in self.recorders.values():
             path.unlink(missing_ok=True)
         if self.master is not None:
@@ -188,9 +203,9 @@ class LocalGeneration:
 
 
 def reserve_port() -> socket.socket:
-    """A bound socket that does not listen: nobody else gets the port, and the worker that asks to share it does.
+    """Return a bound socket that does not listen. It reserves the port for the worker, which can share it.
 
-    Both ends set SO_REUSEADDR (torch's store does), which Linux takes as consent while at most one of them listens.
+    Both sockets set SO_REUSEADDR (torch's store does). Linux then allows both to bind while at most one of them listens.
     """
     family, anywhere = (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
     reserved = socket.socket(family, socket.SOCK_STREAM)

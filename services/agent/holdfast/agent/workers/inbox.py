@@ -18,7 +18,7 @@ BURST_MAX = 256  # notes taken before other tasks get a turn
 
 
 class NotesInbox:
-    """Binds `path` at once; `run` hands every sane note to `take`. Garbage is counted in `refused`."""
+    """Binds `path` at once. `run` passes every valid note to `take`. Malformed messages are counted in `refused`."""
 
     def __init__(self, path: Path, take: Callable[[Note], None]) -> None:
         self._path = path
@@ -27,13 +27,13 @@ class NotesInbox:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        path.unlink(missing_ok=True)  # of a dead predecessor: the directory is locked by this process
+        path.unlink(missing_ok=True)  # left by an earlier agent: the directory is locked by this process
         try:
             self._socket.bind(str(path))
         except OSError as error:
             self._socket.close()
             raise HoldfastError(
-                f"the notes socket {path} cannot be made: {error}; is the path over 107 bytes?"
+                f"cannot create the notes socket {path}: {error}; is the path over 107 bytes?"
             ) from error
 
     async def run(self) -> None:
@@ -47,7 +47,7 @@ class NotesInbox:
             self._path.unlink(missing_ok=True)
 
     def drain(self) -> None:
-        """Take what has arrived; called before a worker's end is judged, so that its last words count."""
+        """Read the received messages. Called before a worker's exit is evaluated, so that its last messages count."""
         if self._socket.fileno() < 0:
             return  # the agent is stopping: `run` has ended before the workers do
         for _ in range(BURST_MAX):

@@ -17,25 +17,25 @@ from holdfast.runtime.backoff import Backoff
 log = structlog.get_logger("holdfast.agent.template")
 
 DEATHS_MAX = 3  # exits in a row, after which the failure is reported
-SETTLED_S = 60.0  # one that has lived for this long has not died in a row with its successor
+SETTLED_S = 60.0  # the exit of a template that has run for this long does not count as one in a row
 FAILURE_CHARS_MAX = 500
 
 
 class TemplateKeeper:
-    """Runs templates in `tasks`; a template that dies by itself (the kernel ran out of memory, say) is started again."""
+    """Runs templates in `tasks`. A template that exits by itself (for example, out of memory) is started again."""
 
     def __init__(
         self, tasks: TaskGroup, log_path: Path, environment: Mapping[str, str], on_change: Callable[[], None]
     ) -> None:
         """`on_change` is called when `key`, `ready` or `failure` may have changed."""
         self._on_change = on_change
-        self.key: TemplateKey | None = None  # of the current one, and while a successor of it is being made
-        self.failure = ""  # why there is none, when it has ended `DEATHS_MAX` times in a row
-        self._deaths = 0  # in a row
+        self.key: TemplateKey | None = None  # of the current template, also while its successor is starting
+        self.failure = ""  # why there is no template, after `DEATHS_MAX` exits in a row
+        self._deaths = 0  # exits in a row
         self._tasks = tasks
         self._log_path = log_path
         self._environment = environment
-        self._templates: dict[TemplateKey, Template] = {}  # usable: the current one and those that are starting
+        self._templates: dict[TemplateKey, Template] = {}  # the current template, and those that are starting
         self._current: Template | None = None
         self._scopes: set[anyio.CancelScope] = set()
 
@@ -46,11 +46,11 @@ class TemplateKeeper:
 
     @property
     def ready(self) -> bool:
-        """Whether it can fork now."""
+        """Whether a template can fork now."""
         return self._current is not None and self._current.ready
 
     def serves(self, key: TemplateKey) -> bool:
-        """Whether the current one is of this kind and can fork now."""
+        """Whether the current template has this key and can fork now."""
         return self.ready and self._current is not None and self._current.key == key
 
     @property
@@ -58,13 +58,14 @@ class TemplateKeeper:
         return tuple(template.pid for template in self._templates.values())
 
     async def any(self) -> Template:
-        """Whichever is at hand, for what needs torch and no more: nothing is drained for it."""
+        """Return the current template, or else a default one, for a program that needs only torch. No template is replaced
+        if one is usable."""
         if self._current is not None and self._current.usable:
             return self._current
         return await self.ensure(TemplateKey())
 
     async def ensure(self, key: TemplateKey) -> Template:
-        """A template that can fork for `key`. Raises `Unavailable` with the reason when its imports fail."""
+        """Return a template that can fork for `key`. Raises `Unavailable` with the reason if its imports fail."""
         template = self._templates.get(key)
         if template is None or not template.usable:
             template = self._templates[key] = Template(key, self._log_path, self._environment)
@@ -81,7 +82,7 @@ class TemplateKeeper:
         return template
 
     async def _shielded_host(self, template: Template) -> None:
-        """An order that is under way at the agent's end still finds its template. `close` ends them."""
+        """Run a template until `close`, so that an order in progress at the agent's end can still use it."""
         with anyio.CancelScope(shield=True) as scope:
             self._scopes.add(scope)
             try:
@@ -97,7 +98,7 @@ class TemplateKeeper:
             if self._templates.get(template.key) is template:
                 del self._templates[template.key]
             if self._current is not template:
-                return  # replaced, or it never was ready: whoever asked for it has been told why
+                return  # replaced, or never ready; `ensure` has raised the reason
             self._current = None
             log.error("worker template exited", pid=template.pid, reason=template.failure)
             if anyio.current_time() - began >= SETTLED_S:
@@ -111,13 +112,13 @@ class TemplateKeeper:
             while successor is None:
                 await backoff.sleep()
                 if self._current is not None or template.key in self._templates:
-                    return  # an order has started another one meanwhile
+                    return  # an order has started another template during the pause
                 successor = self._start_again(template.key)
             template = self._current = self._templates[template.key] = successor
             self._tasks.start_soon(self._settle, successor, name="template settles")
 
     async def _settle(self, template: Template) -> None:
-        """Say when a successor is ready, and that all is well when it has lasted."""
+        """Report when a successor is ready. Clear the failure when the successor has run for `SETTLED_S`."""
         with suppress(Unavailable):
             await template.wait_ready()
             self._on_change()
@@ -129,6 +130,6 @@ class TemplateKeeper:
     def _start_again(self, key: TemplateKey) -> Template | None:
         try:
             return Template(key, self._log_path, self._environment)
-        except (HoldfastError, OSError) as error:  # no process, or no descriptor, to be had now
+        except (HoldfastError, OSError) as error:  # no process or descriptor is available now
             log.error("worker template not started", reason=str(error))
             return None

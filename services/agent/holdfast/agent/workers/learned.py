@@ -1,7 +1,8 @@
-"""Which modules the scripts of this node import: recorded by a worker at its first step (`holdfast.train.imports`), read when
-the next one is started.
+"""The modules that the scripts of this node import: recorded by a worker at its first step (`holdfast.train.imports`), and read
+when the next worker is started.
 
-Kept in a directory of the agent, by what is run: a job that is submitted again begins with what its last run has shown."""
+The lists are stored in a directory of the agent, by script, module or command. A job that is submitted again therefore begins
+with the list of its last run."""
 
 from __future__ import annotations
 
@@ -16,26 +17,26 @@ from holdfast.domain.job import LaunchSpec
 
 log = structlog.get_logger("holdfast.agent.learned")
 
-AUTO = "auto"  # of `preload`
+AUTO = "auto"  # value of `preload`
 FILE_BYTES_MAX = 1 << 20
 MODULES_MAX = 4000
-MORE_MIN = 20  # modules: fewer new ones are no reason for another template
+MORE_MIN = 20  # number of new modules that justifies another template
 
 
 class Learned:
-    """The lists in `directory`. A file is written by the user's process: what is not a list of names is ignored."""
+    """The lists in `directory`. The user's process writes the files, so a file that is not a list of names is ignored."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._taken: dict[Path, tuple[str, ...]] = {}  # by file, the list that templates were made for
+        self._taken: dict[Path, tuple[str, ...]] = {}  # by file, the list for which templates were started
 
     def path(self, launch: LaunchSpec) -> Path:
-        """Where a worker of this launch writes its list."""
+        """Return the file to which a worker of this launch writes its list."""
         key = json.dumps([launch.script, launch.module, launch.command])
         return self._directory / f"{zlib.crc32(key.encode()):08x}.json"
 
     def modules(self, launch: LaunchSpec) -> tuple[str, ...]:
-        """The modules to import for this launch; a list that has hardly grown stays as it was."""
+        """Return the modules to import for this launch. Fewer than `MORE_MIN` new modules do not change the list."""
         if AUTO not in launch.preload:
             return ()
         path = self.path(launch)

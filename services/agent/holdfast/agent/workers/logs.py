@@ -15,15 +15,16 @@ import shutil
 from pathlib import Path
 
 from holdfast.domain.errors import HoldfastError
+from holdfast.domain.worker import TORCH_SERVER_LINE
 
-LOG_BYTES_MAX = 64 << 20  # on disk per rank; may be exceeded by what a worker writes between two checks
-KEPT_BYTES = LOG_BYTES_MAX // 2  # what a trim leaves
+LOG_BYTES_MAX = 64 << 20  # on disk per rank; output between two checks may exceed it
+KEPT_BYTES = LOG_BYTES_MAX // 2  # remaining size after a trim
 GENERATIONS_KEPT = 5
 TAIL_LINES = 40
 TAIL_BYTES = 8 << 10
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 0x01, 0x02
-_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
+_BLOCK_BYTES = 512  # the unit of st_blocks, independent of the file system's block size
 _GENERATION = re.compile(r"g(\d+)")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,12 +39,13 @@ class WorkerLogs:
         self._bytes_max, self._kept_bytes = bytes_max, kept_bytes
 
     def create(self, job: str, generation: int) -> Path:
-        """The directory of a generation's logs; drops those of old ones. Raises `HoldfastError` naming the path."""
+        """Create the directory of a generation's logs, and delete those of old generations. Raises `HoldfastError` that names
+        the path."""
         directory = self._directory / job / f"g{generation}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise HoldfastError(f"the log directory {directory} cannot be made: {error.strerror}") from error
+            raise HoldfastError(f"cannot create the log directory {directory}: {error.strerror}") from error
         self._prune(directory.parent)
         return directory
 
@@ -55,7 +57,7 @@ class WorkerLogs:
             shutil.rmtree(path, ignore_errors=True)
 
     def trim(self, path: Path) -> int:
-        """Bring one log back under its limit; returns the bytes dropped. Raises OSError when that cannot be done now."""
+        """Trim one log that exceeds its limit. Returns the number of bytes dropped. Raises OSError."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -66,14 +68,14 @@ class WorkerLogs:
             if held <= self._bytes_max:
                 return 0
             if not _punch(fd, status.st_size - self._kept_bytes):
-                os.ftruncate(fd, 0)  # the writer appends, so it goes on at the new end
+                os.ftruncate(fd, 0)  # the writer appends, so it continues at the new end
             return held - os.fstat(fd).st_blocks * _BLOCK_BYTES
         finally:
             os.close(fd)
 
 
 def open_log(path: Path) -> int:
-    """A descriptor to append to. Raises `HoldfastError` naming the path."""
+    """Open a log for appending and return the descriptor. Raises `HoldfastError` that names the path."""
     try:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -81,7 +83,7 @@ def open_log(path: Path) -> int:
 
 
 def tail(path: Path, lines_max: int = TAIL_LINES, bytes_max: int = TAIL_BYTES) -> tuple[str, ...]:
-    """The last lines, oldest first; empty when none can be read. A line that the byte limit cuts is left out."""
+    """Return the last lines, oldest first; empty if the file cannot be read. A line that the byte limit cuts is omitted."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -92,11 +94,11 @@ def tail(path: Path, lines_max: int = TAIL_LINES, bytes_max: int = TAIL_BYTES) -
     lines = raw.lstrip(b"\0").decode(errors="replace").splitlines()
     if size > bytes_max and len(lines) > 1:
         lines = lines[1:]
-    return tuple(lines[-lines_max:])
+    return tuple([line for line in lines if not TORCH_SERVER_LINE.search(line)][-lines_max:])
 
 
 def _punch(fd: int, length: int) -> bool:
-    """Free the first `length` bytes; False when this file system cannot."""
+    """Free the first `length` bytes. Returns False if the file system does not support it."""
     if _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, 0, length) == 0:
         return True
     code = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""Missed saves in a row: one is normal when saves are frequent, several mean that a rank has no checkpoints."""
+"""Counts missed saves in a row. One is normal if saves are frequent. Several mean that a rank has no recent checkpoint."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ MISSES_MAX = 3
 @dataclass(slots=True)
 class _InARow:
     count: int = 0
-    told_first: float = 0.0  # Unix s
-    told_last: float = 0.0
+    first_reported: float = 0.0  # Unix s
+    last_reported: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """What is to be told of a rank. `since`: when it was told first, the same until the rank has saved again."""
+    """A report about a rank. `since`: time of the first report, which does not change until the rank has saved again."""
 
     since: float
     reason: str
 
 
 class Misses:
-    """Of one generation's ranks on a node."""
+    """The missed saves of one generation's ranks on a node."""
 
     def __init__(self) -> None:
         self._in_a_row: dict[int, _InARow] = {}
 
     def fold(self, note: Note, at: float) -> Missed | None:
-        """What is to be told of the note's rank now, if anything. `at`: Unix seconds."""
+        """Process a note. Returns the report about its rank that is due now, or None. `at`: Unix seconds."""
         rank = note.sender.rank
         match note:
             case SavedNote():
@@ -40,10 +40,10 @@ class Misses:
             case MissedNote():
                 missed = self._in_a_row.setdefault(rank, _InARow())
                 missed.count += 1
-                if missed.count == MISSES_MAX or (missed.count > MISSES_MAX and _again(missed.told_last, at)):
-                    missed.told_first, missed.told_last = missed.told_first or at, at
+                if missed.count == MISSES_MAX or (missed.count > MISSES_MAX and _again(missed.last_reported, at)):
+                    missed.first_reported, missed.last_reported = missed.first_reported or at, at
                     reason = f"{missed.count} in a row, the last one of step {note.step}: {note.reason}"
-                    return Missed(missed.told_first, reason)
+                    return Missed(missed.first_reported, reason)
         return None
 
 

@@ -48,13 +48,13 @@ KILL_TIMEOUT_S = (
     30.0  # a process in an uninterruptible wait (D state) can outlive SIGKILL; then the node cannot be used
 )
 LOG_CHECK_INTERVAL_S = 1.0
-JOBS_MAX = 64  # whose templates are remembered
-# By its place: importing it would bring torch into the agent.
+JOBS_MAX = 64  # jobs whose template is remembered
+# A path, because importing the module would import torch into the agent.
 SELF_TEST = Path(worker_protocol.__file__).parents[1] / "train" / "selftest" / "__main__.py"
 
 
 class WorkerPool:
-    """`emit` takes signals, `report` takes reports; both are called from the event loop and must not block."""
+    """`emit` receives signals, `report` receives reports. Both are called from the event loop and must not block."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class WorkerPool:
         ended: anyio.Event,
         assume_started_after_s: float = 5.0,
     ) -> None:
-        """`ended` is set when `run` has been left and no worker is alive."""
+        """`ended` is set when `run` has ended and no worker is running."""
         self._node, self._address, self.site = node, address, site
         self._inherited = inherited
         self._emit, self._report = emit, report
@@ -80,11 +80,11 @@ class WorkerPool:
         self._standstill = StandstillWatch(node=node, generations=lambda: list(self._generations.values()), emit=emit)
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
         self.worker_set = WorkerSet(self.running, report, template=self._template_state)
-        self._keys: OrderedDict[str, TemplateKey] = OrderedDict()  # by job, what its template was told to be
-        self._steps_dropped = 0  # by generations that are over
+        self._keys: OrderedDict[str, TemplateKey] = OrderedDict()  # by job, the key of its template
+        self._steps_dropped = 0  # of ended generations
         self._learned = Learned(site.learned)
         self._learning: TemplateKey | None = (
-            None  # the last that was begun; it is not begun again while nothing changes
+            None  # the last learned template that was started; it is not started again while nothing changes
         )
         self._tasks: TaskGroup | None = None
         self._keeper: TemplateKeeper | None = None
@@ -92,9 +92,9 @@ class WorkerPool:
     # ------------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Until cancelled; then every worker is killed and gone before this returns."""
+        """Run until cancelled. Every worker has exited before this returns."""
         become_subreaper()
-        for socket in self.site.recorders():  # of an agent that was killed
+        for socket in self.site.recorders():  # left by a killed agent
             socket.unlink(missing_ok=True)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -115,7 +115,8 @@ class WorkerPool:
                 self._ended.set()
 
     async def _warm_at_start(self) -> None:
-        """Most jobs preload nothing: their template is ready before they come. A failure is told to the first order."""
+        """Start the default template, which serves most jobs, because they preload no modules. The first order reports a
+        failure."""
         try:
             await self._template(TemplateKey())
         except HoldfastError as error:
@@ -129,16 +130,16 @@ class WorkerPool:
     # ------------------------------------------------------------------ orders
 
     async def warm(self, job: str, launch: LaunchSpec) -> None:
-        """Have a template for this job. Raises `Unavailable` with the reason when its imports fail."""
+        """Prepare a template for this job. Raises `Unavailable` with the reason if its imports fail."""
         await self._template(self._key(job, launch))
         self.worker_set.template_changed()
 
     async def test_devices(self, budget_s: float, timeout_s: float) -> str:
-        """What `holdfast.train.selftest` prints. Raises `Unavailable` when it cannot be run to its end within `timeout_s`."""
+        """Return the output of `holdfast.train.selftest`. Raises `Unavailable` if it does not end within `timeout_s`."""
         return await self._self_test(("--budget-s", str(budget_s)), timeout_s)
 
     async def test_quickly(self, within_s: float, timeout_s: float) -> str:
-        """The same of every device at once, and of the links between them (`holdfast.train.selftest.quick`)."""
+        """As `test_devices`, for all devices in parallel and the links between them (`holdfast.train.selftest.quick`)."""
         return await self._self_test(("--within-s", str(within_s)), timeout_s)
 
     async def _self_test(self, arguments: tuple[str, ...], timeout_s: float) -> str:
@@ -148,13 +149,13 @@ class WorkerPool:
         return await run_subprocess(template, SELF_TEST, arguments, self._inherited, timeout_s)
 
     async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
-        """Fork this generation's workers; they wait. Raises `HoldfastError`; then none of them is left."""
+        """Fork this generation's workers, which then wait for `start`. If it raises `HoldfastError`, no worker is left."""
         launch = order.launch
         entry = entry_of(launch, self._job_environment(launch))
         generation = LocalGeneration(self._node, order, self._logs.create(order.job, order.generation))
         key = (order.job, order.generation)
         if key in self._generations:
-            raise Conflict(f"generation {order.generation} of {order.job} has workers here already")
+            raise Conflict(f"generation {order.generation} of {order.job} already has workers on this node")
         self._generations[key] = generation
         self.worker_set.begin(order.job, order.generation)
         try:
@@ -182,12 +183,12 @@ class WorkerPool:
         return tuple(worker.running for worker in generation.workers.values())
 
     def master_of(self, job: str, generation: int) -> str:
-        """The rendezvous endpoint reserved here; empty when rank 0 is elsewhere."""
+        """Return the rendezvous endpoint reserved on this node; "" if rank 0 runs on another node."""
         master = self._find(job, generation).master
         return "" if master is None else f"{self._address}:{master.getsockname()[1]}"
 
     def start(self, job: str, number: int, master: tuple[str, int], staged: Iterable[StagedShard]) -> None:
-        """Let the prepared workers run. Raises `Conflict` naming the rank when one has died meanwhile."""
+        """Start the prepared workers. Raises `Conflict` that names the ranks if some have exited since the preparation."""
         generation = self._find(job, number)
         if generation.started_at is not None:
             raise Conflict(f"generation {number} of {job} has been started already")
@@ -203,15 +204,15 @@ class WorkerPool:
                 raise Conflict(f"generation {number} of {job} cannot start: rank {rank} does not take its start order")
 
     async def stop(self, job: str, through: int, grace_s: float = 0.0) -> None:
-        """End the workers of `through` and older; returns when they are gone.
+        """Stop the workers of generation `through` and older. Returns when they have exited.
 
-        With `grace_s` they are asked first: by the control channel, and an unmodified script, which cannot read it, by SIGTERM.
-        Raises `Unavailable` when one survives SIGKILL.
+        With `grace_s`, they are first requested to stop through the control channel. An unmodified script does not read the
+        channel and receives SIGTERM. Raises `Unavailable` if a worker survives SIGKILL.
         """
         await self._end(job, lambda number: number <= through, grace_s)
 
     async def stop_all_but(self, job: str, number: int) -> None:
-        """End the workers of every other generation: older ones, or those of an earlier submission under the same name."""
+        """Stop the workers of every other generation: older ones, and those of an earlier run of this name."""
         await self._end(job, lambda other: other != number)
 
     async def _end(self, job: str, which: Callable[[int], bool], grace_s: float = 0.0) -> None:
@@ -228,44 +229,41 @@ class WorkerPool:
         await self._wait_gone(old)
 
     def checkpoint_now(self, job: str, number: int, at_step: int, leaving: str = "") -> None:
-        """Pass it on. Raises `Unavailable` when a rank does not take it."""
+        """Forward the order to the ranks. Raises `Unavailable` if a rank does not accept it."""
         more = {"leaving": leaving} if leaving else {}
-        self._tell_all(job, number, "checkpoint_now", at_step=at_step, **more)
+        self._send_to_all(job, number, "checkpoint_now", at_step=at_step, **more)
 
     def set_interval(self, job: str, number: int, from_step: int, interval_steps: int) -> None:
-        """Pass it on. Raises `Unavailable` when a rank does not take it."""
-        self._tell_all(job, number, "interval", from_step=from_step, interval_steps=interval_steps)
+        """Forward the order to the ranks. Raises `Unavailable` if a rank does not accept it."""
+        self._send_to_all(job, number, "interval", from_step=from_step, interval_steps=interval_steps)
 
     def running(self) -> tuple[RunningWorker, ...]:
         return tuple(worker.running for generation in self._generations.values() for worker in generation.alive)
 
     def steps(self) -> tuple[StepReached, ...]:
-        """How far the generations have come that run here and report their steps."""
-        going_on = [each for each in self._generations.values() if not each.stopping and each.alive]
-        return tuple(
-            StepReached(each.order.job, each.order.generation, each.progress.newest_common_step)
-            for each in going_on
-            if each.progress is not None and not each.progress.silent
-        )
+        """Return the newest common step of each generation that runs on this node and reports its steps, or how many of them
+        were observed."""
+        active = [each for each in self._generations.values() if not each.stopping and each.alive]
+        return tuple(reached for each in active if (reached := each.step_reached()) is not None)
 
     def running_generation(self, job: str, number: int) -> LocalGeneration | None:
-        """A generation whose ranks have been started here and are not being stopped."""
+        """Return the generation if its ranks have been started on this node and are not being stopped; otherwise None."""
         generation = self._generations.get((job, number))
         return None if generation is None or generation.started_at is None or generation.stopping else generation
 
     def generations(self, job: str) -> tuple[int, ...]:
-        """Numbers of the generations with workers here."""
+        """Return the numbers of the generations with workers on this node."""
         return tuple(sorted(number for name, number in self._generations if name == job))
 
     # ------------------------------------------------------------------ telemetry
 
     def standing(self) -> list[NodeSignal]:
-        """What runs here, as it was said when it began: a diagnostics that came later has not heard it."""
+        """Return the start signals of the running generations again, for a diagnostics process that did not receive them."""
         generations = [generation for generation in self._generations.values() if not generation.stopping]
         return [each.announcement for each in generations if each.announcement is not None and each.alive]
 
     def sample(self, at: float) -> list[NodeSignal]:
-        """What each tick says of the ranks; also notices first steps whose notes came late or never."""
+        """Return the signals about ranks for a tick. Also reports first steps whose notes are late or lost."""
         signals: list[NodeSignal] = []
         for generation in self._generations.values():
             signals += generation.sample(at)
@@ -273,21 +271,21 @@ class WorkerPool:
         return signals
 
     def unheard(self, at: float) -> None:
-        """This agent did not run until `at` (Unix s): what its ranks did not say meanwhile proves nothing."""
+        """Record that this agent was frozen until `at` (Unix s), so that missing messages of that time prove nothing."""
         for generation in self._generations.values():
             generation.unheard(at)
         self._ft.unheard()
 
     @property
     def notes_lost(self) -> int:
-        """Notes that were garbage, and steps that came faster than ticks could carry them, since the start."""
+        """Number of malformed notes, and of steps dropped because they came faster than ticks can carry, since the start."""
         return (
             self._inbox.refused
             + self._standstill.refused
             + self._steps_dropped
             + sum(
                 generation.progress.dropped
-                for generation in list(self._generations.values())  # metrics are read in a thread of their own
+                for generation in list(self._generations.values())  # metrics are read in another thread
                 if generation.progress is not None
             )
         )
@@ -295,7 +293,7 @@ class WorkerPool:
     def _take_note(self, note: Note) -> None:
         generation = self._generations.get((note.sender.job, note.sender.generation))
         if generation is None or generation.stopping:
-            return  # of a generation that is over: its words change nothing any more
+            return  # the note of an ended generation
         if isinstance(note, MissedNote):
             log.warning(
                 "checkpoint missed", job=note.sender.job, rank=note.sender.rank, step=note.step, reason=note.reason
@@ -328,14 +326,14 @@ class WorkerPool:
         ]
 
     def _overdue(self, who: Rank, reason: str) -> None:
-        """The client's own monitor ends such a rank; what follows is decided as for every worker that ends by itself."""
+        """Kill an overdue rank, as the client's own monitor does. The exit is handled like that of any failed worker."""
         generation = self.running_generation(who.job, who.generation)
         worker = None if generation is None else generation.workers.get(who.rank)
         if worker is None or worker.pid != who.pid or not worker.alive:
             return
         log.warning("rank is overdue by its own monitoring", job=who.job, rank=who.rank, reason=reason)
         try:
-            append_to_log(worker.identity.log_path, f"rank {who.rank} is ended: {reason}")
+            append_to_log(worker.identity.log_path, f"rank {who.rank} is killed: {reason}")
         except OSError as error:
             log.warning("worker log not written", path=str(worker.identity.log_path), reason=str(error))
         worker.kill()
@@ -353,7 +351,8 @@ class WorkerPool:
         return key
 
     def _kinds(self, launch: LaunchSpec) -> tuple[TemplateKey, TemplateKey | None]:
-        """The template that the job asks for, and the one that has what its last workers have imported, if that is known."""
+        """Return the template that the job requests, and the one with the modules that its last workers have imported, if these
+        are known."""
         directory = launch.script if Path(launch.script).is_dir() else os.path.dirname(launch.script) or launch.cwd
         preload, env = tuple(name for name in launch.preload if name != AUTO), dict(launch.env)
         modules = self._learned.modules(launch)
@@ -363,7 +362,7 @@ class WorkerPool:
         )
 
     def _learn(self) -> None:
-        """Make the templates for what the running scripts have imported, behind the run: nothing waits for them."""
+        """Start a template with the modules that a running script has imported, in the background."""
         for generation in self._generations.values():
             launch = generation.order.launch
             if AUTO not in launch.preload or generation.started_at is None or generation.stopping:
@@ -382,7 +381,7 @@ class WorkerPool:
             await self._keeper.ensure(key)
             self.worker_set.template_changed()
         except HoldfastError as error:
-            log.warning("no template with what the last workers imported", reason=str(error))
+            log.warning("template with learned modules not started", reason=str(error))
 
     def _template_state(self) -> TemplateState:
         if self._keeper is None or self._keeper.key is None:
@@ -436,7 +435,7 @@ class WorkerPool:
         self._tasks.start_soon(partial(self._watch, generation, worker), name=f"rank {rank}")
 
     async def _watch(self, generation: LocalGeneration, worker: Worker) -> None:
-        with anyio.CancelScope(shield=True):  # ends with the process, which `run` ends before it returns
+        with anyio.CancelScope(shield=True):  # ends when the process exits; `run` kills it before it returns
             how = await worker.watch()
         self.worker_set.changed()
         if generation.started_at is not None:
@@ -484,7 +483,7 @@ class WorkerPool:
         for generation in generations:
             if survivors := [worker.pid for worker in generation.uncleared]:
                 raise Unavailable(
-                    f"process(es) {survivors} of {generation.order.job}, or what they have started, survived SIGKILL for "
+                    f"processes {survivors} of {generation.order.job}, or processes started by them, survived SIGKILL for "
                     f"{KILL_TIMEOUT_S:g} s (stuck in the kernel); this node cannot run another generation"
                 )
             self._forget(generation)
@@ -499,13 +498,13 @@ class WorkerPool:
         generation = self._generations.get((job, number))
         if generation is None or generation.stopping:
             here = ", ".join(map(str, self.generations(job))) or "none"
-            raise NotFound(f"generation {number} of {job} has no workers here (generations here: {here})")
+            raise NotFound(f"generation {number} of {job} has no workers on this node (it has generations: {here})")
         return generation
 
-    def _tell_all(self, job: str, number: int, kind: str, **fields: int | str) -> None:
+    def _send_to_all(self, job: str, number: int, kind: str, **fields: int | str) -> None:
         for worker in self._find(job, number).alive:
             if not worker.tell(kind, **fields):
-                raise Unavailable(f"rank {worker.identity.rank} of {job} does not take orders (pid {worker.pid})")
+                raise Unavailable(f"rank {worker.identity.rank} of {job} does not accept orders (pid {worker.pid})")
 
     async def _bound_logs(self) -> None:
         while True:
@@ -519,12 +518,12 @@ class WorkerPool:
         try:
             if dropped := self._logs.trim(path):
                 log.warning("worker log trimmed", path=str(path), dropped_bytes=dropped)
-        except OSError as error:  # it is looked at again soon; nothing that runs depends on it
+        except OSError as error:  # retried at the next check; workers do not depend on it
             log.warning("worker log not trimmed", path=str(path), reason=str(error))
 
 
 def _notes(entry: Entry, template: Template, launch: LaunchSpec) -> list[str]:
-    """What the user should know about how this worker starts. Modules that nobody named are no news."""
+    """Return notes for the user about the start of this worker. Only modules that the job names are mentioned."""
     left_out = [
         f"not preloaded: {name}, because {why}" for name, why in template.left_out.items() if name in launch.preload
     ]
@@ -535,4 +534,4 @@ def _make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HoldfastError(f"the directory {path} cannot be made: {error.strerror}") from error
+        raise HoldfastError(f"cannot create the directory {path}: {error.strerror}") from error

@@ -23,16 +23,16 @@ from holdfast.domain.signals import ObservedSteps, Phase, RankProgress, ReplicaC
 # Rows kept between two ticks: 100 steps/s of 8 ranks for five seconds. More are dropped oldest-first and counted.
 ROWS_MAX = 4096
 
-# A rank is silent when it has said nothing for this long, and for this much longer than its slowest recent step.
+# A rank is silent if it has sent no message for this long, and for this many times the duration of its slowest recent step.
 SILENT_AFTER_S = 1.0
 SILENT_FACTOR = 1.5
 _RECENT = 20  # steps
-STEP_ENDS_MAX = 4  # of which it is remembered when they ended: ranks are no more steps apart
+STEP_ENDS_MAX = 4  # number of last steps whose end times are kept; the ranks of a job are at most this many steps apart
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What /proc/PID/stat says: the state letter ("" = gone) and user + system CPU seconds used."""
+    """Values of /proc/PID/stat: the state letter ("" = the process has ended) and the used CPU seconds, user + system."""
 
     state: str = ""
     cpu_s: float = 0.0
@@ -40,7 +40,7 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """How one rank came to its first step; a rank that has sent no notes has told nothing."""
+    """The phases of one rank up to its first step. Empty for a rank that has sent no notes."""
 
     rank: int
     first_step_at: float | None
@@ -54,12 +54,16 @@ class _Rank:
     phase_at: float = 0.0
     first_step_at: float | None = None  # end of its first step in this generation
     phases_s: tuple[tuple[str, float], ...] = ()
-    heard: bool = False
+    has_sent: bool = False
     started_noted: bool = False
-    spoke_at: float = 0.0
+    sent_at: float = 0.0  # time of the last note
     groups: tuple[tuple[str, str], ...] = ()
-    collectives: int = -1  # entered, as last counted
-    # When its last steps ended, the newest first: by its own clock, and by the monotonic one.
+    collectives: int = -1  # number of collectives entered, as last counted
+    # Of a script that reports no steps: optimizer steps observed, seconds for one recently, and the end of the first block
+    observed: int = 0
+    observed_step_s: float = 0.0
+    observed_since: float | None = None
+    # End times of its last steps, newest first: (Unix seconds of its clock, monotonic seconds).
     ends: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEP_ENDS_MAX))
 
 
@@ -67,29 +71,29 @@ class Progress:
     """The state of one generation's ranks on this node."""
 
     def __init__(self, *, node: str, job: str, generation: int, ranks: Iterable[int], step: int, at: float) -> None:
-        """`step` is where the ranks start from, `at` when they were started (Unix s)."""
+        """`step`: the step from which the ranks start. `at`: time of the start (Unix s)."""
         self._node, self._job, self._generation = node, job, generation
         self._ranks = {rank: _Rank(step=step, phase_at=at) for rank in ranks}
         self._rows: deque[tuple[int, StepNote]] = deque()
         self._observed: deque[ObservedStepsNote] = deque(maxlen=ROWS_MAX)
-        self._checks: deque[ReplicaCheckNote] = deque(maxlen=ROWS_MAX)  # one that is lost is not judged
+        self._checks: deque[ReplicaCheckNote] = deque(maxlen=ROWS_MAX)  # a dropped check is not evaluated
         self._intervals_s: deque[float] = deque(maxlen=_RECENT)
         self._unheard_until = 0.0
         self.dropped = 0
 
     def fold(self, note: Note) -> None:
-        """Take in a note. The caller has checked that its rank is one of ours."""
-        if isinstance(note, ObservedStepsNote):
-            self._observed.append(note)  # the script itself has said nothing: it stays as silent as it was
-            return
+        """Process a note. The caller has checked that its rank runs on this node."""
         rank = self._ranks[note.sender.rank]
-        rank.heard = True
-        rank.collectives = -1  # it speaks for itself again
+        if isinstance(note, ObservedStepsNote):
+            self._observe(rank, note)  # not sent by the script itself, so the rank counts as silent as before
+            return
+        rank.has_sent = True
+        rank.collectives = -1  # the count of a silent rank is outdated
         match note:
             case StepNote():
                 if rank.phase is Phase.STEP:
-                    self._intervals_s.append(note.ended_at - rank.spoke_at)
-                rank.spoke_at = note.ended_at
+                    self._intervals_s.append(note.ended_at - rank.sent_at)
+                rank.sent_at = note.ended_at
                 if note.step > rank.step + 1:
                     rank.ends.clear()  # notes of some steps were dropped
                 if note.step > rank.step:
@@ -103,11 +107,11 @@ class Progress:
                     self.dropped += 1
                 self._rows.append((note.sender.rank, note))
             case PhaseNote():
-                # One that only says that it begins is where it was put at its start. Diagnostics judges who has said more:
-                # a script that never restores and never uses `run.step` makes no progress that could stop.
+                # A repeated INIT does not change the phase. Diagnostics evaluates only ranks that have reported more, because a
+                # script that neither restores nor uses `run.step` makes no visible progress that could stop.
                 if note.phase is not rank.phase or note.phase is not Phase.INIT:
                     rank.phase, rank.phase_at = note.phase, note.at
-                rank.spoke_at = note.at
+                rank.sent_at = note.at
             case StartedNote():
                 rank.phases_s, rank.started_noted = note.phases_s, True
             case GroupsNote():
@@ -115,56 +119,81 @@ class Progress:
             case ReplicaCheckNote():
                 self._checks.append(note)
             case SavedNote() | MissedNote():
-                pass  # it says something about checkpoints, not about progress
+                pass  # about checkpoints, not about progress
+
+    def _observe(self, rank: _Rank, note: ObservedStepsNote) -> None:
+        rank.observed = max(rank.observed, note.step)
+        rank.observed_step_s = (note.ended_at - note.started_at) / note.steps
+        if rank.observed_since is None:
+            rank.observed_since = note.ended_at
+        if not math.isnan(note.comm_wait_s):
+            self._observed.append(note)
 
     def knows(self, rank: int) -> bool:
         return rank in self._ranks
 
     def step_of(self, rank: int) -> int:
-        """Last step that it finished."""
+        """Return the last step that the rank has finished."""
         return self._ranks[rank].step
 
+    def observed_of(self, rank: int) -> int:
+        """Optimizer steps that were observed in it, of a script that reports no steps."""
+        return self._ranks[rank].observed
+
     def step_ends_of(self, rank: int) -> tuple[float, ...]:
-        """When its last steps ended, the newest first."""
+        """Return the end times of the rank's last steps, newest first (Unix s)."""
         return tuple(ended_at for ended_at, _ in self._ranks[rank].ends)
 
     def step_end_uptimes_of(self, rank: int) -> tuple[float, ...]:
-        """The same by the monotonic clock; none when it does not say."""
+        """As `step_ends_of`, in monotonic seconds; empty if the notes do not contain them."""
         known = tuple(uptime_s for _, uptime_s in self._ranks[rank].ends)
         return known if all(known) else ()
 
     @property
     def silent(self) -> bool:
-        """No rank has sent a note yet: an unmodified script, or one that has not come to `hf.launch`."""
-        return not any(rank.heard for rank in self._ranks.values())
+        """Whether no rank has sent a note yet: the script is unmodified, or has not reached `hf.launch`."""
+        return not any(rank.has_sent for rank in self._ranks.values())
 
     def unheard(self, until: float) -> None:
-        """Nobody listened to the ranks until then (Unix s)."""
+        """Record that the agent was frozen until then (Unix s) and received no notes."""
         self._unheard_until = until
 
     def silent_s(self, at: float) -> float:
-        """How long no rank has said anything; 0.0 while that is no longer than a step may take, and when all are done."""
+        """Return for how long no rank has sent a note; 0.0 while that is within the duration of a step, and when all are
+        done."""
         waiting = [rank for rank in self._ranks.values() if rank.phase is not Phase.DONE]
         if self.silent or not waiting:
             return 0.0
-        silent_s = at - max(self._unheard_until, *(rank.spoke_at for rank in self._ranks.values()))
+        silent_s = at - max(self._unheard_until, *(rank.sent_at for rank in self._ranks.values()))
         usual_s = SILENT_FACTOR * max(self._intervals_s, default=0.0)
         return silent_s if silent_s > max(SILENT_AFTER_S, usual_s) else 0.0
 
     def counted(self, collectives: Mapping[int, int]) -> None:
-        """How many collectives each rank has entered, by its flight recorder."""
+        """Record how many collectives each rank has entered, according to its flight recorder."""
         for rank, count in collectives.items():
             self._ranks[rank].collectives = count
 
     def groups_of(self, rank: int) -> dict[str, str]:
-        """Members of its process groups, `compact`, by name."""
+        """Return the members of the rank's process groups, `compact`, by name."""
         return dict(self._ranks[rank].groups)
 
     @property
     def stepping_since(self) -> float | None:
-        """When the last rank finished its first step; None while one has not."""
+        """Time at which the last rank finished its first step; None while a rank has not finished it."""
         ends = [rank.first_step_at for rank in self._ranks.values() if rank.first_step_at is not None]
         return max(ends) if len(ends) == len(self._ranks) else None
+
+    @property
+    def observed_since(self) -> float | None:
+        """When an optimizer step of the last rank was first observed (Unix s); None while one rank has none."""
+        ends = [rank.observed_since for rank in self._ranks.values() if rank.observed_since is not None]
+        return max(ends) if len(ends) == len(self._ranks) else None
+
+    @property
+    def observed(self) -> tuple[int, float]:
+        """Optimizer steps that were observed in every rank, and seconds for one of them recently."""
+        slowest = min(self._ranks.values(), key=lambda rank: rank.observed)
+        return slowest.observed, slowest.observed_step_s
 
     @property
     def newest_common_step(self) -> int:
@@ -176,15 +205,15 @@ class Progress:
         return all(rank.started_noted for rank in self._ranks.values())
 
     def slowest_start(self) -> tuple[tuple[str, float], ...]:
-        """How the slowest rank spent the time to its first step."""
+        """Return the phases of the slowest rank up to its first step."""
         return max((rank.phases_s for rank in self._ranks.values()), key=lambda phases: sum(s for _, s in phases))
 
     def starts(self) -> tuple[RankStart, ...]:
-        """How each rank came to its first step, by rank."""
+        """Return the start of each rank, by rank."""
         return tuple(RankStart(rank, each.first_step_at, each.phases_s) for rank, each in sorted(self._ranks.items()))
 
     def take_steps(self, at: float) -> StepColumns | None:
-        """The steps finished since the last call, as columns."""
+        """Return the steps finished since the last call, as columns."""
         if not self._rows:
             return None
         rows, self._rows = self._rows, deque()
@@ -208,7 +237,7 @@ class Progress:
         )
 
     def take_observed(self, at: float) -> ObservedSteps | None:
-        """The blocks of observed optimizer steps since the last call, as columns."""
+        """Return the blocks of observed optimizer steps since the last call, as columns."""
         if not self._observed:
             return None
         notes, self._observed = tuple(self._observed), deque(maxlen=ROWS_MAX)
@@ -226,7 +255,7 @@ class Progress:
         )
 
     def take_checks(self, at: float) -> ReplicaChecks | None:
-        """The checksums since the last call, as columns."""
+        """Return the checksums since the last call, as columns."""
         if not self._checks:
             return None
         notes, self._checks = tuple(self._checks), deque(maxlen=ROWS_MAX)
@@ -242,8 +271,12 @@ class Progress:
             restored=tuple(note.restored for note in notes),
         )
 
+    def _observed_counts(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        counts = tuple(self._ranks[rank].observed for rank in ranks)
+        return counts if self.silent and any(counts) else ()
+
     def sample(self, at: float, processes: Mapping[int, ProcessFacts]) -> RankProgress:
-        """Where every rank stands now, by rank."""
+        """Return the present progress of every rank, by rank."""
         ranks = sorted(self._ranks)
         facts = [processes.get(rank, ProcessFacts()) for rank in ranks]
         return RankProgress(
@@ -258,9 +291,10 @@ class Progress:
             process_state=tuple(fact.state for fact in facts),
             cpu_s=tuple(fact.cpu_s for fact in facts),
             collective_seq=tuple(self._ranks[rank].collectives for rank in ranks),
+            observed=self._observed_counts(ranks),
         )
 
 
 def _reported(column: tuple[float, ...]) -> tuple[float, ...]:
-    """No column at all when nobody reports it, as in most jobs."""
+    """Return the column; empty if no rank reports the value, as in most jobs."""
     return () if all(map(math.isnan, column)) else column

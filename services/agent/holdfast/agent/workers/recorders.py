@@ -14,8 +14,8 @@ _OK = b" 200 "
 
 
 async def post(path: Path, handler: str, query: str, timeout_s: float) -> bytes | None:
-    """The answer of `handler`; None when there is none: nobody listens, no such handler, not in time, or more than a dump
-    can have."""
+    """Return the answer of `handler`; None if no server listens, the handler does not exist, the answer is late, or it is
+    larger than a dump can be."""
     request = f"POST /handler/{handler}?{query} HTTP/1.0\r\nHost: worker\r\nContent-Length: 0\r\n\r\n"
     answer = bytearray()
     with freeze.patience(timeout_s) as limit:

@@ -1,7 +1,7 @@
 """Reads variables that a job names by reference (`env_from`), when workers are started.
 
-A value goes from its file or command into the environment of the workers, and nowhere else: no message, log or error of this
-module contains one, nor what a command prints."""
+A value is passed from its file or command only to the environment of the workers. No message, log or error of this module
+contains a value or the output of a command."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from holdfast.runtime.children import running, spawn
 
 VALUE_BYTES_MAX = 32 << 10
 TIMEOUT_S = 10.0
-_QUIET = ("/bin/sh", "-c", 'exec "$@" 2>/dev/null', "sh")  # what a program says beside the value is not the value
+_QUIET = ("/bin/sh", "-c", 'exec "$@" 2>/dev/null', "sh")  # standard error is not part of the value
 
 
 async def read_all(sources: Iterable[EnvSource], environment: Mapping[str, str]) -> dict[str, str]:
-    """All values by name, read at the same time. Commands run in `environment`. Raises `Unavailable` that names the variable
-    and its source."""
+    """Read all values in parallel and return them by name. Commands run in `environment`. Raises `Unavailable` that names the
+    variable and its source."""
     values: dict[str, str] = {}
 
     async def read(source: EnvSource) -> None:

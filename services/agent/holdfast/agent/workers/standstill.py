@@ -35,33 +35,34 @@ from holdfast.wire.flight_recorder import entered_total, parse_json, records_mes
 
 log = structlog.get_logger("holdfast.agent.standstill")
 
-CHECK_INTERVAL_S = 0.25  # looking costs nothing while ranks speak
+CHECK_INTERVAL_S = 0.25  # a check costs nothing while ranks send messages
 POLL_INTERVAL_S = 1.0  # of one generation's recorders
-REPEAT_S = 5.0  # what has not changed is told again, for a diagnostics that came later
-ANSWER_TIMEOUT_S = 0.5  # milliseconds, unless the process is stopped
+REPEAT_S = 5.0  # an unchanged snapshot is sent again after this time, because diagnostics may have restarted
+ANSWER_TIMEOUT_S = 0.5  # an answer takes milliseconds, unless the process is stopped
 STACK_TIMEOUT_S = 1.0
-EVIDENCE_SHARE = 1 / 3  # of `floor_s`: the verdict may fall at the whole of it,
-EVIDENCE_S_MAX = 2.0  # and sooner when somebody is provably stuck
+EVIDENCE_SHARE = 1 / 3  # of `floor_s`; diagnostics can report a hang after `floor_s`,
+EVIDENCE_S_MAX = 2.0  # and earlier if a rank is provably stuck
 
-# (handler, query) of torch's worker server: the recorder of gloo and alike, and that of NCCL. Torch before 2.9 has the second
-# only, a build without CUDA the first only.
+# (handler, query) of torch's worker server: the recorder of gloo and similar backends, and that of NCCL. Torch before 2.9 has
+# only the second, a build without CUDA only the first.
 _RECORDERS = (("fr_trace_json", ""), ("dump_nccl_trace_json", "onlyactive=true"))
 
 
 @dataclass(slots=True)
 class _Case:
-    """One generation that stands still."""
+    """One generation without progress. `sent`: the last snapshot that was sent."""
 
     polled_at: float = 0.0
-    told_at: float = 0.0
-    told: StallSnapshot | None = None
+    sent_at: float = 0.0
+    sent: StallSnapshot | None = None
     stacks: dict[int, tuple[str, str]] | None = (
-        None  # (interpreter, stack) by rank, taken once: it costs the process a moment
+        None  # (interpreter, stack) by rank, taken once, because sampling interrupts the process
     )
 
 
 class StandstillWatch:
-    """`generations` are those that run here; `emit` takes the signal. Answers that make no sense count in `refused`."""
+    """`generations` returns those that run on this node. `emit` receives the signal. Malformed answers are counted in
+    `refused`."""
 
     def __init__(
         self, *, node: str, generations: Callable[[], Iterable[LocalGeneration]], emit: Callable[[NodeSignal], None]
@@ -80,7 +81,7 @@ class StandstillWatch:
             await self.look(time.time())
 
     async def look(self, at: float) -> None:
-        """One look at `at` (Unix s) at everything that runs here."""
+        """Check all generations of this node once, at `at` (Unix s)."""
         still = {
             (generation.order.job, generation.order.generation): generation
             for generation in self._generations()
@@ -100,12 +101,12 @@ class StandstillWatch:
             return
         if case.stacks is None:
             case.stacks = await self._stacks(generation)
-        standstill = self._standstill(generation, dumps, case.stacks, at)
-        if case.told is None or replace(standstill, at=case.told.at) != case.told or at - case.told_at >= REPEAT_S:
-            case.told, case.told_at = standstill, at
-            self._emit(standstill)
+        snapshot = self._snapshot(generation, dumps, case.stacks, at)
+        if case.sent is None or replace(snapshot, at=case.sent.at) != case.sent or at - case.sent_at >= REPEAT_S:
+            case.sent, case.sent_at = snapshot, at
+            self._emit(snapshot)
 
-    def _standstill(
+    def _snapshot(
         self,
         generation: LocalGeneration,
         dumps: Mapping[int, list[Any]],
@@ -128,7 +129,7 @@ class StandstillWatch:
         )
 
     def _rows(self, generation: LocalGeneration, dumps: Mapping[int, list[Any]]) -> CollectiveRows:
-        """Of every rank whose dump makes sense."""
+        """Return the rows of every rank with a valid dump."""
         parts = []
         for rank, of_rank in dumps.items():
             try:
@@ -140,7 +141,7 @@ class StandstillWatch:
     # ------------------------------------------------------------------ asking
 
     async def _dumps(self, generation: LocalGeneration) -> dict[int, list[Any]]:
-        """What each recorder that answers holds; a process may have one for each backend."""
+        """Return the dumps of the recorders that answer, by rank. A process may have one recorder for each backend."""
         found: dict[int, list[Any]] = {}
 
         async def ask(rank: int, path: Path) -> None:
@@ -161,7 +162,7 @@ class StandstillWatch:
         return found
 
     async def _stacks(self, generation: LocalGeneration) -> dict[int, tuple[str, str]]:
-        """Whether the interpreter is held, and the innermost frames, by rank."""
+        """Return the state of the interpreter lock and the innermost frames, by rank."""
         found: dict[int, tuple[str, str]] = {}
 
         async def sample(rank: int, pid: int, path: Path) -> None:
@@ -174,7 +175,8 @@ class StandstillWatch:
         return found
 
     async def _stack(self, pid: int, path: Path) -> tuple[str, str]:
-        """Ask the process itself; when it does not answer though its recorder's server does, its interpreter is held."""
+        """Request the stack from the process. If it does not answer although its recorder's server does, its interpreter lock
+        is held."""
         raw = await post(path, "dump_traceback", "", STACK_TIMEOUT_S)
         if raw is not None:
             return "free", of_faulthandler(raw.decode(errors="replace"))
@@ -182,13 +184,13 @@ class StandstillWatch:
         return "held" if held else "", await self._by_pyspy(pid)
 
     async def _by_pyspy(self, pid: int) -> str:
-        """The stack as another process can read it; "" when py-spy is not there or may not look."""
+        """Return the stack as read by py-spy; "" if py-spy is not installed or not permitted."""
         if not self._pyspy:
             return ""
         with freeze.patience(STACK_TIMEOUT_S):
             try:
                 ended = await anyio.run_process([self._pyspy, "dump", "--nonblocking", "--pid", str(pid)], check=False)
-            except OSError as error:  # no process, or no descriptor, to be had
+            except OSError as error:  # no process or descriptor is available
                 log.warning("py-spy not started", pid=pid, reason=str(error))
                 return ""
             if ended.returncode == 0:
@@ -202,10 +204,10 @@ class StandstillWatch:
 
 
 def _progress(generation: LocalGeneration) -> Progress:
-    assert generation.progress is not None  # only what has started is silent
+    assert generation.progress is not None  # a silent generation has started
     return generation.progress
 
 
 def _find_pyspy() -> str:
-    """Beside our own interpreter, or on the path; empty when there is none."""
+    """Return the path of py-spy, next to this interpreter or on PATH; "" if it is not installed."""
     return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy") or ""

@@ -22,9 +22,9 @@ NAME = "self-test"
 async def run_subprocess(
     template: Template, script: Path, args: Sequence[str], environment: Mapping[str, str], timeout_s: float
 ) -> str:
-    """What it printed, if it ended well. Raises `Unavailable` when it did not, or not in time.
+    """Return the output of the script. Raises `Unavailable` if the script fails or does not end in time.
 
-    Killed and gone before this returns, in whatever way: also when the caller is cancelled.
+    The process has exited when this returns or raises, also if the caller is cancelled.
     """
     output = os.memfd_create(NAME, os.MFD_CLOEXEC)
     try:
@@ -44,18 +44,18 @@ async def run_subprocess(
                     await worker.gone.wait()
             finally:
                 worker.kill()
-        said = os.pread(output, OUTPUT_BYTES_MAX, 0).decode(errors="replace")
+        printed = os.pread(output, OUTPUT_BYTES_MAX, 0).decode(errors="replace")
     finally:
         os.close(output)
     how = worker.exit
     if how is None or how.exit_code != 0:
         ended = "was killed" if how is None or how.exit_code is None else f"ended with code {how.exit_code}"
-        last = "; ".join(said.strip().splitlines()[-3:]) or "no output"
-        raise Unavailable(f"{script.name} {ended} (it has {timeout_s:g} s): {last}")
-    return said
+        last = "; ".join(printed.strip().splitlines()[-3:]) or "no output"
+        raise Unavailable(f"{script.name} {ended} (time limit {timeout_s:g} s): {last}")
+    return printed
 
 
 async def _watch(worker: Worker) -> None:
-    with anyio.CancelScope(shield=True):  # it is killed by whoever is cancelled
+    with anyio.CancelScope(shield=True):  # on cancellation, `run_subprocess` kills the worker, which ends this wait
         await worker.watch()
         await worker.clear()

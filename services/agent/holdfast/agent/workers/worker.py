@@ -25,12 +25,12 @@ from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import RunningWorker
 from holdfast.runtime import freeze
 
-STATUS_TIMEOUT_S = 1.0  # from the process's end to the reaper's word; it comes within a millisecond
+STATUS_TIMEOUT_S = 1.0  # from the process's end to the reaper's message, which normally takes less than a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a worker ended: by exit code or by signal. `at` is Unix seconds, `uptime_s` the same by the monotonic clock."""
+    """How a worker ended: by exit code or by signal. The time is `at` in Unix seconds, and `uptime_s` in monotonic seconds."""
 
     at: float
     exit_code: int | None
@@ -49,15 +49,15 @@ class WorkerIdentity:
 
 
 class Worker:
-    """Made by `launch`; `watch`, then `clear`, must run to their ends."""
+    """Created by `launch`. `watch` and then `clear` must run to their ends."""
 
     def __init__(self, identity: WorkerIdentity, control: socket.socket, forked: Forked) -> None:
         self.identity = identity
         self.pid = forked.pid
-        self.since = time.time()  # Unix seconds, when it was forked
-        self.expected = False  # the agent told it to stop: its end is no fault
-        self.gone = anyio.Event()
-        self.cleared = anyio.Event()  # gone, and everything that it started as well
+        self.since = time.time()  # time of the fork, Unix seconds
+        self.expected = False  # the agent has ordered the stop, so the exit is not a fault
+        self.gone = anyio.Event()  # the process has exited
+        self.cleared = anyio.Event()  # also all processes that it has started
         self.exit: Exit | None = None
         self._control = control
         self._pidfd = forked.pidfd
@@ -74,7 +74,7 @@ class Worker:
         env: Mapping[str, str],
         log_fd: int,
     ) -> Worker:
-        """Fork it. Raises `Unavailable` when the template cannot. It waits for `start`."""
+        """Fork a worker, which then waits for `start`. Raises `Unavailable` if the template cannot fork."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -103,7 +103,7 @@ class Worker:
         return not self.gone.is_set()
 
     async def wait_ready(self) -> None:
-        """Until it waits for `start`. Raises `Unavailable` when it died instead."""
+        """Return when the worker waits for `start`. Raises `Unavailable` if it exited instead."""
         while True:
             try:
                 raw = self._control.recv(protocol.MESSAGE_BYTES_MAX)
@@ -118,7 +118,7 @@ class Worker:
                 return
 
     def tell(self, kind: str, **fields: object) -> bool:
-        """Send an order without waiting; False when the worker does not take it (dead, or its channel is full)."""
+        """Send an order without waiting. Returns False if the worker has exited or its channel is full."""
         try:
             self._control.send(protocol.encode(kind, **fields))
         except OSError:
@@ -126,20 +126,21 @@ class Worker:
         return True
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal it through its pidfd, which can never mean another process. The reaper ends what it has started."""
+        """Signal the worker through its pidfd, which never refers to another process. The reaper ends the processes that the
+        worker has started."""
         if self.alive:
             try:
                 signal.pidfd_send_signal(self._pidfd, number)
             except ProcessLookupError:
-                pass  # it has just gone: `watch` will say so
+                pass  # the worker has just exited, which `watch` reports
 
     async def watch(self) -> Exit:
-        """Until the process is gone; returns how it ended. Call once."""
+        """Wait until the process has exited, and return how. Call once."""
         await anyio.wait_readable(self._pidfd)
         at, uptime_s = time.time(), time.monotonic()
-        signal.pidfd_send_signal(self._reaper, signal.SIGCONT)  # somebody may have stopped it
+        signal.pidfd_send_signal(self._reaper, signal.SIGCONT)  # the reaper may have been stopped
         with freeze.patience(STATUS_TIMEOUT_S):
-            await self._hear("exited")
+            await self._receive_until("exited")
         if self.exit is None:
             self.exit = Exit(at, None, signal.SIGKILL, uptime_s)
         self.gone.set()
@@ -148,18 +149,18 @@ class Worker:
         return self.exit
 
     async def clear(self) -> None:
-        """After `watch`: until nothing that it started is left. Call once."""
-        orderly = await self._hear("cleared")
+        """After `watch`, wait until all processes that the worker has started have exited. Call once."""
+        orderly = await self._receive_until("cleared")
         self._link.close()
-        signal.pidfd_send_signal(self._reaper, signal.SIGKILL)  # it has ended, or closed its link and nothing else
+        signal.pidfd_send_signal(self._reaper, signal.SIGKILL)  # the reaper has ended, or has only closed its link
         await anyio.wait_readable(self._reaper)
         _reap(self._reaper)
-        if not orderly:  # it was killed: what was below it is ours
+        if not orderly:  # the reaper was killed, so its processes are now children of the agent
             await end_orphans()
         self.cleared.set()
 
-    async def _hear(self, kind: str) -> bool:
-        """Until the reaper has said `kind`; False when it has ended without."""
+    async def _receive_until(self, kind: str) -> bool:
+        """Process the reaper's messages up to one of type `kind`. Returns False if the reaper has ended without it."""
         while raw := (await receive(self._link))[0]:
             message = template_protocol.decode(raw)
             if message["type"] == "exited":
@@ -170,6 +171,6 @@ class Worker:
 
 
 def _reap(pidfd: int) -> None:
-    """A child of ours that has ended."""
+    """Reap a child process that has ended, and close the descriptor."""
     os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
     os.close(pidfd)

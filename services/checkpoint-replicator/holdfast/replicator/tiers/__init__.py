@@ -87,7 +87,7 @@ def find(root: Path, pattern: str) -> list[Path]:
 
 
 def survey(root: Path, pattern: str) -> tuple[list[Path], list[Damaged]]:
-    """As `find`, with what is in the place of a directory and cannot be searched."""
+    """As `find`. Also returns the objects in the place of a directory that cannot be searched."""
     places, unsearched = [root], list[Damaged]()
     *directories, last = pattern.split("/")
     for part in directories:

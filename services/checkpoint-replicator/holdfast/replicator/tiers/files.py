@@ -73,12 +73,12 @@ class FileTier:
         return found, damaged
 
     def _committed(self, job: str, path: Path) -> Manifest:
-        """Raises FileNotFoundError for an uncommitted shard, IntegrityError, IncompatibleVersion, Conflict for a shard that is
-        whole and of another name (somebody has copied or renamed it), OSError."""
+        """Raises FileNotFoundError for an uncommitted shard, Conflict for an intact shard of another name (a user has copied or
+        renamed it), IntegrityError, IncompatibleVersion, OSError."""
         manifest = Manifest.read(manifest_path(path))
         key = parse_shard_path(path.relative_to(self._directory(job)))
         if (key, manifest.job) != (manifest.key, job):
-            raise Conflict(f"{path} is a copy of {label(manifest.key)} of job {manifest.job!r}, and not of this place")
+            raise Conflict(f"{path} is a copy of {label(manifest.key)} of job {manifest.job!r} in a wrong place")
         fd = open_stored(path)
         try:
             size = os.fstat(fd).st_size
@@ -179,7 +179,7 @@ class FileTier:
             set_aside(path, manifest_path(path))
             self._bound_aside(job)
         except OSError as error:
-            return Damaged(path, f"{reason}; it cannot be moved: {error}", aside=False)
+            return Damaged(path, f"{reason}; the file cannot be renamed: {error}", aside=False)
         return Damaged(path, reason, aside=True)
 
     def _bound_aside(self, job: str) -> None:
@@ -227,7 +227,7 @@ class FileTier:
         swept = 0
         for path in self._find(job, "a*/s*/*"):
             if _OURS.fullmatch(path.name) and _is_incomplete(path):
-                with suppress(OSError):  # a directory, of somebody else, on a disk that is read-only
+                with suppress(OSError):  # a directory, a file of another user, a read-only disk
                     path.unlink()
                     swept += 1
         return swept
@@ -259,7 +259,7 @@ class FileTier:
 
 
 def _may_be_directory(path: Path) -> bool:
-    """Whether it is a directory, or in one that cannot be searched."""
+    """Whether `path` is a directory, or is in a directory that cannot be searched."""
     try:
         return path.is_dir()
     except OSError:
@@ -267,7 +267,7 @@ def _may_be_directory(path: Path) -> bool:
 
 
 def _is_incomplete(path: Path) -> bool:
-    """Whether a file is half of a shard. What cannot be known counts as whole."""
+    """Whether a file is a temporary file, or a shard or a manifest without its counterpart. False if that cannot be read."""
     if path.suffix in (".part", ".tmp"):
         return True
     other = {".shard": manifest_path(path), ".json": path.with_suffix(".shard")}.get(path.suffix)

@@ -162,13 +162,13 @@ class ImageTier:
         return (in_memory + on_disk)[:IMAGES_MAX], unsearched + others
 
     def _peek(self, path: Path) -> Header | None:
-        """As `peek`. Raises IntegrityError also for an image whose memory is not allocated, because reading it would allocate
-        it: a header can describe more than the machine has."""
+        """As `peek`. Also raises IntegrityError for an image whose memory is not allocated, because reading the image would
+        allocate it, and a damaged header can describe more memory than the machine has."""
         header = peek(path)
         if header is None or path.is_relative_to(self._overflow):
             return header
         if (allocated := path.stat().st_blocks * BLOCK) < header.size:
-            raise IntegrityError(f"{path} has {allocated} bytes, and its header describes {header.size}")
+            raise IntegrityError(f"{path} has {allocated} bytes, but its header describes {header.size}")
         return header
 
     def _path(self, job: str, key: ShardKey) -> Path:
@@ -188,7 +188,7 @@ class ImageTier:
 
 
 def _set_aside(path: Path, look: Callable[[Path], Header | None]) -> list[Damaged]:
-    """Rename a damaged image, unless it is in use by now."""
+    """Rename a damaged image, unless a process uses it now."""
     try:
         with _for_ourselves(path):
             try:
@@ -198,7 +198,7 @@ def _set_aside(path: Path, look: Callable[[Path], Header | None]) -> list[Damage
     except IntegrityError as error:  # not a regular file
         return [_moved(path, str(error))]
     except (BlockingIOError, FileNotFoundError):
-        return []  # it is being written, read or replaced
+        return []  # the image is being written, read or replaced
     except (HoldfastError, OSError) as error:
         return [Damaged(path, str(error), aside=False)]
     return []
@@ -208,7 +208,7 @@ def _moved(path: Path, reason: str) -> Damaged:
     try:
         set_aside(path, _manifest_path(path))
     except OSError as error:
-        return Damaged(path, f"{reason}; it cannot be moved: {error}", aside=False)
+        return Damaged(path, f"{reason}; the file cannot be renamed: {error}", aside=False)
     return Damaged(path, reason, aside=True)
 
 

@@ -79,7 +79,7 @@ class Incoming:
         return mine
 
     def arrive(self, number: int, receive: Callable[[memoryview], None]) -> None:
-        """Receive a claimed span. `receive` fills the buffer that it is given. Raises as `write` and `receive` do."""
+        """Receive a claimed span. `receive` fills the given buffer. Raises as `write` and `receive` do."""
         span, checksum = self.spans[number], 0
         with self._part.place(span) as place:
             for at in range(0, span.size, PIECE_BYTES):
@@ -129,7 +129,7 @@ class Incoming:
     def commit(self) -> Path:
         """Commit: fsync, rename, manifest. The shard is listed from now on."""
         if not self.whole:
-            raise Conflict(f"{label(self.manifest.key)} is not complete: commit() came too early")
+            raise Conflict(f"{label(self.manifest.key)} is not complete and cannot be committed")
         return self._part.publish(self.manifest)
 
     def close(self) -> None:

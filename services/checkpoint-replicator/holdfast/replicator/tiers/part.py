@@ -133,9 +133,9 @@ class Part:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Arriving(f"{self._what} is already arriving here") from error
+            raise Arriving(f"another transfer is writing {self._what} on this node") from error
         if not self._part.exists() or self._part.stat().st_ino != os.fstat(self._fd).st_ino:
-            raise Arriving(f"{self._what} has just arrived here by another way")
+            raise Arriving(f"another transfer has just written {self._what} on this node")
 
     def _make_room(self) -> None:
         with full_is_out_of_space(self.path, self.size):
@@ -161,8 +161,8 @@ class Part:
                 return
             except OSError as error:
                 if error.errno != errno.EINVAL:
-                    # A device whose blocks are larger than a page: continue without O_DIRECT.
                     raise
+                # A device whose blocks are larger than a page: continue without O_DIRECT.
                 self._direct_works = False  # the descriptor stays open, because another thread may use it
         _write_all(self._fd, data, offset)
 
@@ -212,7 +212,7 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
 
 @contextmanager
 def full_is_out_of_space(path: Path, size: int) -> Iterator[None]:
-    """An OSError of a full file system becomes OutOfSpace with the sizes; others pass."""
+    """Convert an OSError of a full file system to OutOfSpace with the sizes. Other errors are not changed."""
     try:
         yield
     except OSError as error:

@@ -27,10 +27,10 @@ class Seen:
         try:
             reader = Reader(self.path)
         except FileNotFoundError as error:
-            raise Conflict(f"{self.path} has been taken away") from error
+            raise Conflict(f"{self.path} has been deleted") from error
         if reader.header != self.header:
             reader.close()
-            raise Conflict(f"{self.path} has been saved into again")
+            raise Conflict(f"{self.path} contains a newer save")
         return reader
 
 

@@ -74,8 +74,8 @@ class WarmFiles:
             return self._pages[inode]
 
     def reuse(self, path: Path, size: int) -> bool:
-        """Turn a kept file into the file `path` with `size` bytes of any content. Returns False if none fits or if `path`
-        exists."""
+        """Turn a kept file into the file `path` with `size` bytes of any content. Returns False if no kept file fits or if
+        `path` exists."""
         with self._lock:
             fitting = [inode for inode in self._kept if self._fits(inode, size)]
             if not fitting:

@@ -15,4 +15,4 @@ connection, all spans from number `from` on, and only the disk as destination; i
 
 The token is never sent. Signatures cover the manifest, and the manifest covers every byte; the bytes are not encrypted. Every
 span is verified on arrival, so a failed connection costs at most one span: the next attempt requests the missing ones. Every
-wait has a limit. What peers may occupy before they have shown a token has one, too (`strangers`)."""
+wait has a limit. The resources that peers may occupy before they have shown a token are limited, too (`strangers`)."""

@@ -85,8 +85,8 @@ class Client:
     def push(
         self, peer: ShardSource, job: str, token: str, shard: OpenShard, pace: Callable[[int], None]
     ) -> ShardKey | None:
-        """Copy a shard to `peer`. Returns when the copy is complete on its disk or in its memory, with the newest shard of
-        this rank on the peer's disk. Raises as `fetch` does."""
+        """Copy a shard to `peer`. Returns the newest shard of this rank on the peer's disk, when the copy is complete on the
+        peer's disk or in its memory. Raises as `fetch` does."""
         manifest = shard.manifest
         try:
             with ExitStack() as stack:
@@ -95,9 +95,9 @@ class Client:
                 def work(number: int, line: Line) -> Mapping[str, Any] | None:
                     return _push_lane(line, job, token, shard, pace, number, len(lines))
 
-                told = side_by_side(lines, work)
+                outcomes = side_by_side(lines, work)
                 # After all lanes: one connection may finish long before another.
-                receipts = [have or line.accepted(token) for have, line in zip(told, lines, strict=True)]
+                receipts = [have or line.accepted(token) for have, line in zip(outcomes, lines, strict=True)]
                 return manifest.key if lines[0].version == 1 else _durable(receipts)
         except OSError as error:
             raise Unavailable(f"{peer.node} ({peer.endpoint}): {error}") from error
@@ -141,14 +141,14 @@ class Client:
 
             def work(number: int, line: Line) -> None:
                 if number and _asked(line, job, token, key) != manifest:
-                    raise Unavailable(f"{source.node} has another {label(key)} by now")
+                    raise Unavailable(f"{source.node} has replaced {label(key)} during the transfer")
                 _fetch_lane(line, token, incoming, incoming.claim(number, len(lines)))
 
             side_by_side(lines, work)
             return incoming.commit()
 
     def _lines(self, stack: ExitStack, peer: ShardSource, nbytes: int, first: Line | None = None) -> list[Line]:
-        """Open the connections for `nbytes`, fewer if the peer refuses more: at least one."""
+        """Open the connections for `nbytes`: at least one, and fewer than planned if the peer refuses more."""
         lines = [first or stack.enter_context(self.connected(peer))]
         lanes = lanes_for(nbytes, self.limits.lanes_max) if lines[0].version > 1 else 1
         try:
@@ -227,8 +227,8 @@ def _fetch_lane(line: Line, token: str, incoming: Incoming, claimed: list[int]) 
 def _push_lane(
     line: Line, job: str, token: str, shard: OpenShard, pace: Callable[[int], None], lane: int, lanes: int
 ) -> Mapping[str, Any] | None:
-    """Send the spans that the peer requests on this one of `lanes` connections. Returns its receipt if it already has
-    the shard."""
+    """Send the spans that the peer requests on connection `lane` of `lanes`. Returns the peer's receipt if the peer already
+    has the shard."""
     manifest = shard.manifest
     answer = line.ask("put", job, token, manifest=manifest.encode().decode(), lane=lane, lanes=lanes)
     if answer.get("have"):
@@ -242,5 +242,5 @@ def _push_lane(
 
 def _durable(receipts: Sequence[Mapping[str, Any]]) -> ShardKey | None:
     """Return the newest shard on the peer's disk, from its last receipt."""
-    told = receipts[-1].get("durable")
-    return frames.decode_key(told) if isinstance(told, dict) else None
+    durable = receipts[-1].get("durable")
+    return frames.decode_key(durable) if isinstance(durable, dict) else None

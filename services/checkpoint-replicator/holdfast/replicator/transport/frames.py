@@ -22,10 +22,10 @@ from holdfast.shards.manifest import MANIFEST_BYTES_MAX
 
 PROTOCOL_VERSION = 2  # version 1 has one connection per transfer; both versions are supported
 MESSAGE_BYTES_MAX = 2 * MANIFEST_BYTES_MAX  # a manifest is a JSON string in a message
-HEADER_BYTES_MAX = 64 << 10  # what is read and decoded of a peer that has not signed anything yet
+HEADER_BYTES_MAX = 64 << 10  # read and decoded from a peer that has not signed anything yet
 _PREFIX = struct.Struct("!4sI")
 _MAGIC = b"HFD1"
-# Within a JSON string, its first quotation mark would be escaped.
+# Inside a JSON string, the first quotation mark of this pattern would be escaped.
 _JOB = re.compile(rb'(?<!\\)"job":("(?:[^"\\]|\\.)*")')
 
 
@@ -71,7 +71,7 @@ def receive(sock: socket.socket, bytes_max: int = MESSAGE_BYTES_MAX) -> Received
 def receive_request(
     sock: socket.socket, challenge: str, token_of: Callable[[str], str], strangers: Strangers, within_s: float
 ) -> Received:
-    """Receive the first message of a peer that is not known yet, all of it within `within_s`.
+    """Receive the complete first message of an unknown peer within `within_s` seconds.
 
     A message of more than `HEADER_BYTES_MAX` takes its memory from `strangers`, and is decoded only if it is signed for its
     job; otherwise the name of the job is its only field. Changes the timeout of the socket. Raises as `receive` does, and
@@ -90,21 +90,21 @@ def receive_request(
             return Received(b"", "", request.fields)
         fields = _decode(body)
     if fields.get("job") != job:
-        raise MalformedMessage("data plane message", "it names two jobs")
+        raise MalformedMessage("data plane message", "the message names two jobs")
     return Received(body, signature, fields)
 
 
 def _size(prefix: bytes, bytes_max: int) -> int:
     magic, size = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
-        raise IncompatibleVersion(f"the peer speaks another data protocol than {_MAGIC.decode()}")
+        raise IncompatibleVersion(f"the peer uses another data protocol than {_MAGIC.decode()}")
     if not 64 <= size <= bytes_max:
-        raise MalformedMessage("data plane message", f"{size} bytes; at most {bytes_max} are taken")
+        raise MalformedMessage("data plane message", f"{size} bytes; 64 to {bytes_max} are accepted")
     return int(size)
 
 
 def _parts(envelope: bytes) -> tuple[str, bytes]:
-    """Return (signature, body). What is not ASCII is no signature."""
+    """Return (signature, body). Bytes that are not ASCII are replaced, which makes the signature invalid."""
     return envelope[:64].decode("ascii", "replace"), envelope[64:]
 
 
@@ -119,7 +119,7 @@ def _decode(body: bytes) -> dict[str, Any]:
 
 
 def _text(quoted: bytes) -> str:
-    """Decode a JSON string. "" = it is none."""
+    """Decode a JSON string. "" = not a valid JSON string."""
     try:
         return str(json.loads(quoted))
     except ValueError:
@@ -179,7 +179,7 @@ def pour(sock: socket.socket, data: memoryview | bytes) -> None:
 
 def fill(sock: socket.socket, buffer: memoryview, deadline: float = math.inf) -> None:
     """Fill `buffer`. Raises Unavailable if the peer closes the connection, and TimeoutError. `deadline` (monotonic clock) is
-    for all of it, however slowly the peer sends, and changes the timeout of the socket."""
+    for the complete buffer, however slowly the peer sends, and changes the timeout of the socket."""
     while buffer:
         if deadline < math.inf:
             if (left_s := deadline - time.monotonic()) <= 0:
@@ -190,7 +190,7 @@ def fill(sock: socket.socket, buffer: memoryview, deadline: float = math.inf) ->
         except BlockingIOError as error:
             raise TimeoutError("timed out") from error
         if not received:
-            raise Unavailable("the peer hung up in the middle of a transfer")
+            raise Unavailable("the peer closed the connection during a transfer")
         buffer = buffer[received:]
 
 

@@ -1,8 +1,8 @@
 """Receives copies from peers, each over one or several connections.
 
-If there is room, a copy is received in memory: from then on it survives the loss of its sender, and the sender can reuse its
-image. The plan then copies it to disk like every other newest shard in memory. If memory has no room, or the peer supports
-only the disk, the copy is written to disk directly."""
+If there is room, a copy is received in memory. The received copy survives the loss of its sender, and the sender can reuse its
+image. The plan then copies the shard to disk like every other newest shard in memory. If memory has no room, or the peer
+supports only the disk, the copy is written to disk directly."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ class Taking:
         self.incoming = incoming
         self.over = False  # committed or failed
         self._committed = False
-        self._news = threading.Condition()
+        self._ended = threading.Condition()
 
     def finish(self, patience_s: float) -> bool:
         """Called by a connection that has delivered its spans. Returns when the copy is committed, with True for the
         connection that committed it. Raises Unavailable if another connection has failed, or after `patience_s` without
         progress."""
         what = label(self.incoming.manifest.key)
-        with self._news:
+        with self._ended:
             if self.incoming.whole and not self.over:
                 self.incoming.commit()
                 self._committed = self.over = True
-                self._news.notify_all()
+                self._ended.notify_all()
                 return True
             arrived = self.incoming.arrived
-            while not self._news.wait_for(lambda: self.over, patience_s):
+            while not self._ended.wait_for(lambda: self.over, patience_s):
                 if self.incoming.arrived == arrived:
-                    raise Unavailable(f"nothing more of {what} has come")
+                    raise Unavailable(f"no more bytes of {what} arrived within {patience_s:g} s")
                 arrived = self.incoming.arrived
             if not self._committed:
-                raise Unavailable(f"another connection that brought {what} has failed")
+                raise Unavailable(f"another connection of the transfer of {what} has failed")
             return False
 
     def fail(self) -> None:
-        with self._news:
+        with self._ended:
             self.over = True
-            self._news.notify_all()
+            self._ended.notify_all()
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Tests of the network between two nodes without ranks, on the way that shards take.
 
-    measuring node                                        the other one, whose door is open for this token
+    measuring node                                        other node, whose door is open for this token
     ask {direction: in}            ──►  ok
     PINGS times 8 bytes            ──►  the same 8 bytes       the shortest round trip counts
     reads                          ◄──  blocks                 until `bytes_max` or `seconds_max`, whichever is first
@@ -8,12 +8,12 @@
     blocks                         ──►  reads
                                    ◄──  {bytes, seconds, damaged}
 
-Who receives measures, so that what waits in buffers does not count. All blocks are the same bytes, which follow from the token:
-each one that arrives is compared. A block is the only memory that a test takes.
+The receiver measures, so that bytes in buffers do not count. All blocks contain the same bytes, which are derived from the
+token, and each received block is compared with them. A test needs the memory of one block only.
 
-A failure is told from a test that came to no end. The network has failed if the machine is not reached, if nothing comes, or if
-bytes are damaged. A replicator that is not there, that refuses or that hangs up says nothing of the network: it may have made
-way for a job."""
+A failure of the network differs from a test that did not finish. The network has failed if the machine cannot be reached, if no
+bytes arrive, or if bytes are damaged. A replicator that does not run, refuses, or closes the connection proves nothing about
+the network: it may have ended the test because a job needs its node."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from holdfast.replicator.threads import Threads
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.client import Client, Line
 
-LINK = "link"  # the op of its requests
+LINK = "link"  # `op` of the requests of a network test
 BLOCK_BYTES = 256 << 10
 PINGS = 16
 PING_BYTES = 8
-ANSWER_S = 2.0  # for what the other node says after the data
-BYTES_MAX = 1 << 30  # whatever is asked for
+ANSWER_S = 2.0  # for the other node's answer after the data
+BYTES_MAX = 1 << 30  # even if a request contains a larger limit
 SECONDS_MAX = 5.0
 
-# The machine at the other end is not reached. A refused connection is one that has been answered.
+# The other machine cannot be reached. ECONNREFUSED is not in this set, because it is an answer of the machine.
 _UNREACHED = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN})
 
 
 class LinkDoor:
-    """Lets one test in at a time, for a while. Thread-safe."""
+    """Admits the connections of one test at a time, for a limited time. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -58,14 +58,14 @@ class LinkDoor:
         self._sockets = OpenSockets()
 
     def open(self, request: OpenLink) -> None:
-        """Replaces what was opened before."""
+        """Admit this test, in place of an earlier one."""
         self.close()
         with self._lock:
             self._open, self._until = request, self._clock() + request.for_s
             self._sockets = OpenSockets("the test was ended")
 
     def close(self) -> None:
-        """Let nobody in, and end the test that is under way."""
+        """Admit no test, and end the one in progress."""
         with self._lock:
             self._open = None
             sockets = self._sockets
@@ -73,7 +73,7 @@ class LinkDoor:
 
     @property
     def token(self) -> str:
-        """Of the test that is expected; empty when none is."""
+        """The token of the expected test; "" if none is expected."""
         with self._lock:
             expected = self._open is not None and self._clock() < self._until
             return self._open.token if expected and self._open is not None else ""
@@ -90,10 +90,10 @@ class LinkDoor:
                 case "in":
                     answer(ok=True)
                     _echo(sock)
-                    _give(sock, block, limits)
+                    _send_blocks(sock, block, limits)
                 case "out":
                     answer(ok=True)
-                    taken = _take(sock, block, limits)
+                    taken = _receive_blocks(sock, block, limits)
                     frames.block(sock, ANSWER_S)
                     answer(ok=True, bytes=taken.nbytes, seconds=taken.seconds, damaged=taken.damaged)
                     _drain(sock)
@@ -103,7 +103,7 @@ class LinkDoor:
 
 @dataclass(slots=True)
 class Links:
-    """Carries out what the agent asks for."""
+    """Executes the network tests that the agent requests, one at a time."""
 
     client: Client
     threads: Threads
@@ -111,9 +111,9 @@ class Links:
     _under_way: bool = field(default=False, init=False)
 
     async def measure(self, request: MeasureLink) -> LinkMeasured:
-        """Raises Conflict if a test is under way, and Unavailable if this one came to no end."""
+        """Raises Conflict if a test is in progress, and Unavailable if this test did not finish."""
         if self._under_way:
-            raise Conflict("a test of the network is under way")
+            raise Conflict("a test of the network is in progress")
         self._under_way = True
         connections = OpenSockets("the test was ended")
         try:
@@ -123,17 +123,17 @@ class Links:
 
 
 def measure(client: Client, request: MeasureLink, connections: OpenSockets) -> LinkMeasured:
-    """Blocking. Closing `connections` ends it. Raises Unavailable if the test came to no end."""
+    """Blocking. Closing `connections` ends the test. Raises Unavailable if the test did not finish."""
     peer = ShardSource(request.node, request.endpoint)
     limits, block = _bounded(request.limits), _block(request.token)
     try:
         with client.connected(peer) as line, connections.tracking(line.sock):
             line.ask(LINK, "", request.token, direction="in")
             round_trip_s = _ping(line.sock)
-            came = _take(line.sock, block, limits)
+            came = _receive_blocks(line.sock, block, limits)
         with client.connected(peer) as line, connections.tracking(line.sock):
             line.ask(LINK, "", request.token, direction="out")
-            went = _pour(line, request.token, block, limits)
+            went = _send_until_answer(line, request.token, block, limits)
     except OSError as error:
         failure = _failure(error)
         if failure and not connections.closed and not client.sockets.closed:
@@ -141,14 +141,14 @@ def measure(client: Client, request: MeasureLink, connections: OpenSockets) -> L
         raise Unavailable(f"{request.node} ({request.endpoint}): {error}") from error
     for taken, way in ((came, "from"), (went, "to")):
         if taken.damaged:
-            return LinkMeasured(failure=f"bytes that went {way} {request.node} were damaged")
+            return LinkMeasured(failure=f"bytes {way} {request.node} were damaged")
         if not taken.nbytes:
-            return LinkMeasured(failure=f"nothing came through {way} {request.node} in {limits.seconds_max:g} s")
+            return LinkMeasured(failure=f"no bytes {way} {request.node} arrived within {limits.seconds_max:g} s")
     return LinkMeasured(went.bytes_per_s, came.bytes_per_s, round_trip_s)
 
 
 def _failure(error: OSError) -> str:
-    """Why the network is to blame, one clause; empty when it is not known to be."""
+    """Return how the network failed, as one clause; "" if it is not known to have failed."""
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return error.strerror.lower() if error.errno in _UNREACHED and error.strerror else ""
@@ -177,8 +177,8 @@ def _block(token: str) -> bytes:
     return hashlib.shake_256(token.encode()).digest(BLOCK_BYTES)
 
 
-def _take(sock: socket.socket, block: bytes, limits: LinkLimits) -> _Taken:
-    """Receive blocks until a limit is reached. Raises Unavailable if the other side hangs up before."""
+def _receive_blocks(sock: socket.socket, block: bytes, limits: LinkLimits) -> _Taken:
+    """Receive blocks until a limit is reached. Raises Unavailable if the other node closes the connection before."""
     buffer = bytearray(len(block))
     view = memoryview(buffer)
     taken = filled = 0
@@ -191,15 +191,15 @@ def _take(sock: socket.socket, block: bytes, limits: LinkLimits) -> _Taken:
         except TimeoutError:
             break
         if not received:
-            raise Unavailable("the other node hung up in the middle of the test")
+            raise Unavailable("the other node closed the connection during the test")
         taken, filled = taken + received, filled + received
         if filled == len(block):
             damaged, filled = damaged or buffer != block, 0
     return _Taken(taken, time.monotonic() - began, damaged)
 
 
-def _give(sock: socket.socket, block: bytes, limits: LinkLimits) -> None:
-    """Send blocks until a limit is reached, or the receiver has enough and hangs up."""
+def _send_blocks(sock: socket.socket, block: bytes, limits: LinkLimits) -> None:
+    """Send blocks until a limit is reached or the receiver closes the connection."""
     ends_at = time.monotonic() + limits.seconds_max + ANSWER_S
     for _ in range(limits.bytes_max // len(block)):
         sock.settimeout(max(0.001, ends_at - time.monotonic()))
@@ -209,8 +209,8 @@ def _give(sock: socket.socket, block: bytes, limits: LinkLimits) -> None:
             return
 
 
-def _pour(line: Line, token: str, block: bytes, limits: LinkLimits) -> _Taken:
-    """Send blocks until the receiver says how many have arrived. Raises TimeoutError if it says nothing."""
+def _send_until_answer(line: Line, token: str, block: bytes, limits: LinkLimits) -> _Taken:
+    """Send blocks until the receiver reports how many bytes have arrived. Raises TimeoutError without such a report."""
     sock, view = line.sock, memoryview(block)
     left, offset = limits.bytes_max, 0
     ends_at = time.monotonic() + limits.seconds_max + ANSWER_S
@@ -232,15 +232,15 @@ def _pour(line: Line, token: str, block: bytes, limits: LinkLimits) -> _Taken:
             if not left:
                 poll.modify(sock, select.POLLIN)
     frames.block(sock, ANSWER_S)
-    said = line.accepted(token)
-    seconds = said.get("seconds")
+    answer = line.accepted(token)
+    seconds = answer.get("seconds")
     if not isinstance(seconds, float) or seconds < 0:
         raise MalformedMessage("link test seconds", f"{seconds!r}; a number is expected")
-    return _Taken(frames.whole_number(said, "bytes"), seconds, bool(said.get("damaged")))
+    return _Taken(frames.whole_number(answer, "bytes"), seconds, bool(answer.get("damaged")))
 
 
 def _drain(sock: socket.socket) -> None:
-    """Read what is still on its way: a connection that is closed before loses the answer."""
+    """Read the remaining bytes, because closing the connection with unread bytes would reset it and lose the answer."""
     ends_at = time.monotonic() + ANSWER_S
     buffer = bytearray(BLOCK_BYTES)
     try:
@@ -253,7 +253,7 @@ def _drain(sock: socket.socket) -> None:
 
 
 def _ping(sock: socket.socket) -> float:
-    """The shortest round trip, in seconds."""
+    """Return the shortest round trip in seconds."""
     shortest = float("inf")
     echo = bytearray(PING_BYTES)
     for number in range(PINGS):

@@ -88,7 +88,7 @@ class Server:
         is_link = fields.get("op") == LINK
         token = self.links.token if is_link else self.token_of(str(fields.get("job")))
         if not request.signed_by(token, challenge):
-            reason = "no test of the network is expected from there" if is_link else "unknown job or wrong token"
+            reason = "no test of the network is expected from this peer" if is_link else "unknown job or wrong token"
             frames.send(sock, {"ok": False, "error": "refused", "reason": reason})
             raise Unavailable(f"a request for job {fields.get('job')!r} was refused: {reason}")
         exchange = _Exchange(sock, token, challenge, str(fields.get("nonce", "")))
@@ -160,7 +160,7 @@ class Server:
         offset, size = (frames.whole_number(request.fields, name) for name in ("offset", "size"))
         if size > PIECE_BYTES_MAX:
             raise MalformedMessage(
-                "data plane piece", f"{size} bytes; at most {PIECE_BYTES_MAX} are handed out at a time"
+                "data plane piece", f"{size} bytes; at most {PIECE_BYTES_MAX} are allowed in one request"
             )
         content = self.arrivals.read(job, str(request.fields.get("digest")), offset, size)
         exchange.answer(ok=True)

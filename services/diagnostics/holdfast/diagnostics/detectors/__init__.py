@@ -16,6 +16,7 @@ from holdfast.diagnostics.detectors.kernel_fault import KernelFault
 from holdfast.diagnostics.detectors.liveness import Liveness
 from holdfast.diagnostics.detectors.maintenance import Maintenance
 from holdfast.diagnostics.detectors.nic_port import NicPort
+from holdfast.diagnostics.detectors.no_progress import NoProgress
 from holdfast.diagnostics.detectors.numerical import Numerical
 from holdfast.diagnostics.detectors.preflight import Preflight
 from holdfast.diagnostics.detectors.protocol import Detector, Observed, TelemetryGap
@@ -40,6 +41,7 @@ def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple
         Maintenance(),
         WorkerExit(),
         Hang(),
+        NoProgress(),
         HostPressure(),
         Stragglers(),
         Numerical(),

@@ -17,6 +17,8 @@ def when(exit_: WorkerExited, finished: int, early: bool) -> str:
     """When the rank failed, as part of a sentence. `finished`: the newest step that every rank has finished; 0 = not known."""
     if exit_.step > 0:
         return f"after step {exit_.step}"
+    if exit_.observed:
+        return f"after {exit_.observed} optimizer step{'s' if exit_.observed > 1 else ''} (observed: the script reports none)"
     if finished:
         return f"before its first step after a restart (the job had finished step {finished})"
     return "before its first step" if early else "without having reported a step"

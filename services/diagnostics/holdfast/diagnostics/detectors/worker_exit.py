@@ -327,7 +327,7 @@ class WorkerExit:
             nodes=len(failure.nodes) if failure is not None else 1,
             other_jobs=sum(_failed_here_only(state, job, exit_.node, now - self.memory_s) for job in others),
             after_s=max(0.0, exit_.at - began),
-            before_first_step=exit_.step == 0 and exit_.job not in state.steps,
+            before_first_step=exit_.step == 0 and not exit_.observed and exit_.job not in state.steps,
             early=self._early(placed, exit_),
         )
         return blame(exit_, context)

@@ -229,6 +229,11 @@ class Sessions:
             for reached in session.steps:
                 yield session.node, reached
 
+    def steps_of(self, node: str) -> tuple[StepReached, ...]:
+        """What the node's newest beat says of its steps; empty without a session."""
+        session = self._by_node.get(node)
+        return () if session is None else session.steps
+
     def heard_s_ago(self, node: str) -> float | None:
         """Seconds since the node's agent last said anything; None when it has no session."""
         session = self._by_node.get(node)

@@ -21,6 +21,7 @@ from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
 from holdfast.plugins import POLICY_PREFIX
+from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading, Unauthorized
 from holdfast.supervisor.history.protocol import History
@@ -53,13 +54,16 @@ class Backend:
         progress: Progress,
         policies: PolicyRunner,
         cluster: Callable[[], Sequence[Sight]] | None = None,
+        alerts: Alerts | None = None,
     ) -> None:
-        """`cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge."""
+        """`cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
+        alerts; None = nobody is told."""
         self.identity = identity
         self.log = log
         self.history = history
         self.progress = progress
         self.cluster = cluster
+        self.alerts = alerts
         self._look = look
         self._policies = policies
         self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet

@@ -52,7 +52,7 @@ async def get_trace(incident_id: str, backend: Serving) -> models.Trace:
 async def _find(backend: Backend, incident_id: str) -> Incident:
     incident = await backend.history.incident(incident_id)
     if incident is None:
-        raise NotFound(f"there is no incident {incident_id}; GET /v1/incidents lists those there are")
+        raise NotFound(f"there is no incident {incident_id}; `holdfast incidents list` shows those there are")
     return incident
 
 

@@ -248,5 +248,5 @@ async def goodput(name: str, backend: Serving) -> models.Goodput:
 async def _find(backend: Backend, name: str) -> tuple[Picture, Job]:
     picture = await backend.picture()
     if name not in picture.state.jobs:
-        raise NotFound(f"there is no job {name}; GET /v1/jobs lists those there are")
+        raise NotFound(f"there is no job {name}; `holdfast jobs list` shows those there are")
     return picture, picture.state.jobs[name]

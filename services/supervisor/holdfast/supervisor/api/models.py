@@ -206,7 +206,16 @@ class JobSummary(Model):
     max_dp: int
     generation: Annotated[int, Field(description="0 = none yet")]
     nodes: list[str]
-    step: Annotated[int, Field(description="newest step finished by every rank")]
+    step: Annotated[
+        int | None, Field(description="newest step finished by every rank; null = the script reports no steps")
+    ]
+    observed_steps: Annotated[
+        int | None,
+        Field(
+            description="of a script that reports no steps: optimizer steps that were observed in every rank since its start"
+        ),
+    ]
+    observed_step_s: Annotated[float | None, Field(description="seconds for one of these, recently")]
     checkpoint_step: Annotated[int, Field(description="newest step saved by every rank of the running generation")]
     loss: float | None
     tokens_per_s: Annotated[float | None, Field(description="over the last steps; null when the job does not run")]
@@ -332,16 +341,33 @@ class PolicyQuestion(Model):
     decided_by: str
 
 
+class AlertAddress(Model):
+    address: Annotated[str, Field(description="its number and its scheme, and of a webhook the host")]
+    sent: bool
+    problem: str
+
+
+class AlertsTested(Model):
+    addresses: Annotated[
+        list[AlertAddress], Field(description="in the order of the settings; empty = none is configured")
+    ]
+
+
 class Goodput(Model):
-    """Every second of wall time in exactly one class: `useful_s` and the values of `badput_s` add up to `wall_s`."""
+    """Every second of wall time in exactly one class: `useful_s`, `unmeasured_s` and the values of `badput_s` are `wall_s`."""
 
     job: str
     started_at: float
     wall_s: float
     useful_s: float
+    unmeasured_s: Annotated[float, Field(description="all ranks ran, and their script reports no steps")]
     badput_s: dict[str, float]
-    goodput_job: Annotated[float, Field(description="useful ÷ wall")]
-    goodput_paid: Annotated[float, Field(description="useful ÷ paid node time, spares included")]
+    goodput_job: Annotated[
+        float | None, Field(description="useful ÷ wall; null = not known: the script reports no steps")
+    ]
+    goodput_paid: Annotated[
+        float | None, Field(description="useful ÷ paid node time, spares included; null = not known")
+    ]
     fault_free_tokens_per_s: float
     tokens: int
     rework_steps: int

@@ -31,7 +31,7 @@ async def get_node(name: str, backend: Serving) -> models.NodeDetail:
     """One node, what counts against it, and its latest incidents."""
     picture = await backend.picture()
     if name not in picture.state.nodes:
-        raise NotFound(f"there is no node {name}; GET /v1/nodes lists those there are")
+        raise NotFound(f"there is no node {name}; `holdfast nodes list` shows those there are")
     past = await backend.history.incidents(node=name, limit=INCIDENTS_MAX)
     incidents = [incident for _, incident in past]
     return views.node_detail(picture, picture.state.nodes[name], time.time(), incidents)

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
+from holdfast.supervisor.alerts.alert import test_alert
 from holdfast.supervisor.api import models
 from holdfast.supervisor.api.backend import Backend, Commands, Serving
 from holdfast.supervisor.protocol import BreakerResetRequested
@@ -41,6 +42,19 @@ async def reset_breaker(commands: Commands, body: models.ReasonBody | None = Non
     """An operator has looked: act on faults again."""
     reason = (body or models.ReasonBody()).reason
     return await commands.command(BreakerResetRequested(time.time(), reason))
+
+
+@router.post("/alerts/test")
+async def test_alerts(backend: Serving) -> models.AlertsTested:
+    """Send a test alert to every address now. It is not repeated."""
+    if not backend.alerts:
+        return models.AlertsTested(addresses=[])
+    outcome = await backend.alerts.test(test_alert(time.time(), backend.identity.supervisor))
+    return models.AlertsTested(
+        addresses=[
+            models.AlertAddress(address=name, sent=not problem, problem=problem) for name, problem in outcome.items()
+        ]
+    )
 
 
 @router.get("/kubernetes")

@@ -155,6 +155,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
     open_ones = [each for each in picture.state.incidents.values() if each.job == job.name]
     oldest = min(open_ones, key=lambda each: (each.t_detected, each.id), default=None)
     silent = picture.unconfirmed_since(job) if job.phase is JobPhase.RUNNING else {}
+    observed = picture.observed(job) if job.progress.reports_no_steps and job.phase is JobPhase.RUNNING else None
     return models.JobSummary(
         name=job.name,
         phase="unknown" if silent else job.phase,
@@ -166,7 +167,9 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         max_dp=job.spec.max_dp,
         generation=job.number,
         nodes=list(generation.nodes) if generation else [],
-        step=job.progress.step,
+        step=None if job.progress.reports_no_steps else job.progress.step,
+        observed_steps=observed[0] if observed else None,
+        observed_step_s=observed[1] if observed else None,
         checkpoint_step=job.checkpoints.step,
         loss=job.progress.loss,
         tokens_per_s=progress.tokens_per_s(job.name) if job.phase is JobPhase.RUNNING else None,
@@ -431,6 +434,7 @@ def goodput(job: str, started_at: float, ledger: Ledger) -> models.Goodput:
         started_at=started_at,
         wall_s=ledger.wall_s,
         useful_s=ledger.seconds[Class.USEFUL],
+        unmeasured_s=ledger.seconds[Class.RUNNING],
         badput_s={name.value: ledger.seconds[name] for name in BADPUT},
         goodput_job=ledger.goodput_job,
         goodput_paid=ledger.goodput_paid,

@@ -1,40 +1,40 @@
-"""The supervisor's core: everything that it decides, as one pure function.
+"""The supervisor's core: all of its decisions, as one pure function.
 
     step(state, event) -> (state, commands)
 
-Theory of operation. The shell folds events one at a time; each carries its time. What comes out is committed (state, records,
-acknowledged input: one atomic write) before any command is carried out. A crash may therefore lose commands, never state: every
-order stays in the outbox until its agent answers, every timer and every question to a policy stays in the state, and
-`LeaderStarted` hands all of them out again. Agents execute an order once, so handing out twice does no harm.
+Theory of operation. The shell folds one event after the other; each carries its time. The result (state, records,
+acknowledged input) is committed in one atomic write before any command is carried out. A crash may therefore lose commands but
+never state: every order stays in the outbox until its agent answers, and every timer and every question to a policy stays in
+the state. `LeaderStarted` issues all of them again. Agents execute an order once, so issuing it twice does no harm.
 
     finding ──► incident ──► question to the policy ──► decision ──► PREPARE ──► START ──► every rank steps: RUNNING
 
-    sessions.py   agents come, report and go                  state.py    the values
-    binding.py    … each for itself: what binds a report to its sender
-    incidents.py  findings → incidents → decisions            turn.py     the next state in the making
-    change.py     a generation change begins                  views.py    what policies, planner and API see
-    handover.py   … from PREPARE to the first steps           breaker.py  one for the fleet
+    sessions.py   control sessions and reports of agents      state.py    the values
+    binding.py    reports are accepted only from the node that they are about
+    incidents.py  findings → incidents → decisions            turn.py     the next state while events are folded
+    change.py     begins a generation change                  views.py    the state as policies, planner and API see it
+    handover.py   … from PREPARE to the first steps           breaker.py  the circuit breaker of the fleet
     planned.py    changes of a healthy run, after a save      nodes.py    states of nodes
-    jobs.py       submission, progress, end                   upkeep.py   what new capacity makes possible
-    saved.py      what is known of saved steps                pacing.py   how often to save
-    reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
-    notices.py    machines that their owner will take
-    spares.py     free nodes, and who may take them       loans.py    … and those that jobs of lower priority give up
-    shortage.py   what a job waits for, as people read it
-    recipes.py    rungs of an answer, one after the other
-    resets.py     GPUs that get no ranks before they are reset; resetting.py  jobs that wait for that
-    returns.py    nodes that a fault took out come back; holddown.py  by which rules
-    reboots.py    … whose machines must be booted; replacements.py  machines that do not come back
-    link_tests.py the network between nodes without ranks; links.py  what a test says of whom
+    jobs.py       submission, progress, end                   upkeep.py   reconciliation: uses nodes that became free
+    saved.py      which saved steps are known                 pacing.py   how often to save
+    reports.py    which tiers a checkpoint has reached        catalogue.py saved steps, as the API lists them
+    notices.py    maintenance notices
+    spares.py     free nodes, and which job may take them     loans.py    replicas lent by jobs of lower priority
+    shortage.py   which nodes a job waits for, in words
+    recipes.py    the rungs of a recipe, one after the other
+    resets.py     GPUs that get no ranks before they are reset; resetting.py  jobs that wait for such a reset
+    returns.py    nodes that return after a fault took them out of service; holddown.py  the rules for it
+    reboots.py    … whose machines must be booted; replacements.py  machines that do not return
+    link_tests.py network tests between nodes without ranks; links.py  what their results say about each node
     final_upload.py   the last checkpoint of a completed job
-    retention.py  the saved step that no node may be left without
-    fault_requests.py  faults that somebody injects
-    pruning.py    saved steps that somebody wants deleted
-    earlier.py    what earlier submissions of a name have saved, and which of it a new one goes on from
-    reconcile.py  what should run against what runs           wording.py   lists, as people read them
-    standing_warnings.py  what slows a running job down, or may end it; step_times.py  what it costs
+    retention.py  the newest saved step that every node must keep
+    fault_requests.py  injected faults
+    pruning.py    saved steps that an operator deletes
+    earlier.py    saved steps of earlier submissions of a name, and the one that a new submission continues from
+    reconcile.py  compares the workers that run with those that should   wording.py   lists in messages
+    standing_warnings.py  conditions that slow a running job or may end it; step_times.py  their cost
 
-The core trusts no single witness, keeps still when in doubt, and says why in every record.
+The core acts on no single witness, does nothing when in doubt, and gives the reason in every record.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ __all__ = [
 ]
 
 
-# Timers at which something is concluded from what agents have not said.
-_OF_SILENCE = (
+# Timers that draw a conclusion from the absence of reports.
+_SILENCE_TIMERS = (
     PrepareTimeout,
     FirstStepTimeout,
     ReconnectTimeout,
@@ -197,19 +197,19 @@ _OF_SILENCE = (
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Fold one event. The same state and event give the same answer, always. Each order is a `Send`."""
+    """Fold one event. Deterministic in state and event. Orders are returned as `Send`, broadcasts included."""
     batch = Batch(state)
     commands = batch.step(event)
     return batch.state, as_sends(commands)
 
 
 def as_sends(commands: Iterable[Command]) -> tuple[Command, ...]:
-    """The same with each order of a broadcast by itself."""
+    """The same commands, with each broadcast expanded to one `Send` per slot."""
     return tuple(chain.from_iterable(each.sends() if isinstance(each, Post) else (each,) for each in commands))
 
 
 class Batch:
-    """Several events in a row: what `step` says of each, in one turn. What cannot be folded leaves no trace."""
+    """Folds several events in one turn, as `step` would one by one. An event that raises an exception leaves no trace."""
 
     def __init__(self, state: State) -> None:
         self._before = state
@@ -218,44 +218,44 @@ class Batch:
 
     @property
     def state(self) -> State:
-        """The newest. One that was read before the last event is not to be kept."""
+        """The newest state. It is valid until the next event is folded: do not keep it."""
         return self._turn.finish()
 
     @property
     def written(self) -> Mapping[str, Iterable[str]]:
-        """Rows that may be others than before the first event, by table."""
+        """Keys of the rows that may have changed since the first event, by table."""
         return self._turn.written
 
     def step(self, event: Event) -> tuple[Command, ...]:
         return self._fold(event.at, event)
 
     def reports(self, at: float, events: Sequence[NodeReported]) -> tuple[Command, ...]:
-        """Several that come at the same time: what they make possible is looked for once, after the last."""
+        """Fold reports that arrived at the same time. Reconciliation runs once, after the last."""
         return self._fold(at, events)
 
-    def _fold(self, at: float, said: Event | Sequence[NodeReported]) -> tuple[Command, ...]:
+    def _fold(self, at: float, received: Event | Sequence[NodeReported]) -> tuple[Command, ...]:
         try:
-            commands = self._step(at, said)
+            commands = self._step(at, received)
         except Exception:
-            self._again()
+            self._rebuild()
             raise
-        self._folded.append((at, said))
+        self._folded.append((at, received))
         return commands
 
-    def _step(self, at: float, said: Event | Sequence[NodeReported]) -> tuple[Command, ...]:
+    def _step(self, at: float, received: Event | Sequence[NodeReported]) -> tuple[Command, ...]:
         self._turn.begin(at)
-        if isinstance(said, Sequence):
-            sessions.on_reports(self._turn, said)
+        if isinstance(received, Sequence):
+            sessions.on_reports(self._turn, received)
         else:
-            _take(self._turn, said)
+            _take(self._turn, received)
         upkeep.reconcile(self._turn)
         return self._turn.end()
 
-    def _again(self) -> None:
-        """Half an event may stand in the turn: make another."""
+    def _rebuild(self) -> None:
+        """Replace the turn, which may contain half of an event, by one in which the earlier events are folded again."""
         self._turn = Turn(self._before, self._before.folded_at)
-        for at, said in self._folded:
-            self._step(at, said)
+        for at, received in self._folded:
+            self._step(at, received)
 
 
 def _take(turn: Turn, event: Event) -> None:
@@ -317,7 +317,7 @@ def _take(turn: Turn, event: Event) -> None:
 
 
 def _lead(turn: Turn, event: LeaderStarted) -> None:
-    """Hand out again what the last leader may not have carried out. Sessions are the old leader's: agents come back."""
+    """Issue everything again that the last leader may not have carried out. Its sessions have ended; agents reconnect."""
     turn.set(epoch=event.epoch, secret=event.secret, led_at=event.at)
     if event.returns is not None:
         turn.set(config=evolve(turn.config, returns=event.returns))
@@ -337,25 +337,25 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
     turn.commands.extend(Post(turn.broadcasts[job], slots) for job, slots in sorted(turn.unanswered.items()))
     if turn.nodes:
         turn.set_timer(SessionsTimeout(event.epoch, event.at), event.at + turn.config.session_s)
-    for name in turn.found(By.CONNECTED):  # training went on meanwhile, and saved
+    for name in turn.found(By.CONNECTED):  # training continued and saved meanwhile
         until = event.at + turn.config.session_s
         turn.put_node(name, unheard=True, stale_until=until, stale_session=turn.nodes[name].session)
 
 
 def _wait_for_agents(turn: Turn) -> None:
-    """What is concluded from an agent's silence waits until agents can have been heard: nobody listened before."""
-    heard_at = turn.at + turn.config.session_s
+    """Postpone conclusions from an agent's silence until agents had time to reconnect: no supervisor was listening before."""
+    reconnected_by = turn.at + turn.config.session_s
     for timer, due in sorted(turn.timers.items()):
         if isinstance(timer, SessionsTimeout):
-            turn.cancel_timer(timer)  # of a term that ended before agents could come back to it
-        elif isinstance(timer, _OF_SILENCE):
-            turn.postpone_timer(timer, max(due, heard_at, _anew(turn, timer)))
+            turn.cancel_timer(timer)  # of a term that ended before agents could reconnect to it
+        elif isinstance(timer, _SILENCE_TIMERS):
+            turn.postpone_timer(timer, max(due, reconnected_by, _due_from_now(turn, timer)))
     for name in turn.found(By.DEFERRED):
         turn.update(name, since=turn.at)
 
 
-def _anew(turn: Turn, timer: Timer) -> float:
-    """When a timer is due that is the whole time agents have for something: the last leader's clock may have been another."""
+def _due_from_now(turn: Turn, timer: Timer) -> float:
+    """When a timer is due that measures the time agents have for something, by this clock: the last leader's may differ."""
     if isinstance(timer, ResetTimeout):
         return turn.at + turn.config.reset_s
     job = turn.jobs.get(timer.job) if isinstance(timer, PrepareTimeout | FirstStepTimeout | FenceOver) else None
@@ -432,7 +432,7 @@ def _timer(turn: Turn, timer: Timer) -> None:
         case StepDue(job):
             reconcile.on_still_timer(turn, job)
         case PlannedChangeDue() | WarningDue() | LoanDue():
-            pass  # upkeep looks again after every event
+            pass  # reconciliation runs after every event anyway
         case BreakerWindowOver():
             breaker.close(turn, "its window has passed")
         case _:

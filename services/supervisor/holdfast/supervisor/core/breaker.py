@@ -1,8 +1,8 @@
-"""The circuit breaker of the whole fleet: when too much goes wrong at once, the view is more likely broken than the nodes.
+"""The circuit breaker of the fleet. If too much fails at once, the supervisor's view is more likely wrong than the nodes.
 
-Open, it stops new changes that faults ask for, those that are being decided included. Nothing is stopped: healthy runs go on.
-It closes by an operator or when the window has passed, or when the nodes it doubted prove to have been gone; open incidents are
-then decided.
+While it is open, no new changes begin because of faults, including those that are being decided. Nothing is stopped: healthy
+runs continue. It closes when an operator resets it, when the window has passed, or when the suspected nodes prove to have been
+lost. Open incidents are then decided.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.supervisor.core.state import Breaker
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.timers import BreakerWindowOver, ResetTimeout
 
-_NAMES_MAX = 16  # in its reason, which is given again with everything that is held
+_NAMES_MAX = 16  # in its reason, which is repeated with every deferred incident
 
 
 def is_open(turn: Turn) -> bool:
@@ -24,18 +24,18 @@ def is_open(turn: Turn) -> bool:
 
 
 def defer_incident(turn: Turn, incident: Incident) -> None:
-    """Nothing is decided about `incident` while the breaker is open."""
+    """Record that `incident` is not decided while the breaker is open."""
     turn.note(
         incident.job, f"no action for {incident.id} while the breaker is open ({turn.breaker.reason}): {incident.cause}"
     )
 
 
 def count_failed(turn: Turn, node: str) -> None:
-    """Count a node that was lost or is out of service because of a finding."""
+    """Count a node that was lost or taken out of service because of a finding."""
     breaker = _recent(turn)
     failed = (*breaker.failed_nodes, (turn.at, node))
     turn.set(breaker=evolve(breaker, failed_nodes=failed))
-    # Looked through only when it may matter: thousands may stand there, and each of them is counted.
+    # Evaluated only if it may matter: there may be thousands of failed nodes, and this runs for each of them.
     if not is_open(turn) and len(failed) > _limit(turn, turn.count(By.CONNECTED)):
         _doubt(turn, set(map(itemgetter(1), failed)))
 
@@ -55,7 +55,7 @@ def _doubt(turn: Turn, failed: set[str]) -> None:
 
 
 def count_agent_restart(turn: Turn, node: str) -> None:
-    """The agent of `node` started again: it really was gone, so its loss casts no doubt on our view."""
+    """The agent of `node` restarted: the node really was lost, so its loss is no sign of a wrong view."""
     breaker = _recent(turn)
     failed = tuple(item for item in breaker.failed_nodes if item[1] != node)
     turn.set(breaker=evolve(breaker, failed_nodes=failed))
@@ -76,14 +76,14 @@ def count_change(turn: Turn) -> None:
 
 
 def close(turn: Turn, why: str, *, counts: Breaker | None = None) -> None:
-    """Act again, with clean counts or these."""
+    """Close the breaker, with empty counts or these."""
     if is_open(turn):
         turn.note("breaker", f"closed: {why}")
     turn.set(breaker=evolve(counts or Breaker(), open_until=None, reason="", opened_by_node_failures=False))
     turn.touch_all()
     turn.cancel_timer(BreakerWindowOver())
     for timer in [each for each in turn.timers if isinstance(each, ResetTimeout)]:
-        turn.postpone_timer(timer, turn.at + turn.config.reset_s)  # no reset was ordered meanwhile
+        turn.postpone_timer(timer, turn.at + turn.config.reset_s)  # no reset was ordered while it was open
 
 
 def _recent(turn: Turn) -> Breaker:
@@ -91,9 +91,9 @@ def _recent(turn: Turn) -> Breaker:
 
 
 def _acceptable(turn: Turn, failed: set[str]) -> bool:
-    """Whether it is to be believed that all of these are out of order."""
+    """Whether it is plausible that all of these nodes have failed."""
     seen = _seen(turn, failed)
-    # Those who are away make the fleet larger, and are looked through only when that matters.
+    # Disconnected nodes make the fleet larger; they are counted only if that matters.
     return len(failed) <= _limit(turn, seen) or len(failed) <= _limit(turn, seen + _away(turn, failed))
 
 
@@ -104,8 +104,8 @@ def _seen(turn: Turn, failed: set[str]) -> int:
 
 
 def _away(turn: Turn, failed: set[str]) -> int:
-    """How many others had a session within the window: they may be back at any moment, and belong to the fleet. Who has been
-    away for longer belongs to it only if it counts as failed."""
+    """Number of other nodes that had a session within the window: they may return at any moment and belong to the fleet. Nodes
+    that disconnected earlier count only if they are among the failed ones."""
     since, nodes = turn.at - turn.config.breaker_window_s, turn.nodes
     return sum(nodes[name].gone_at > since for name in turn.group(By.AWAY) if name not in failed)
 

@@ -1,9 +1,9 @@
-"""How many more nodes the jobs of a pool could use: what a provider of machines is asked for (providers/demand.py). Pure.
+"""Number of nodes that the jobs of a pool lack. A provider of machines is asked for them (providers/demand.py). Pure.
 
 A job wants the nodes of its full size, and its reserved spares. It has those of its generation; free nodes go to the jobs in
-the order in which they get them. A node counts as there if it has ranks or may get some, if it is held down after a fault, and
-if its machine is being booted or replaced: asking for another one as well would leave one too many. One that an operator has
-cordoned, that is about to be taken away, or that only an operator brings back is not there.
+their usual order. A node counts as present if it has ranks or may get some, if it is held down after a fault, and if its
+machine is being booted or replaced: requesting another one as well would result in one too many. A node does not count if an
+operator has cordoned it, if it is about to be taken away, or if only an operator brings it back.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from holdfast.supervisor.core.state import Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase, MoreNodesRequested
 
-REPLACED_S = 3600.0  # a machine that was agreed to be replaced counts as there for so long
+REPLACED_S = 3600.0  # a machine whose replacement was agreed counts as present for this long
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Of one pool; "" = nodes and jobs without one. `there`: nodes, `missing`: on top of them."""
+    """The lack of one pool; "" = nodes and jobs without a pool. `there`: present nodes; `missing`: additional ones needed."""
 
     pool: str
     there: int
     missing: int
-    jobs: tuple[str, ...]  # that lack nodes, the one first that gets a free node before the others
+    jobs: tuple[str, ...]  # jobs that lack nodes, in the order in which they get free nodes
 
 
 def lacking(state: State) -> tuple[Lack, ...]:
@@ -58,7 +58,7 @@ def lacking(state: State) -> tuple[Lack, ...]:
 
 
 def record(turn: Turn, event: MoreNodesRequested) -> None:
-    """For people: what was asked for, and what came of it."""
+    """Note the request and its result in the records of the jobs."""
     answer = f"agreed{f' ({event.said})' if event.said else ''}" if event.ok else f"refused: {event.said}"
     for job in event.jobs:
         if job in turn.jobs:
@@ -70,12 +70,12 @@ def _wants(job: Job) -> bool:
 
 
 def _size(job: Job) -> int:
-    """Nodes of its full size, with its spares."""
+    """Number of nodes of the job's full size, with its spares."""
     return math.ceil(job.spec.mesh.resized(job.target_dp).world_size / job.spec.nproc_per_node) + job.spec.spares
 
 
 def _able(free: Iterable[Node], job: Job) -> list[Node]:
-    """Free nodes that the job can use, those with the least room first: others may need the larger ones."""
+    """Free nodes that the job can use, smallest first: other jobs may need the larger ones."""
     able = [
         node for node in free if node.facts.pool == job.spec.pool and node.facts.capacity >= job.spec.nproc_per_node
     ]

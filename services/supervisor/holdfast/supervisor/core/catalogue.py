@@ -1,4 +1,4 @@
-"""What is saved of a job, for those who ask: one line per step."""
+"""The saved steps of a job, as the API lists them: one entry per step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.supervisor.core.state import State
 
 @dataclass(frozen=True, slots=True)
 class SavedStep:
-    """`ranks` counts, for each tier of a node, the ranks whose shard some connected node holds there, its own or a peer."""
+    """`ranks`: per tier of a node, the number of ranks whose shard a connected node holds there, their own node or a peer."""
 
     attempt: int
     step: int
@@ -28,7 +28,7 @@ class SavedStep:
     stored: bool
     complete: bool
     newest: bool = False  # the newest complete one on the lineage
-    needed: bool = False  # a job that is not over may go back to it
+    needed: bool = False  # an unfinished job may restore it
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Copies:
 
 
 def saved_steps(state: State, name: str, *, away: bool = False) -> Sequence[SavedStep]:
-    """Newest first. The job must be there. `away`: with what nodes had that have gone since."""
+    """Newest first. The job must exist. `away`: include shards that disconnected nodes held when they left."""
     job = state.jobs[name]
     found: dict[tuple[int, int], _Copies] = {}
     for _, record in _held(state, name, away):
@@ -64,7 +64,7 @@ def holders(state: State, name: str, attempt: int, step: int, *, away: bool = Fa
 
 
 def _held(state: State, name: str, away: bool) -> Iterator[tuple[str, ShardRecord]]:
-    """(node, shard) of everything that connected nodes hold of the job."""
+    """(node, shard) for all shards of the job that connected nodes hold."""
     nodes = [node for node in state.nodes.values() if name in node.inventory and (node.connected or away)]
     for node, shards in zip(nodes, believed(state.jobs[name], nodes, state.nodes), strict=True):
         for record in shards:

@@ -1,15 +1,15 @@
-"""The two-phase change from one generation to the next: how it begins. handover.py takes it from PREPARE to the first step.
+"""Begins the two-phase change from one generation to the next. handover.py continues it from PREPARE to the first step.
 
     begin ──plan, elect──► PREPARING ──every Prepare and Stop answered──► STARTING ──every rank stepped──► RUNNING
-      │                       │  a node fails or vanishes: plan around it    │  not in time: a ranks_missing incident
+      │                       │  a node fails or is lost: plan around it     │  not in time: a ranks_missing incident
       └──no plan──► wait      └───────────────► begin ◄──────────────────────┘
 
-**Nothing runs two generations.** `Start` goes out only after every connected node that may have workers of an older generation
-has answered that they are gone: members by `Prepare`, leavers by `Stop`. A lost node cannot be asked. It need not be: a step
-needs every rank, so a generation of which one rank is known to have stopped can never finish a step again, wherever its other
-workers hang; and what they might still save is on a branch that no election considers. Only when *all* nodes of a generation
-vanished at once nobody can testify. Then the change waits `fence_s` for one of them to come back, and after that relies on the
-branch alone (docs/adr/0007).
+**No two generations run at the same time.** `Start` is sent only after every connected node that may have workers of an older
+generation has confirmed that they have ended: members by answering `Prepare`, leaving nodes by answering `Stop`. A lost node
+cannot confirm, and need not. A step needs every rank. If one rank of a generation is known to have stopped, the generation can
+never finish a step again, wherever its other workers hang. What they might still save is on a branch that no election
+considers. Only if *all* nodes of a generation were lost at once is there no confirmation. Then the change waits `fence_s` for
+one of them to reconnect, and afterwards relies on the branch alone (docs/adr/0007).
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from holdfast.supervisor.timers import (
     RetryDue,
 )
 
-REPLANS_MAX = 8  # of one change: one that is planned anew more often counts as another for the breaker
-FEWER_TRIES_MAX = 3  # a step that could not be restored so often is not tried with fewer replicas instead of step 0
-RETRY_S = 10.0  # a job that could not be prepared on the nodes there are is tried again after this long
-RETRY_RUN_S = 2.0  # one that has run: a replicator that is being restarted answers by then
+REPLANS_MAX = 8  # of one change; after these, the breaker counts another change
+FEWER_TRIES_MAX = 3  # after this many failed restores of a step, fewer replicas are not tried instead of step 0
+RETRY_S = 10.0  # a job that could not be prepared on the present nodes is retried after this time
+RETRY_RUN_S = 2.0  # likewise a job that has run; a restarted replicator answers by then
 
 
 # ---------------------------------------------------------------- begin
 
 
 def begin(turn: Turn, name: str, action: Action, incident: Incident) -> None:
-    """Carry out a decided action, or say what stands in the way."""
+    """Carry out a decided action, or wait for the condition that prevents it."""
     job = turn.jobs[name]
     if ACTIONS[action.kind].resets and (targets := resets.targets(turn, job, action, incident)):
         _reset_first(turn, job, targets, action, incident)
@@ -73,7 +73,7 @@ def begin(turn: Turn, name: str, action: Action, incident: Incident) -> None:
 
 
 def _reset_first(turn: Turn, job: Job, targets: tuple[str, ...], action: Action, incident: Incident) -> None:
-    """Stop the workers; upkeep has the GPUs reset once they are gone (resets.py), and resetting.py goes on from there."""
+    """Stop the workers. When they have ended, the GPUs are reset (resets.py), and resetting.py continues from there."""
     withdraw(turn, job)
     stop_removed_nodes(turn, job.name, job.number)
     turn.move(job.name, Cause.RESET, Resetting(incident.id, targets), action.reason)
@@ -81,8 +81,8 @@ def _reset_first(turn: Turn, job: Job, targets: tuple[str, ...], action: Action,
 
 
 def replan(turn: Turn, name: str, why: str, exclude: str = "", *, refused: bool = False) -> None:
-    """The change in flight cannot succeed as it is: the best that today's nodes allow, without `exclude`. `refused`: that
-    node has a session, and could not prepare; one that only vanished says nothing about the job."""
+    """Replace the change in flight, which cannot succeed, by the best one that the present nodes allow, without `exclude`.
+    `refused`: that node has a session and could not prepare. A node that was only lost says nothing about the job."""
     job = turn.jobs[name]
     change = job.change
     assert change is not None
@@ -100,13 +100,13 @@ def replan(turn: Turn, name: str, why: str, exclude: str = "", *, refused: bool 
 
 
 def resume(turn: Turn, name: str, why: str) -> None:
-    """A change was given up: begin the best one that today's nodes allow."""
+    """Begin the best change that the present nodes allow, after another one was abandoned."""
     job = turn.jobs[name]
     carry_out(turn, job, reachable(turn, job, max(job.target_dp, job.spec.min_dp), job.spec.min_dp), why)
 
 
 def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
-    """Start a job that has never run, when there are nodes for it. `degraded`: with fewer replicas than it wants, too."""
+    """Start a job that has never run, if there are nodes for it. `degraded`: also with fewer replicas than `target_dp`."""
     job = turn.jobs[name]
     outcome = reachable(turn, job, job.target_dp, job.spec.min_dp if degraded else job.target_dp)
     if isinstance(outcome, Unplannable):
@@ -121,7 +121,7 @@ def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
 
 
 def carry_out(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
-    """Launch what was planned, or let the job wait for what stands in the way."""
+    """Launch the plan, or let the job wait for what prevents it."""
     if isinstance(outcome, Unplannable):
         hold(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
         return
@@ -140,8 +140,8 @@ def carry_out(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> No
 
 
 def _restorable_with_fewer(turn: Turn, job: Job, chosen: Plan) -> tuple[Plan, Election] | None:
-    """Fewer replicas than `chosen`, which would start again from step 0, that can restore a saved step: as many as possible.
-    Another number of replicas may need other shards. The rest are added when the smaller mesh has saved."""
+    """The largest plan with fewer replicas than `chosen` that can restore a saved step, if `chosen` would start from step 0.
+    Another number of replicas may need other shards. The remaining replicas are added when the smaller mesh has saved."""
     for dp in range(chosen.mesh.dp - 1, job.spec.min_dp - 1, -1):
         plan = reachable(turn, job, dp, dp)
         if isinstance(plan, Unplannable):
@@ -156,14 +156,14 @@ def _restorable_with_fewer(turn: Turn, job: Job, chosen: Plan) -> tuple[Plan, El
 
 
 def not_yet(turn: Turn, job: Job, plan: Plan) -> tuple[str, float] | None:
-    """Why a change to `plan` would leave the job waiting now, and until when; None when it can begin."""
+    """Why a change to `plan` would leave the job waiting now, and until when; None if it can begin."""
     return _obstacle(turn, job, saved.elect_for(turn, job, plan.mesh, plan.placements))
 
 
 def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | None:
-    """What is not known yet of the saved steps that `election` should choose from, and how long that may take."""
+    """What `election` lacks to select a saved step, and until when to wait for it; None if nothing."""
     if stale := saved.stale(turn, job):
-        reason = f"what {', '.join(stale)} holds now is not known to this leader yet"
+        reason = f"this leader does not know yet which shards {', '.join(stale)} holds"
         return reason, max(turn.nodes[node].stale_until for node in stale)
     if late := saved.inventories_due(turn, job, election):
         reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
@@ -180,19 +180,19 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
     if turn.at >= since + turn.config.scratch_s:
         return None
     held = job.checkpoints.stored or any(holder.shards for holder in saved.holders(turn, job))
-    detail = election.restore.reason if held else "every node that holds one is away"
+    detail = election.restore.reason if held else "every node that holds one is disconnected"
     return f"saved steps exist, but none is complete on the nodes at hand ({detail})", since + turn.config.scratch_s
 
 
 def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
-    """Write the new generation down and send Prepare to its nodes and Stop to those that leave."""
+    """Store the new generation. Send Prepare to its nodes and Stop to the nodes that leave."""
     previous = job.generation
     claimed, before = nodes_in_use(job), previous.nodes if previous else ()
     excluded, refused = (job.change.excluded, job.change.refused) if job.change else ((), False)
     replans = job.change.replans + 1 if job.change else 0
     before_s = job.doing.phases_s if isinstance(job.doing, Resetting) else {}
     withdraw(turn, job)
-    # A log that lost its last second has forgotten generations that nodes have seen: their numbers are taken.
+    # An event log that lost its last second lacks generations that nodes have seen: do not use their numbers again.
     number = max(job.number, job.numbering.seen, newest_held(turn, job.name)) + 1
     generation = Generation(
         number, job.numbering.attempt_base + number, chosen.mesh, chosen.placements, election.restore
@@ -205,7 +205,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     shared = evolve(
         _prepare(job, generation, election), checkpoint=checkpoint, traceparent=traceparent, self_test=self_test
     )
-    # Who is to test its devices for longer anyway, is not tested twice.
+    # A node with a `self_test` runs longer tests anyway: no suspect test in addition.
     suspected = Numbers() if self_test else suspects.suspected(turn, incidents, generation)
     if suspected:
         shared = evolve(shared, suspect_test_s=suspects.budget_s(job.spec.limits))
@@ -215,11 +215,11 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         for node in chosen.nodes
     )
     turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of, suspected)
-    stay = {*claimed}.intersection(chosen.nodes)  # their states remain what they are
+    stay = {*claimed}.intersection(chosen.nodes)  # their published states do not change
     for name in chosen.nodes:
         holds = turn.nodes[name].live_generations
         holds = {**holds, job.name: (*holds.get(job.name, ()), number)}
-        if name in stay and turn.nodes[name].ranks_at:  # never idle since: no test of its network is newer
+        if name in stay and turn.nodes[name].ranks_at:  # never idle since: it has no newer network test
             turn.put_node(name, live_generations=holds)
         else:
             turn.put_node(name, live_generations=holds, ranks_at=turn.at)
@@ -246,14 +246,14 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
 
 
 def prepare_timeout_s(turn: Turn, job: Job, change: Change) -> float:
-    """The job's own limit; longer when shards come from the object store: leaving out who waits for it brings nothing."""
+    """The job's own limit, longer for a restore from the object store: replacing a node that waits for it gains nothing."""
     from_store = change.origin is Origin.STORE
     return job.spec.limits.prepare_timeout_s * (turn.config.store_patience if from_store else 1.0)
 
 
 def wait_for_stop(turn: Turn, job: Job, command: str, node: str) -> None:
-    """`node` connected while the next generation is prepared, and still has workers of another one: nothing starts before they
-    are gone. It has as long for that as the others had, whenever it comes; one that comes and goes has that time once."""
+    """`node` connected while the next generation is prepared, and has workers of another one: wait until they have ended. The
+    node gets the same time as the others, whenever it connects; a node that reconnects repeatedly gets it once."""
     doing = job.doing
     assert isinstance(doing, Preparing)
     turn.update(job.name, stops={**doing.stops, command: node})
@@ -266,7 +266,7 @@ def wait_for_stop(turn: Turn, job: Job, command: str, node: str) -> None:
 
 
 def _prepare(job: Job, generation: Generation, election: Election) -> Prepare:
-    """What the orders of all slots have in common; placed at the first one."""
+    """The part that the orders of all slots share, with the placement of the first slot."""
     return Prepare(
         job=job.name,
         generation=generation.number,
@@ -288,7 +288,7 @@ def _prepare(job: Job, generation: Generation, election: Election) -> Prepare:
 
 
 def traceparent_of(turn: Turn, incidents: tuple[str, ...]) -> str:
-    """For the orders of a change: its own span, below the first incident that it resolves."""
+    """The traceparent of a change's orders: its own span, below the first incident that it resolves."""
     return spans.change_below(turn.incidents[incidents[0]]) if incidents else ""
 
 
@@ -304,8 +304,8 @@ def stop_removed_nodes(
 ) -> dict[str, str]:
     """Order every node that may have workers of the job, except `stay`, to stop them.
 
-    `ended`: the job is over, and nodes that only have shards of it hear so, too. Returns the orders to wait for (command id →
-    node): those of connected nodes. The others get theirs when they come back.
+    `ended`: the job is over, so nodes that only hold shards of it get the order, too. Returns the orders to wait for
+    (command id → node): those of connected nodes. The others get theirs when they reconnect.
     """
     waiting = {}
     concerned = {*turn.group(By.HOLDS, name), *(turn.group(By.KEEPS, name) if ended else ())}
@@ -317,13 +317,13 @@ def stop_removed_nodes(
 
 
 def withdraw(turn: Turn, job: Job) -> None:
-    """The change in flight, if there is one, is given up: withdraw its orders and cancel its timers."""
+    """Abandon the change in flight, if there is one: withdraw its orders and cancel its timers."""
     name = job.name
     turn.withdraw_broadcast(name)
     for send in turn.orders(job=name):
-        # Stop orders, too: whoever gives up a change sends newer ones to all that need them.
-        # A reset is the node's own matter: it is wanted whatever becomes of the job. An injected fault is for one generation,
-        # and its agent answers it.
+        # This includes Stop orders: a caller that abandons a change sends newer ones to all nodes that need them.
+        # A reset concerns the node: it is needed whatever happens to the job. An injected fault is for one generation, and its
+        # agent answers it.
         if not isinstance(send.order, Warm | ResetGpu | RebootNode | RestartAgent | Inject):
             turn.forget_order(send)
     for kind in (PrepareTimeout, FirstStepTimeout, FenceOver, FirstStepsDue, ResetTimeout):
@@ -332,13 +332,13 @@ def withdraw(turn: Turn, job: Job) -> None:
 
 
 def give_up(turn: Turn, name: str, why: str) -> None:
-    """A fault struck the change in flight: give it up while the policy is asked again."""
+    """A fault occurred during the change in flight: abandon the change while the policy is asked again."""
     withdraw(turn, turn.jobs[name])
     turn.move(name, Cause.GIVE_UP, Replanning(), f"the change is planned again: {why}")
 
 
 def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: float = 0.0) -> None:
-    """The job cannot run now: its workers stop (they only wait for peers that are gone) and it waits for nodes, or
+    """The job cannot run now. Stop its workers, which only wait for lost peers. The job waits for nodes, or for
     `retry_s`."""
     job = turn.jobs[name]
     withdraw(turn, job)
@@ -357,7 +357,7 @@ def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: fl
 
 
 def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:
-    """Decided, but too little is known of what was saved: decided again when it is, or at `until`."""
+    """A change is decided, but too little is known of the saved steps. Decide again when enough is known, or at `until`."""
     withdraw(turn, job)
     stop_removed_nodes(turn, job.name, job.number)
     since = turn.at if job.held_since is None else job.held_since
@@ -367,5 +367,5 @@ def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:
 
 
 def give_grace(turn: Turn, name: str, number: int, node: str) -> None:
-    """A member without a session has a moment to come back before it is planned around."""
+    """Give a member without a session a moment to reconnect before the change is planned around it."""
     turn.set_timer(ReconnectTimeout(name, number, node), turn.at + turn.config.change_grace_s)

@@ -1,9 +1,9 @@
-"""What earlier submissions under a name have saved, and the step that a new one goes on from.
+"""Saved steps of earlier submissions under a name, and the step that a new submission continues from.
 
-A name that has a complete checkpoint is submitted again by saying what is to become of it: go on from it, or start at step 0
-beside it. Nothing of it is deleted either way. Going on, the new submission's lineage is rooted in one (attempt, step): the
-newest complete one on the lineage of the last submission, and where that has none the newest of those before it. What the last
-submission gave up itself is chosen only when its step is asked for by number.
+If a name has a complete checkpoint, a new submission must state what to do with it: continue from it, or start at step 0 and
+keep it. It is not deleted in either case. A submission that continues has a lineage rooted in one (attempt, step): the newest
+complete one on the lineage of the last submission, or else the newest one of the submissions before it. Steps that the last
+submission itself abandoned are chosen only if the step is requested by number.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.protocol import JobSubmitted, StartFrom
 
-NAMED_MAX = 8  # of what is there, in an error
+NAMED_MAX = 8  # steps or nodes that an error lists
 
 
 class Tables(Protocol):
-    """What is looked through: a state, or a turn."""
+    """The tables that are searched: those of a state or of a turn."""
 
     @property
     def nodes(self) -> Mapping[str, Node]: ...
@@ -40,7 +40,7 @@ class Tables(Protocol):
 
 @dataclass(slots=True)
 class _Step:
-    """One saved step: who has which shards of it, and whether the object store has it whole."""
+    """One saved step: the holders of its shards, and whether the object store has it complete."""
 
     meshes: set[Mesh] = field(default_factory=set)
     nodes: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # by rank
@@ -48,7 +48,7 @@ class _Step:
     stored: StoredStep | None = None
 
     def missing(self, among: Iterable[str]) -> bool:
-        """Whether some rank's shard is on none of these nodes, nor in the object store."""
+        """Whether the shard of some rank is neither on these nodes nor in the object store."""
         if self.stored is not None:
             return False
         names = set(among)
@@ -63,7 +63,7 @@ class _Step:
 
 
 def check(state: Tables, event: JobSubmitted) -> None:
-    """Raises `Conflict` or `NotFound` when it does not say, or cannot be, what becomes of what is there."""
+    """Raises `Conflict` or `NotFound` unless the submission states what to do with saved steps and that is possible."""
     name = event.spec.name
     if event.start is StartFrom.CHECKPOINT:
         choose(state, event)
@@ -74,13 +74,13 @@ def check(state: Tables, event: JobSubmitted) -> None:
             newest = _preferred(whole, state.jobs.get(name), asked=True)[0]
             raise Conflict(
                 f"{name} has checkpoints, the newest of step {newest[1]} ({_where(found[newest])}): submit it with --resume "
-                "to go on from there, or with --fresh to start at step 0 and keep them"
+                "to continue from there, or with --fresh to start at step 0 and keep them"
             )
 
 
 def choose(state: Tables, event: JobSubmitted) -> StoredStep:
-    """The step that a submission which goes on starts from. Raises `NotFound`, `Conflict`, `InvalidSpec` and says what is
-    there."""
+    """The step that a continuing submission starts from. Raises `NotFound`, `Conflict` or `InvalidSpec`, which list the
+    complete steps."""
     name, wanted = event.spec.name, event.step
     found = _saved(state, event)
     whole = [age for age, step in found.items() if not step.missing(state.nodes)]
@@ -89,8 +89,8 @@ def choose(state: Tables, event: JobSubmitted) -> StoredStep:
     if not preferred:
         there = ", ".join(str(step) for step in sorted({step for _, step in whole}, reverse=True)[:NAMED_MAX]) or "none"
         what = "checkpoint" if wanted is None else f"checkpoint of step {wanted}"
-        but = "" if wanted is not None or not whole else ", given up by the last run: name the one that you want"
-        raise NotFound(f"there is no complete {what} of {name} to go on from; complete steps: {there}{but}")
+        but = "" if wanted is not None or not whole else ", abandoned by the last run: request one by its step"
+        raise NotFound(f"there is no complete {what} of {name} to continue from; complete steps: {there}{but}")
     connected = {node.name for node in state.nodes.values() if node.connected}
     age = preferred[0]
     if found[age].missing(connected):
@@ -109,7 +109,7 @@ def choose(state: Tables, event: JobSubmitted) -> StoredStep:
 
 
 def lineage(old: Job | None, resumed: StoredStep) -> tuple[Segment, ...]:
-    """What a submission that goes on from `resumed` may restore: that step, and what led to it."""
+    """The lineage of a submission that continues from `resumed`: that step, and the attempts that led to it."""
     root = Segment(resumed.attempt, resumed.step)
     known = old.checkpoints.lineage if old is not None else ()
     before = known if any(segment.attempt == resumed.attempt for segment in known) else ()
@@ -117,22 +117,22 @@ def lineage(old: Job | None, resumed: StoredStep) -> tuple[Segment, ...]:
 
 
 def stored(old: Job | None, event: JobSubmitted, line: Line) -> tuple[StoredStep, ...]:
-    """What of the object store's steps the new submission may restore."""
+    """The steps in the object store that the new submission may restore."""
     known = {each.id: each for each in _in_store(old, event)}
     return tuple(known[age] for age in sorted(known, reverse=True) if line.holds(*age))
 
 
 def newest_attempt(nodes: Iterable[Node], name: str) -> int:
-    """The highest attempt that anything saved under this name has; 0 = there is nothing."""
+    """The highest attempt of anything saved under this name; 0 = nothing is saved."""
     records = (record for node in nodes for record in node.inventory.get(name, ()))
     return max((record.key.attempt for record in records), default=0)
 
 
-# ---------------------------------------------------------------- inside
+# ---------------------------------------------------------------- saved steps
 
 
 def _saved(state: Tables, event: JobSubmitted) -> dict[CheckpointId, _Step]:
-    """Everything that is known to be saved under the name, on nodes that are connected or not, and in its object store."""
+    """All known saved steps of the name, on connected and disconnected nodes and in its object store."""
     name = event.spec.name
     found: dict[CheckpointId, _Step] = defaultdict(_Step)
     nodes = [node for node in state.nodes.values() if name in node.inventory]
@@ -156,7 +156,7 @@ def _in_store(old: Job | None, event: JobSubmitted) -> Sequence[StoredStep]:
 
 
 def _preferred(ages: Iterable[CheckpointId], old: Job | None, *, asked: bool = False) -> list[CheckpointId]:
-    """Best first: of the last submission's lineage, then of those before it, then (`asked` for by number) what was given up."""
+    """Best first: steps of the last submission's lineage, then of earlier ones, then (if `asked` by number) abandoned ones."""
     if old is None:
         return sorted(ages, reverse=True)
     line, trusted = (
@@ -184,5 +184,5 @@ def _same_shape(spec: JobSpec, chosen: StoredStep) -> None:
         raise InvalidSpec(
             "mesh",
             str(spec.mesh),
-            f"the mesh that saved step {chosen.step}, {chosen.mesh}, in any number of replicas, to go on from there",
+            f"the mesh that saved step {chosen.step}, {chosen.mesh}, in any number of replicas, to continue from there",
         )

@@ -1,6 +1,6 @@
-"""Which saved step a generation restores, for the supervisor: by the rule of `holdfast.restore`, and who shares a download.
+"""The restore election of the supervisor: selects the saved step by the rule of `holdfast.restore`, and shares downloads.
 
-The terms are those of a job whose mesh changes in its replicas only, and which may wait or go on with fewer of them.
+The mesh of a job changes only in its number of replicas, and the job may wait or continue with fewer of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "replicas_differ",
 ]
 
-SHARING_MAX = 8  # nodes that share what they take from the store: each of the others may cost a timeout
+SHARING_MAX = 8  # nodes that share downloads from the object store: each of the others may cost a timeout
 
 
 def elect(
@@ -50,7 +50,7 @@ def elect(
     placements: Sequence[Placement],
     known: Knowledge | None = None,
 ) -> Election:
-    """The newest complete step on the lineage, and for each rank of `mesh` where its shards are, nearest first."""
+    """The newest complete step on the lineage, with the sources of each rank's shards, nearest first."""
     holders = list(holders)
     elected = restore.elect(lineage, holders, mesh, placements, known)
     if elected.origin is not Origin.STORE or known is None:
@@ -64,7 +64,7 @@ def elect(
 def _share_downloads(
     ranks: Sequence[RankRestore], stored: StoredStep, holders: Iterable[Holder], placements: Iterable[Placement]
 ) -> tuple[RestoreRun, ...]:
-    """Nodes that take the same tensors from the store are told of each other, at most `SHARING_MAX` at a time."""
+    """Nodes that download the same tensors get each other's addresses, at most `SHARING_MAX` per group."""
     nodes = {holder.node: ShardSource(holder.node, holder.endpoint) for holder in holders}
     node_of = {rank: placement.node for placement in placements for rank in placement.ranks}
 

@@ -1,7 +1,7 @@
-"""Faults that somebody injects to test the recovery of a job that allows it.
+"""Requests to inject faults, which test the recovery of a job that allows it.
 
-The agent of the node decides the same again. A fault of the control plane is no order: the leader's shell has examined the
-request before it is folded (`refusal`), and causes it after the commit that answers the request.
+The agent of the node checks the request again. A fault of the control plane is not an order: the leader's shell examines the
+request before it is folded (`refusal`), and causes the fault after the commit that answers the request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.supervisor.protocol import Answer, CauseFault, FaultRequested, Job
 
 
 def check(state: Tables, event: FaultRequested) -> None:
-    """Raises `NotFound`, `Conflict` or `InvalidSpec`, and says why there is no fault."""
+    """Raises `NotFound`, `Conflict` or `InvalidSpec` with the reason if the fault must not be injected."""
     job = _job_of(state, event)
     if event.kind not in CONTROL_PLANE:
         _node_of(state, job, event)
@@ -48,7 +48,7 @@ def _node_of(state: Tables, job: Job, event: FaultRequested) -> str:
 
 
 def request(turn: Turn, event: FaultRequested) -> None:
-    """Order it; `check` has been passed for this very state."""
+    """Order the fault. `check` has succeeded for this state."""
     if event.kind in CONTROL_PLANE:
         _request_own(turn, event)
         return
@@ -72,7 +72,7 @@ def request(turn: Turn, event: FaultRequested) -> None:
 
 
 def _request_own(turn: Turn, event: FaultRequested) -> None:
-    """Answered before it happens: what is ended cannot answer any more."""
+    """Answer before the fault happens: a service that it ends could not answer any more."""
     _job_of(turn, event)
     if event.refusal is None:
         raise Conflict(f"this supervisor cannot inject {event.kind}: nothing has examined whether it may")

@@ -1,9 +1,9 @@
-"""The last checkpoint of a job that has completed goes to its object store before the nodes hear that the job is over.
+"""Final upload: the last checkpoint of a completed job goes to its object store before its nodes learn that the job is over.
 
-    completed ──every rank's newest save asked for──► leaving ──complete in the store, or time is over──► over
+    completed ──upload of the newest checkpoint ordered──► leaving ──complete in the store, or timeout──► over
 
-Its nodes are free for other jobs meanwhile: the replicators carry on beside them. A job without a store, or whose last step is
-there already, is over at once. Its files stay on the nodes, as those of a job that was stopped or has failed.
+Its nodes are free for other jobs meanwhile: the replicators upload in the background. A job without a store, or whose last step
+is stored already, is over at once. Its files stay on the nodes, like those of a stopped or failed job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.supervisor.timers import FinalUploadTimeout
 
 
 def begin(turn: Turn, job: Job) -> FinalUpload | None:
-    """The upload that a job which has completed waits for; None when there is nothing to upload."""
+    """The upload that a completed job waits for; None if there is nothing to upload."""
     if not job.spec.checkpoint.store or not job.checkpoints.ever_saved or _stored(job, job.checkpoints.step):
         return None
     until = turn.at + reports.travel_s(turn, job)
@@ -28,7 +28,7 @@ def begin(turn: Turn, job: Job) -> FinalUpload | None:
 
 
 def review(turn: Turn, name: str) -> None:
-    """A node has reported its inventory: order the upload of the last save once it is known, and end it once it is stored."""
+    """After an inventory: order the upload of the last checkpoint once it is known, and end it once it is stored."""
     job = turn.jobs[name]
     upload = job.final_upload
     if upload is None or upload.finished:
@@ -52,7 +52,7 @@ def on_timer(turn: Turn, name: str) -> None:
 
 
 def _stored(job: Job, step: int) -> bool:
-    """Whether this step of the running attempt, or a later one, is whole in the store."""
+    """Whether this step of the running attempt, or a later one, is complete in the object store."""
     attempt = job.running.attempt if job.running is not None else 0
     return any(each.attempt == attempt and each.step >= step and not each.damage for each in job.checkpoints.stored)
 

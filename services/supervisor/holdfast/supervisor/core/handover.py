@@ -1,4 +1,4 @@
-"""From PREPARE to the first step of every rank: the answers to the orders of a change, and what goes wrong on the way."""
+"""From PREPARE to the first step of every rank: answers to the orders of a change, and failures during it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from holdfast.supervisor.timers import FenceOver, FirstStepsDue, FirstStepTimeou
 
 T = TypeVar("T")
 
-SHARES_MAX = 16  # nodes that are remembered of each half of a change
+SHARES_MAX = 16  # nodes whose timings are kept, per half of a change
 
 # ---------------------------------------------------------------- answers
 
 
 def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
-    """An answer to one order; it has left the outbox."""
+    """Handle the answer to one order, which has left the outbox."""
     if isinstance(send.order, Prepare) and done.tested is not None and done.tested.failures:
         _on_failed_test(turn, send.node, done.tested)
         return
@@ -75,19 +75,19 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
 
 
 def on_prepared(turn: Turn, name: str, answers: Sequence[tuple[Placement, OrderDone]]) -> None:
-    """More nodes have their workers: whoever abandons a change withdraws its orders, so these answer the newest one's."""
+    """More nodes are prepared. These answers are for the newest change: the orders of an abandoned one are withdrawn."""
     job = turn.jobs.get(name)
     if job is None or not isinstance(job.doing, Preparing):
         return
     preparing, change, master = job.doing, job.doing.change, job.doing.master
     restored_from, restored_bytes = Counter(change.restored_from), Counter(change.restored_bytes)
-    # Of thousands of nodes nearly all say the same.
-    for shards, said in Counter(done.restored_from for _, done in answers).items():
+    # Nearly all of thousands of nodes report the same values: count equal ones together.
+    for shards, times in Counter(done.restored_from for _, done in answers).items():
         for source, count in shards:
-            restored_from[source] += count * said
-    for sizes, said in Counter(done.restored_bytes for _, done in answers).items():
+            restored_from[source] += count * times
+    for sizes, times in Counter(done.restored_bytes for _, done in answers).items():
         for source, size in sizes:
-            restored_bytes[source] += size * said
+            restored_bytes[source] += size * times
     for placement, done in answers:
         if placement.first_rank == 0:
             master = done.master
@@ -113,7 +113,8 @@ def on_prepared(turn: Turn, name: str, answers: Sequence[tuple[Placement, OrderD
 
 
 def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDone) -> None:
-    """Is it the node, or what it was to restore? A healthy node must not leave because a copy elsewhere has gone bad."""
+    """Handle a failed Prepare. If a source of the node's shards failed, elect again; exclude the node only if it is the cause:
+    a healthy node must not leave because a copy elsewhere is damaged."""
     if done.unrestorable and saved.sources_changed(turn, order):
         replan(turn, job.name, f"a source of what {node} was to restore has gone: {done.reason}")
     elif done.unrestorable and saved.skip_checkpoint(turn, job, node, done.reason):
@@ -123,7 +124,7 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
 
 
 def _on_failed_test(turn: Turn, node: str, tested: Preflight) -> None:
-    """A suspect has failed its tests: it is out of service, and replaced in the change in flight."""
+    """A suspect failed its tests: take it out of service, and replace it in the change in flight."""
     job = nodes.job_of(turn, node)
     change = job.change if job is not None else None
     incidents = change.incidents if change is not None else ()
@@ -134,7 +135,7 @@ def _on_failed_test(turn: Turn, node: str, tested: Preflight) -> None:
 
 
 def on_withdrawn_test(turn: Turn, node: str, done: OrderDone) -> None:
-    """The answer to an order that is no longer wanted: what the node found out about itself holds all the same."""
+    """Handle the test result in an answer to a withdrawn order: it is valid all the same."""
     tested = done.tested
     if tested is not None and tested.failures and not suspects.is_known(turn.nodes[node], tested):
         _on_failed_test(turn, node, tested)
@@ -144,7 +145,7 @@ Phases = Iterable[tuple[str, float]]
 
 
 def _slowest(known: Mapping[str, float], reported: Iterable[Phases]) -> Mapping[str, float]:
-    """The longest that anybody has taken for each phase."""
+    """The longest reported time of each phase."""
     slowest = dict(known)
     for phases in reported:
         for name, seconds in phases:
@@ -158,7 +159,7 @@ def _last(reports: Iterable[T], when: Callable[[T], tuple[float, str]]) -> list[
 
 
 def _latest(known: tuple[NodeTiming, ...], shares: Iterable[NodeTiming]) -> tuple[NodeTiming, ...]:
-    """The shares of those that the others waited for: the last to prepare, and the last to step."""
+    """The timings of the nodes that the others waited for: the last to prepare, and the last to step."""
     both = sorted((*known, *shares), key=_when)
     prepared = [each for each in both if not each.ranks]
     stepped = [each for each in both if each.ranks]
@@ -170,7 +171,7 @@ def _when(share: NodeTiming) -> tuple[float, str]:
 
 
 def start_when_ready(turn: Turn, name: str) -> None:
-    """START, once nothing older can run."""
+    """Send START once no worker of an older generation can run."""
     job = turn.jobs[name]
     doing = job.doing
     if not isinstance(doing, Preparing) or doing.stops or doing.unprepared:
@@ -190,19 +191,19 @@ def start_when_ready(turn: Turn, name: str) -> None:
         turn.set_timer(FenceOver(name, job.number), turn.at + turn.config.fence_s)
         return
     away = [*turn.members(job.generation, By.AWAY), *turn.members(job.generation, By.GONE)]
-    for node in away:  # nothing runs yet that waiting for it, or planning around it, would interrupt
+    for node in away:  # nothing runs yet, so waiting for it interrupts nothing
         if ReconnectTimeout(name, job.number, node) not in turn.timers:
             give_grace(turn, name, job.number, node)
     if unheard := turn.found(By.UNHEARD):
-        # Members or not: a log that went back may have forgotten what they run. `session_s` bounds this.
+        # Not only members: an event log that lost its tail may lack workers that others run. `session_s` bounds this.
         noun = "node" if len(unheard) == 1 else "nodes"
-        turn.explain(name, f"waits for {noun} {listed(unheard)}, which this leader has not heard yet")
+        turn.explain(name, f"waits for {noun} {listed(unheard)} to reconnect to this leader")
     if not away and not unheard:
         _start(turn, job, doing)
 
 
 def _no_node_confirmed_stop(turn: Turn, job: Job) -> bool:
-    """Whether no node of the generation that ran has said that its workers are gone."""
+    """Whether no node of the previous generation has confirmed that its workers have ended."""
     running = job.running
     if running is None:
         return False
@@ -293,7 +294,7 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksS
 
 
 def on_sign_of_step(turn: Turn, name: str, generation: int, finished: int) -> None:
-    """Every rank has finished step `finished`, others say: should the ranks' own reports have been lost, that will do."""
+    """Diagnostics reports that every rank finished step `finished`. It stands in for lost reports of the ranks' first steps."""
     job = turn.jobs.get(name)
     if job is None or not isinstance(job.doing, Starting) or job.number != generation:
         return
@@ -312,19 +313,22 @@ def on_stepping_timer(turn: Turn, name: str, number: int) -> None:
 
 
 def _complete(turn: Turn, job: Job, starting: Starting) -> None:
-    """Every rank has stepped: the incidents are over."""
+    """Every rank has stepped: resolve the incidents."""
     generation, change = job.generation, starting.change
     assert generation is not None
     turn.cancel_timer(FirstStepTimeout(job.name, generation.number))
     turn.cancel_timer(FirstStepsDue(job.name, generation.number))
     progress.reached(turn, job.name, starting.stepped_to)
     reconcile.watch_steps(turn, job.name)
-    turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STEPPING, generation, "every rank has stepped"))
-    reason = f"generation {generation.number} on {len(generation.nodes)} nodes, {generation.mesh}"
+    reports_steps = not turn.jobs[job.name].progress.reports_no_steps
+    seen = "every rank has stepped" if reports_steps else "every rank runs; the script reports no steps"
+    turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STEPPING, generation, seen, reports_steps))
+    count = len(generation.nodes)
+    reason = f"generation {generation.number} on {count} node{'s' if count != 1 else ''}, {generation.mesh}"
     turn.move(job.name, Cause.STEP, Running(), reason)
     pacing.recovered(turn, job.name, starting)
     for incident in change.incidents:
-        outcome = f"generation {generation.number} steps from step {generation.restore.step} on{_resharded(change, generation)}"
+        outcome = _outcome(change, generation, reports_steps=reports_steps)
         turn.close_incident(
             incident,
             IncidentState.RESOLVED,
@@ -339,8 +343,16 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
     warmth.warm_spares(turn, turn.jobs[job.name])
 
 
+def _outcome(change: Change, generation: Generation, *, reports_steps: bool) -> str:
+    if not reports_steps:
+        return f"all ranks of generation {generation.number} run; their script reports no steps"
+    return (
+        f"generation {generation.number} steps from step {generation.restore.step} on{_resharded(change, generation)}"
+    )
+
+
 def _resharded(change: Change, generation: Generation) -> str:
-    """What had to be read to deal a sharded state to another number of replicas; empty when it was not."""
+    """What was read to re-shard the state to another number of replicas; empty if it was not re-sharded."""
     if not change.saved_dp:
         return ""
     names = {"peer": "peers", OBJECT_STORE: "the object store"}
@@ -348,11 +360,11 @@ def _resharded(change: Change, generation: Generation) -> str:
     return f", re-sharded from dp {change.saved_dp} to dp {generation.mesh.dp}: read {', '.join(sorted(read))}"
 
 
-# ---------------------------------------------------------------- what goes wrong on the way
+# ---------------------------------------------------------------- failures during the change
 
 
 def on_node_gone(turn: Turn, name: str, node: str) -> None:
-    """A node's session ended while `name` changes: a leaver is not waited for, a member gets a moment to come back."""
+    """A node's session ended while `name` changes. Do not wait for a leaving node; give a member time to reconnect."""
     job = turn.jobs[name]
     doing = job.doing
     if not isinstance(doing, CHANGING):
@@ -360,7 +372,7 @@ def on_node_gone(turn: Turn, name: str, node: str) -> None:
     if _is_member(job, node):
         if isinstance(doing, Preparing):
             give_grace(turn, name, job.number, node)
-        elif _owes_start(turn, job, node):
+        elif _has_unanswered_start(turn, job, node):
             _watch_start(turn, job, node)
         return
     if isinstance(doing, Preparing):
@@ -371,11 +383,11 @@ def on_node_gone(turn: Turn, name: str, node: str) -> None:
 
 
 def on_node_back(turn: Turn, name: str, node: str) -> None:
-    """A node has a session again that still holds workers of an older generation: they stop before anything starts."""
+    """A node that may have workers of an older generation has a session again: stop them before anything starts."""
     job = turn.jobs[name]
     change = job.change
     if change is not None and _is_member(job, node):
-        return  # it answers its Prepare or Start, which is on its way again
+        return  # its Prepare or Start is sent again, and it answers that
     stays = isinstance(job.doing, Running | Saving)
     if job.running is not None and stays and job.running.slot_of(node) is not None:
         return  # it never left
@@ -388,8 +400,8 @@ def on_node_back(turn: Turn, name: str, node: str) -> None:
 
 
 def on_node_heard(turn: Turn, node: Node) -> None:
-    """A node has connected, and what is left on it of other generations has been told to stop: what waited for it goes on.
-    `node` is what was known of it before."""
+    """A node has connected, and its workers of other generations have been ordered to stop. Continue the changes that waited
+    for it. `node` is its state before."""
     if node.unheard:
         on_all_heard(turn)
     if not turn.count(By.UNHEARD):
@@ -398,7 +410,7 @@ def on_node_heard(turn: Turn, node: Node) -> None:
 
 
 def on_all_heard(turn: Turn) -> None:
-    """Once nobody is left that this leader has not heard, what waited for that goes on: once in a term."""
+    """Continue the changes that waited until every node had connected to this leader. Happens once in a term."""
     if turn.count(By.UNHEARD):
         return
     for job in turn.in_order(name for name, job in turn.jobs.items() if job.change is not None):
@@ -406,7 +418,7 @@ def on_all_heard(turn: Turn) -> None:
 
 
 def on_node_restarted(turn: Turn, name: str, node: str) -> None:
-    """A new incarnation: the workers that it had prepared are gone, and so are those of a leaver."""
+    """A new incarnation: its prepared workers have ended, and so have those of a leaving node."""
     job = turn.jobs[name]
     if job.change is None:
         return
@@ -421,13 +433,13 @@ def _is_member(job: Job, node: str) -> bool:
     return job.generation is not None and job.generation.slot_of(node) is not None
 
 
-def _owes_start(turn: Turn, job: Job, node: str) -> bool:
+def _has_unanswered_start(turn: Turn, job: Job, node: str) -> bool:
     return any(isinstance(send.order, Start) for send in turn.orders(node=node, job=job.name))
 
 
 def _watch_start(turn: Turn, job: Job, node: str) -> None:
-    """A member's session ended before it answered its Start. It may have started all the same, and one witness interrupts no
-    run: it is planned around when the others see no step for as long as a hang takes."""
+    """A member's session ended before it answered its Start. It may have started, and one witness interrupts no run. The change
+    is planned around it only if no other node reports a step for as long as a hang takes."""
     patience_s = reconcile.still_patience_s(turn, job)
     turn.set_timer(ReconnectTimeout(job.name, job.number, node), turn.at + patience_s)
 
@@ -438,20 +450,18 @@ def on_grace_over(turn: Turn, name: str, number: int, node: str) -> None:
         return
     if isinstance(job.doing, Preparing):
         replan(turn, name, f"{node} vanished while the generation was prepared", exclude=node)
-    elif not _owes_start(turn, job, node) or job.doing.stepping or progress.has_stepped(job):
-        return  # it has started; from here on its absence is reconcile.py's to judge
+    elif not _has_unanswered_start(turn, job, node) or job.doing.stepping or progress.has_stepped(job):
+        return  # it has started; reconcile.py handles its absence from here on
     elif reconcile.peers_report_steps(turn, job):
         away_s = turn.at - max(turn.nodes[node].gone_at, turn.led_at)
-        why = (
-            f"{node} vanished {away_s:.0f} s ago, before it said that its ranks had started, and no node reports a step"
-        )
+        why = f"{node} was lost {away_s:.0f} s ago, before it reported that its ranks had started, and no node reports a step"
         replan(turn, name, why, exclude=node)
     else:
-        _watch_start(turn, job, node)  # nobody can say; the time for the first step bounds this
+        _watch_start(turn, job, node)  # unknown; the time limit of the first step bounds this
 
 
 def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
-    """Members that did not answer in time are planned around; a leaver that did not is out of service."""
+    """Plan around members that did not answer in time. Take leaving nodes that did not answer out of service."""
     job = turn.jobs.get(name)
     if job is None or job.number != number or not isinstance(job.doing, Preparing):
         return
@@ -466,7 +476,7 @@ def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
     members = [node for node in late if generation.slot_of(node) is not None]
     if members:
         turn.update(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))
-        # If some have prepared, then it is not the script that cannot: the others are tried again for as long as it takes.
+        # If some have prepared, the script is not the cause: the others are retried without limit.
         all_late = len(members) == len(generation.placements) and any(turn.nodes[node].connected for node in members)
         why = f"{', '.join(members)} did not prepare within {seconds}"
         replan(turn, name, why, exclude=members[-1], refused=all_late)
@@ -483,7 +493,7 @@ def on_fence_over(turn: Turn, name: str, number: int) -> None:
 
 
 def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
-    """The supervisor's own finding: START was sent and not every rank has stepped in time."""
+    """The supervisor's own finding: START was sent, and not every rank has stepped in time."""
     job = turn.jobs.get(name)
     if job is None or job.number != number or not isinstance(job.doing, Starting):
         return None
@@ -493,7 +503,7 @@ def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
         job.progress.seen_step > generation.restore.step + 1
         and turn.at - job.progress.seen_at < job.spec.limits.first_step_timeout_s
     ):
-        # A second step needed the first one of every rank: they step, and only the report of it is missing.
+        # A second step needs every rank's first one. So all ranks step, and only a report is missing.
         turn.set_timer(FirstStepTimeout(name, number), turn.at + job.spec.limits.first_step_timeout_s)
         return None
     missing = list(Numbers.below(generation.mesh.world_size) - job.doing.stepping)

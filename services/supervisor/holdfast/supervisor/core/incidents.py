@@ -1,8 +1,8 @@
-"""Findings become incidents, incidents get a decision.
+"""Findings open or extend incidents, and incidents get a decision.
 
-A finding about a worker belongs to a generation: one about an older generation is history, one that follows an open
-incident of the same generation is its cascade. A finding about a node outlives generations: it concerns the job that has
-ranks there now.
+A finding about a worker belongs to a generation. If the generation is an older one, the finding is ignored. If an incident of
+the same generation is open, the finding is a cascading failure of it. A finding about a node does not depend on a generation:
+it concerns the job that has ranks on the node now.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _WORKER_FAULTS = frozenset(
     }
 )
 _DEFAULT = "default policy"
-_SAME_CONCLUSION_S = 1.0  # ages are measured: of one conclusion that is delivered twice they differ by less
+_SAME_CONCLUSION_S = 1.0  # ages are measured; those of one finding that is delivered twice differ by less
 
 # ---------------------------------------------------------------- findings
 
@@ -61,7 +61,7 @@ def on_finding(turn: Turn, published: Finding, age_s: float) -> None:
     finding = _redated(published, turn.at - age_s)
     is_warning = finding.severity is Severity.WARNING and finding.kind is not FindingKind.MAINTENANCE
     if not is_warning and _is_known(turn, finding):
-        return  # the log delivers at least once, and diagnostics says again what still holds
+        return  # the log delivers at least once, and diagnostics repeats findings that still apply
     if age_s > finding.ttl_s and not _is_node_fault(finding) and not _concerns_what_runs(turn, finding):
         turn.judge(finding, f"ignored: the finding is {age_s:.0f} s old and expired after {finding.ttl_s:.0f} s")
     elif finding.kind is FindingKind.MAINTENANCE:
@@ -77,7 +77,7 @@ def on_finding(turn: Turn, published: Finding, age_s: float) -> None:
             planned.drop(turn, name, f"withdrawn: {finding.summary}")
         turn.judge(finding, f"recorded: a finding of severity {finding.severity} calls for no action")
     elif finding.kind is FindingKind.NODE_LOST:
-        _witness(turn, finding)
+        _judge_lost_node(turn, finding)
     elif finding.severity is Severity.FATAL and finding.node:
         _fatal(turn, finding)
     elif resets.is_demanded_by(finding):
@@ -87,19 +87,19 @@ def on_finding(turn: Turn, published: Finding, age_s: float) -> None:
 
 
 def _redated(finding: Finding, at: float) -> Finding:
-    """By this clock: concluded `at`, begun as long before as its publisher says."""
+    """The finding in this clock's time: `at` is now minus its age; `since` keeps its distance from `at`."""
     return evolve(finding, at=at, since=at - max(0.0, finding.at - finding.since))
 
 
 def _concerns_what_runs(turn: Turn, finding: Finding) -> bool:
-    """A late finding about the generation that still runs is no history: nothing else may ever explain what it explains."""
+    """Whether a late finding is about the running generation. It still counts: nothing else may ever explain the failure."""
     job = turn.jobs.get(finding.job)
     return job is not None and job.running is not None and finding.generation == job.running.number == job.number
 
 
 def _is_known(turn: Turn, finding: Finding) -> bool:
-    """Whether an incident has it: an open one, or a closed one that saw this very conclusion. Or it is a repeat, and a node is
-    suspected for it."""
+    """Whether the finding has been handled: by an open incident, by a closed incident with this very conclusion, or, for a
+    repeat, because its node is suspected for it."""
     if turn.found(By.FINDING, finding.id):
         return True
     node = turn.nodes.get(finding.node)
@@ -113,13 +113,13 @@ def _is_known(turn: Turn, finding: Finding) -> bool:
     )
 
 
-def _witness(turn: Turn, finding: Finding) -> None:
-    """A node is lost when diagnostics has lost its telemetry *and* the supervisor its control session."""
+def _judge_lost_node(turn: Turn, finding: Finding) -> None:
+    """Apply the two-witness rule: the node is lost if the supervisor has lost its control session, too."""
     node = turn.nodes.get(finding.node)
     if node is None:
         turn.judge(finding, "ignored: this node has never connected here")
     elif node.lost or (node.connected and finding.at < node.connected_at):
-        turn.judge(finding, "ignored: its loss has been dealt with already")
+        turn.judge(finding, "ignored: its loss has already been handled")
     elif node.connected:
         turn.put_node(node.name, suspicion=finding)
         turn.set_timer(WitnessTimeout(node.name), turn.at + turn.config.witness_s)
@@ -129,22 +129,22 @@ def _witness(turn: Turn, finding: Finding) -> None:
 
 
 def _withdraw_suspicion(turn: Turn, finding: Finding) -> None:
-    """Diagnostics hears the node again: its telemetry is no witness any more when the session breaks later."""
+    """Diagnostics receives the node's telemetry again: drop its suspicion, which must not count when the session ends later."""
     node = turn.nodes.get(finding.node)
     if node is not None and node.suspicion is not None and finding.contradicts == node.suspicion.id:
         turn.put_node(node.name, suspicion=None)
 
 
 def confirm_lost(turn: Turn, finding: Finding) -> None:
-    """Both witnesses agree. A third can contradict them: the other nodes of the job, whose steps need this one's ranks."""
-    if turn.at < (heard_by := _heard_by(turn, turn.nodes[finding.node])):
+    """Both witnesses agree. A third can contradict them: the job's other nodes, whose steps need the ranks of this one."""
+    if turn.at < (due := _reconnect_due(turn, turn.nodes[finding.node])):
         if turn.nodes[finding.node].suspicion != finding:
-            why = f"{finding.node} has {heard_by - turn.at:.1f} s to connect to the supervisor again, which ended its session"
+            why = f"{finding.node} has {due - turn.at:.1f} s to reconnect to the supervisor, which ended its session"
             turn.judge(finding, f"not decided yet: {why}")
             turn.put_node(finding.node, suspicion=finding)
-        turn.set_timer(WitnessTimeout(finding.node), heard_by)
+        turn.set_timer(WitnessTimeout(finding.node), due)
         return
-    if contradiction := _takes_part(turn, finding):
+    if contradiction := _signs_of_life(turn, finding):
         if turn.nodes[finding.node].suspicion != finding:
             turn.judge(finding, f"contradicted: {contradiction}")
             turn.put_node(finding.node, suspicion=finding)
@@ -162,18 +162,18 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
         turn.judge(finding, f"{finding.node} is lost; no job has ranks there")
 
 
-def _heard_by(turn: Turn, node: Node) -> float:
-    """When the node should have a session, if it lives. One that broke in this term is a witness at once. One that ended before
-    it, or that the supervisor itself ended, is none until agents have had the time to come back.
+def _reconnect_due(turn: Turn, node: Node) -> float:
+    """When the node should have a session again, if it is alive. Immediately if its session broke in this term: that is
+    evidence. A session that ended before, or that the supervisor ended, is no evidence until agents had time to reconnect.
     """
     return max(node.back_by, turn.led_at + turn.config.session_s if node.gone_at < turn.led_at else 0.0)
 
 
-def _takes_part(turn: Turn, finding: Finding) -> str:
-    """Why the node must be alive although nobody hears of it; empty when nothing says so.
+def _signs_of_life(turn: Turn, finding: Finding) -> str:
+    """Why the node must be alive although both witnesses lost it; empty if nothing indicates it.
 
-    A step needs every rank. One that was finished well after the first witness lost sight of the node needed its ranks, too;
-    while steps go on they are still there. It is the way to them that is broken. A node that dies is lost to both at once.
+    A step needs every rank. A step that was finished well after the first witness lost the node needed the node's ranks. While
+    steps continue, the ranks exist; only the paths to them are broken. A node that dies is lost to both witnesses at once.
     """
     job = nodes.job_of(turn, finding.node)
     if job is None or job.running is None or job.running.number != job.number or job.change is not None:
@@ -181,9 +181,11 @@ def _takes_part(turn: Turn, finding: Finding) -> str:
     late_s = turn.config.step_late_s
     going_on = turn.at - job.progress.seen_at <= max(late_s, 2 * job.progress.step_s)
     out_of_sight_at = min(finding.since, turn.nodes[finding.node].gone_at)
-    # It was reported `late_s` after its end at most, and may have needed nothing of the node for the last part of a step.
+    # A step is reported at most `late_s` after its end, and its last part may not have needed the node.
     if going_on and job.progress.seen_at - out_of_sight_at > late_s + max(1.0, job.progress.step_s):
-        return f"step {job.progress.seen_step} was finished after {finding.node} was last heard of, and steps go on"
+        return (
+            f"step {job.progress.seen_step} was finished after contact with {finding.node} was lost, and steps continue"
+        )
     return ""
 
 
@@ -206,7 +208,7 @@ def _fatal(turn: Turn, finding: Finding) -> None:
 
 
 def _reset_demanded(turn: Turn, finding: Finding) -> None:
-    """A GPU must be reset before any rank uses it again: what is decided from here on takes that into account."""
+    """A GPU must be reset before a rank uses it again. Later decisions take that into account."""
     node = turn.nodes.get(finding.node)
     if node is None or resets.is_history(node, finding):
         turn.judge(finding, "ignored: the node is not known here, or its GPUs were reset or repaired since")
@@ -224,14 +226,14 @@ def _reset_demanded(turn: Turn, finding: Finding) -> None:
     if node.name in nodes_of_change(job):
         change.give_up(turn, job.name, finding.summary)
     record_fault(turn, finding)
-    for incident in turn.open_incidents(job.name):  # one that had its decision before
+    for incident in turn.open_incidents(job.name):  # also those that are decided already
         given_up = incident.action is not None and isinstance(turn.jobs[job.name].doing, Replanning)
         if given_up and finding.id in incident.findings:
             ask_policy_again(turn, incident)
 
 
 def record_fault(turn: Turn, finding: Finding) -> None:
-    """A fault of a job: extend the incident that it belongs to, or open one."""
+    """Record a fault of a job: extend the incident that it belongs to, or open one."""
     job = _job_concerned(turn, finding)
     if job is None or job.generation is None or job.phase.finished or job.phase is JobPhase.STOPPING:
         turn.judge(finding, "ignored: no running job is concerned")
@@ -260,7 +262,7 @@ def _job_concerned(turn: Turn, finding: Finding) -> Job | None:
 
 
 def _open_root(turn: Turn, job: Job, finding: Finding) -> Incident | None:
-    """The open incident that this finding is a part of."""
+    """The open incident that this finding belongs to."""
     for incident in turn.open_incidents(job.name):
         if incident.planned:
             continue
@@ -282,7 +284,7 @@ def _is_node_kind(incident: Incident) -> bool:
 
 
 def _same_generation(job: Job, incident: Incident) -> bool:
-    """Whether the generation that `incident` struck is still the newest, or is being replaced because of it."""
+    """Whether the generation of `incident` is still the newest, or is being replaced because of it."""
     return incident.generation == job.number or (job.change is not None and incident.id in job.change.incidents)
 
 
@@ -295,15 +297,15 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
         progress.count_fault(turn, job.name, finding.generation, finding.attribution.error_class)
     quarantine.count(turn, incident)
     if next_rung:
-        return  # of the walk that goes on; it covers this incident
+        return  # the walk of another incident continues, and covers this one
     if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
         change.give_up(turn, job.name, finding.summary)
     ask_policy(turn, incident)
 
 
 def _dated(turn: Turn, job: Job, finding: Finding) -> tuple[float, dict[str, str]]:
-    """When the fault began, and what to add to the evidence: what strikes the running generation began after its start, and a
-    date before that is the error of a clock."""
+    """When the fault began, and an addition to the evidence. A fault of the running generation cannot have begun before its
+    start: an earlier date is the error of a clock."""
     ours = job.running is not None and finding.generation == job.running.number == job.number
     if not ours or _is_node_fault(finding) or finding.since >= job.membership.running_at:
         return finding.since, {}
@@ -319,7 +321,7 @@ def nodes_of_change(job: Job) -> tuple[str, ...]:
 
 
 def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
-    """Cascade is recorded; a better root replaces the old one, and what was decided for the old one is asked again."""
+    """Add a finding. A cascading failure is only recorded. For a better root, the decision is made again."""
     names_culprit = incident.kind == FindingKind.RANKS_MISSING and finding.kind in _WORKER_FAULTS
     better = (
         names_culprit
@@ -363,7 +365,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
 
 
 def _origin(incident: Incident) -> dict[str, str]:
-    """What its trace began with, whatever is found later."""
+    """The evidence that identifies the start of its trace; it is kept when a better root is found."""
     return {key: incident.evidence[key] for key in (tracing.TRACEPARENT, tracing.SIGNAL) if key in incident.evidence}
 
 
@@ -371,7 +373,7 @@ def _origin(incident: Incident) -> dict[str, str]:
 
 
 def ask_policy(turn: Turn, incident: Incident) -> None:
-    """Ask the policy, unless the breaker is open: then the incident waits for it to close."""
+    """Ask the policy. While the breaker is open, the incident waits for it to close."""
     if breaker.is_open(turn):
         breaker.defer_incident(turn, incident)
     else:
@@ -379,7 +381,7 @@ def ask_policy(turn: Turn, incident: Incident) -> None:
 
 
 def ask_policy_again(turn: Turn, incident: Incident) -> None:
-    """What was decided cannot be, or need not be any more."""
+    """The decision cannot be carried out, or is no longer needed: ask the policy again."""
     incident = recipes.end(turn, incident, RungEnd.OVERTAKEN, "the policy was asked again")
     incident = turn.put_incident(evolve(incident, state=IncidentState.OPEN, action=None))
     ask_policy(turn, incident)
@@ -387,11 +389,11 @@ def ask_policy_again(turn: Turn, incident: Incident) -> None:
 
 def on_answer(turn: Turn, event: PolicyAnswered) -> None:
     if event.incident not in turn.questions:
-        return  # answered already, or not wanted any more
+        return  # answered already, or withdrawn
     incident = turn.incidents[event.incident]
     turn.withdraw(incident.id)
     if incident.recipes_exhausted >= recipes.EXHAUSTED_MAX:
-        _decide_by_default(turn, incident, _no_say(incident.recipes_exhausted))
+        _decide_by_default(turn, incident, _exhausted_reason(incident.recipes_exhausted))
         return
     action, decided_by = event.action, event.decided_by
     problem = flaw(action)
@@ -408,12 +410,12 @@ def on_answer(turn: Turn, event: PolicyAnswered) -> None:
 
 
 def _unplannable(turn: Turn, action: Action, incident: Incident) -> str:
-    """Why no rung can be carried out, although the situation would allow one."""
+    """Why no rung of the action can be carried out, although the situation would allow it."""
     return "; ".join(dict.fromkeys(recipes.why_not(turn, rung, incident) for rung in action.rungs))
 
 
 def decide_by_default(turn: Turn, incident: Incident, why: str) -> None:
-    """For what an operator asked for, and for a policy that does not answer."""
+    """Let the default policy decide: for an operator's request, or if the job's policy does not answer."""
     turn.withdraw(incident.id)
     _decide_by_default(turn, incident, why)
 
@@ -427,7 +429,7 @@ def _decide_by_default(turn: Turn, incident: Incident, why: str) -> None:
 
 
 def walk_on(turn: Turn) -> None:
-    """Take the next rung for every incident of which one has failed or took too long. Not while the breaker is open."""
+    """Take the next rung of every incident whose rung has failed or timed out. Does nothing while the breaker is open."""
     for _ in range(RUNGS_MAX):
         if not turn.count(By.RUNG_OVER) or breaker.is_open(turn):
             return
@@ -439,7 +441,7 @@ def walk_on(turn: Turn) -> None:
 def _next_rung(turn: Turn, incident: Incident) -> None:
     job, before = turn.jobs[incident.job], incident.action
     assert before is not None
-    for other in turn.open_incidents(job.name):  # the next rung covers what this one did
+    for other in turn.open_incidents(job.name):  # the next rung covers the incidents that this one covered
         if other.id != incident.id and other.action == _covering(before):
             turn.put_incident(evolve(other, state=IncidentState.OPEN, action=None, t_decided=None, decided_by=""))
     ended, why = incident.walk[-1].end, incident.walk[-1].why
@@ -457,7 +459,7 @@ def _next_rung(turn: Turn, incident: Incident) -> None:
 
 
 def _exhausted(turn: Turn, incident: Incident, why: str) -> None:
-    """No rung is left: the policy is asked again, and sees what was tried. One that knows no better loses its say."""
+    """No rung is left. The policy is asked again and sees what was tried; after `EXHAUSTED_MAX` recipes the default decides."""
     count = incident.recipes_exhausted + 1
     incident = turn.put_incident(
         evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None, decided_by="", recipes_exhausted=count)
@@ -467,15 +469,15 @@ def _exhausted(turn: Turn, incident: Incident, why: str) -> None:
     if count < recipes.EXHAUSTED_MAX:
         ask_policy(turn, incident)
     else:
-        decide_by_default(turn, incident, _no_say(count))
+        decide_by_default(turn, incident, _exhausted_reason(count))
 
 
-def _no_say(recipes_exhausted: int) -> str:
+def _exhausted_reason(recipes_exhausted: int) -> str:
     return f"{_DEFAULT}, because no rung was left of {recipes_exhausted} recipes"
 
 
 def take_up(turn: Turn, incident: Incident) -> bool:
-    """A job that waited may go on with the rung that it waits for, instead of asking the policy: whether there is one."""
+    """Begin the rung that a waiting job waits for. Returns False if there is none; the caller then asks the policy."""
     action = incident.action
     if incident.rung is None or action is None or ACTIONS[action.kind].effect is not Effect.CHANGE:
         return False
@@ -488,7 +490,7 @@ def take_up(turn: Turn, incident: Incident) -> bool:
 
 
 def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> None:
-    """Record the decision and carry it out. Other open faults of the job are covered by the same change."""
+    """Record the decision and carry it out. The same change covers the other open faults of the job."""
     if breaker.is_open(turn) and not incident.planned:
         ask_policy(turn, incident)
         return
@@ -531,7 +533,7 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
         case Effect.WAIT:
             _cover(turn, incident, action, decided_by)
             ended = turn.jobs[name].change
-            # Nodes that could not prepare are free again as soon as they have stopped, and no event says so.
+            # Nodes that could not prepare are free again as soon as they have stopped, and no event announces that.
             retry = ended is not None and bool(ended.excluded)
             change.hold(turn, name, action.reason, retry=retry, retry_s=action.retry_s)
         case Effect.CHANGE:
@@ -546,14 +548,14 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
 
 
 def _would_recur(incident: Incident) -> bool:
-    """Whether another attempt at the job would end in the same way: the script's own error, and no outage that passes."""
+    """Whether another run of the job would fail in the same way: an error of the script, and not a passing outage."""
     cause = incident.attribution
     of_script = incident.kind == FindingKind.REPEATED_EXCEPTION or cause.blame is Blamed.USER
     return of_script and cause.error_class not in OUTAGES
 
 
 def _step_before(turn: Turn, name: str, step: Action) -> None:
-    """A step that starts no ranks; the action of its rung follows at once."""
+    """Carry out a step that starts no ranks. The action of its rung follows immediately."""
     if ACTIONS[step.kind].effect is Effect.CONTINUE:
         _continue(turn, name, step)
     else:
@@ -577,7 +579,7 @@ def _continue(turn: Turn, name: str, action: Action) -> None:
 
 
 def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> None:
-    """The plan made now takes every known fault of the job into account: they share it."""
+    """Mark the job's other faults as decided: the plan that is made now takes them into account."""
     for other in turn.open_incidents(incident.job):
         if other.action is None and other.id != incident.id and other.kind != FindingKind.REPEATED_EXCEPTION:
             turn.withdraw(other.id)
@@ -593,15 +595,14 @@ def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
 
 
 def _covering(action: Action) -> Action:
-    """What stands in the rows of the incidents that an action covers: the recipe is that of the one it answers."""
+    """The action as recorded for incidents that it covers: without the recipe, which belongs to the incident it answers."""
     return evolve(action, before=(), fallbacks=(), within_s=0.0)
 
 
 def node_came_back(turn: Turn, node: str) -> None:
-    """The same agent process has reconnected with its workers still running: close its node-lost incident if no action has been
-    decided yet.
+    """The same incarnation has reconnected with its workers running. Close its node-lost incident if it is undecided.
 
-    Unless more was found meanwhile: then the run is in trouble, with or without that node.
+    An incident with more findings stays open: the run has another problem, with or without this node.
     """
     for incident in (turn.incidents[each] for each in turn.found(By.STRUCK, node)):
         alone = len(incident.findings) == 1

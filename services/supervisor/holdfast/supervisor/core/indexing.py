@@ -1,4 +1,4 @@
-"""Where each value of the state is found: what keeps the index up while a turn writes."""
+"""Maintains the index: the groups that each value of the state belongs to, while a turn writes."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def index_of(state: State) -> Index:
 class Draft:
     """The index of a turn: groups are copied when they are first written to."""
 
-    __slots__ = ("_base", "_groups", "_own", "all_told", "pool_changed", "uses_changed", "version")
+    __slots__ = ("_base", "_groups", "_own", "all_reported", "pool_changed", "uses_changed", "version")
 
     def __init__(self, base: Index) -> None:
         self._base = base
         self._groups: dict[By, dict[str, Group]] = {}
         self._own: dict[tuple[By, str], dict[str, None]] = {}
-        self.pool_changed = False  # which nodes are free, or what they can be used for
-        self.uses_changed = 0  # how often what some node can be used for may have changed
-        self.all_told = False  # the last node that had not said what it holds has said so, or has gone
-        self.version = 0  # grows with every change of nodes or jobs that matters here
+        self.pool_changed = False  # the free nodes, or their possible uses, have changed
+        self.uses_changed = 0  # how often the possible uses of some node may have changed
+        self.all_reported = False  # the last node without an inventory has reported it, or has disconnected
+        self.version = 0  # grows with every change of nodes or jobs that changes the index
 
     def get(self, what: By, key: str = "") -> Group:
         return self.table(what).get(key, EMPTY)
@@ -74,7 +74,7 @@ class Draft:
             groups[what] = table
         return Index(tuple(groups), self._base.memo)
 
-    # ------------------------------------------------------------ what is written
+    # ------------------------------------------------------------ changed rows
 
     def node(self, old: Node | None, new: Node | None, changed: Iterable[str] = ()) -> None:
         """`changed`: the fields that may differ between the two."""
@@ -86,14 +86,14 @@ class Draft:
         free, silent = name in self.get(By.FREE), name in self.get(By.SILENT)
         self._move(_of_node(old), _of_node(new))
         self._set_free(name)
-        # Others than the jobs that have a claim on it can use a node only while it is free, or released for them.
+        # Only while a node is free, or released for them, can jobs use it that have no claim on it.
         released = name in self.get(By.QUARANTINED) or name in self.get(By.RETURNING)
         if free or name in self.get(By.FREE) or released:
             self._change_pool()
         elif old is None or new is None or _use_differs(old, new):
             self.uses_changed += 1
         if silent and not self.get(By.SILENT):
-            self.all_told = True
+            self.all_reported = True
         self.version += 1
 
     def job(self, old: Job | None, new: Job | None) -> None:
@@ -123,7 +123,7 @@ class Draft:
                 else:
                     self._remove(what, key, send.command_id)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ groups
 
     def _move(self, before: set[Entry], after: set[Entry]) -> None:
         for what, key, member in before - after:
@@ -159,15 +159,15 @@ class Draft:
         return own
 
 
-# ---------------------------------------------------------------- where a value is found
+# ---------------------------------------------------------------- the groups of a value
 
 
 def _other_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return old.keys() != new.keys()
 
 
-# The fields of a node by which it is found, and when two of their values lead to different places.
-_FOUND_BY: Mapping[str, Callable[[Any, Any], bool]] = {
+# The fields of a node that its groups depend on, and when two values of a field mean different groups.
+_GROUPED_BY: Mapping[str, Callable[[Any, Any], bool]] = {
     "connected": is_not,
     "unheard": is_not,
     "lost": is_not,
@@ -178,7 +178,7 @@ _FOUND_BY: Mapping[str, Callable[[Any, Any], bool]] = {
     "probation": is_not,
     "inventoried": is_not,
     "facts": is_not,
-    "preflight": ne,  # told again with each session
+    "preflight": ne,  # reported again with each session
     "notices": is_not,
     "live_generations": _other_keys,
     "faults": is_not,
@@ -188,16 +188,16 @@ _FOUND_BY: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def _node_differs(old: Node, new: Node, changed: Iterable[str]) -> bool:
-    """Most reports of a node change nothing that it is found by."""
+    """Whether the node's groups may differ. Most reports of a node do not change them."""
     for name in changed:
-        differs = _FOUND_BY.get(name)
+        differs = _GROUPED_BY.get(name)
         if differs is not None and differs(getattr(old, name), getattr(new, name)):
             return True
     return bool(new.unfit) and old.live_generations is not new.live_generations
 
 
 def _use_differs(old: Node, new: Node) -> bool:
-    """Whether a job that has a claim on the node may use it otherwise: that it has stopped its workers changes nothing."""
+    """Whether a job with a claim on the node may use it differently. That it has stopped its workers does not matter."""
     return (
         old.connected is not new.connected
         or old.usable is not new.usable
@@ -285,8 +285,8 @@ def _of_job(job: Job | None) -> set[Entry]:
 
 
 def reserves(job: Job) -> bool:
-    """Whether free nodes are reserved as its spares. Not for a job that lacks nodes: those that are there do not help it, and
-    may help others. One that waits for a time, or for what is known of its saved steps, keeps them."""
+    """Whether free nodes are reserved as its spares. Not for a job that lacks nodes: the free nodes do not suffice for it, and
+    may suffice for others. A job that waits for a time, or for inventories, keeps them."""
     if not job.spec.spares or job.phase.finished:
         return False
     match job.doing:
@@ -299,19 +299,19 @@ def reserves(job: Job) -> bool:
 
 
 def _reserved(job: Job | None) -> tuple[bool, Mapping[str, float], tuple[str, ...]]:
-    """Whether nodes are reserved for it, which are kept for it, and which it cannot use: what other jobs may take follows."""
+    """(has reserved nodes, nodes kept for it, nodes excluded for it): the nodes that other jobs may take depend on these."""
     if job is None or job.phase.finished:
         return False, _KEPT_NONE, ()
     return reserves(job), job.kept, job.change.excluded if job.spec.spares and job.change is not None else ()
 
 
 def _stops(job: Job) -> Mapping[str, str]:
-    """Stop orders that the job waits for: order id → node."""
+    """Stop orders whose answers the job waits for: order id → node."""
     return job.doing.stops if isinstance(job.doing, _WITH_STOPS) else _NO_STOPS
 
 
 def nodes_in_use(job: Job | None) -> tuple[str, ...]:
-    """Nodes that a job has a claim on, running or about to."""
+    """Nodes that a job claims: of its running or its next generation."""
     if job is None or job.generation is None or job.phase.finished or job.phase is JobPhase.PENDING:
         return ()
     return job.generation.nodes

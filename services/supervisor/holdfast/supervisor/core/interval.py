@@ -1,15 +1,15 @@
-"""How often a job saves. Pure.
+"""Chooses the checkpoint interval of a job. Pure.
 
-Theory. A save every τ seconds costs its stall s, and every fault costs on average half of what lies between two saves. With
-faults at a rate λ = 1/M the loss is least at Young's τ = √(2sM); Daly's higher order holds up where s is no longer small
-against M. Tiers are levels of that: the farther one is worth its cost C only for the faults that the nearer ones do not
-survive, so it gets its own interval max(√(2C/λ), D), D being the time that a copy takes to arrive.
+Theory. A save every τ seconds costs its stall s, and every fault costs on average half of the time between two saves. With
+faults at a rate λ = 1/M the loss is least at Young's τ = √(2sM). Daly's higher-order formula also holds where s is no longer
+small against M. Tiers are levels of this: a farther tier is worth its cost C only for the faults that the nearer tiers do not
+survive. So it has its own interval max(√(2C/λ), D), where D is the time that a copy takes to arrive.
 
-Nobody knows λ. It is estimated for each class of fault from what this job has seen, on top of a prior taken from published
-fleets: a Gamma distribution, whose mean after k faults in a time T is (α + k) / (β + T). That is crude and crude is enough:
-at twice or half of the optimal interval the loss of saving and redoing grows by a quarter.
+λ is unknown. It is estimated for each class of fault from the faults of this job, on top of a prior from published fleets: a
+Gamma distribution, whose mean after k faults in a time T is (α + k) / (β + T). This is crude, but sufficient: at twice or half
+of the optimal interval the loss by saving and repeating steps grows by a quarter.
 
-Sources: Young 1974, Daly 2006, Benoit et al. 2016 (levels); the numbers of the priors stand beside them.
+Sources: Young 1974, Daly 2006, Benoit et al. 2016 (levels); those of the priors are next to their numbers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from enum import StrEnum
 from holdfast.domain.job import CheckpointSpec
 
 STEPS_UNMEASURED = 50  # before anything is known
-SAVES_FIRST = 3  # so many saves are measured before the first choice,
-SAVES_BETWEEN = 10  # and so many more before each further one
-CHANGE_MIN = 1.25  # a choice this close to the interval in force changes nothing: the optimum is flat
+SAVES_FIRST = 3  # saves that are measured before the first choice,
+SAVES_BETWEEN = 10  # and before each further one
+CHANGE_MIN = 1.25  # a choice this close to the present interval changes nothing: the optimum is flat
 STORE_UNMEASURED_S = 300.0
 STORE_BOUNDS_S = (60.0, 3600.0)
 STOLEN = 0.05  # of the training speed, while a step is on its way to the object store
@@ -33,7 +33,7 @@ _DAY_S = 86400.0
 
 
 class Loss(StrEnum):
-    """Classes of faults by what survives them."""
+    """Classes of faults by the copies that survive them."""
 
     LOCAL = "local"  # the nodes and what they saved: a process, a hang, a GPU reset
     NODE = "node"  # the copies on other nodes
@@ -55,23 +55,23 @@ PRIORS: Mapping[Loss, Prior] = {
     # Meta's jobs of 1,024 GPUs fail every 7.9 h where their hardware explains 29 h: user and software faults, at any size.
     Loss.LOCAL: Prior(1.0, 1 / (1 / 7.9 - 1 / 29) * 3600, per_node=False),
     Loss.NODE: Prior(1.0, _NODE_S, per_node=True),
-    Loss.COPIES: Prior(0.094, _NODE_S, per_node=True),  # of StepFun's node faults, 9.4 % share their time with another
+    Loss.COPIES: Prior(0.094, _NODE_S, per_node=True),  # 9.4 % of StepFun's node faults coincide with another
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a job has shown so far; seconds are means that slowly forget."""
+    """Measurements of a job so far. Seconds are moving averages."""
 
     saves: int = 0
     stall_s: float = 0.0  # of one save, on the slowest rank
     recovery_s: float = 0.0  # from a fault to the first new step of every rank
-    upload_s: float = 0.0  # from complete on the nodes to complete in the object store; 0 = none seen
+    upload_s: float = 0.0  # from complete on the nodes to complete in the object store; 0 = no upload measured
     faults: Mapping[str, int] = field(default_factory=dict)  # by Loss
     change_s: float = 0.0  # of a planned change, from its first order to the first new step of every rank
 
     def saved(self, saves: int, stall_s: float) -> Measured:
-        """`saves` more, with a mean stall of `stall_s`."""
+        """Add `saves` more saves, with a mean stall of `stall_s`."""
         return replace(self, saves=self.saves + saves, stall_s=_mean(self.stall_s, stall_s))
 
     def recovered(self, loss: Loss, seconds: float) -> Measured:
@@ -91,12 +91,12 @@ def _mean(known: float, new: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What is in force, or announced: a save at every multiple of `steps`."""
+    """The interval in force, or announced: a save at every multiple of `steps`."""
 
     steps: int
     store_s: float
     reason: str  # one English sentence
-    saves: int = 0  # how many had been measured when it was chosen
+    saves: int = 0  # number of measured saves when it was chosen
     timed: bool = False  # the time of a step was known
     decided: bool = False  # `steps` is a policy's answer, and holds until it gives another one
 
@@ -105,7 +105,7 @@ class Interval:
 
 
 def young(cost_s: float, rate: float) -> float:
-    """The interval in seconds for a level whose copy costs `cost_s` and which serves faults at `rate` per second."""
+    """The interval in seconds of a level whose copy costs `cost_s` and that serves faults at `rate` per second."""
     return math.sqrt(2 * cost_s / rate)
 
 
@@ -118,9 +118,9 @@ def daly(stall_s: float, mtbf_s: float) -> float:
 
 
 def goodput(interval_s: float, stall_s: float, mtbf_s: float, recovery_s: float) -> float:
-    """The share of time that is useful, for exponential faults that strike recoveries as well."""
+    """The useful share of time, for exponentially distributed faults that can also occur during recoveries."""
     if interval_s + stall_s + recovery_s > 500 * mtbf_s:
-        return 0.0  # less than any number that could be told apart from it
+        return 0.0  # too small to distinguish from 0
     return interval_s / (math.expm1((interval_s + stall_s) / mtbf_s) * mtbf_s * math.exp(recovery_s / mtbf_s))
 
 
@@ -134,7 +134,7 @@ def fault_rate(measured: Measured, loss: Loss, trained_s: float, nodes: int) -> 
 
 
 def choose(spec: CheckpointSpec, measured: Measured, *, step_s: float, trained_s: float, nodes: int) -> Interval:
-    """The intervals of a job on `nodes` nodes that was submitted `trained_s` ago; what `spec` fixes stays as it is.
+    """The intervals of a job on `nodes` nodes that was submitted `trained_s` ago. Values that `spec` sets are kept.
 
     `step_s` is the time of one step, 0 = not known yet.
     """
@@ -144,7 +144,7 @@ def choose(spec: CheckpointSpec, measured: Measured, *, step_s: float, trained_s
 
 
 def differs(steps: int, before: int) -> bool:
-    """Whether it is worth a change."""
+    """Whether the difference is worth a change."""
     return max(steps, before) > CHANGE_MIN * min(steps, before)
 
 
@@ -195,7 +195,7 @@ def _store(spec: CheckpointSpec, measured: Measured, trained_s: float, nodes: in
 
 
 def _time(seconds: float) -> str:
-    """For people: 0.085 s, 12 s, 4.8 min, 7.9 h, 12 d."""
+    """Format a duration: 0.085 s, 12 s, 4.8 min, 7.9 h, 12 d."""
     for unit, size in (("d", _DAY_S), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"

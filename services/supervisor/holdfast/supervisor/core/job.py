@@ -1,4 +1,4 @@
-"""A job as the supervisor knows it. What belongs together stands together."""
+"""The supervisor's data about one job, in groups of fields that change together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from holdfast.supervisor.protocol import JobPhase
 
 @dataclass(frozen=True, slots=True)
 class DeferredEviction:
-    """It was decided that a node keeps its ranks in spite of a maintenance notice: decided again when any of this changes."""
+    """A decision that a node keeps its ranks in spite of a maintenance notice. It is reconsidered if any of these changes."""
 
     notice: Notice
     candidates: tuple[str, ...]  # as in `AwaitedNodes`
@@ -42,42 +42,42 @@ class DeferredEviction:
 
 @dataclass(frozen=True, slots=True)
 class StandingWarning:
-    """A condition of a running job that costs time, or may end the run later (standing_warnings.py)."""
+    """A condition of a running job that costs time or may end the run later (standing_warnings.py)."""
 
-    finding: Finding  # the newest of this condition
-    first_at: float  # when the first one of the same occurrence was heard
-    heard_at: float  # and the newest
-    answered: bool = False  # what was decided leaves the run as it is
-    ask_at: float = 0.0  # the policy is not asked before; for an answered one, when it is asked again; 0 = not by time
-    cost_share: float | None = None  # that the answer was about
-    had_spare: bool = False  # when it was answered
-    since: float = 0.0  # when this occurrence began, as its first finding says; 0 = not told
+    finding: Finding  # the newest finding of this condition
+    first_at: float  # when the first finding of this occurrence arrived
+    heard_at: float  # when the newest one arrived
+    answered: bool = False  # the decision leaves the run as it is
+    ask_at: float = 0.0  # the policy is asked (if answered: again) at this time; 0 = not by time
+    cost_share: float | None = None  # the cost that the answer was based on
+    had_spare: bool = False  # whether there was a spare when it was answered
+    since: float = 0.0  # when this occurrence began, according to its first finding; 0 = unknown
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedCheckpoint:
-    """A complete checkpoint that could not be restored: no source of some shard delivered it intact."""
+    """A complete checkpoint that could not be restored: for some shard, no source delivered intact bytes."""
 
     attempt: int
     step: int
     reason: str
-    until: float  # then it is tried again
+    until: float  # Unix s, when it may be tried again
     tries: int
     nodes: tuple[str, ...]  # that could not restore it
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """A checkpoint that an operator or a maintenance notice asked for, until its outcome is reported."""
+    """A checkpoint that an operator or a maintenance notice requested, until its outcome is reported."""
 
-    operation: str  # empty = a note is enough
+    operation: str  # the API operation to answer; empty = a record in the history is enough
     at_step: int
     until: float
 
 
 @dataclass(frozen=True, slots=True)
 class OnDemandSave:
-    """The latest save outside the interval that every rank of a generation was ordered to make."""
+    """The latest save outside the interval that all ranks of a generation were ordered to make."""
 
     generation: int
     at_step: int
@@ -87,11 +87,11 @@ class OnDemandSave:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """Replicas that the job gave up for one of higher priority. They come back when there are nodes for them."""
+    """Replicas that the job gave up for a job of higher priority. It gets them back when there are nodes for them."""
 
     to: str
     at: float
-    dp: int  # replicas that it kept
+    dp: int  # replicas that the lender kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ class Numbering:
     """How the generations of a job and the attempts of its checkpoints are numbered."""
 
     attempt_base: int  # attempt = base + generation number: unique over the submissions of one name
-    first_attempt: int = 0  # of this submission; older attempts are an earlier submission's. 0 = not known
-    seen: int = 0  # the newest generation that any node reported: an event log that lost its tail has forgotten it
+    first_attempt: int = 0  # first attempt of this submission; older ones are of earlier submissions. 0 = unknown
+    seen: int = 0  # the newest generation that any node reported: an event log that lost its tail lacks it
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Which nodes and ranks of the running generation are there."""
+    """Which nodes and ranks of the running generation are present."""
 
     running_at: float = 0.0  # when the running generation was started
     absent: Mapping[str, float] = field(default_factory=dict)  # nodes that lack a living rank → since when
@@ -114,43 +114,43 @@ class Membership:
 
 @dataclass(frozen=True)
 class JobProgress:
-    """Steps, and how often the job failed without finishing new ones (progress.py)."""
+    """The steps of the job, and its failures without progress (progress.py)."""
 
-    step: int = 0  # newest step finished by all ranks; falls back with a restore
+    step: int = 0  # newest step finished by all ranks; a restore sets it back
     best_step: int = 0  # newest step ever finished
     step_s: float = 0.0  # recent step time
     loss: float | None = None  # of the newest finished step that reported one
     reports_no_steps: bool = False  # the running generation's script does not use the library
-    progressed: bool = False  # the running generation has finished or saved a step beyond the one that it restored
+    progressed: bool = False  # the running generation finished or saved a step beyond the one that it restored
     furthest_step: int = 0  # newest step finished or saved by generations that restored the same step as this one
-    restarts_without_progress: int = 0  # generations in a row that a worker's fault ended before a new step
+    restarts_without_progress: int = 0  # consecutive generations that a worker fault ended before a new step
     restarts_without_advance: int = 0  # worker faults since `furthest_step` last grew
     outages: int = 0  # failures of a file system or a service since `furthest_step` last grew
     seen_step: int = 0  # newest step of the running generation that any witness has reported for any node
-    seen_at: float = 0.0  # when that was reported: the last sign of a step
-    pace_s: float = 0.0  # recent time from one step to the next, with what the script does between them; 0 = not known
+    seen_at: float = 0.0  # when that was reported
+    pace_s: float = 0.0  # recent time from the end of one step to the next, work between steps included; 0 = unknown
 
     @property
     def seconds_per_step(self) -> float:
-        """From one step to the next, or of a step alone where no more is known; 0 = not known."""
+        """Time from the end of one step to the end of the next, or else the step time alone; 0 = unknown."""
         return self.pace_s or self.step_s
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What is known of the job's saved steps, and how often it saves."""
+    """The known saved steps of the job, and its checkpoint interval."""
 
     lineage: tuple[Segment, ...] = ()
     step: int = 0  # newest step that every rank of the running generation has saved
     saved_at: float = 0.0  # when `step` became complete on the nodes
     at_home: Mapping[int, Numbers] = field(default_factory=dict)  # newer step → slots whose nodes hold all of their own
     ever_saved: bool = False  # a complete checkpoint has existed on this lineage
-    stored: tuple[StoredStep, ...] = ()  # complete in the object store, newest first, whoever reported them
-    saved_by_all: CheckpointId = NOTHING_SAVED  # nodes were told that it is safe everywhere
-    sharded: bool | None = None  # over dp, as its checkpoints show; None = not seen yet
+    stored: tuple[StoredStep, ...] = ()  # complete in the object store, newest first, reported by any node
+    saved_by_all: CheckpointId = NOTHING_SAVED  # announced to the nodes as complete on all of them
+    sharded: bool | None = None  # whether its checkpoints are sharded over dp; None = unknown
     skipped: tuple[SkippedCheckpoint, ...] = ()
     trusted: Trusted | None = None
-    resumed: StoredStep | None = None  # another submission's, that this one started from; the root of its lineage
+    resumed: StoredStep | None = None  # another submission's checkpoint that this one started from: root of the lineage
     measured: Measured = field(default_factory=Measured)
     interval: Interval | None = None  # None before the first start
     on_demand: OnDemandSave | None = None
@@ -162,13 +162,13 @@ class Job:
     spec: JobSpec
     token: str
     submitted_at: float
-    reason: str  # why it does what it does, one English clause
+    reason: str  # why it is in this state, one English clause
     target_dp: int
     numbering: Numbering
     doing: Doing
-    # The two generations are large and seldom change: they stand here because the snapshot writes them apart from the rest.
+    # The two generations are large and seldom change. They are fields of the job because the snapshot stores them separately.
     generation: Generation | None = None  # the newest one, planned or running
-    running: Generation | None = None  # the newest one that was told to run
+    running: Generation | None = None  # the newest one that was started
     membership: Membership = field(default_factory=Membership)
     progress: JobProgress = field(default_factory=JobProgress)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -179,11 +179,11 @@ class Job:
     kept: Mapping[str, float] = field(
         default_factory=dict
     )  # free nodes that it is about to take → kept for it until then
-    lent: Lent | None = None  # the newest loan, until all of its replicas run again
-    lends_not_before: float = 0.0  # no job of higher priority asks it for replicas before
-    borrows_not_before: float = 0.0  # it asks no job for replicas before
+    lent: Lent | None = None  # the newest loan, until all lent replicas run again
+    lends_not_before: float = 0.0  # jobs of higher priority do not ask it for replicas before this time
+    borrows_not_before: float = 0.0  # it does not ask other jobs for replicas before this time
     step_times: StepTimes = field(default_factory=StepTimes)  # of the last hour
-    launcher: str = ""  # digest of the token with which its launcher finds it again; empty = nobody does
+    launcher: str = ""  # digest of the token by which the launcher finds its job again; empty = no launcher
 
     @property
     def phase(self) -> JobPhase:
@@ -202,7 +202,7 @@ class Job:
 
     @property
     def awaited_nodes(self) -> AwaitedNodes | None:
-        """Set while it waits for other nodes than there are: to run at all, or (running) for a planned change."""
+        """Set while the job waits for nodes other than the present ones: to run at all, or (running) for a planned change."""
         match self.doing:
             case Pending(awaited=awaited) | Waiting(awaited=awaited) | Suspended(awaited=awaited):
                 return awaited
@@ -213,7 +213,7 @@ class Job:
 
     @property
     def held_since(self) -> float | None:
-        """Since when it has not been able to run; None = it can, or it has not been tried yet."""
+        """Since when it cannot run; None = it can, or no attempt was made yet."""
         match self.doing:
             case Pending(awaited=AwaitedNodes(since=since)) | Waiting(awaited=AwaitedNodes(since=since)):
                 return since

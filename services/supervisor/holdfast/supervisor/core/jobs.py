@@ -57,7 +57,7 @@ from holdfast.supervisor.timers import (
     WitnessTimeout,
 )
 
-# Timers that a job has no use for any more when it is over.
+# Timers that a finished job no longer needs.
 _WHILE_UNFINISHED = (
     DegradedStart,
     PlannedChangeDue,
@@ -86,16 +86,16 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
     except HoldfastError as error:
         turn.note(name, f"submission refused: {error}")
         return
-    # The attempt names a lineage of checkpoints. It starts from the time, so that files which an earlier run of this name
-    # left behind can never be taken for this run's, even when everything else was forgotten. Generation numbers go on, since
-    # agents refuse those that they have seen.
+    # The attempt number identifies a lineage of checkpoints. It starts from the time. Files of an earlier run of this name can
+    # therefore never be taken for this run's, even if all other state was lost. Generation numbers continue, because agents
+    # refuse numbers that they have seen.
     number = old.number if old else 0
     held = earlier.newest_attempt(turn.nodes.values(), name)
     last_attempt = max(old.numbering.attempt_base + number if old else 0, resumed.attempt if resumed else 0, held)
     base = max(int(turn.at), last_attempt) - number
     job = Job(
         spec=event.spec,
-        token=old.token if old else event.token,  # it opens what the nodes have of this name
+        token=old.token if old else event.token,  # it gives access to the shards that nodes hold under this name
         submitted_at=turn.at,
         reason="submitted",
         target_dp=event.spec.mesh.dp,
@@ -106,23 +106,23 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
         launcher=event.launcher,
     )
     if event.start is StartFrom.CHECKPOINT and resumed is not None:
-        job = _going_on(job, old, resumed, event)
+        job = _continued(job, old, resumed, event)
     if old is not None:
         lifecycle.check(name, old.doing, Cause.SUBMIT, job.doing)
     turn.publish(JobAccepted(turn.at, name, event.spec))
     turn.add_job(job)
     if turn.count(By.RANKED):
-        turn.touch_all()  # who has the highest priority, and who could lend, may be others now
+        turn.touch_all()  # the job of highest priority, and the possible lenders, may have changed
     if not change.first_start(turn, name, degraded=False):
         turn.set_timer(DegradedStart(name), turn.at + turn.config.degraded_start_s)
 
 
-def _going_on(job: Job, old: Job | None, resumed: StoredStep, event: JobSubmitted) -> Job:
-    """It is where that step is: what led there is its past, too."""
+def _continued(job: Job, old: Job | None, resumed: StoredStep, event: JobSubmitted) -> Job:
+    """`job`, at the saved step `resumed`. The lineage of that step becomes its own."""
     line = earlier.lineage(old, resumed)
     return evolve(
         job,
-        reason=f"submitted to go on from step {resumed.step}",
+        reason=f"submitted to continue from step {resumed.step}",
         progress=JobProgress(step=resumed.step, best_step=resumed.step),
         checkpoints=evolve(
             job.checkpoints,
@@ -157,13 +157,13 @@ def on_steps(turn: Turn, event: StepsCompleted) -> None:
         job = progress.reached(turn, job.name, event.step)
         pacing.measure(turn, job.name, event)
     _newest_before_fault(turn, event)
-    _alive_after_all(turn, job, event)
+    _resolve_contradicted(turn, job, event)
     if isinstance(job.doing, Saving) and job.checkpoints.step >= job.doing.at_step:
         stop_now(turn, job.name, job.doing.reason, suspends=job.doing.suspends)
 
 
 def _last_steps(turn: Turn, job: Job, event: StepsCompleted) -> None:
-    """Of a job that is over: they are told a moment after its workers have ended, and are what stays on record."""
+    """Record steps of a finished job. They arrive just after its workers have ended, and remain in its record."""
     if job.running is not None and event.generation == job.running.number and event.step > job.progress.step:
         turn.put_progress(job.name, step=event.step, best_step=max(job.progress.best_step, event.step), **_loss(event))
 
@@ -173,17 +173,17 @@ def _loss(event: StepsCompleted) -> dict[str, object]:
 
 
 def _newest_before_fault(turn: Turn, event: StepsCompleted) -> None:
-    """Steps are reported a little after the fault that followed them."""
+    """Update `last_step` of open incidents: steps are reported a little after the fault that followed them."""
     for incident in turn.open_incidents(event.job):
         if incident.generation == event.generation and event.step > (incident.last_step or 0) and not incident.planned:
             turn.put_incident(evolve(incident, last_step=event.step))
 
 
-def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
-    """A step that every rank finished after a node was said to be lost (or a rank to hang) proves that it is not."""
+def _resolve_contradicted(turn: Turn, job: Job, event: StepsCompleted) -> None:
+    """Resolve doubtful incidents: a step that every rank finished after a reported loss or hang disproves the report."""
     if job.running is None or event.generation != job.running.number:
         return
-    finished_after = turn.at - event.age_s - turn.config.step_late_s  # its end, by this clock, was later than this
+    finished_after = turn.at - event.age_s - turn.config.step_late_s  # by this clock, the step ended after this time
     for name in turn.members(job.running, By.SUSPECTED):
         suspicion = turn.nodes[name].suspicion
         if suspicion is not None and finished_after > suspicion.at:
@@ -191,7 +191,7 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
             turn.cancel_timer(WitnessTimeout(name))
     for incident in turn.open_incidents(job.name):
         doubtful = incident.kind in (FindingKind.NODE_LOST, FindingKind.HANG) and incident.action is None
-        doubtful = doubtful and len(incident.findings) == 1  # more was found since: leave it to the policy
+        doubtful = doubtful and len(incident.findings) == 1  # if there were more findings since, the policy decides
         if doubtful and incident.generation == event.generation and finished_after > incident.t_detected:
             if incident.node in turn.nodes and incident.kind == FindingKind.NODE_LOST:
                 turn.put_node(incident.node, lost=False)
@@ -203,8 +203,8 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
 
 
 def on_ranks_finished(turn: Turn, report: RanksFinished) -> None:
-    """Ranks of a node, which has them (binding.py), have ended with exit code 0. When the last rank has, as each node of the
-    running generation has said of all of its own, the job is over."""
+    """Ranks of a node have ended with exit code 0; binding.py has checked that they are the node's. The job is over when all
+    ranks of the running generation have ended so."""
     job = turn.jobs.get(report.job)
     if job is None or job.running is None or job.phase.finished or report.generation != job.running.number:
         return
@@ -253,14 +253,14 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
     if job is None and (held := change.newest_held(turn, event.job)):
         change.stop_removed_nodes(turn, event.job, held)  # workers of a run that this state has never seen
     if job is not None and isinstance(job.doing, Saving | Stopping) and job.doing.suspends:
-        turn.update(job.name, suspends=False, reason=event.reason)  # its nodes leave, and it is not to go on later
+        turn.update(job.name, suspends=False, reason=event.reason)  # it was to be suspended; now it is stopped
         turn.explain(job.name, event.reason)
         return
     if job is None or job.phase.finished or job.phase is JobPhase.STOPPING:
         turn.note(event.job, f"not stopped: the job is {job.phase if job else 'not there'}")
         return
     planned.drop(turn, job.name, "the job stops")
-    for incident in turn.open_incidents(job.name):  # nothing is decided about a job that an operator ends
+    for incident in turn.open_incidents(job.name):  # the policy decides nothing about a job that an operator ends
         turn.close_incident(incident.id, IncidentState.RESOLVED, f"the job stops: {event.reason}")
     can_save = isinstance(job.doing, Running) and not job.progress.reports_no_steps and not job.membership.finished
     if event.save and can_save:
@@ -273,7 +273,7 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
 
 
 def suspend(turn: Turn, name: str, ends_at: float) -> None:
-    """All nodes of a job that runs end at this time, and nobody can take its ranks: it saves as long as it can, and stops."""
+    """All nodes of a running job end at `ends_at`, and no others can take its ranks. Save if there is time, then stop it."""
     job = turn.jobs[name]
     outcome = "all nodes of the job leave: it is suspended"
     planned.drop(turn, name, outcome)
@@ -291,7 +291,7 @@ def suspend(turn: Turn, name: str, ends_at: float) -> None:
 
 
 def on_node_gone(turn: Turn, name: str) -> None:
-    """A node's session ended. When those of all nodes have, there is nobody left to save."""
+    """A node's session ended. If no node of the job has a session any more, no rank can save: stop waiting for it."""
     job = turn.jobs[name]
     if not isinstance(job.doing, Saving) or not job.doing.suspends or job.generation is None:
         return
@@ -300,7 +300,7 @@ def on_node_gone(turn: Turn, name: str) -> None:
 
 
 def on_saved(turn: Turn, name: str) -> None:
-    """The newest complete checkpoint has moved on: is it the one that a stop waits for?"""
+    """The newest complete checkpoint has changed. Stop the job if it was the one that the stop waits for."""
     doing = turn.jobs[name].doing
     if isinstance(doing, Saving) and turn.jobs[name].checkpoints.step >= doing.at_step:
         reach = reports.reach(turn, turn.jobs[name], doing.at_step)
@@ -309,7 +309,7 @@ def on_saved(turn: Turn, name: str) -> None:
 
 
 def stop_now(turn: Turn, name: str, reason: str, *, suspends: bool = False) -> None:
-    """Stop the workers; the job is stopped, or suspended, when every connected node has said so, or the time for it is over."""
+    """Stop the workers. The job is stopped or suspended when every connected node has confirmed it, or at the timeout."""
     job = turn.jobs[name]
     change.withdraw(turn, job)
     stops = change.stop_removed_nodes(turn, name, job.number, grace_s=turn.config.stop_grace_s)
@@ -334,7 +334,7 @@ def on_stop_timer(turn: Turn, name: str) -> None:
 
 
 def on_stop_answered(turn: Turn, command_id: str, name: str) -> None:
-    """A Stop order is answered, or its node is gone."""
+    """A Stop order was answered, or its node has disconnected."""
     job = turn.jobs.get(name)
     if job is None or not isinstance(job.doing, Stopping) or command_id not in job.doing.stops:
         return
@@ -345,7 +345,7 @@ def on_stop_answered(turn: Turn, command_id: str, name: str) -> None:
 
 
 def _stopped(turn: Turn, name: str, reason: str) -> None:
-    """No workers of the job are left on connected nodes."""
+    """No connected node has workers of the job any more."""
     doing = turn.jobs[name].doing
     if isinstance(doing, Stopping) and doing.suspends:
         turn.cancel_timer(StopTimeout(name))
@@ -360,7 +360,7 @@ def fail(turn: Turn, name: str, reason: str, *, permanent: bool = False) -> None
 
 
 def _end(turn: Turn, name: str, cause: Cause, reason: str, *, permanent: bool = False) -> None:
-    """Nothing of the job runs on; whoever is not connected now is told when it comes back. What was saved stays there."""
+    """End the job. Nodes without a session get their Stop order when they reconnect. Saved checkpoints are kept."""
     job = turn.jobs[name]
     for kind in _WHILE_UNFINISHED:
         turn.cancel_timer(kind(name))

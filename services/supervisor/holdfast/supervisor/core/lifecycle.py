@@ -1,13 +1,13 @@
-"""What a job is doing: the states, what each of them knows, and which cause leads from one to another.
+"""The states of a job, the data of each state, and the causes that lead from one state to another.
 
-Theory of operation. `Job.doing` is one value. Its class is the state, and it has the data that this state needs and no other: a
-job that waits for nodes knows which it could have had, one that is being prepared knows which orders are not answered. So a
-combination that makes no sense (a change in flight of a job that is over) cannot be written down.
+Theory of operation. `Job.doing` is one value. Its class is the state. It holds the data that this state needs and nothing else:
+a waiting job has the nodes that it could have used, a preparing job has its unanswered orders. A combination that makes no
+sense, such as a change in flight of a finished job, cannot be represented.
 
-`Turn.move` is the only way from one state to another. It asks `TRANSITIONS`, which is the whole of it: a cause that is not
-listed for a state is a bug in the caller and raises `IllegalTransition`, with the state and the cause in the message, before
-anything is written. Within a state `Turn.update` replaces its data. `Job.phase`, which operators and policies see, follows from
-the state. `make state-diagram` draws the table into docs/architecture.md.
+`Turn.move` is the only way from one state to another. It looks up `TRANSITIONS`, which is the complete table. A cause that is
+not listed for a state is a bug in the caller: `IllegalTransition`, with the state and the cause, is raised before anything is
+written. Within a state, `Turn.update` replaces its data. `Job.phase`, which operators and policies see, is derived from the
+state. `make state-diagram` draws the table into docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from holdfast.domain.numbers import Numbers
 from holdfast.supervisor.core.election import Origin
 from holdfast.supervisor.protocol import JobPhase
 
-# ---------------------------------------------------------------- what states know
+# ---------------------------------------------------------------- the data of the states
 
 
 @dataclass(frozen=True)
 class Change:
     """A change to the job's newest generation, from its plan to the first step of every rank."""
 
-    incidents: tuple[str, ...]  # that it resolves, root cause first; empty for a first start
+    incidents: tuple[str, ...]  # the incidents that it resolves, root cause first; empty for a first start
     began_at: float
-    excluded: tuple[str, ...] = ()  # nodes that failed to prepare in this change or the ones that it replaces
-    refused: bool = False  # one of them said that it cannot, or none of them prepared in time
-    replans: int = 0  # changes before this one that were given up for the same reason that it began for
-    origin: Origin = Origin.NOWHERE  # the farthest that a rank goes for what it restores
-    saved_dp: int = 0  # replicas whose parts each rank puts together; 0 = each has its own again
+    excluded: tuple[str, ...] = ()  # nodes that failed to prepare in this change or in the changes that it replaces
+    refused: bool = False  # a connected node reported a failure, or no node prepared in time
+    replans: int = 0  # abandoned changes before this one that began for the same reason
+    origin: Origin = Origin.NOWHERE  # the farthest tier that a rank restores from
+    saved_dp: int = 0  # re-sharding: replicas that saved the state; 0 = each rank restores its own shard
     phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes and ranks report them
     restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source, as nodes report them
     restored_bytes: Mapping[str, int] = field(default_factory=dict)  # by source, as nodes report them
-    shares: tuple[NodeTiming, ...] = ()  # of the nodes that were last, for the incidents' records
+    shares: tuple[NodeTiming, ...] = ()  # timings of the nodes that were last, for the incidents' records
     came_back: tuple[str, ...] = ()  # nodes that connected during it with workers of another generation
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A planned change that waits for the checkpoint which makes it cheap."""
+    """A planned change that waits for a checkpoint, so that few steps are repeated."""
 
     incident: str
     action: Action
@@ -55,20 +55,20 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedNodes:
-    """The decision was to wait: it is made again when there are other nodes."""
+    """The decision to wait. It is reconsidered when there are other nodes."""
 
     since: float
-    candidates: tuple[str, ...]  # nodes that the job could have had when it was decided
+    candidates: tuple[str, ...]  # nodes that the job could have used at the decision
     uses: int = -1  # `State.uses` when the candidates were last compared; -1 = not yet
-    for_time: bool = False  # it is tried again after a time, whatever the nodes do
+    for_time: bool = False  # it is retried after a time, also if no node changes
 
 
 @dataclass(frozen=True, slots=True)
 class FinalUpload:
-    """The last checkpoint of a completed job is on its way to the object store: nodes keep its files until then."""
+    """The upload of a completed job's last checkpoint to the object store. Until it ends, nodes keep the job's files."""
 
     until: float
-    step: int = 0  # that the nodes were asked to upload
+    step: int = 0  # the step that the nodes were ordered to upload
     status: str = "its last save is not known yet"
     finished: bool = False
 
@@ -78,49 +78,49 @@ class FinalUpload:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """It has never run."""
+    """The job has never run."""
 
     phase: ClassVar = JobPhase.PENDING
-    awaited: AwaitedNodes | None = None  # None: it waits for its full mesh, or for the checkpoint that it is to resume
+    awaited: AwaitedNodes | None = None  # None: it waits for its full mesh, or for the checkpoint to resume from
 
 
 @dataclass(frozen=True)
 class Preparing:
-    """Prepare orders are out to the new generation's nodes, Stop orders to those that leave."""
+    """Prepare orders were sent to the nodes of the new generation, Stop orders to the nodes that leave."""
 
     phase: ClassVar = JobPhase.PREPARING
     change: Change
     stops: Mapping[str, str]  # order id → node: Stop orders that are not answered yet
-    unprepared: Numbers = field(default_factory=Numbers)  # slots whose Prepare is not answered yet
-    master: str = ""  # the rendezvous endpoint, once its node has named it
-    fenced: bool = False  # the wait for a vanished generation is over
+    unprepared: Numbers = field(default_factory=Numbers)  # slots that have not answered their Prepare yet
+    master: str = ""  # the rendezvous endpoint, once its node has reported it
+    fenced: bool = False  # the wait for nodes of a generation whose nodes were all lost is over
 
 
 @dataclass(frozen=True)
 class Starting:
-    """The new generation was told to run."""
+    """Start orders of the new generation were sent."""
 
     phase: ClassVar = JobPhase.STARTING
     change: Change
     started_at: float
     stepping: Numbers = field(default_factory=Numbers)  # ranks that have finished a step
     stepped_at: float = 0.0  # the latest first step so far
-    stepped_to: int = 0  # the newest step that all ranks which have reported have finished; 0 = none
+    stepped_to: int = 0  # the newest step that all ranks that have reported have finished; 0 = none
 
 
 @dataclass(frozen=True, slots=True)
 class Replanning:
-    """A fault struck the change in flight. It was given up, and the policy is asked again."""
+    """A fault occurred during the change in flight. The change was abandoned, and the policy is asked again."""
 
     phase: ClassVar = JobPhase.PREPARING
 
 
 @dataclass(frozen=True, slots=True)
 class Resetting:
-    """Its workers stop and GPUs of its nodes are reset. Then the next generation is planned on the same nodes."""
+    """Its workers stop and GPUs of its nodes are reset. Afterwards the next generation is planned on the same nodes."""
 
     phase: ClassVar = JobPhase.PREPARING
-    incident: str  # whose decision this is
+    incident: str  # whose action demands the reset
     nodes: tuple[str, ...]  # whose GPUs are reset
     phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes report them
 
@@ -130,12 +130,12 @@ class Running:
     """Every rank has stepped."""
 
     phase: ClassVar = JobPhase.RUNNING
-    planned: Planned | AwaitedNodes | None = None  # a planned change that is wanted and has not begun
+    planned: Planned | AwaitedNodes | None = None  # a planned change that has not begun
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """It has run, and cannot run on the nodes there are."""
+    """The job has run before, and cannot run on the present nodes."""
 
     phase: ClassVar = JobPhase.WAITING
     awaited: AwaitedNodes
@@ -143,40 +143,40 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """All of its nodes were told to end, and it goes on from `step` when nodes are there again."""
+    """All of its nodes were told to end. It continues from `step` when there are nodes again."""
 
     phase: ClassVar = JobPhase.SUSPENDED
     awaited: AwaitedNodes
     at: float
-    step: int = 0  # the newest complete one that its nodes had when they went, or that the object store has; 0 = none
+    step: int = 0  # the newest complete one, on its nodes when they left or in the object store; 0 = none
     attempt: int = 0  # of that step
-    returning_at: float = 0.0  # since when there are nodes again that are not enough, or do not have the step; 0 = none
+    returning_at: float = 0.0  # since when there are nodes again, but too few or without the step; 0 = not yet
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """It could run, but too little is known of its saved steps to choose one."""
+    """There are nodes for the job, but too little is known of its saved steps to select one."""
 
     phase: ClassVar = JobPhase.WAITING
     since: float
-    until: float  # then it is decided with what is known
-    # Digest of what was known of saved shards, when that was enough to decide, and the decision was to wait
+    until: float  # Unix s; then the decision is made with the known inventories
+    # Digest of the known saved shards, if they were complete and the decision was to wait all the same
     known: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """An operator stops it, or all of its nodes leave; its ranks save once more before that."""
+    """An operator stops the job, or all of its nodes leave. Its ranks save once more first."""
 
     phase: ClassVar = JobPhase.STOPPING
     reason: str
     at_step: int  # the checkpoint that it waits for
-    suspends: bool = False  # it goes on when nodes are there again
+    suspends: bool = False  # the job continues when there are nodes again
 
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """An operator stops it, or all of its nodes leave, and Stop orders are out."""
+    """An operator stops the job, or all of its nodes leave. Stop orders were sent."""
 
     phase: ClassVar = JobPhase.STOPPING
     reason: str
@@ -194,12 +194,12 @@ class Completed:
     """Every rank ended with exit code 0."""
 
     phase: ClassVar = JobPhase.COMPLETED
-    upload: FinalUpload | None = None  # None = there was nothing to wait for
+    upload: FinalUpload | None = None  # None = there was nothing to upload
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Ended by a decision."""
+    """Ended by a decision: the `stop` action, or repeated failures to start."""
 
     phase: ClassVar = JobPhase.FAILED
     permanent: bool = False  # the script's own error: another attempt would fail in the same way
@@ -227,7 +227,7 @@ CHANGING = (Preparing, Starting)  # a change is in flight
 
 
 class Cause(StrEnum):
-    """Why a job comes to another state."""
+    """Why a job changes its state."""
 
     PLAN = "a generation is planned"
     START = "every node is prepared"
@@ -303,7 +303,7 @@ TRANSITIONS: Mapping[type[Doing], Transitions] = {
 
 
 class IllegalTransition(Exception):
-    """A bug of the caller: the table has no such transition."""
+    """The table has no such transition: a bug in the caller."""
 
 
 def check(job: str, doing: Doing, cause: Cause, then: Doing) -> None:

@@ -1,21 +1,23 @@
-"""Nodes without ranks test the network between them while they wait.
+"""Nodes without ranks test the network between them.
 
-    timer ──a pair──► CheckLink to the partner ──it waits──► CheckLink to the node that measures ──what it found──► both rows
+    timer ──a pair──► CheckLink to the partner ──it waits──► CheckLink to the node that measures ──result──► both rows
                                                                                                        │
-            out of service (returns.py) ◄──bad with two partners that are well (links.py)──────────────┘
+            out of service (returns.py) ◄──bad with two good partners (links.py)───────────────────────┘
                  └──two good tests in a row──► hold-down ──► spare on probation
 
-Theory of operation. A timer looks who is idle: connected, no ranks, no order, nothing announced. Who was tested longest ago
-comes first, and its partner is the idle node that it has met longest ago. A node is in one test at a time, and of a hundred
-idle nodes at most two are: a healthy fleet tests each node about every `every_s`, spread evenly. A node in doubt (in service,
-and its newest test was bad; or out of service, and its newest was good) is tested again after a tenth of that.
+Theory of operation. A timer looks for idle nodes: connected, without ranks, orders or notices. The node that was tested
+longest ago comes first, and its partner is the idle node that it was tested with longest ago. A node is in one test at a time,
+and of a hundred idle nodes at most two are in a test: in a healthy fleet each node is tested about every `every_s`, spread
+evenly. A node in doubt (in service, and its newest test was bad; or out of service, and its newest was good) is tested again
+after a tenth of that.
 
-Nothing waits for a test. A job may take both nodes at any time: their agents end the test when they are told to prepare, and
-what comes back of a node that has work by now is dropped. A test is nothing to carry on with: its orders are withdrawn when it
-takes too long, and by a new leader. An answer that comes later, or twice, belongs to no order.
+Nothing waits for a test. A job may take both nodes at any time: their agents end the test when they receive a Prepare, and a
+result for a node that has work by then is dropped. Tests are not continued: their orders are withdrawn if they take too long,
+and by a new leader. A late or repeated answer belongs to no order.
 
-A bad switch, or a bug here, must not take all spares: of the idle nodes at most `OUT_SHARE_MAX` are out of service because of
-their network, one in any case. Nodes with ranks are never acted on, and nobody is while the circuit breaker is open.
+A bad switch, or a bug here, must not take all spares out of service: at most `OUT_SHARE_MAX` of the idle nodes (one is always
+allowed) are out of service because of their network. Nodes with ranks are never affected, and no node is while the breaker is
+open.
 """
 
 from __future__ import annotations
@@ -35,30 +37,30 @@ from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.timers import LinkTestsDue, LinkTestTimeout
 
-PAIRS_SHARE = 0.01  # of the idle nodes: so many pairs at the same time, one in any case
-DOUBT_SHARE = 0.1  # of the interval, for a node in doubt
+PAIRS_SHARE = 0.01  # pairs at the same time, as a share of the idle nodes; always at least one
+DOUBT_SHARE = 0.1  # of the interval, until a node in doubt is tested again
 DOUBTED_MAX = 4  # tests in a row with the same result leave no doubt
-LOOK_SHARE = 0.1  # of the interval, between two looks when nobody is due
+LOOK_SHARE = 0.1  # of the interval, between two runs of the timer when no node is due
 LOOK_S_MIN = 0.5
 LOOK_S = (
-    10.0  # between two looks while there is somebody to test; less, if the interval is shorter than ten minutes, since
+    10.0  # between two runs of the timer while nodes are due; less, if the interval is shorter than ten minutes, since
 )
-LOOKS = 60  # … so many of them, with the share above, are enough for everybody within an interval
-TEST_S = 30.0  # for both orders and the test: connecting takes seconds where nothing answers
+LOOKS = 60  # … this number of runs, with the share above, covers every node within an interval
+TEST_S = 30.0  # for both orders and the test: connecting takes seconds if nothing answers
 WAITS_S = 20.0  # how long the partner waits for the node that measures
 OUT_SHARE_MAX = 0.1
 
-# ---------------------------------------------------------------- who tests with whom
+# ---------------------------------------------------------------- the pairs
 
 
 def expect(turn: Turn) -> None:
-    """A node is there that can take part."""
+    """Start the timer: a node that can take part has connected."""
     if turn.config.links.every_s > 0 and LinkTestsDue() not in turn.timers:
         turn.set_timer(LinkTestsDue(), turn.at + _look_s(turn))
 
 
 def abandon(turn: Turn) -> None:
-    """Another leader has begun the tests that are under way: what they find is not waited for."""
+    """Abandon the tests that another leader has begun."""
     for timer in _under_way(turn):
         on_timeout(turn, timer.node, timer.partner)
     if not turn.config.links.every_s:
@@ -92,14 +94,14 @@ def on_timer(turn: Turn) -> None:
 
 
 def idle_nodes(turn: Turn) -> list[str]:
-    """Nodes that may be tested, by name."""
+    """Names of the nodes that may be tested, sorted."""
     names = {*turn.group(By.FREE), *turn.group(By.RETURNING)}
     return sorted(name for name in names if is_idle(turn, turn.nodes[name]))
 
 
 def is_idle(turn: Turn, node: Node) -> bool:
-    """Whether the node waits, without ranks, and nothing is about to happen to it. One that an operator has cordoned is left
-    alone, and so is one whose fault wants something else first."""
+    """Whether the node waits without ranks, and no event is due that would end that. A node that an operator has cordoned is
+    not tested, nor one whose fault requires something else first."""
     if not (node.connected and node.facts.tests_links and node.facts.replicator_endpoint):
         return False
     if node.unheard or node.lost or node.untested or node.suspicion is not None:
@@ -115,7 +117,7 @@ def is_idle(turn: Turn, node: Node) -> bool:
 
 
 def _is_in_doubt(node: Node) -> bool:
-    """Whether another test of the node is wanted soon. Not for ever: what is bad again and again is known."""
+    """Whether the node should be tested again soon. Not indefinitely: repeated equal results leave no doubt."""
     newest = [test.bad for test in node.links[-DOUBTED_MAX:]]
     if not newest or newest == [newest[-1]] * DOUBTED_MAX:
         return False
@@ -123,7 +125,7 @@ def _is_in_doubt(node: Node) -> bool:
 
 
 def _due(node: Node, every_s: float) -> float:
-    """When the node should be tested next: not in step with others."""
+    """When the node should be tested next, spread so that nodes do not keep in step."""
     if not node.link_begun_at:
         return node.connected_at
     share = DOUBT_SHARE if _is_in_doubt(node) else 1.0
@@ -139,8 +141,8 @@ def _age(node: Node) -> tuple[bool, float, str]:
 
 
 def _partner(node: Node, candidates: Iterable[Node]) -> Node | None:
-    """The node of its pool that it has met longest ago: pools may be separate networks. One in doubt needs somebody to be told
-    from: rather one that is in no doubt itself, and after a bad test a neighbour of its zone."""
+    """The node of its pool that it was tested with longest ago; pools may be separate networks. A node in doubt preferably
+    gets a partner that is not in doubt, to tell the two apart, and after a bad test a neighbour in its zone."""
     met = {test.partner: test.at for test in node.links}
     doubted = _is_in_doubt(node)
     wants_neighbour = doubted and node.links[-1].bad
@@ -175,7 +177,7 @@ def _under_way(turn: Turn) -> list[LinkTestTimeout]:
 
 
 def _begin(turn: Turn, node: Node, partner: Node) -> None:
-    """The partner first: when it waits, whoever does not reach it has found something."""
+    """Send the order to the partner first. When it waits, a node that cannot reach it has found a fault."""
     for each in (node, partner):
         turn.put_node(each.name, link_begun_at=turn.at)
     timer = LinkTestTimeout(node.name, partner.name)
@@ -184,20 +186,20 @@ def _begin(turn: Turn, node: Node, partner: Node) -> None:
 
 
 def _token(turn: Turn, timer: LinkTestTimeout) -> str:
-    """What nobody can guess, and what is another one for each test."""
+    """An unguessable token that differs for each test."""
     return blake2s(f"{turn.secret}/{timer}/{turn.at}".encode(), digest_size=16).hexdigest()
 
 
 def on_answer(turn: Turn, name: str, order: CheckLink, done: OrderDone) -> None:
-    """Of either node: the partner waits, or the other one has measured."""
+    """An answer of either node: the partner waits, or the other one has measured."""
     is_partner = not order.endpoint
     timer = LinkTestTimeout(order.partner, name) if is_partner else LinkTestTimeout(name, order.partner)
     if timer not in turn.timers:
-        return  # given up meanwhile
+        return  # abandoned meanwhile
     pair = [turn.nodes.get(each) for each in (timer.node, timer.partner)]
     node, partner = pair
     if node is None or partner is None or not done.ok or not all(is_idle(turn, each) for each in (node, partner)):
-        turn.cancel_timer(timer)  # a job has taken one of them, or the test came to no end: that says nothing
+        turn.cancel_timer(timer)  # a job has taken one of them, or the test did not finish: no result
     elif is_partner:
         endpoint = partner.facts.replicator_endpoint
         turn.send(node.name, evolve(order, partner=name, endpoint=endpoint, for_s=0.0))
@@ -208,7 +210,7 @@ def on_answer(turn: Turn, name: str, order: CheckLink, done: OrderDone) -> None:
 
 
 def on_timeout(turn: Turn, name: str, partner: str) -> None:
-    """It has taken too long. Which part of it did not come about is not known: that says nothing of either node."""
+    """The test took too long. The failed part is unknown, so this is no evidence against either node."""
     turn.cancel_timer(LinkTestTimeout(name, partner))
     for each, other in ((name, partner), (partner, name)):
         send = turn.order_to(each, CheckLink)
@@ -217,7 +219,7 @@ def on_timeout(turn: Turn, name: str, partner: str) -> None:
 
 
 def _record(turn: Turn, node: Node, partner: Node, measured: LinkMeasured) -> None:
-    """Into the rows of both, judged by what others measure; and what follows for each."""
+    """Store the test in the rows of both nodes, judged by the results of others, and draw the conclusions."""
     since = turn.at - links.WINDOW * turn.config.links.every_s
     rows = {name: turn.nodes[name].links for name in idle_nodes(turn)}
     fewer, more = sorted((node.facts.capacity, partner.facts.capacity))
@@ -226,19 +228,19 @@ def _record(turn: Turn, node: Node, partner: Node, measured: LinkMeasured) -> No
     similar = within if in_zone else between
     for each, other, seen in ((node, partner, measured), (partner, node, links.mirrored(measured))):
         than = links.expected(each.name, similar, rows, since)
-        if than is None and in_zone:  # what is usual between zones is the least there
+        if than is None and in_zone:  # a pair within a zone should at least reach what is usual between zones
             than = links.expected(each.name, between, rows, since)
         test = LinkTest(turn.at, other.name, similar, in_zone, seen, expected=than)
         test = evolve(test, verdict=links.verdict(test, than))
         turn.put_node(each.name, links=links.added(each.links, test))
         rows[each.name] = turn.nodes[each.name].links
-    for name, tests in rows.items():  # others, too: one of the two may be who was good with somebody else
+    for name, tests in rows.items():  # also other nodes: the new test may show that their partner is good with others
         if tests and tests[-1].bad and not _is_out(turn.nodes[name]):
             _judge(turn, name, rows, since)
 
 
 def _judge(turn: Turn, name: str, rows: links.Rows, since: float) -> None:
-    """Take the node out of service, if its newest tests say so and there is room for it."""
+    """Take the node out of service if its newest tests justify it and the limit allows it."""
     node = turn.nodes[name]
     neighbours = [other for other in rows if other != name and _are_neighbours(node, turn.nodes[other])]
     blame = links.blame(name, rows, neighbours, since, max(since, node.ranks_at))
@@ -266,7 +268,7 @@ STANDINGS = ("out", *(each.value for each in Verdict))
 
 
 def standing(node: Node) -> str:
-    """For metrics: what is known of the network of a node that takes part."""
+    """The standing of a node's network, for metrics."""
     if _is_out(node):
         return "out"
     return node.links[-1].verdict.value if node.links else Verdict.UNJUDGED.value

@@ -1,19 +1,18 @@
-"""What a test of the network between two nodes says of each of them. Pure.
+"""Judges tests of the network between two nodes. Pure.
 
 A slow path has two ends and a network between them. So no test is judged by itself:
 
-* *Slow* is told from the fleet's own results: less than half of the median of what similar pairs measure, and further from it
-  than `SPREAD_MAX` times their spread: the median absolute deviation of logarithms, because speeds vary by factors. Neither is
-  moved by bad results that are fewer than half. A node's own results are left out of what it is compared with. As long as
-  there are too few, a test is not judged.
-* *Who is to blame* is told from partners. A node is blamed when its newest tests are bad with two different partners, each of
-  which was good with somebody else after that: a good test from before says nothing when several nodes fail at once. With
-  neighbours of its own zone at hand, both must be among them (with a single one, it must be one of the two), since the way
-  between the zones may be what is slow. Tests from before the node last had ranks say nothing of the network that it has
-  now.
-* *Back* is a node whose two newest tests were good since then.
+* *Slow* follows from the fleet's own results: less than half of the median of similar pairs, and further from it than
+  `SPREAD_MAX` times their spread. The spread is the median absolute deviation of logarithms, because speeds vary by factors.
+  Bad results move neither, as long as they are fewer than half. A node's own results are excluded from its comparison. While
+  there are too few results, a test is not judged.
+* *Blame* follows from partners. A node is blamed if its newest tests are bad with two different partners, each of which was
+  good with another node after that: an earlier good test says nothing if several nodes fail at once. If the node has several
+  neighbours in its zone, both partners must be neighbours (with a single one, it must be one of them), because the network
+  between the zones may be slow. Tests from before the node last had ranks do not count.
+* *Mended* is a node whose two newest tests since then were good.
 
-Similar are pairs of nodes with as many workers as these, and within a zone or between zones as these.
+Similar pairs have the same numbers of workers, and are equally within a zone or between zones.
 """
 
 from __future__ import annotations
@@ -26,22 +25,20 @@ from statistics import median
 
 from holdfast.domain.links import LinkMeasured
 
-KEPT_MAX = 8  # tests that are remembered of a node
-RESULTS_MIN = 3  # tests of other nodes, before one is judged
-OTHERS_MIN = (
-    3  # nodes besides the one that is blamed: of three nodes, two say nothing that the third could not say of them
-)
-SAMPLE_MAX = 200  # other nodes whose tests are compared
-WINDOW = 12  # times the interval between tests: older ones are compared with nothing
+KEPT_MAX = 8  # tests that are kept of a node
+RESULTS_MIN = 3  # tests of other nodes, before a test is judged
+OTHERS_MIN = 3  # nodes besides the blamed one: with only two, the tests would be as much evidence against these
+SAMPLE_MAX = 200  # other nodes whose tests are used for comparison
+WINDOW = 12  # times the interval between tests: older results are not used for comparison
 BLAMES_MIN = 2  # partners
 GOOD_MIN = 2  # tests in a row
 
 SLOW_SHARE = 0.5  # of the median
-# Of a normal distribution 1 value in 10,000 is further below the median than 3.7 standard deviations, which are 5.5 times the
-# median absolute deviation. A network that others use, too, spreads more, and is judged less.
+# In a normal distribution, 1 value in 10,000 is further below the median than 3.7 standard deviations, which are 5.5 times the
+# median absolute deviation. A network with other users spreads more, so fewer of its results are judged as bad.
 SPREAD_MAX = 5.5
-# A round trip is measured by processes that the machine may not run at once: the shortest of several, and only what is much
-# longer.
+# The machine may delay the processes that measure a round trip. So the shortest of several is used, and only much longer ones
+# count.
 LONG_TIMES = 5.0
 LONG_S_MIN = 0.002
 _LEAST = 1e-9  # no measurement is zero
@@ -50,13 +47,13 @@ _LEAST = 1e-9  # no measurement is zero
 class Verdict(StrEnum):
     GOOD = "good"
     SLOW = "slow"
-    FAILED = "failed"  # not reached, or data came damaged
-    UNJUDGED = "unjudged"  # measured, and there was too little to compare it with
+    FAILED = "failed"  # partner not reached, or data arrived corrupted
+    UNJUDGED = "unjudged"  # measured, but with too few results to compare it with
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What similar pairs of other nodes measure, when a test was judged."""
+    """The results of similar pairs of other nodes at the time a test was judged."""
 
     bytes_per_s: float  # median, in the slower direction
     bytes_per_s_min: float  # less is slow
@@ -67,7 +64,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class LinkTest:
-    """One test, as one of its two nodes sees it."""
+    """One test, as seen by one of its two nodes."""
 
     at: float  # Unix seconds
     partner: str
@@ -92,9 +89,9 @@ Rows = Mapping[str, Sequence[LinkTest]]  # by node, oldest first; each test is i
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    cause: str  # with what was measured, what was expected, and with whom
+    cause: str  # states the measured and expected values, and the partners
     tests: tuple[LinkTest, ...]  # of the two partners, oldest first
-    expected: Expected | None  # None: no test that ended was to be judged
+    expected: Expected | None  # None: no finished test was judged
 
     @property
     def failed(self) -> bool:
@@ -105,12 +102,12 @@ class Blame:
 
 
 def mirrored(measured: LinkMeasured) -> LinkMeasured:
-    """The same test as the other node sees it."""
+    """The same test as seen by the other node."""
     return LinkMeasured(measured.in_bytes_per_s, measured.out_bytes_per_s, measured.round_trip_s, measured.failure)
 
 
 def expected(name: str, similar: str, rows: Rows, since: float) -> Expected | None:
-    """What this node should measure; None while too little is known."""
+    """The results that this node should reach; None while too little is known."""
     seen: dict[tuple[str, str, float], LinkTest] = {}
     for node, tests in list(rows.items())[:SAMPLE_MAX]:
         for test in tests:
@@ -162,14 +159,14 @@ def added(tests: Sequence[LinkTest], test: LinkTest) -> tuple[LinkTest, ...]:
 
 
 def blame(name: str, rows: Rows, neighbours: Sequence[str], since: float, own_since: float) -> Blame | None:
-    """Whether the node is to blame for its newest tests, those since `own_since`. `neighbours`: other nodes of its zone that
-    could test with it."""
+    """The blame for the node's newest tests, those since `own_since`, if it is to blame. `neighbours`: other nodes of its zone
+    that could test with it."""
     run: list[LinkTest] = []
     for test in reversed(rows.get(name, ())):
         if not test.bad or test.at < own_since:
             break
         run.append(test)
-    witnesses: dict[str, LinkTest] = {}  # by partner the newest test
+    witnesses: dict[str, LinkTest] = {}  # partner → its newest test
     for test in run:
         if test.partner not in witnesses and _is_good_with_others(test.partner, name, rows, test.at):
             witnesses[test.partner] = test
@@ -182,13 +179,13 @@ def blame(name: str, rows: Rows, neighbours: Sequence[str], since: float, own_si
         return None
     tests = tuple(sorted(witnesses.values(), key=lambda test: test.at))
     than = next((test.expected for test in reversed(tests) if test.expected is not None), None)
-    said = "; ".join(f"{partner}: {_said(test)}" for partner, test in sorted(witnesses.items()))
+    details = "; ".join(f"{partner}: {_described(test)}" for partner, test in sorted(witnesses.items()))
     what = "fails" if any(test.verdict is Verdict.FAILED for test in tests) else "is slow"
-    return Blame(f"its network {what} with {len(tests)} nodes that are well with others ({said})", tests, than)
+    return Blame(f"its network {what} with {len(tests)} nodes that are well with others ({details})", tests, than)
 
 
 def _is_good_with_others(partner: str, name: str, rows: Rows, since: float) -> bool:
-    """By the newest of its tests with somebody else that was judged, after `since`."""
+    """Whether the partner's newest judged test with another node, after `since`, was good."""
     judged = (
         test
         for test in reversed(rows.get(partner, ()))
@@ -199,7 +196,7 @@ def _is_good_with_others(partner: str, name: str, rows: Rows, since: float) -> b
 
 
 def is_mended(tests: Sequence[LinkTest], since: float, than: Expected | None) -> bool:
-    """Whether the newest tests since `since` were good: as other nodes are now, or as others were when it was blamed."""
+    """Whether the newest tests since `since` were good, compared with other nodes now or at the time of the blame."""
     newest = [test for test in tests if test.at > since][-GOOD_MIN:]
     return len(newest) == GOOD_MIN and all(_is_well(test, than) for test in newest)
 
@@ -210,10 +207,10 @@ def _is_well(test: LinkTest, than: Expected | None) -> bool:
     return test.verdict is Verdict.GOOD
 
 
-# ---------------------------------------------------------------- in words
+# ---------------------------------------------------------------- descriptions
 
 
-def _said(test: LinkTest) -> str:
+def _described(test: LinkTest) -> str:
     measured, than = test.measured, test.expected
     if measured.failure:
         return measured.failure

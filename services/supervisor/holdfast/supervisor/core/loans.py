@@ -1,16 +1,16 @@
-"""A job of higher priority that lacks nodes asks jobs of lower priority for replicas.
+"""Loans: a job of higher priority that lacks nodes asks jobs of lower priority for replicas.
 
-    lacks nodes for `loan_settles_s` ──► which replicas, of whom, would help? ──► the lender's policy, one incident each
+    lacks nodes for `loan_settles_s` ──► which replicas of which job would help? ──► the lender's policy, one incident each
                                                                  │ refused: not asked again for `loan_gap_s`
-       nodes are kept for it ◄── planned change of the lender ◄──┘ agreed: the lender saves, no step is done twice
+       nodes are kept for it ◄── planned change of the lender ◄──┘ agreed: the lender saves, no step is repeated
 
-The lender grows again as it does after any loss of nodes: when there are free nodes that it may take. So nothing returns a
-replica, and nothing has to remember that it was lent, except for people.
+The lender grows again as after any loss of nodes: when there are free nodes that it may take. A replica is not returned
+explicitly, and the loan is recorded only for people.
 
-What keeps it from going round in circles: only a strictly lower priority lends; a job is asked, and changed for this, at most
-once per `loan_gap_s`; nobody is asked for what would not help, which is planned with the very nodes that it would give; nodes
-that were given and not taken within `kept_s` are free again, and the borrower asks nobody for `loan_unused_s`. While the
-breaker is open nobody is asked, and no change for a loan begins.
+Several rules prevent cycles. Only a job of strictly lower priority lends. A job is asked, and changed for a loan, at most once
+per `loan_gap_s`. A job is asked only if its replicas would help, which is planned with the very nodes that it would give. Nodes
+that were lent and not taken within `kept_s` are free again, and the borrower asks no job for `loan_unused_s`. While the breaker
+is open, no job is asked, and no change for a loan begins.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from holdfast.supervisor.core.views import reachable
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.timers import KeptOver, LoanDue
 
-# ---------------------------------------------------------------- who asks whom
+# ---------------------------------------------------------------- borrowers and lenders
 
 
 def review(turn: Turn, job: Job) -> None:
-    """Ask for replicas if `job` lacks nodes and that would help. Looked at again after `loan_look_s` while it lacks any."""
+    """Ask for replicas if `job` lacks nodes and that would help. Repeated after `loan_look_s` while it lacks nodes."""
     if not turn.count(By.RANKED) or LoanDue(job.name) in turn.timers:
         return
     since = _lacks_since(turn, job)
@@ -57,7 +57,7 @@ def review(turn: Turn, job: Job) -> None:
 
 
 def _lacks_since(turn: Turn, job: Job) -> float | None:
-    """Since when it would run, or run with more replicas, if it had more nodes; None = that is not what it lacks."""
+    """Since when more nodes would let it run, or run with more replicas; None if it does not lack nodes."""
     since = _could_take_since(turn, job)
     if since is None:
         return None
@@ -66,7 +66,7 @@ def _lacks_since(turn: Turn, job: Job) -> float | None:
 
 
 def _could_take_since(turn: Turn, job: Job) -> float | None:
-    """Since when it is in a state in which it takes nodes that become free; None = it is not."""
+    """Since when it is in a state in which it takes free nodes; None if it is not."""
     match job.doing:
         case Pending():
             return job.submitted_at
@@ -85,12 +85,12 @@ def _is_below(other: Job, job: Job) -> bool:
 
 
 def are_asked(turn: Turn, job: Job) -> bool:
-    """Whether other jobs are about to give replicas up for it, or are asked to."""
+    """Whether other jobs are asked for replicas for it, or are about to give some up."""
     return turn.count(By.RANKED) > 0 and any(_asked_for(turn, job))
 
 
 def _asked_for(turn: Turn, job: Job) -> Iterable[Incident]:
-    """Open questions, and planned changes, for loans to `job`."""
+    """Incidents of other jobs with an open question, or a planned change, for a loan to `job`."""
     for other in turn.jobs.values():
         if _is_below(other, job):
             for incident in turn.open_incidents(other.name):
@@ -104,7 +104,7 @@ def _asked_for(turn: Turn, job: Job) -> Iterable[Incident]:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What a job could give: it would go on with `dp` replicas, without `spares`."""
+    """A possible loan: the lender would continue with `dp` replicas, without `spares`."""
 
     lender: Job
     dp: int
@@ -112,8 +112,8 @@ class _Offer:
 
 
 def _choose(turn: Turn, job: Job) -> list[_Offer]:
-    """The fewest replicas that let `job` run as many of its own as any loans could: of the lowest priority first, of the
-    youngest among equals. Empty = no loan would help."""
+    """The smallest loans that let `job` run as many replicas as any loans could: from the lowest priority first, and from the
+    youngest job among equals. Empty if no loan would help."""
     ladders = [steps for other in _lenders(turn, job) if (steps := _offers(turn, other, job))]
     goal = _reaches(turn, job, [steps[-1] for steps in ladders])
     if goal <= _reaches(turn, job, []):
@@ -141,7 +141,7 @@ def _lenders(turn: Turn, job: Job) -> list[Job]:
 
 
 def _may_be_asked(turn: Turn, lender: Job) -> bool:
-    """A healthy run at rest, which can save before it is changed, and was not changed lately."""
+    """Whether the job is healthy, unchanged for `loan_gap_s`, and can save before it is changed."""
     generation, gap_s = lender.generation, turn.config.loan_gap_s
     if generation is None or not isinstance(lender.doing, Running) or lender.doing.planned is not None:
         return False
@@ -153,7 +153,7 @@ def _may_be_asked(turn: Turn, lender: Job) -> bool:
 
 
 def _offers(turn: Turn, lender: Job, job: Job) -> list[_Offer]:
-    """What `lender` could give `job`, the fewest replicas first."""
+    """The loans that `lender` could give `job`, fewest replicas first."""
     assert lender.generation is not None
     offers: list[_Offer] = []
     for dp in range(lender.generation.mesh.dp - 1, lender.spec.min_dp - 1, -1):
@@ -168,7 +168,7 @@ def _offers(turn: Turn, lender: Job, job: Job) -> list[_Offer]:
 
 
 def _reaches(turn: Turn, job: Job, offers: Iterable[_Offer]) -> int:
-    """Replicas that `job` could run with what is free and these; 0 = too few."""
+    """Replicas that `job` could run with the free nodes and these; 0 = too few."""
     return _reaches_with(turn, job, tuple(spare for offer in offers for spare in offer.spares))
 
 
@@ -186,7 +186,7 @@ def _ask(turn: Turn, job: Job, offer: _Offer) -> None:
     given = tuple(spare.node for spare in offer.spares)
     cause = (
         f"{job.name}, of priority {job.spec.priority}, lacks nodes: {lender.name}, of priority {lender.spec.priority}, "
-        f"could go on with {offer.dp} of {lender.generation.mesh.dp} replicas and give it {listed(given)}"
+        f"could continue with {offer.dp} of {lender.generation.mesh.dp} replicas and give it {listed(given)}"
     )
     request = LoanRequest(job.name, job.spec.priority, offer.dp, given)
     incident = planned_incident(turn, lender, LOAN, cause, loan=request)
@@ -195,13 +195,13 @@ def _ask(turn: Turn, job: Job, offer: _Offer) -> None:
 
 
 def wanted(turn: Turn, lender: Job) -> str:
-    """The cause of the loan that the lender is asked for, while it is wanted; empty otherwise."""
+    """The cause of the loan that the lender is asked for, while it is needed; empty otherwise."""
     asked = (incident for incident in turn.open_incidents(lender.name) if incident.loan is not None)
     return next((incident.cause for incident in asked if not not_wanted(turn, incident)), "")
 
 
 def not_wanted(turn: Turn, incident: Incident) -> str:
-    """Why the replicas that were asked for would not help any more; empty if they would."""
+    """Why the requested replicas would no longer help; empty if they would."""
     assert incident.loan is not None
     job, lender = turn.jobs.get(incident.loan.job), turn.jobs[incident.job]
     if breaker.is_open(turn):
@@ -217,14 +217,14 @@ def not_wanted(turn: Turn, incident: Incident) -> str:
 
 
 def refused(turn: Turn, incident: Incident, action: Action) -> None:
-    """The lender's policy keeps its replicas."""
+    """The lender's policy refused the loan."""
     again_at = turn.at + max(turn.config.loan_gap_s, action.retry_s)
     turn.put_job(incident.job, lends_not_before=again_at)
     turn.close_incident(incident.id, IncidentState.RESOLVED, f"no replica is given: {action.reason}")
 
 
 def given(turn: Turn, incident: Incident, before: Iterable[str]) -> None:
-    """The lender's change has begun: the nodes that it leaves are kept for the borrower. `before`: nodes that it had."""
+    """The lender's change has begun: keep the nodes that it leaves for the borrower. `before`: its nodes before the change."""
     assert incident.loan is not None
     lender, loan = turn.jobs[incident.job], incident.loan
     if lender.generation is None or not (left := set(before) - set(lender.generation.nodes)):
@@ -234,7 +234,7 @@ def given(turn: Turn, incident: Incident, before: Iterable[str]) -> None:
 
 
 def take_back(turn: Turn, name: str) -> None:
-    """The lender had agreed, and its replicas were not needed: it may be asked again soon."""
+    """The lender had agreed, but its replicas were not needed: it may be asked again soon."""
     turn.put_job(name, lends_not_before=turn.at + turn.config.planned_pause_s)
 
 
@@ -242,7 +242,7 @@ def take_back(turn: Turn, name: str) -> None:
 
 
 def _keep(turn: Turn, name: str, nodes: Iterable[str]) -> None:
-    """These free nodes are for this job, for `kept_s`: no job of the same priority or a lower one takes them."""
+    """Keep these free nodes for this job for `kept_s`: jobs of the same or a lower priority may not take them."""
     job, until = turn.jobs[name], turn.at + turn.config.kept_s
     kept = {node: due for node, due in job.kept.items() if due > turn.at} | dict.fromkeys(sorted(nodes), until)
     if kept != job.kept:
@@ -251,7 +251,7 @@ def _keep(turn: Turn, name: str, nodes: Iterable[str]) -> None:
 
 
 def keep_for_growth(turn: Turn, job: Job) -> None:
-    """It is going to grow at its next checkpoint: what its plan takes is not to be taken by a job of lower priority first."""
+    """The job grows at its next checkpoint: keep the nodes of its plan, so that no job of lower priority takes them first."""
     if not turn.count(By.RANKED):
         return
     outcome = reachable(turn, job, job.target_dp, job.spec.min_dp)
@@ -260,13 +260,13 @@ def keep_for_growth(turn: Turn, job: Job) -> None:
 
 
 def release(turn: Turn, name: str) -> None:
-    """It does not take them now."""
+    """The job does not take its kept nodes now."""
     if turn.jobs[name].kept:
         turn.put_job(name, kept={})
 
 
 def on_kept_timer(turn: Turn, name: str) -> None:
-    """Nodes that were kept long enough are everybody's; not while the change is under way that takes them."""
+    """Release nodes that were kept long enough, unless a change that takes them is under way."""
     job = turn.jobs.get(name)
     if job is None or job.phase.finished or not job.kept:
         return
@@ -286,7 +286,7 @@ def on_kept_timer(turn: Turn, name: str) -> None:
 
 
 def settle(turn: Turn, job: Job) -> None:
-    """All of its replicas run again: what it had lent has come back."""
+    """Clear the loan if all replicas of the job run again."""
     if job.lent is not None and job.generation is not None and job.generation.mesh.dp >= job.target_dp:
         turn.note(job.name, f"runs {job.generation.mesh.dp} replicas again, after a loan to {job.lent.to}")
         turn.put_job(job.name, lent=None)

@@ -1,4 +1,4 @@
-"""What can be said of a node without knowing what its jobs are doing."""
+"""The state of a node, as far as it does not depend on the progress of its jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def job_of(turn: Turn, node: str) -> Job | None:
 
 
 def refresh(turn: Turn, name: str, reason: str) -> None:
-    """Publish the node's state when it has changed."""
+    """Publish the node's state if it has changed."""
     node = turn.nodes[name]
     job = job_of(turn, name)
     busy_with = job.name if job else unknown_job(node, turn.jobs)
@@ -30,7 +30,7 @@ def refresh(turn: Turn, name: str, reason: str) -> None:
 
 
 def unknown_job(node: Node, jobs: Container[str]) -> str:
-    """A job that has workers on the node and is not in this state, which may have been lost and begun anew; "" = none."""
+    """A job with workers on the node that is not in this state (which may have been lost); "" if there is none."""
     return min((run.job for run in worker_runs(node.workers) if run.job not in jobs), default="")
 
 
@@ -46,12 +46,12 @@ def _state(node: Node, busy_with: str) -> NodeState:
 
 
 def declare_lost(turn: Turn, name: str, reason: str) -> None:
-    """Two witnesses, or its own new incarnation: the workers that it had are not part of any run any more."""
+    """Two witnesses agree, or its incarnation has ended: the workers that it had are no longer part of any run."""
     if not turn.nodes[name].lost:
         turn.put_node(name, lost=True, suspicion=None)
         turn.cancel_timer(WitnessTimeout(name))
         refresh(turn, name, reason)
-        for job in turn.found(By.WANTS_NODES):  # one that could not be started there says so
+        for job in turn.found(By.WANTS_NODES):  # a job that cannot start without it gives this reason
             turn.touch(job)
         if not turn.nodes[name].told_to_end:
             breaker.count_failed(turn, name)
@@ -60,16 +60,16 @@ def declare_lost(turn: Turn, name: str, reason: str) -> None:
 def mark_unschedulable(
     turn: Turn, name: str, reason: str, *, by_operator: bool = False, removal: Removal | None = None
 ) -> None:
-    """Give this node no ranks, until it comes back by itself (`removal`: of a fault) or an operator says so.
+    """Give this node no ranks until it returns by itself (`removal`: after a fault) or an operator allows it.
 
-    An explicit reason overrides a quarantine, and one without a `removal` every return by itself."""
+    An explicit reason overrides a quarantine. One without a `removal` also overrides any return by itself."""
     node = turn.nodes[name]
     before, kept = node.unschedulable_reason, removal
     if removal is not None:
         if before and node.removal is None and not node.quarantined:
-            return  # an operator's cordon, or a policy's
+            return  # cordoned by an operator or a policy
         kept = merged(node.removal, removal)
-        if node.quarantined:  # and so it stays when the fault is dealt with
+        if node.quarantined:  # the quarantine remains after the fault has been repaired
             kept = evolve(kept, final=before)
         reason = kept.cause
     elif before and node.removal is None and not node.quarantined:
@@ -81,7 +81,7 @@ def mark_unschedulable(
 
 
 def release_holds(turn: Turn, name: str, job: str, up_to: int, *, keep: tuple[int, ...] = ()) -> None:
-    """`name` has no workers of `job` any more, of generation `up_to` and older."""
+    """Record that `name` has no workers of `job` of generation `up_to` or older any more, except of those in `keep`."""
     turn.put_node(name, live_generations=holds_after(turn.nodes[name], job, up_to, keep))
 
 
@@ -95,24 +95,24 @@ def holds_after(node: Node, job: str, up_to: int, keep: tuple[int, ...] = ()) ->
 
 
 def set_zone(turn: Turn, name: str, zone: str) -> None:
-    """Its machine's failure domain: for the placements that are made from now on."""
+    """Set the failure domain of the node's machine, for future placements."""
     if (node := turn.nodes.get(name)) is not None and node.machine_zone != zone:
         turn.put_node(name, machine_zone=zone)
 
 
 def forget(turn: Turn, name: str, reason: str) -> None:
-    """Its machine is gone for good. A node that is there, or whose ranks of an unfinished job may still run, stays."""
+    """Delete a node whose machine no longer exists, unless it is connected or ranks of an unfinished job may run on it."""
     node = turn.nodes.get(name)
     if node is None or node.connected or not node.lost or job_of(turn, name) is not None:
         return
     if any(job in turn.jobs and not turn.jobs[job].phase.finished for job in node.live_generations):
         return
     _drop(turn, name)
-    turn.note(name, f"forgotten: {reason}")
+    turn.note(name, f"removed: {reason}")
 
 
 def forget_old_lost(turn: Turn) -> None:
-    """Nodes that went away for good do not stay in the state for ever."""
+    """Delete the oldest lost nodes beyond `lost_nodes_max`."""
     if turn.count(By.GONE) <= turn.config.lost_nodes_max:
         return
     gone = (turn.nodes[name] for name in turn.found(By.GONE))

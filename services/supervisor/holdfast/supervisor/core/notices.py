@@ -1,11 +1,11 @@
-"""Maintenance notices: the owner of a machine will take it. It gets no ranks any more; those that it has leave in time.
+"""Maintenance notices: the owner of a machine will take it away. Its node gets no new ranks, and its ranks leave in time.
 
-    notice ──► the job saves, to the farthest tier ──► the policy: swap │ fewer replicas │ stay ──► asked again when a spare
-                                                                                        comes, or when the time is near
+    notice ──► the job saves, to the last tier ──► the policy: swap │ fewer replicas │ stay ──► asked again when a spare
+                                                                                       is free, or when the time is near
 
-A notice is no fault. The run is healthy until the machine goes, and a machine that goes is a lost node like any other: its
-ranks move, its state comes from elsewhere. So nothing is stopped for a notice that could as well go on, and what it costs
-when nobody answers it is one recovery. `upkeep` asks what a job needs; here is what is known.
+A notice is not a fault. The run is healthy until the machine is taken, and the node is then lost like any other: its ranks
+move, and its state comes from elsewhere. So nothing is stopped for a notice that could as well continue. If nothing is done
+about the notice, that costs one recovery. `upkeep` decides what a job needs; this module supplies the data.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from holdfast.supervisor.timers import NoticeDue
 
 SOURCES_MAX = 8  # of one node's notices
 SOURCE = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
-OF_AGENTS = ("file", "gce", TERMINATION)  # who speaks by the node's agent, and not by the API
+OF_AGENTS = ("file", "gce", TERMINATION)  # sources that report through the node's agent, not through the API
 EVENT_CHARS_MAX = 500
 AHEAD_S_MAX = 366 * 86_400.0
 
-TOGETHER_S = 1.0  # agents that are told to end together, as when a whole allocation ends, say so within this time
+TOGETHER_S = 1.0  # agents that are told to end together, as at the end of an allocation, report it within this
 
-# ---------------------------------------------------------------- hearing of it
+# ---------------------------------------------------------------- incoming notices
 
 
 def on_finding(turn: Turn, finding: Finding) -> None:
-    """A notice, another time for it, or its withdrawal."""
+    """Fold a notice, a new time for it, or its withdrawal."""
     node = turn.nodes.get(finding.node)
     if node is None:
         turn.judge(finding, "ignored: this node has never connected here")
         return
     notice = finding.notice
     if notice is None:
-        turn.judge(finding, "ignored: it says nothing of a maintenance")
+        turn.judge(finding, "ignored: the finding contains no maintenance notice")
         return
     if notice.incarnation and notice.incarnation != node.facts.incarnation:
         turn.judge(finding, "ignored: the agent that was told to end has ended")
@@ -54,7 +54,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     notice = evolve(notice, at=finding.at)  # by this clock
     known = {each.source: each for each in node.notices}
     if notice.source in known and known[notice.source].at >= notice.at:
-        turn.judge(finding, "ignored: something newer is known")
+        turn.judge(finding, "ignored: a newer notice of the same source is known")
         return
     turn.judge(finding, "recorded: while it holds the node gets no ranks, and those that it has leave in time")
     _put(turn, node, {**known, notice.source: notice}, finding.summary)
@@ -89,17 +89,17 @@ def on_request(turn: Turn, event: NoticeRequested) -> None:
         return
     event_text = " ".join(event.event.split())
     notice = Notice(event.source, event_text, turn.at, event.starts_at if event_text else None)
-    reason = f"{event.source} says: {event_text}" if event_text else f"{event.source} has withdrawn its notice"
+    reason = f"notice of {event.source}: {event_text}" if event_text else f"{event.source} has withdrawn its notice"
     _put(turn, node, {**{each.source: each for each in node.notices}, notice.source: notice}, reason)
 
 
 def forget(turn: Turn, node: Node, reason: str) -> None:
-    """An operator says that the node may be used."""
+    """An operator uncordons the node: withdraw all of its notices."""
     _put(turn, node, {each.source: _over(each, turn.at) for each in node.notices}, reason)
 
 
 def on_agent_restarted(turn: Turn, name: str) -> None:
-    """An agent that was told to end has ended; the node is here again."""
+    """An agent that was told to end has ended, and the node has a new one: withdraw the notice of its end."""
     node = turn.nodes[name]
     by_source = {each.source: each for each in node.notices}
     if (leaving := by_source.get(TERMINATION)) is not None:
@@ -107,13 +107,13 @@ def on_agent_restarted(turn: Turn, name: str) -> None:
 
 
 def on_timer(turn: Turn, name: str) -> None:
-    """Its time is near, and `upkeep` looks again after every event; or nothing has been heard of it for so long that it does
-    not hold any more: whoever announced it may be gone."""
+    """Withdraw expired notices (their source may have ended without withdrawing them) and reconcile the node's jobs, because
+    the maintenance may be near."""
     node = turn.nodes.get(name)
     if node is None:
         return
     left = {each.source: _over(each, turn.at) if turn.at >= _ends(turn, each) else each for each in node.notices}
-    _put(turn, node, left, "its maintenance was announced, and nothing has been heard of it since")
+    _put(turn, node, left, "its maintenance notice has expired")
     for job in turn.found(By.CLAIM, name):
         turn.touch(job)
 
@@ -141,7 +141,7 @@ def _put(turn: Turn, node: Node, by_source: dict[str, Notice], reason: str) -> N
 
 
 def _call_off(turn: Turn, name: str) -> None:
-    """What was to be done about it and has not begun."""
+    """The node's notice is withdrawn: drop planned changes for it that have not begun."""
     for job in turn.found(By.CLAIM, name):
         wanted = any(each.kind == MAINTENANCE and each.node == name for each in turn.open_incidents(job))
         if wanted and turn.jobs[job].change is None:
@@ -149,12 +149,12 @@ def _call_off(turn: Turn, name: str) -> None:
 
 
 def _settled(notice: Notice) -> float:
-    """Before, nothing is done about it."""
+    """From when on the notice is acted on. Agents that are told to end together are given time to report it."""
     return notice.at + TOGETHER_S if notice.source == TERMINATION else notice.at
 
 
 def _near(turn: Turn, notice: Notice) -> float:
-    """From then on there is no time to wait for a spare; -inf when its time is not known."""
+    """From when on there is no time to wait for a spare; -inf if the start is unknown."""
     return notice.starts_at - turn.config.notice_lead_s if notice.starts_at is not None else -math.inf
 
 
@@ -162,12 +162,12 @@ def _ends(turn: Turn, notice: Notice) -> float:
     return max(notice.at, notice.starts_at or 0.0) + turn.config.notice_hold_s
 
 
-# ---------------------------------------------------------------- what a job should do
+# ---------------------------------------------------------------- consequences for a job
 
 
 def wanted(turn: Turn, job: Job) -> tuple[str, str] | None:
-    """(node, cause): of the job's nodes with a notice the one that goes first, unless it was decided that it stays. A node
-    about which an incident is open comes before one that goes at the same time: the end of an allocation is one incident."""
+    """(node, cause) of the job's node that must leave first, except those that were decided to stay. If several leave at the
+    same time, a node with an open incident comes first: the end of an allocation is one incident."""
     assert job.generation is not None
     announced = turn.members(job.generation, By.ANNOUNCED)
     leaving = [(notice, name) for name in announced if (notice := _open(turn, job, name)) is not None]
@@ -187,7 +187,7 @@ def _first(leaving: tuple[Notice, str]) -> tuple[float, str]:
 
 
 def _together(one: Notice, other: Notice) -> bool:
-    """Whether they are of one event, as far as their times tell: those of agents differ by what their way took."""
+    """Whether both notices are of one event, judged by their times: those of agents differ by the delay of their reports."""
     same = one.source == other.source == TERMINATION
     return same and abs((one.starts_at or 0.0) - (other.starts_at or 0.0)) <= TOGETHER_S
 
@@ -198,7 +198,7 @@ def _open(turn: Turn, job: Job, name: str) -> Notice | None:
     if notice is None or not node.connected or turn.at < _settled(notice):
         return None
     if job.progress.reports_no_steps and not -math.inf < _near(turn, notice) <= turn.at:
-        return None  # no cheap moment to leave can be found for it: as late as possible, or with the machine
+        return None  # it has no checkpoint boundary to leave at: it leaves as late as possible, or with the machine
     stay = job.deferred_evictions.get(name)
     stays = (
         stay is not None and stay.notice == notice and turn.at < stay.until and stay.candidates == options(turn, job)
@@ -207,7 +207,7 @@ def _open(turn: Turn, job: Job, name: str) -> Notice | None:
 
 
 def evidence_of(turn: Turn, name: str) -> dict[str, str]:
-    """For the incident, and so for the policy."""
+    """The notice as evidence of the incident, which the policy sees."""
     notice = turn.nodes[name].notice
     assert notice is not None
     when = {} if notice.starts_at is None else {"starts_at": f"{notice.starts_at:.0f}"}
@@ -215,7 +215,7 @@ def evidence_of(turn: Turn, name: str) -> dict[str, str]:
 
 
 def save(turn: Turn, name: str, node: str) -> None:
-    """Whatever is decided: a save, to the farthest tier that the time allows, and a note of how far it came."""
+    """Save, to the last tier that the time allows, and report the tiers reached. Independent of the decision."""
     job, notice = turn.jobs[name], turn.nodes[node].notice
     if job.progress.reports_no_steps or notice is None:
         return
@@ -227,7 +227,7 @@ def save(turn: Turn, name: str, node: str) -> None:
 
 
 def end_of_all(turn: Turn, incident: Incident) -> float | None:
-    """When the nodes of the incident's job end, if all of them were told to and the time is near; None = they need not."""
+    """When the nodes of the incident's job end, if all of them were told to end and the time is near; None otherwise."""
     job = turn.jobs[incident.job]
     if not suspension.all_leave(turn, job):
         return None
@@ -238,8 +238,8 @@ def end_of_all(turn: Turn, incident: Incident) -> float | None:
 
 
 def stay(turn: Turn, incident: Incident, action: Action) -> None:
-    """The node keeps its ranks, and so do the others that the policy was shown: of a whole allocation that ends each node has a
-    notice. Asked again when there are other nodes, another notice, or no time left."""
+    """The node keeps its ranks, and so do the other nodes with notices that the policy saw: when an allocation ends, each node
+    has one. The policy is asked again when there are other nodes, another notice, or no time left."""
     job = turn.jobs[incident.job]
     assert job.generation is not None
     stays = {name: each for name, each in job.deferred_evictions.items() if name in job.generation.nodes}

@@ -1,4 +1,4 @@
-"""An incident as it opens: as the finding describes it, or the planned change that it stands for."""
+"""Creates incidents, from a finding or for a planned change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.supervisor.core.turn import Turn
 def open_incident(
     turn: Turn, job: Job, finding: Finding, *, t_fault: float, dated: dict[str, str] | None = None
 ) -> Incident:
-    """Put it into the state, and say so of the finding. `dated` goes into the evidence."""
+    """Open an incident for the finding, and judge the finding. `dated` is added to the evidence."""
     identifier = turn.new_incident_id()
     trace_id = tracing.trace_id_of(finding.traceparent)
     incident = turn.put_incident(
@@ -57,7 +57,7 @@ def planned_incident(
     evidence: dict[str, str] | None = None,
     loan: LoanRequest | None = None,
 ) -> Incident:
-    """One for a change of a healthy run. It is not in the state yet."""
+    """An incident for a planned change. It is not stored in the state yet."""
     identifier = turn.new_incident_id()
     return Incident(
         id=identifier,

@@ -1,4 +1,4 @@
-"""How often a running job saves: measured, chosen again every few saves, and announced to every rank."""
+"""The checkpoint interval of a running job: measures saves, chooses again every few saves, and announces the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.supervisor.core.lifecycle import Running, Starting
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import StepsCompleted
 
-_AHEAD_S = 3.0  # a change is announced this long before it holds: reports lag, and an order may have to be sent again
+_AHEAD_S = 3.0  # announced this long before it applies: reports lag, and an order may have to be sent again
 _AHEAD_STEPS = 4
 
 
@@ -32,7 +32,7 @@ def resolved(turn: Turn, name: str) -> CheckpointSpec:
 
 
 def measure(turn: Turn, name: str, event: StepsCompleted) -> None:
-    """Steps of the running generation are reported: fold what saves cost, and choose again when it is time to."""
+    """Fold the measured cost of saves into the job, and choose the interval again if it is due."""
     job = turn.jobs[name]
     if event.saves > 0:
         job = turn.put_checkpoints(name, measured=job.checkpoints.measured.saved(event.saves, event.stall_s))
@@ -42,14 +42,14 @@ def measure(turn: Turn, name: str, event: StepsCompleted) -> None:
 
 
 def recovered(turn: Turn, name: str, starting: Starting) -> None:
-    """A fault or a planned change is over: how long did it take, and what kind of fault was it, judged by the copies that
-    survived it?"""
+    """A fault or a planned change is over: record how long it took, and the class of the fault, judged by the copies that
+    survived it."""
     job, change = turn.jobs[name], starting.change
     faults = [turn.incidents[each] for each in change.incidents if each in turn.incidents]
-    struck = [incident.t_fault for incident in faults if not incident.planned]
+    fault_times = [incident.t_fault for incident in faults if not incident.planned]
     measured = job.checkpoints.measured
-    if struck:
-        seconds = max(0.0, starting.stepped_at - min(struck))
+    if fault_times:
+        seconds = max(0.0, starting.stepped_at - min(fault_times))
         turn.put_checkpoints(name, measured=measured.recovered(_loss(change.origin), seconds))
     elif faults:
         turn.put_checkpoints(name, measured=measured.changed(max(0.0, starting.stepped_at - change.began_at)))
@@ -72,7 +72,7 @@ def _choice(turn: Turn, job: Job) -> Interval:
 
 
 def decided(turn: Turn, name: str, action: Action) -> None:
-    """A policy has answered how often the job saves: from now on, whatever generation runs."""
+    """Apply a policy's decision about the checkpoint interval, for this and later generations."""
     job = turn.jobs[name]
     before = job.checkpoints.interval
     choice = _choice(turn, job)
@@ -95,7 +95,7 @@ def _due(job: Job, interval: Interval) -> bool:
 def _review(turn: Turn, job: Job, before: Interval) -> None:
     choice = _choice(turn, job)
     if not differs(choice.steps, before.steps):
-        # The store's own interval reaches the nodes with the next PREPARE.
+        # The interval of the object store reaches the nodes with the next PREPARE.
         reason = f"every {before.steps} steps, which is close enough to the best: {choice.reason}"
         turn.put_checkpoints(job.name, interval=evolve(choice, steps=before.steps, reason=reason))
         return
@@ -104,7 +104,7 @@ def _review(turn: Turn, job: Job, before: Interval) -> None:
 
 
 def _announce(turn: Turn, job: Job, choice: Interval, before: Interval) -> None:
-    """Tell every node the interval that holds from a step on which no rank has reached."""
+    """Order every node to use the interval from a step on that no rank has reached."""
     generation = job.generation
     assert generation is not None
     ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.progress.step_s) if job.progress.step_s > 0 else before.steps)

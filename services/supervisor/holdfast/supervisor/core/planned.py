@@ -1,7 +1,7 @@
-"""Planned changes: scale up, resize, the swap of a cordoned node. The run is healthy, so they cost as little as possible.
+"""Planned changes: scale up, resize, hot swap of a cordoned node. The run is healthy, so they must cost as little as possible.
 
-A planned change asks every rank for a checkpoint at the same step a little ahead, waits until the inventories show it
-complete, and changes then: a few steps are done again, never more than the checkpoint interval.
+A planned change orders every rank to save at the same step a little ahead, and begins when the inventories show that
+checkpoint as complete. A few steps are repeated, never more than the checkpoint interval.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from holdfast.supervisor.timers import PlannedChangeDue, SaveTimeout
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
 STEP_REPORT_LAG_S = (
-    1.6  # how long ago a step may have been finished when it is known here: steps are told by the second
+    1.6  # the newest step known here may have been finished this long ago: steps are reported once a second
 )
 _AHEAD_STEPS = 2
-LEAVING_CHARS_MAX = 500  # of the reason that the script gets
+LEAVING_CHARS_MAX = 500  # of the reason that the script receives
 
 
 def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> None:
-    """Carry out `action` as soon as a fresh checkpoint is complete; at once when nothing can be saved for it. A script is told
-    of the change before that save, also when everything up to the newest known step has just been saved."""
+    """Carry out `action` as soon as a new checkpoint is complete, or immediately if the job cannot save. The script is notified
+    before that save, also if everything up to the newest known step has just been saved."""
     job = turn.jobs[incident.job]
     if job.progress.reports_no_steps:
         _go(turn, job, Planned(incident.id, action, job.progress.step, tries))
@@ -44,16 +44,16 @@ def _save_first(turn: Turn, job: Job, incident: str, action: Action, tries: int)
 
 
 def patience_s(turn: Turn, job: Job, at_step: int) -> float:
-    """How long a checkpoint at `at_step` may take until every rank has it."""
+    """How long it may take until every rank has saved a checkpoint at `at_step`."""
     return turn.config.save_s + max(0, at_step - job.progress.step) * job.progress.seconds_per_step
 
 
 def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: str = "") -> int:
-    """Ask every rank to save at one step that none has passed when the order arrives. Returns that step.
+    """Order every rank to save at one step that none has passed when the order arrives. Returns that step.
 
-    One that has been asked for already and is still ahead will do. `to_object_store`: whatever the store's interval; a save
-    that is due in any case goes there only when the order comes before it. The same holds for `leaving`: why this generation
-    ends after the save, of which the script is told before it; empty = it goes on.
+    A step that was requested before and is still ahead is used again. `to_object_store`: upload it, whatever the store's
+    interval; a save that is due in any case is uploaded only if the order arrives before it. The same holds for `leaving`: why
+    this generation ends after the save, which the script is told before it; empty if the generation continues.
     """
     asked = turn.jobs[job.name].checkpoints.on_demand
     if asked is not None and (asked.generation != job.number or asked.at_step <= job.progress.step):
@@ -66,7 +66,7 @@ def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: s
     due = (job.progress.step // interval + 1) * interval  # saved in any case
     in_time = to_object_store or bool(leaving) or due - job.progress.step >= ahead
     at_step = job.progress.step + ahead if in_time else due
-    if asked is not None and asked.at_step >= at_step:  # one save serves both
+    if asked is not None and asked.at_step >= at_step:  # one save serves both requests
         at_step, to_object_store = asked.at_step, to_object_store or asked.to_object_store
     if job.generation is not None:
         for node in job.generation.nodes:
@@ -79,14 +79,14 @@ def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: s
 
 
 def on_saved(turn: Turn, name: str) -> None:
-    """The newest complete checkpoint has moved on."""
+    """The newest complete checkpoint has changed."""
     job = turn.jobs[name]
     if job.planned is not None and job.checkpoints.step >= job.planned.at_step:
         _go(turn, job, job.planned)
 
 
 def on_save_timeout(turn: Turn, name: str) -> None:
-    """No checkpoint came: go from the newest when it is recent enough, else ask again, else leave the run alone."""
+    """No checkpoint arrived. Begin from the newest one if it is recent enough; else ask again; else leave the run alone."""
     job = turn.jobs.get(name)
     if job is None or job.planned is None:
         return
@@ -116,10 +116,10 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
         drop(turn, job.name, why_not)
         return
     outcome = plan_for(turn, job, plan.action, incident)
-    if isinstance(outcome, Unplannable):  # a spare has gone meanwhile: the run is healthy, and stays as it is
+    if isinstance(outcome, Unplannable):  # for example, a spare is lost now: the healthy run stays as it is
         _fail(turn, incident, f"not possible any more: {outcome.reason}")
         return
-    if wait_for := change.not_yet(turn, job, outcome):  # the run is healthy, and does the waiting while it trains
+    if wait_for := change.not_yet(turn, job, outcome):  # the healthy run trains while it waits
         reason, until = wait_for
         turn.note(job.name, f"{plan.action.kind} is put off: {reason}")
         _put(turn, job.name, plan)
@@ -135,7 +135,7 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
     spec = ACTIONS[plan.action.kind]
     if incident.warning and spec.removes:
         quarantine.count(turn, incident)
-    if incident.wants_reset_later and (spec.removes or spec.resets):  # this is the boundary that the reset waited for
+    if incident.wants_reset_later and (spec.removes or spec.resets):  # this is the checkpoint that the reset waited for
         resets.demand(turn, turn.nodes[incident.node], incident.gpu, incident.cause)
     before = job.generation.nodes if job.generation else ()
     if spec.resets:
@@ -147,7 +147,7 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
 
 
 def _costs_too_much(turn: Turn, job: Job, plan: Plan) -> bool:
-    """Whether more than an interval would be done again: another mesh may need shards of the newest save that are gone."""
+    """Whether more than an interval of steps would be repeated: another mesh may need lost shards of the newest checkpoint."""
     restores = saved.elect_for(turn, job, plan.mesh, plan.placements).restore.step
     return not job.progress.reports_no_steps and job.progress.step - restores > job.interval_steps
 
@@ -158,7 +158,7 @@ def _put(turn: Turn, name: str, planned: Planned | AwaitedNodes | None) -> Job:
 
 
 def wait(turn: Turn, name: str) -> None:
-    """Nothing can be done about it now; asked again when nodes come or go."""
+    """Nothing can be done now. The policy is asked again when the available nodes change."""
     loans.release(turn, name)
     _put(turn, name, AwaitedNodes(turn.at, options(turn, turn.jobs[name])))
 
@@ -171,7 +171,7 @@ def postpone(turn: Turn, name: str) -> None:
 
 
 def _fail(turn: Turn, incident: Incident, outcome: str) -> None:
-    """It cannot be done now: the next rung of the recipe, or the run is left alone for a while."""
+    """The change cannot be made now: take the next rung of the recipe, or leave the run alone for a while."""
     withdraw(turn, incident.job)
     if incident.rung is not None and incident.action is not None and incident.action.fallbacks:
         recipes.end(turn, incident, RungEnd.FAILED, outcome)
@@ -180,20 +180,20 @@ def _fail(turn: Turn, incident: Incident, outcome: str) -> None:
 
 
 def give_up(turn: Turn, name: str, outcome: str) -> None:
-    """The run is left alone for a while."""
+    """Drop the planned change, and leave the run alone for a while."""
     drop(turn, name, outcome)
     postpone(turn, name)
 
 
 def withdraw(turn: Turn, name: str) -> None:
-    """What was planned is not to begin."""
+    """Withdraw the planned change before it begins."""
     turn.cancel_timer(SaveTimeout(name))
     if turn.jobs[name].planned is not None:
         _put(turn, name, None)
 
 
 def drop(turn: Turn, name: str, outcome: str) -> None:
-    """Give up what was planned: something else came first, or it is not wanted any more."""
+    """Abandon the planned change: something else has precedence, or it is no longer wanted."""
     withdraw(turn, name)
     for incident in turn.open_incidents(name):
         if incident.planned:

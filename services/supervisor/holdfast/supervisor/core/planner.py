@@ -1,15 +1,15 @@
-"""Which node runs which ranks next. Pure.
+"""Assigns ranks to nodes for the next generation. Pure.
 
-Theory. A *group* is the smallest set of whole nodes that can leave or return without breaking a replica: the nodes of one
-replica, or one node that holds several replicas. Where dp is not the outermost dimension, a group has nodes in each of its
-rows (`Mesh.grouping`), and nodes that hold parts of several replicas tie these together. A plan starts from the groups of the
-previous generation, adds empty ones until there are enough for the wanted dp (or lets the most broken ones go when there are
-too many), and fills the holes with spares. When spares do not suffice and fewer replicas are allowed, the group with the most
-holes leaves and its healthy nodes join the spares, so that two half-broken replicas can make one whole.
+Theory of operation. A *group* is the smallest set of whole nodes that can leave or return without breaking a replica: the nodes
+of one replica, or one node that holds several replicas. Where dp is not the outermost dimension, a group has nodes in each row
+(`Mesh.grouping`), and nodes that hold parts of several replicas tie these together. A plan starts from the groups of the
+previous generation. It adds empty groups until there are enough for the wanted dp, or removes those with the most holes if
+there are too many, and fills the holes with spares. If there are too few spares and fewer replicas are allowed, the group with
+the most holes leaves and its healthy nodes become spares: two half-broken replicas can then make a complete one.
 
-Kept nodes keep their coordinates in the mesh, hence their local shards stay right; their slots and ranks, too, as long as dp
-stays or is outermost. Only when a group leaves from the middle does the last group move into the gap, since data-parallel
-indices are contiguous.
+Kept nodes keep their coordinates in the mesh, so their local shards remain the right ones. They also keep their slots and
+ranks if dp stays the same or is outermost. Only if a group leaves from the middle does the last group move into the gap, since
+data-parallel indices are contiguous.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from holdfast.domain.words import plural
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A free node. One that is not on probation is taken first, then one that is reserved for nobody, then the one that is to
-    be expected to fail least often.
+    """A free node. Preferred in this order: not on probation, not reserved for a job of lower priority, fewest expected faults.
 
-    Rates are estimates: only factors of two count (`repute`), or two nodes that never failed would differ by how long each
-    is known.
+    Fault rates are estimates, so `repute` compares them by powers of two. Otherwise two nodes without faults would differ by
+    how long each is known.
     """
 
     node: str
@@ -50,7 +49,7 @@ class Spare:
 class Request:
     spec: JobSpec
     dp: int  # replicas wanted
-    dp_min: int  # fewer than `dp` are accepted down to this many; = dp: all or nothing
+    dp_min: int  # fewer than `dp` are accepted, down to this number
     placements: tuple[Placement, ...] = ()  # of the previous generation
     out: frozenset[str] = frozenset()  # nodes that must not stay
     spares: tuple[Spare, ...] = ()
@@ -73,7 +72,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Unplannable:
     reason: str
-    nodes_missing: int = 0  # with room for the workers; 0 = it is not for want of nodes
+    nodes_missing: int = 0  # with room for the workers; 0 = the cause is not a lack of nodes
 
 
 _Group = list[str | None]  # nodes by slot within the group; None = a hole
@@ -85,7 +84,7 @@ def plan(request: Request) -> Plan | Unplannable:
     grouping = spec.mesh.grouping(spec.nproc_per_node)
     wanted = -(-request.dp // grouping.replicas)
     least = -(-request.dp_min // grouping.replicas)
-    if not spec.mesh.is_dp_outermost:  # a group that is used in part would have unused workers in each row
+    if not spec.mesh.is_dp_outermost:  # a partly used group would have unused workers in each row
         wanted = request.dp // grouping.replicas
         if wanted < max(1, least):
             return Unplannable(_indivisible(request, grouping))
@@ -114,25 +113,26 @@ def plan(request: Request) -> Plan | Unplannable:
     }
     nodes = [slots[slot] for slot in sorted(slots)]
     mesh = _mesh(spec, min(request.dp, len(groups) * grouping.replicas))
-    # A last group that is only partly needed (several replicas per node) still has its node.
+    # A last group that is only partly needed (several replicas per node) still occupies its node.
     placements = _placements(nodes, mesh.world_size, spec.nproc_per_node)
     return Plan(mesh, placements, _reason(request, mesh, placements, moves))
 
 
 def peers(placements: Sequence[Placement], zones: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Who gets a copy of whose shards: mutual pairs across failure domains, an odd last node in a ring of three.
+    """The nodes that get a copy of each node's shards: mutual pairs across failure domains; an odd last node makes a ring of
+    three. A single node has no peer.
 
-    One node has no peer. Stable: a swap within a failure domain changes only the pairs of the slot concerned.
+    Stable: a swap within a failure domain changes only the pairs of the slot concerned.
 
-    A replica in another domain that holds the same tensors is not counted as the copy: a shard also carries what is the
-    rank's own (random numbers, its place in the data), and a run that went on without it would not be the same run.
+    A replica in another domain that holds the same tensors does not count as the copy. A shard also has the rank's own state
+    (random numbers, its position in the data), and a run that continued without it would not be the same run.
     """
     nodes = [p.node for p in sorted(placements, key=lambda p: (zones.get(p.node, ""), p.slot))]
     if len(nodes) < 2:
         return dict.fromkeys(nodes, ())
     half = len(nodes) // 2
     one_domain = len({zones.get(node, "") for node in nodes}) == 1
-    # Nodes sorted by domain: the one half a list away is in another domain unless one domain has more than half of them.
+    # Sorted by domain: the node half a list away is in another domain unless one domain has more than half of the nodes.
     pairs = [(nodes[2 * i], nodes[2 * i + 1]) if one_domain else (nodes[i], nodes[i + half]) for i in range(half)]
     partner: dict[str, tuple[str, ...]] = {node: (other,) for pair in pairs for node, other in (pair, pair[::-1])}
     if len(nodes) % 2:
@@ -146,8 +146,8 @@ def peers(placements: Sequence[Placement], zones: Mapping[str, str]) -> dict[str
 
 
 def _with_holes_filled(request: Request, grouping: Grouping, wanted: int, pool: Mapping[str, Spare]) -> Plan | None:
-    """The plan when all groups stay and there is a spare for each hole, as after the loss of a node: only the groups with holes
-    are looked at, and the other nodes' placements are those that they have. None: it takes more than that."""
+    """The plan if all groups stay and there is a spare for each hole, as after the loss of a node. Looks only at groups with
+    holes; the other placements are kept. None if this does not suffice."""
     spec, placements = request.spec, request.placements
     mesh = _mesh(spec, min(request.dp, wanted * grouping.replicas))
     if len(placements) != wanted * grouping.nodes or not _is_laid_out(placements, mesh.world_size, spec.nproc_per_node):
@@ -171,7 +171,7 @@ def _with_holes_filled(request: Request, grouping: Grouping, wanted: int, pool: 
 
 
 def _is_laid_out(placements: Sequence[Placement], world_size: int, width: int) -> bool:
-    """Whether these are, but for the nodes, what `_placements` makes for so many ranks. They are ordered by slot."""
+    """Whether `_placements` would make these for this number of ranks, apart from the nodes. They are ordered by slot."""
     if len(placements) != -(-world_size // width):
         return False
     first, last = placements[0], placements[-1]
@@ -210,7 +210,7 @@ def _fill(
     request: Request,
     grouping: Grouping,
 ) -> list[tuple[int, str, str, str]]:
-    """Put spares into the holes of these of `count` groups. Returns (slot, node, the node before it, why this one) for each."""
+    """Put spares into the holes of these of `count` groups. Returns (slot, node, previous node, why this node) for each."""
     zones, moves = request.zones, []
     for group_index, group in groups.items():
         for index, occupant in enumerate(group):
@@ -229,7 +229,7 @@ def _fill(
 
 
 def _best(pool: Mapping[str, Spare], zone: str) -> Spare:
-    """Of the spares of the best repute one of `zone`, where that is known; then the first by name."""
+    """Among the spares of the best repute, one of `zone` if that is known; then the first by name."""
     least = min(spare.repute for spare in pool.values())
     equal = [name for name, spare in pool.items() if spare.repute == least]
     near = [name for name in equal if pool[name].zone == zone] if zone else equal

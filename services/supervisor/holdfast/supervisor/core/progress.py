@@ -1,21 +1,21 @@
-"""Does a job get anywhere? What its generations have reached, by any witness, against where they started. Pure.
+"""Progress of a job: the steps that its generations have reached, by any witness, compared with where they started. Pure.
 
-A generation has *progressed* when a step that every rank finished, or a checkpoint that every rank saved, lies beyond the step
-that it restored. The witnesses are the stream of steps, the agents' reports of first steps, and the inventories: diagnostics
-may be away for hours, and then only the last two speak. Where an earlier generation had been does not matter: after a rollback
-below it the steps have to be done again, and doing them is progress. One rank that reports a new step speaks for all: the
-step needed every rank, and what others reported may be lost, or their nodes away. Where ranks do not wait for each other that
-may be wrong; `restarts_without_advance` counts what every rank has finished, and ends such a job.
+A generation has *progressed* if a step that every rank finished, or a checkpoint that every rank saved, lies beyond the step
+that it restored. The witnesses are the stream of steps, the agents' reports of first steps, and the inventories: if
+diagnostics is unavailable, only the last two remain. The position of an earlier generation does not matter: after a rollback
+below it, steps have to be repeated, and that is progress. One rank that reports a new step is evidence for all: the step
+needed every rank, and the reports of others may be lost. Where ranks do not wait for each other, this may be wrong; then
+`restarts_without_advance`, which uses only steps that every rank has finished, ends the job.
 
-Three counters follow, and a job is ended by any of them, in the policy:
+Three counters follow from this. The policy ends a job by any of them:
 
-* `restarts_without_progress`: worker faults in a row of generations that did not progress. A fault of prepared workers before
-  the start does not count: nothing of the script ran in them.
-* `restarts_without_advance`: worker faults since the job last came further than ever since the step it restores. It grows when
-  the same few steps are done again and again. It begins anew with every start from another step, so it cannot grow while
-  checkpoints advance.
-* `outages`: failures of a file system or a service (or, before a step, of the communication) since the job last came further.
-  They pass by themselves, so they count in neither of the others, and are tried again with a growing pause.
+* `restarts_without_progress`: worker faults in a row in generations that did not progress. A fault of prepared workers before
+  the start does not count: the script has not run in them.
+* `restarts_without_advance`: worker faults since the job last passed its furthest step since the step that it restored. It
+  grows if the same few steps are repeated again and again. It starts at 0 with every start from another step, so it cannot
+  grow while checkpoints advance.
+* `outages`: failures of a file system or a service (or, before a step, of the communication) since the job last passed its
+  furthest step. They pass by themselves, so they count in neither of the others, and are retried with a growing pause.
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ from holdfast.supervisor.core.turn import Turn
 
 
 def seen(turn: Turn, name: str, step: int) -> Job:
-    """Some rank of the running generation has finished, or saved, `step`: its ranks take part in steps."""
+    """Some rank of the running generation has finished or saved `step`, so its ranks take part in steps."""
     job = turn.jobs[name]
-    return turn.put_progress(name, seen_step=step, seen_at=turn.at) if step > job.progress.seen_step else job
+    if step <= job.progress.seen_step:
+        return job
+    # A script whose first step came late does report steps.
+    stepped = job.running is not None and step > job.running.restore.step
+    reports_no_steps = job.progress.reports_no_steps and not stepped
+    return turn.put_progress(name, seen_step=step, seen_at=turn.at, reports_no_steps=reports_no_steps)
 
 
 def has_stepped(job: Job) -> bool:
-    """Whether any rank has reported a new step of the running generation. It needed all ranks; before it, nobody can say that
-    steps have stopped."""
+    """Whether any rank has reported a new step of the running generation, which needed all ranks. Before that, it cannot be
+    concluded that steps have stopped."""
     return job.running is not None and job.progress.seen_step > job.running.restore.step
 
 
 def reached(turn: Turn, name: str, step: int) -> Job:
-    """Every rank of the running generation has finished, or saved, `step`."""
+    """Every rank of the running generation has finished or saved `step`."""
     job = seen(turn, name, step)
     if job.running is None or step <= job.running.restore.step:
         return job
@@ -65,7 +70,7 @@ def started(turn: Turn, job: Job, generation: Generation) -> JobProgress:
 
 
 def count_fault(turn: Turn, name: str, generation: int, error_class: str = "") -> None:
-    """`generation` was ended by a worker's fault."""
+    """Count a worker fault that ended `generation`."""
     job = turn.jobs[name]
     ran_s = turn.at - job.membership.running_at
     if job.progress.reports_no_steps and ran_s >= turn.config.blind_progress_s:

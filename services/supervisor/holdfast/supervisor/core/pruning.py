@@ -1,4 +1,4 @@
-"""Saved steps that somebody wants deleted from the nodes. What a job that is not over may go back to is refused."""
+"""Deletes saved steps from the nodes on request. Steps that an unfinished job may restore are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.supervisor.protocol import PruneRequested
 
 
 def check(state: Tables, event: PruneRequested) -> None:
-    """Raises `NotFound` for a step that no node has, `Conflict` for one that is needed."""
+    """Raises `NotFound` for a step that no node holds, `Conflict` for one that is needed."""
     held = {record.key.checkpoint for node in state.nodes.values() for record in node.inventory.get(event.job, ())}
     job = state.jobs.get(event.job)
     for age in event.steps:
@@ -27,7 +27,7 @@ def check(state: Tables, event: PruneRequested) -> None:
 
 
 def is_needed(job: Job, age: CheckpointId) -> bool:
-    """Whether a job that is not over may go back to this saved step."""
+    """Whether an unfinished job may restore this saved step."""
     if job.phase.finished:
         return False
     resumed = job.checkpoints.resumed
@@ -37,7 +37,7 @@ def is_needed(job: Job, age: CheckpointId) -> bool:
 
 
 def request(turn: Turn, event: PruneRequested) -> None:
-    """Every node that has any of them hears of it; one that is away, when it comes back."""
+    """Order every node that holds any of these steps to delete them. A disconnected node gets the order when it reconnects."""
     steps = set(event.steps)
     for name in turn.found(By.KEEPS, event.job):
         held = {record.key.checkpoint for record in turn.nodes[name].inventory[event.job]}

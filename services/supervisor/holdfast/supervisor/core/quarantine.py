@@ -1,12 +1,12 @@
-"""Repeat offenders leave service: a node whose own past says that it will fail again gets no ranks until somebody looks.
+"""Quarantine of repeat offenders: a node whose record predicts that it will fail again gets no ranks until an operator acts.
 
     incident opens ──► counted against its node ──► an offender? ──► can the jobs spare it? ──► quarantined
-         │ its root moves to another node, or nothing was lost after all: counted there, or nowhere
+         │ its root moves to another node, or it was contradicted: counted there, or nowhere
 
-Quarantine must never do more harm than the node. It needs a closed breaker, takes at most a tenth of the fleet, and never a
-node without which a job would run fewer replicas than it does. When a job cannot run at all for want of nodes, quarantined
-ones are given back to it, the best first: a node that fails now and then is better than none. So are nodes that are held down
-after a loss (returns.py), or whose network is slow (link_tests.py), and before those in quarantine.
+Quarantine must never do more harm than the node. It requires a closed breaker, takes at most a tenth of the fleet, and never a
+node without which a job would run fewer replicas than it does. If a job cannot run at all for lack of nodes, quarantined nodes
+are released for it, the best first: a node that fails now and then is better than none. Before those, nodes are released that
+are held down after a loss (returns.py) or have a slow network (link_tests.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.supervisor.core.views import reachable
 
 
 def count(turn: Turn, incident: Incident) -> None:
-    """`incident` has a root on its node, for now: remember it there, and draw the conclusion."""
+    """Count `incident` against its node, and quarantine the node if it is an offender now."""
     job = turn.jobs.get(incident.job)
     spread = len(job.generation.nodes) if job is not None and job.generation is not None else 1
     weight = offenders.weight_of(incident, turn.config.offenders, spread)
@@ -40,7 +40,7 @@ def count(turn: Turn, incident: Incident) -> None:
 
 
 def count_idle(turn: Turn, finding: Finding) -> None:
-    """A fault of a node without ranks, which is no job's incident."""
+    """Count a fault of a node without ranks, which opens no incident."""
     node = turn.nodes[finding.node]
     weight = offenders.weight_when_idle(finding)
     if weight and not any(fault.incident == finding.id for fault in node.faults):
@@ -48,12 +48,12 @@ def count_idle(turn: Turn, finding: Finding) -> None:
 
 
 def count_failed_test(turn: Turn, incident: Incident, name: str) -> None:
-    """`incident` has suspected this node, and the node's own tests confirm it."""
+    """Count a failed test of this node, which `incident` suspected."""
     _add(turn, turn.nodes[name], Fault(turn.at, incident.id, incident.job, 1.0))
 
 
 def count_bad_links(turn: Turn, name: str) -> None:
-    """Its network is bad, as other nodes without ranks have found."""
+    """Count bad network tests of this node with other nodes without ranks."""
     _add(turn, turn.nodes[name], Fault(turn.at, f"link:{name}:{turn.at:.0f}", "", 1.0))
 
 
@@ -73,7 +73,7 @@ def _add(turn: Turn, node: Node, fault: Fault) -> None:
 
 
 def forget(turn: Turn, incident: Incident) -> None:
-    """`incident` has nothing to do with its node after all."""
+    """Remove `incident` from the record of its node: the node is not its cause."""
     node = turn.nodes.get(incident.node)
     if node is not None and any(fault.incident == incident.id for fault in node.faults):
         turn.put_node(node.name, faults=offenders.without(node.faults, incident.id))
@@ -96,7 +96,7 @@ def _review(turn: Turn, name: str) -> None:
 
 
 def _why_not(turn: Turn, name: str) -> str:
-    """What stands in the way of a quarantine; empty when nothing does."""
+    """What prevents a quarantine; empty if nothing does."""
     if breaker.is_open(turn):
         return "the breaker is open"
     fleet = max(1, turn.count(By.CONNECTED))
@@ -114,15 +114,15 @@ def _why_not(turn: Turn, name: str) -> str:
 
 
 def _wants(job: Job, name: str) -> bool:
-    """Whether the job runs there, or waits for nodes such as this one."""
+    """Whether the job runs on the node, or waits for nodes."""
     if isinstance(job.doing, Pending | Waiting | Suspended | Deferred):
         return True
     return job.generation is not None and job.generation.slot_of(name) is not None
 
 
 def release_for(turn: Turn, job: Job) -> None:
-    """`job` waits for nodes: give it those back that are held down after a loss, or in quarantine, the best first, if that lets
-    it run."""
+    """`job` waits for nodes: release nodes that are held down after a loss, or in quarantine, the best first, if that lets the
+    job run."""
     names = {*turn.found(By.QUARANTINED), *turn.found(By.RETURNING)}
     held = [node for node in map(turn.nodes.__getitem__, sorted(names)) if _may_be_released(node)]
     if not held or isinstance(reachable(turn, job, job.target_dp, job.spec.min_dp), Plan):
@@ -140,7 +140,7 @@ def release_for(turn: Turn, job: Job) -> None:
             break
     else:
         return
-    for node in released[:-1]:  # without the last one it could not run, perhaps without one of these
+    for node in released[:-1]:  # the job needs the last one, but perhaps not all of the others
         trial.put_node(node.name, unschedulable_reason=node.unschedulable_reason)
         if runs():
             released.remove(node)

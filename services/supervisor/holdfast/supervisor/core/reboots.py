@@ -1,12 +1,12 @@
-"""Machines that only a boot brings back are booted, where their agents have a command for it.
+"""Orders the boot of machines that only a boot brings back, where their agents have a command for it.
 
     out of service, cured by a boot ──nothing needs the node──► RebootNode ──another boot id──► hold-down (returns.py)
                                                                     └──────► three tries failed, or no boot came: an operator
 
-Theory of operation. The node has no ranks: a fault took it out (`Removal` with `Cure.REBOOT`). What is left to lose is in its
-memory: a checkpoint that is nowhere else yet, or shards that a change of a job fetches from it now. `review` looks when
-something of the node is other than before, and every `LOOK_S` while something keeps it. An agent that finds workers refuses.
-While the circuit breaker is open no order goes out: then it is more likely that we see wrongly.
+Theory of operation. The node has no ranks: a fault took it out (`Removal` with `Cure.REBOOT`). Only its memory could be lost:
+a checkpoint that has no other copy yet, or shards that a change of a job fetches from it now. `review` runs when the node's
+row has changed, and every `LOOK_S` while something prevents the boot. An agent that finds workers refuses. While the circuit
+breaker is open no order is sent: then the supervisor's view is more likely wrong.
 
 That the machine has booted is never concluded from the answer, but from its boot id (returns.py).
 """
@@ -24,13 +24,13 @@ from holdfast.supervisor.timers import RebootDue
 
 COMMAND_S = 60.0
 _SETTLED = Running | Pending | Waiting | Suspended | Deferred  # such a job fetches no shards
-INVENTORY_S = 15.0  # a replicator looks through its directories when it starts, which takes a second or two
-LOOK_S = 30.0  # between two looks at what keeps a node from being booted or replaced, and before another boot
+INVENTORY_S = 15.0  # a replicator scans its directories when it starts, which takes a second or two
+LOOK_S = 30.0  # between two checks of what prevents a boot or a replacement, and before another boot
 BOOT_S = 1800.0  # large machines test their memory for minutes
 
 
 def review(turn: Turn, name: str) -> None:
-    """Order the boot if it is possible now."""
+    """Order the boot if it is due and possible now."""
     node = turn.nodes.get(name)
     if node is None or (removal := _waits_for_boot(turn, node)) is None:
         return
@@ -67,7 +67,7 @@ def _waits_for_boot(turn: Turn, node: Node) -> Removal | None:
 
 
 def _is_replaced(turn: Turn, removal: Removal) -> bool:
-    """Another machine comes in its place, or will be asked for before a boot is tried."""
+    """Whether another machine replaces it, or will be requested before a boot is tried."""
     request = removal.replacement or Replacement()
     if request.under_way:
         return True
@@ -75,11 +75,11 @@ def _is_replaced(turn: Turn, removal: Removal) -> bool:
 
 
 def obstacle(turn: Turn, node: Node) -> str:
-    """What keeps the node from being booted now, one clause; empty when nothing does."""
+    """What prevents the boot of the node now, one clause; empty if nothing does."""
     if node.live_generations or node.workers:
         return "workers still run on it"
     if may_hold_shards(turn, node):
-        return "it has not said which shards it holds"
+        return "it has not reported which shards it holds"
     for name in sorted(node.inventory):
         if is_in_change(turn, name):
             return f"{name} is in a change, and may fetch shards from it"
@@ -89,13 +89,13 @@ def obstacle(turn: Turn, node: Node) -> str:
 
 
 def may_hold_shards(turn: Turn, node: Node) -> bool:
-    """Whether the node has just connected, and may be about to say what it holds. One that never held any says nothing."""
+    """Whether the node has just connected and may still report shards. A node that never held any reports none."""
     silent = bool(node.facts.replicator_endpoint) and not node.inventoried
     return silent and turn.at < node.connected_at + INVENTORY_S
 
 
 def is_in_change(turn: Turn, name: str) -> bool:
-    """Whether the job may fetch shards from any node now."""
+    """Whether the job may be fetching shards from any node now."""
     job = turn.jobs.get(name)
     settled = job is None or job.phase.finished or isinstance(job.doing, _SETTLED)
     return not settled
@@ -103,7 +103,7 @@ def is_in_change(turn: Turn, name: str) -> bool:
 
 def on_answer(turn: Turn, name: str, done: OrderDone) -> None:
     if done.ok:
-        turn.note(name, f"its machine has been told to boot{f': {done.reason}' if done.reason else ''}")
+        turn.note(name, f"its machine has been ordered to boot{f': {done.reason}' if done.reason else ''}")
     else:
         _fail(turn, name, done.reason)
 
@@ -111,7 +111,7 @@ def on_answer(turn: Turn, name: str, done: OrderDone) -> None:
 def _fail(turn: Turn, name: str, why: str) -> None:
     removal = turn.nodes[name].removal
     if removal is None or removal.reboot is None:
-        return  # an operator has spoken
+        return  # an operator has decided
     reboot = evolve(removal.reboot, ordered_at=None, failure=why)
     turn.put_node(name, removal=evolve(removal, reboot=reboot))
     turn.set_timer(RebootDue(name), turn.at + LOOK_S)
@@ -119,7 +119,7 @@ def _fail(turn: Turn, name: str, why: str) -> None:
 
 
 def withdraw(turn: Turn, name: str) -> None:
-    """The machine has booted, or need not any more: forget the order, if one is out."""
+    """Withdraw the unanswered order, if there is one: the machine has booted, or need not any more."""
     turn.cancel_timer(RebootDue(name))
     if (send := turn.order_to(name, RebootNode)) is not None:
         turn.forget_order(send)

@@ -1,21 +1,21 @@
-"""Recipes: an incident is answered by a sequence of rungs. The next one follows if one is refused, fails or takes too long.
+"""Recipes: sequences of rungs that answer an incident. The next rung follows if one is refused, fails or takes too long.
 
     policy ──► choose: the first rung that is possible ──► decide ──► the job changes ──► every rank steps: DONE
                  ▲   each one before it: REFUSED                          │
                  └────── upkeep, after the same event ◄── FAILED or LATE ─┘     no rung left: the policy is asked again
 
-Theory of operation. What is left of a recipe is in the incident's action (its fallbacks), and what became of it so far in the
-incident's walk. The last rung of the walk is being carried out while it has no end. So a walk is a part of the incident's row:
-every leader goes on with it, and it can only go forward, since the rungs that were tried are no longer in the action. A job has
-one walk at a time: whatever else is decided for it ends the one before.
+Theory of operation. The rest of a recipe is in the incident's action (its fallbacks), and the rungs that were tried are in the
+incident's walk. The last rung of the walk is being carried out while it has no end. A walk is thus part of the incident's row:
+every leader continues it, and it can only go forward, since tried rungs are no longer in the action. A job has one walk at a
+time: any other decision about the job ends the walk.
 
-Who finds that a rung has failed only writes that down (`end`). `upkeep` finds such incidents after the event and takes the next
-rung (`incidents.walk_on`). While the breaker is open nothing is taken: a rung that fails then is planned around, as the change
-of an action that is no recipe is.
+Code that finds that a rung has failed only records it (`end`). `upkeep` finds such incidents after the event and takes the
+next rung (`incidents.walk_on`). While the breaker is open no rung is taken: a rung that fails then is planned around, like the
+change of an action without fallbacks.
 
-A rung fails if its generation cannot be brought up as it was asked for, or if a fault on the incident's node (or on no known
-node) ends it before every rank has stepped. A fault on another node is another incident, and the policy's to decide. The last
-rung is planned around. A planned change can fail only while the run goes on: once it has begun, the run is brought back by
+A rung fails if its generation cannot be brought up as requested, or if a fault on the incident's node (or on no known node)
+ends it before every rank has stepped. A fault on another node is another incident, about which the policy decides. The last
+rung is planned around. A planned change can fail only while the run continues: once it has begun, the run is restored by
 whatever means.
 """
 
@@ -43,11 +43,11 @@ _OF_THE_RUNG = frozenset(
     {FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.HANG, FindingKind.RANKS_MISSING}
 )
 
-# ---------------------------------------------------------------- which rung
+# ---------------------------------------------------------------- the choice of a rung
 
 
 def why_not(turn: Turn, action: Action, incident: Incident) -> str:
-    """Why this rung cannot be carried out now; empty when it can."""
+    """Why this rung cannot be carried out now; empty if it can."""
     job = turn.jobs[incident.job]
     if problem := check_rung(action, incident, job_view(turn, job)):
         return problem
@@ -63,9 +63,9 @@ def why_not(turn: Turn, action: Action, incident: Incident) -> str:
 def choose(
     turn: Turn, incident: Incident, rungs: Sequence[Action], *, anew: bool = True, trusted: bool = False
 ) -> tuple[Incident, Action | None]:
-    """The first rung that is possible, with those after it as its fallbacks; and the incident, not stored yet, with the rungs
-    that were refused and the one that is taken in its walk. `anew`: these are a whole recipe, not what is left of one.
-    `trusted`: the first one is not checked. An action that is no recipe leaves no walk."""
+    """The first possible rung, with those after it as its fallbacks; and the incident (not stored yet), whose walk contains
+    the refused rungs and the chosen one. `anew`: the rungs are a whole recipe, not the rest of one. `trusted`: the first rung
+    is not checked. An action without fallbacks leaves no walk."""
     if anew and len(rungs) == 1 and not (rungs[0].within_s or rungs[0].before or incident.walk):
         possible = trusted or not why_not(turn, rungs[0], incident)
         return incident, rungs[0] if possible else None
@@ -95,7 +95,7 @@ def choose(
 
 
 def begun(turn: Turn, incident: Incident) -> None:
-    """The newest rung was decided: its limit begins."""
+    """The newest rung was decided: start its time limit."""
     rung = incident.rung
     if rung is not None and rung.within_s:
         turn.set_timer(RungTimeout(incident.job, incident.id), turn.at + rung.within_s)
@@ -104,7 +104,7 @@ def begun(turn: Turn, incident: Incident) -> None:
 
 
 def end(turn: Turn, incident: Incident, how: RungEnd, why: str) -> Incident:
-    """The rung that is being carried out has ended so."""
+    """End the rung that is being carried out."""
     if incident.rung is None:
         return incident
     return turn.put_incident(_ended(turn, incident, how, why))
@@ -116,7 +116,7 @@ def _ended(turn: Turn, incident: Incident, how: RungEnd, why: str) -> Incident:
 
 
 def overtake(turn: Turn, job: str, by: Incident) -> None:
-    """Something was decided about `by`, which covers the other faults of the job: no other walk goes on."""
+    """The decision about `by` covers the other faults of the job: end their walks."""
     for other in turn.open_incidents(job):
         if other.id == by.id or other.planned or other.rung is None:
             continue
@@ -126,7 +126,7 @@ def overtake(turn: Turn, job: str, by: Incident) -> None:
 
 
 def _of_change(turn: Turn, job: Job) -> Incident | None:
-    """The incident with the rung that the change in flight carries out, if another rung could follow it now."""
+    """The incident whose rung the change in flight carries out, if another rung could follow it now."""
     if job.change is None or breaker.is_open(turn):
         return None
     for each in job.change.incidents:
@@ -139,8 +139,8 @@ def _of_change(turn: Turn, job: Job) -> Incident | None:
 
 
 def plan_again(turn: Turn, job: Job, why: str, excluded: str) -> Plan | Unplannable | None:
-    """The plan for what the rung of the change in flight asked for, without `excluded` (empty = on the same nodes); or why
-    there is none, and so the rung has failed; None if any plan will do, as no other rung could follow."""
+    """The plan for the rung of the change in flight, without `excluded` (empty = on the same nodes). If there is none, the rung
+    has failed, and the reason is returned. None if any plan will do, because no other rung could follow."""
     if job.generation is None or (incident := _of_change(turn, job)) is None:
         return None
     action = incident.action
@@ -158,8 +158,8 @@ def plan_again(turn: Turn, job: Job, why: str, excluded: str) -> Plan | Unplanna
 
 
 def follow(turn: Turn, name: str, before: Generation | None) -> None:
-    """A generation is planned in place of `before`, and its rung may have put other nodes in the place of those that later
-    rungs are about: should it fail, these leave with them."""
+    """A generation is planned in place of `before`. Its rung may have replaced nodes that later rungs name. If the rung fails,
+    the replacements must leave with them."""
     job = turn.jobs[name]
     generation, change = job.generation, job.change
     if before is None or generation is None or change is None or not change.incidents:
@@ -182,7 +182,7 @@ def follow(turn: Turn, name: str, before: Generation | None) -> None:
 
 
 def _naming(action: Action, replaced: Mapping[str, str], incident: Incident) -> Action:
-    """A rung that also names the nodes that have replaced those it is about."""
+    """The rung, also naming the nodes that replaced those that it names."""
     if action.kind not in (ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN) or (action.dp is not None and not action.nodes):
         return action
     named = action.nodes or ((incident.node,) if incident.node else ())
@@ -192,7 +192,7 @@ def _naming(action: Action, replaced: Mapping[str, str], incident: Incident) -> 
 
 def struck(turn: Turn, job: Job, finding: Finding) -> bool:
     """Whether a fault of the generation that a rung brings up is the failure of this rung. An error of the script or of a
-    service is not: the policy knows what to do about it."""
+    service is not: the policy handles these."""
     if not isinstance(job.doing, CHANGING) or (incident := _of_change(turn, job)) is None:
         return False
     found = finding.attribution
@@ -210,13 +210,13 @@ def _concerns(incident: Incident, node: str) -> bool:
 
 
 def _concerned(incident: Incident) -> tuple[str, ...]:
-    """The nodes that the rung is about."""
+    """The nodes that the rung concerns."""
     named = incident.action.nodes if incident.action else ()
     return named or ((incident.node,) if incident.node else ())
 
 
 def on_timer(turn: Turn, name: str, incident_id: str) -> None:
-    """The limit of a rung is over: the next one, unless every rank steps and only the report of it is missing."""
+    """The limit of a rung is over: end it, unless every rank steps and only the report is missing."""
     incident, job = turn.incidents.get(incident_id), turn.jobs.get(name)
     if incident is None or job is None or incident.rung is None:
         return
@@ -229,7 +229,7 @@ def on_timer(turn: Turn, name: str, incident_id: str) -> None:
     if isinstance(job.doing, Starting) and _steps(turn, job):
         return
     if any(other.action is None for other in turn.open_incidents(name)):
-        return  # the answer about the other one ends this walk
+        return  # the answer about the other incident ends this walk
     if rung.action is ActionKind.WAIT:
         why = f"it waited {rung.within_s:g} s: {job.reason}"
     else:
@@ -239,7 +239,7 @@ def on_timer(turn: Turn, name: str, incident_id: str) -> None:
 
 
 def _steps(turn: Turn, job: Job) -> bool:
-    """Whether others have seen a step that needed every rank."""
+    """Whether others have reported a step that needed every rank."""
     assert job.generation is not None
     return FirstStepsDue(job.name, job.number) in turn.timers or (
         job.progress.seen_step > job.generation.restore.step + 1

@@ -1,21 +1,21 @@
-"""What should run, compared with what agents say that they run.
+"""Compares the workers that should run with those that agents report.
 
-Theory of operation. A finding is an event: it can be lost, late, contradicted or misdated, and then nothing would ever follow
-from it. The workers of a node are a level: an agent reports the whole set whenever it has changed and at every Hello, and each
-beat carries the version of the set. So a rank of the running generation without a living worker is noticed however its end was
-reported, and becomes a fault by itself when nothing else has explained it in time. A finding is the quicker way and names the
-culprit; its absence never makes recovery impossible.
+Theory of operation. A finding is an event. If it is lost, late, contradicted or misdated, nothing would ever follow from it.
+The workers of a node are a level: an agent reports the whole set at every Hello and whenever it has changed, and each
+heartbeat contains the version of the set. So a rank of the running generation without a living worker is noticed however its
+end was reported. It becomes a fault by itself if nothing else has explained it in time. A finding is quicker and identifies
+the cause, but recovery does not depend on it.
 
-    node reports its workers, connects, goes ──► review: does it lack a rank of the running generation?
+    node reports its workers, connects, disconnects ──► review: does it lack a rank of the running generation?
         yes ──► the job's `absent[node]` = since, timer ──► check: still so after the grace ──► fault, the agent as witness
         no  ──► `absent` without it
 
-A generation whose ranks all live and which finishes no step is a matter of diagnostics, which knows what they do. Only when
-twice the longest time that it may take to say so has passed, with every node there to report a step, that is a fault as well.
+A generation whose ranks all live but finish no step is diagnostics' responsibility, because it knows what they do. It becomes a
+fault here only if every node could report a step, and none has for twice the longest time that diagnostics needs.
 
-A node without a session says nothing. It is lost only when others testify: the other nodes of the job report steps, and theirs
-have stood still since it went away; or, where it is alone, diagnostics is at work and has no step of it either. While steps go
-on it takes part in them, whatever its sessions do.
+A node without a session reports nothing. It is lost only on the evidence of others. Either the job's other nodes report steps,
+and these have stopped since it disconnected; or, if no such node is connected, diagnostics is working and has no step of the
+job either. While steps continue, the node takes part in them, whatever its sessions do.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.timers import RanksDue, StepDue
 
-_TOLD_TO_RUN = (Running, Starting)
-STILL_FACTOR = 2.0  # times what diagnostics may take to conclude a hang: it knows more
+_STARTED = (Running, Starting)
+STILL_FACTOR = 2.0  # times what diagnostics may take to report a hang: it has more information
 
-# ---------------------------------------------------------------- what agents say
+# ---------------------------------------------------------------- reports of agents
 
 
 def on_workers(
@@ -52,7 +52,7 @@ def on_workers(
     ended: tuple[WorkerEnded, ...],
     template: TemplateState | None = None,
 ) -> None:
-    """Every worker of the node, as it reports them: in Hello, and whenever the set has changed."""
+    """Fold the complete set of the node's workers, as reported in Hello and whenever it has changed."""
     turn.put_node(name, workers=workers, workers_version=version, ended=ended, workers_at=turn.at)
     stop_orphaned(turn, name, workers)
     _finished(turn, ended)
@@ -63,7 +63,7 @@ def on_workers(
 
 
 def _finished(turn: Turn, ended: tuple[WorkerEnded, ...]) -> None:
-    """Ranks that have ended well are told apart from the rest once more: that report may have been lost."""
+    """Count ranks that ended with exit code 0 as finished. They are reported separately, too, but that report may be lost."""
     well: dict[tuple[str, int], list[int]] = {}
     for each in ended:
         job = turn.jobs.get(each.job)
@@ -74,14 +74,14 @@ def _finished(turn: Turn, ended: tuple[WorkerEnded, ...]) -> None:
 
 
 def on_prepared(turn: Turn, name: str, job: str, generation: int, done: OrderDone) -> None:
-    """The node has prepared a generation, with the workers in its answer, and has none of an older one. The answer says which
-    workers the node has, or the whole set is reported a moment later."""
+    """The node has prepared a generation and has no workers of an older one. The answer contains the node's workers, or the
+    complete set is reported a moment later."""
     node = turn.nodes[name]
     holds = nodes.holds_after(node, job, generation - 1)
     if not done.workers_version:
         others = [run for run in worker_runs(node.workers) if run.job != job]
         turn.put_node(name, workers=Workers((*others, *worker_runs(done.workers))), live_generations=holds)
-    elif done.workers_version <= node.workers_version:  # said again after a Hello, which is newer
+    elif done.workers_version <= node.workers_version:  # repeated after a Hello, which is newer
         turn.put_node(name, live_generations=holds)
     else:
         turn.put_node(
@@ -96,24 +96,24 @@ def on_prepared(turn: Turn, name: str, job: str, generation: int, done: OrderDon
 
 
 def on_withdrawn_prepared(turn: Turn, name: str, done: OrderDone) -> None:
-    """The answer to an order that is no longer wanted: the workers in it are there all the same."""
+    """Fold the workers in the answer to a withdrawn order: they exist all the same."""
     node = turn.nodes[name]
     if done.workers_version > node.workers_version:
         on_workers(turn, name, done.workers_version, done.workers, (), node.template)
 
 
 def on_step_reached(turn: Turn, node: str, reached: StepReached) -> None:
-    """A node of a running generation has finished a step: a sign of life of all its ranks, whoever else is silent."""
+    """A node of a running generation reports a finished step: all ranks of the generation took part, connected or not."""
     job = turn.jobs.get(reached.job)
     if job is not None and binding.has_stepped_there(job, node, reached):
         progress.seen(turn, job.name, reached.step)
-        # Nobody is two steps ahead of another: each of them needs all.
+        # No rank is two steps ahead of another, because each step needs all ranks.
         progress.reached(turn, job.name, reached.step - 1)
         handover.on_sign_of_step(turn, job.name, reached.generation, reached.step - 1)
 
 
 def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> None:
-    """Workers that are not part of any run: of a job that has ended, or of a generation that was given up."""
+    """Stop workers that belong to no run: of a job that has ended, or of an abandoned generation."""
     newest: dict[str, int] = {}
     for run in worker_runs(workers):
         newest[run.job] = max(run.generation, newest.get(run.job, 0))
@@ -128,7 +128,7 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
             turn.put_node(
                 name, live_generations={**turn.nodes[name].live_generations, job: tuple(sorted({*held, generation}))}
             )
-        if known is None:  # unknown is not faulty: this state may be younger than that run
+        if known is None:  # unknown is not faulty: this state may be newer than that run
             if generation not in held:
                 turn.note(name, f"runs generation {generation} of {job}, which is not known here: left alone")
         elif not any(isinstance(send.order, Stop) for send in turn.orders(node=name, job=job)):
@@ -137,11 +137,11 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
                 change.wait_for_stop(turn, known, command, name)
 
 
-# ---------------------------------------------------------------- who lacks a rank
+# ---------------------------------------------------------------- nodes that lack a rank
 
 
 def review_node(turn: Turn, name: str) -> None:
-    """The node's workers or its session have changed. A generation that is being prepared is none that should run."""
+    """The node's workers or session have changed. Ranks of a generation that is still being prepared are not missing."""
     for each in turn.found(By.CLAIM, name):
         job = turn.jobs[each]
         if job.running is not None and job.running.number == job.number:
@@ -149,7 +149,7 @@ def review_node(turn: Turn, name: str) -> None:
 
 
 def review_generation(turn: Turn, name: str) -> None:
-    """A generation was told to run: from here on each of its ranks should live."""
+    """A generation was started: from now on, each of its ranks should have a worker."""
     job = turn.jobs[name]
     assert job.running is not None
     nodes = (turn.nodes[node] for node in job.running.nodes)
@@ -177,10 +177,10 @@ def _review(turn: Turn, job: Job, node: Node) -> None:
 
 
 def _lacks(node: Node, job: Job) -> bool:
-    """Whether not every rank of the running generation that belongs on the node is known to live, or to have ended well."""
+    """Whether some rank of the running generation that belongs on the node neither lives nor ended with exit code 0."""
     if not node.connected:
         return True
-    if not node.workers_version:  # it does not report its workers: unknown is not faulty
+    if not node.workers_version:  # its agent does not report workers: unknown is not faulty
         return False
     assert job.running is not None
     mine = (job.name, job.running.number)
@@ -196,7 +196,7 @@ def _lacks(node: Node, job: Job) -> bool:
 
 
 def _missing(turn: Turn, job: Job) -> dict[str, tuple[int, ...]]:
-    """Ranks of the running generation that nodes with a session have no worker for, by node."""
+    """Ranks of the running generation without a worker, by node, for nodes with a session."""
     if job.running is None or not job.membership.absent:
         return {}
     found = {}
@@ -216,12 +216,12 @@ def _missing_on(node: Node, job: Job, placement: Placement) -> tuple[int, ...]:
     return tuple(rank for rank in placement.ranks if rank not in there and rank not in job.membership.finished)
 
 
-# ---------------------------------------------------------------- what follows
+# ---------------------------------------------------------------- faults
 
 
 def _applies(job: Job) -> bool:
     """Whether each rank of the running generation should have a living worker now."""
-    return isinstance(job.doing, _TOLD_TO_RUN) and job.running is not None and job.running.number == job.number
+    return isinstance(job.doing, _STARTED) and job.running is not None and job.running.number == job.number
 
 
 def _set_timer(turn: Turn, name: str) -> None:
@@ -239,7 +239,7 @@ def _patience_s(turn: Turn, name: str) -> float:
 
 
 def on_timer(turn: Turn, name: str) -> None:
-    """Look again at the nodes that lack ranks: what nothing else has explained by now is a fault."""
+    """Check the nodes that lack ranks. If nothing else has explained the absence by now, record a fault."""
     job = turn.jobs.get(name)
     if job is None or not _applies(job) or not job.membership.absent:
         return
@@ -254,14 +254,17 @@ def on_timer(turn: Turn, name: str) -> None:
 
 
 def on_still_timer(turn: Turn, name: str) -> None:
-    """Every rank lives, as far as is known: does any of them finish steps?"""
+    """All ranks live, as far as is known. Record a fault if they finish no steps."""
     job = turn.jobs.get(name)
-    if job is None or not _applies(job) or not isinstance(job.doing, Running) or job.progress.reports_no_steps:
+    if job is None or not _applies(job) or not isinstance(job.doing, Running):
+        return
+    if job.progress.reports_no_steps:
+        watch_steps(turn, name)  # its first step may come late
         return
     assert job.running is not None
     members = [turn.nodes[node] for node in job.running.nodes if node in turn.nodes]
     if not all(node.workers_version for node in members):
-        return  # agents whose beats do not report steps: their silence says nothing
+        return  # some agents' heartbeats contain no steps: their silence is no evidence
     since = max(job.progress.seen_at, *(node.connected_at for node in members))
     allowance_s = _still_s(job)
     if turn.at - since < allowance_s:
@@ -274,7 +277,7 @@ def on_still_timer(turn: Turn, name: str) -> None:
 
 
 def watch_steps(turn: Turn, name: str) -> None:
-    """Every rank steps: from here on, somebody should see steps."""
+    """Every rank steps: from now on, steps should be reported."""
     turn.set_timer(StepDue(name), turn.at + _still_s(turn.jobs[name]))
 
 
@@ -302,29 +305,29 @@ def _is_due(turn: Turn, job: Job, node: str) -> bool:
 
 
 def _is_lost(turn: Turn, job: Job, name: str) -> bool:
-    """A node without a session: do others testify that it takes part in no step any more?"""
+    """Whether a node without a session is lost, on the evidence of other nodes or of diagnostics."""
     node, config = turn.nodes.get(name), turn.config
     assert job.running is not None
     if node is None or node.connected or node.lost:
         return False
-    since = max(job.membership.absent[name], turn.led_at)  # nobody listened before
+    since = max(job.membership.absent[name], turn.led_at)  # no leader received reports before
     away_s, still_s = turn.at - since, turn.at - max(job.progress.seen_at, since)
     if peers_report_steps(turn, job):
         return progress.has_stepped(job) and away_s >= config.away_s and still_s >= still_patience_s(turn, job)
-    # No node of the job can testify. Diagnostics can: it sees steps of other jobs, and none of this one.
+    # No node of the job can report steps. Diagnostics can: it receives steps of other jobs, and none of this one.
     at_work = turn.at - turn.diagnostics_at <= config.diagnostics_s and turn.count(By.CONNECTED) > 0
     return at_work and min(away_s, still_s) >= config.alone_s
 
 
 def peers_report_steps(turn: Turn, job: Job) -> bool:
-    """Whether any node of the running generation has a session and an agent that reports steps with its beats."""
+    """Whether any node of the running generation has a session and an agent that reports steps in its heartbeats."""
     assert job.running is not None
     peers = (turn.nodes[other] for other in job.running.nodes if other in turn.nodes)
     return any(peer.connected and peer.workers_version for peer in peers)
 
 
 def still_patience_s(turn: Turn, job: Job) -> float:
-    """How long a run with a member out of sight may be without a step, as its other nodes report."""
+    """Time without a reported step after which a member without a session counts as lost, in seconds."""
     return max(turn.config.away_s, job.spec.hang.floor_s, job.spec.hang.factor * job.progress.step_s)
 
 
@@ -357,7 +360,7 @@ def _how(node: Node, job: Job, rank: int) -> str:
 
 
 def _ended_at(node: Node, job: Job, noticed_at: float) -> float:
-    """When the first of the job's ranks on the node ended, by the supervisor's clock: the node reported how long ago."""
+    """When the first of the job's ranks on the node ended, by the supervisor's clock. The node reports the age of each end."""
     ages = [
         each.ago_s for each in node.ended if (each.job, each.generation) == (job.name, job.number) and not each.well
     ]

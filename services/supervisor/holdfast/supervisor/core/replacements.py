@@ -1,17 +1,17 @@
-"""Machines that do not come back are replaced: who provides them is asked for another one, if the operator has named somebody.
+"""Requests another machine in place of one that does not return, if the operator has configured a provider.
 
     out of service ──only an operator brings it back, or `after_s` over──► RequestReplacement ──agreed──► another machine
                                                                      └──refused──► three tries, then an operator
 
-Theory of operation. The node has no ranks: a fault took it out (`Removal`), and its job was answered before. A replaced machine
-takes its disks along, so nothing of a job may be there alone: neither shards of the newest step that can be restored, nor any
-that a change fetches now. Machines that are away count as holders of what they have, because they may be back, unless they are
-being replaced. While the circuit breaker is open nobody is asked: then it is more likely that we see wrongly.
+Theory of operation. The node has no ranks: a fault took it out (`Removal`), and its job has recovered. A replaced machine takes
+its disks along, so it must not hold the only copy of anything of a job: neither shards of the newest step that can be restored,
+nor any that a change fetches now. Disconnected machines count as holders of their shards, because they may return, unless they
+are being replaced. While the circuit breaker is open nothing is requested: then the supervisor's view is more likely wrong.
 
-A request goes out once. Who agreed is never asked again about the same fault, and if no answer comes, because the leader ended
-meanwhile, nobody knows whether a machine was replaced: that is an operator's to find out.
+A request is sent once. After an agreement, no other one is sent for the same fault. If no answer arrives, because the leader
+ended meanwhile, it is unknown whether a machine was replaced: an operator must find out.
 
-That another machine has come is not concluded from the answer, but from its machine id (`returns.on_other_machine`).
+The arrival of another machine is not concluded from the answer, but from its machine id (`returns.on_other_machine`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RETRY_S = 300.0  # after a refusal
 
 
 def review(turn: Turn, name: str) -> None:
-    """Ask for another machine if it is time to, and possible now."""
+    """Request another machine if it is due and possible now."""
     node, rules = turn.nodes.get(name), turn.config.replacements
     if not rules.provider or node is None or (removal := _out(node)) is None:
         return
@@ -72,8 +72,8 @@ def _ask(turn: Turn, node: Node, removal: Removal, request: Replacement) -> None
 
 
 def _out(node: Node) -> Removal | None:
-    """The removal of a node whose machine may be replaced: it is not back, or comes back by an operator only. One
-    that fails its own tests is there, and no machine is replaced for a disk that is full."""
+    """The removal of a node whose machine may be replaced: it is not back, or only an operator brings it back. A node that
+    fails its own tests is excluded: no machine is replaced for a full disk."""
     removal = node.removal
     if removal is None or (removal.cure is Cure.TESTS and not removal.final):
         return None
@@ -81,7 +81,7 @@ def _out(node: Node) -> Removal | None:
 
 
 def _due(turn: Turn, node: Node, removal: Removal) -> float:
-    """When there has been enough time for the machine to come back by itself."""
+    """When the machine has had enough time to return by itself."""
     if removal.final or removal.replace or not returns.comes_back(node):
         return removal.at
     due = removal.at + turn.config.replacements.after_s
@@ -91,7 +91,7 @@ def _due(turn: Turn, node: Node, removal: Removal) -> float:
 
 
 def _full_until(turn: Turn) -> float:
-    """Until when no more machines are replaced, because so many have been; in the past if there is room."""
+    """Until when the daily limit of replacements is reached; in the past if there is room."""
     recent = [at for at in turn.replaced if turn.at - at < DAY_S]
     most = turn.config.replacements.per_day_max
     if len(recent) < most:
@@ -100,11 +100,11 @@ def _full_until(turn: Turn) -> float:
 
 
 def obstacle(turn: Turn, node: Node) -> str:
-    """What keeps the machine from being replaced now, one clause; empty when nothing does."""
+    """What prevents the replacement of the machine now, one clause; empty if nothing does."""
     if node.connected and (node.live_generations or node.workers):
         return "workers still run on it"
     if node.connected and reboots.may_hold_shards(turn, node):
-        return "it has not said which shards it holds"
+        return "it has not reported which shards it holds"
     for name in sorted(node.inventory):
         if reboots.is_in_change(turn, name):
             return f"{name} is in a change, and may fetch shards from it"
@@ -117,11 +117,11 @@ def on_answer(turn: Turn, event: ProviderAnswered) -> None:
     node = turn.nodes.get(event.node)
     request = node.removal.replacement if node is not None and node.removal is not None else None
     if request is None or request.request != event.request or request.agreed_at is not None:
-        return  # an operator has spoken, or the answer is said again
+        return  # an operator has decided, or the answer is repeated
     turn.cancel_timer(ReplacementDue(event.node))
     if event.ok:
         _put(turn, event.node, evolve(request, asked_at=None, agreed_at=turn.at, answer=event.reason, failure=""))
-        nodes.refresh(turn, event.node, f"its machine is being replaced{_said(event.reason)}")
+        nodes.refresh(turn, event.node, f"its machine is being replaced{_suffix(event.reason)}")
         return
     _put(turn, event.node, evolve(request, asked_at=None, failure=event.reason))
     turn.note(event.node, f"its machine is not replaced: {event.reason}")
@@ -129,7 +129,7 @@ def on_answer(turn: Turn, event: ProviderAnswered) -> None:
 
 
 def withdraw(turn: Turn, name: str) -> None:
-    """An operator keeps the node out: another machine is not waited for any more."""
+    """An operator keeps the node out of service: no longer wait for another machine."""
     turn.cancel_timer(ReplacementDue(name))
 
 
@@ -139,5 +139,5 @@ def _put(turn: Turn, name: str, request: Replacement) -> None:
     turn.put_node(name, removal=evolve(removal, replacement=request))
 
 
-def _said(words: str) -> str:
+def _suffix(words: str) -> str:
     return f": {words}" if words else ""

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody asked for: how far did they come? Answered when every copy is made, or the patience is over."""
+"""Answers requests for checkpoints with the tiers reached, when every copy is made or the time is over."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from holdfast.supervisor.timers import CheckpointReportDue
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How many ranks of the running generation have their shard of a step in each tier; tiers that the job has not are left
-    out."""
+    """The number of ranks of the running generation whose shard of a step is in each tier. Tiers that the job does not have are
+    left out."""
 
     ranks: int
     counts: tuple[tuple[str, int], ...]  # nearest first
 
     @property
     def complete(self) -> bool:
-        """Every rank's shard is somewhere: on its own node, or in the object store."""
+        """Whether every rank's shard exists, on its own node or in the object store."""
         return any(name in (_NEAREST, _STORE) and count == self.ranks for name, count in self.counts)
 
     @property
     def all_copies(self) -> bool:
-        """What the object store has is as far as it goes: nodes may have let go of it for newer steps by then."""
+        """Whether nothing remains to be copied. The object store is the last tier: nodes may have deleted theirs by then."""
         return (_STORE, self.ranks) in self.counts or all(count == self.ranks for _, count in self.counts)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ _PEER, _STORE = "a peer", "the object store"
 
 
 def reach(turn: Turn, job: Job, step: int) -> Reach:
-    """How far the checkpoint at `step` of the running generation has come, as the inventories tell."""
+    """The tiers that the checkpoint at `step` of the running generation has reached, by the inventories."""
     running = job.running
     assert running is not None
     home = {rank: placement.node for placement in running.placements for rank in placement.ranks}
@@ -52,7 +52,7 @@ def reach(turn: Turn, job: Job, step: int) -> Reach:
     for node, record in saved.held(turn, job, running.attempt, step):
         rank = record.key.rank
         tiers[_PEER if home.get(rank) != node.name else record.tier].add(rank)
-    own = set[int]().union(*(tiers[name] for name in NEARNESS))  # memory may have gone on to a newer step by now
+    own = set[int]().union(*(tiers[name] for name in NEARNESS))  # memory may hold a newer step by now
     counts = [(_NEAREST, len(own)), *((name, len(tiers[name])) for name in _FARTHER)]
     if len(running.placements) > 1:
         counts.append((_PEER, len(tiers[_PEER])))
@@ -64,14 +64,14 @@ def reach(turn: Turn, job: Job, step: int) -> Reach:
 
 
 def travel_s(turn: Turn, job: Job) -> float:
-    """How long a saved step may take to the farthest tier before somebody who waits is told how far it has come."""
+    """Time for a saved step to reach the last tier before a waiting client gets its answer, in seconds."""
     if not job.spec.checkpoint.store:
         return turn.config.report_s
     return max(turn.config.report_store_s, 3 * job.checkpoints.measured.upload_s)
 
 
 def expect(turn: Turn, name: str, operation: str, at_step: int, until: float) -> None:
-    """The operation is answered later (no operation: a note is made); the oldest of too many at once."""
+    """Answer the operation later; without one, write a note. If too many wait, the oldest is answered now."""
     job = turn.jobs[name]
     awaited = (*job.checkpoints.requests, CheckpointRequest(operation, at_step, until))
     job = turn.put_checkpoints(name, requests=awaited)
@@ -81,7 +81,7 @@ def expect(turn: Turn, name: str, operation: str, at_step: int, until: float) ->
 
 
 def review(turn: Turn, name: str) -> None:
-    """An inventory, or time, has come in."""
+    """Answer the requests that are complete or due. Called after an inventory, and by the timer."""
     job = turn.jobs.get(name)
     if job is None or not job.checkpoints.requests:
         return
@@ -93,7 +93,7 @@ def review(turn: Turn, name: str) -> None:
 
 
 def settle(turn: Turn, name: str) -> None:
-    """The generation that saves is over: what is known now is all that will be."""
+    """The saving generation has ended: answer all requests with what is known now."""
     for each in turn.jobs[name].checkpoints.requests:
         _answer(turn, turn.jobs[name], each)
     _set_timer(turn, name)
@@ -107,7 +107,7 @@ def _set_timer(turn: Turn, name: str) -> None:
 
 
 def _until(turn: Turn, request: CheckpointRequest) -> float:
-    """When it is answered at the latest: a new leader knows what is saved when agents have come back to it."""
+    """The latest time of an answer. A new leader knows the saved steps only after agents have reconnected."""
     return max(request.until, turn.led_at + turn.config.session_s)
 
 

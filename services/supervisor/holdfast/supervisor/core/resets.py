@@ -1,17 +1,17 @@
-"""GPUs that must be reset before any rank uses them again, node by node.
+"""Resets of GPUs that must be reset before any rank uses them again, node by node.
 
     finding ──demand──► due ──no workers left: ResetGpu──► reset, tests passed: in use again
-                         ▲                        └──────► failed: out of service, until an operator has looked
+                         ▲                        └──────► failed: out of service until an operator acts
 
-Theory of operation. The demand is a part of the node's row, and a node with one is unusable: no plan gives it ranks, whatever
-becomes of the job, the incident or the leader. So "no rank starts on a GPU whose reset was demanded and not done" needs no
-transition to remember it. `review` compares, after every event: a node that is due, has a session and no workers has an
-unanswered `ResetGpu`, or gets one. It does not matter why its workers are gone: the job waits for the reset (resetting.py), was
-swapped to another node, or has ended.
+Theory of operation. The demand is part of the node's row. A node with one is unusable: no plan gives it ranks, whatever happens
+to the job, the incident or the leader. So no rank can start on a GPU whose demanded reset is not done, without any transition
+that enforces it. After every event, `review` ensures that each node with a demand, a session and no workers has an unanswered
+`ResetGpu`. It does not matter why its workers have ended: the job waits for the reset (resetting.py), was swapped to another
+node, or has ended.
 
-What is found while an order is out needs another one: the answer may be on its way, about a reset that was over before.
+A finding that arrives while an order is unanswered needs another order: the answer may be about a reset before the finding.
 
-A failed reset is not repeated by itself. An operator's `uncordon` tries again, `repair` says that the GPUs are good.
+A failed reset is not repeated automatically. An operator's `uncordon` tries again; `repair` declares the GPUs good.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from holdfast.supervisor.core.turn import Turn
 
 
 def is_demanded_by(finding: Finding) -> bool:
-    """Whether the mildest remedy that the finding recommends is a reset: the run has ended, or will, and a restart on the same
-    GPU is no remedy."""
+    """Whether the mildest remedy that the finding recommends is a reset: the run has ended, or will end, and a restart on the
+    same GPU is no remedy."""
     resets = finding.ladder[:1] == (Remedy.RESET_GPU,)
     return resets and bool(finding.node) and finding.severity is Severity.ERROR
 
 
 def is_wanted_by(finding: Finding) -> bool:
-    """Whether the finding recommends a reset at the job's next boundary: the run goes on, on a GPU that is good for it."""
+    """Whether the finding recommends a reset at the job's next checkpoint: until then the run can use the GPU."""
     later = Remedy.RESET_GPU in finding.ladder and finding.severity is Severity.WARNING
     return later and bool(finding.node)
 
@@ -47,7 +47,7 @@ def is_history(node: Node, finding: Finding) -> bool:
 
 
 def demand(turn: Turn, node: Node, gpu: int | None, cause: str) -> None:
-    """The node gets no ranks before this GPU, None = every one of it, has been reset."""
+    """Give the node no ranks until this GPU (None = every GPU of the node) has been reset."""
     due = node.reset_due
     if due is None:
         due = ResetDue(_with(None, gpu), cause)
@@ -65,7 +65,7 @@ def _with(gpus: tuple[int, ...] | None, gpu: int | None) -> tuple[int, ...]:
 
 
 def obstacle(node: Node) -> str:
-    """Why the GPUs of the node cannot be reset now, one clause; empty when they can."""
+    """Why the GPUs of the node cannot be reset now, one clause; empty if they can."""
     if node.lost:
         return "the node is lost"
     if node.reset_due is not None and node.reset_due.failure:
@@ -76,13 +76,13 @@ def obstacle(node: Node) -> str:
 
 
 def is_possible(node: Node) -> bool:
-    """Whether they could be reset if the node were in service."""
+    """Whether its GPUs could be reset if the node were in service."""
     failed = node.reset_due is not None and bool(node.reset_due.failure)
     return not node.lost and not failed and node.facts.resets_gpus
 
 
 def targets(turn: Turn, job: Job, action: Action, incident: Incident) -> tuple[str, ...]:
-    """The job's nodes whose GPUs are reset before its next generation; whatever the action names is due from now on."""
+    """The job's nodes whose GPUs are reset before its next generation. Nodes that the action names become due now."""
     generation = job.generation
     assert generation is not None
     own = (incident.node,) if incident.node and not turn.members(generation, By.RESET_DUE) else ()
@@ -95,7 +95,7 @@ def targets(turn: Turn, job: Job, action: Action, incident: Incident) -> tuple[s
 
 
 def review(turn: Turn) -> None:
-    """Order the resets that are possible now."""
+    """Send the reset orders that are possible now."""
     for name in turn.found(By.RESET_DUE):
         node = turn.nodes[name]
         due = node.reset_due
@@ -104,8 +104,8 @@ def review(turn: Turn) -> None:
             continue
         if turn.order_to(name, ResetGpu) is None:
             turn.put_node(name, reset_due=evolve(due, more=None))
-            struck = [turn.incidents[each] for each in turn.found(By.STRUCK, name)]
-            decided = [incident for incident in struck if incident.action is not None]
+            concerned = [turn.incidents[each] for each in turn.found(By.STRUCK, name)]
+            decided = [incident for incident in concerned if incident.action is not None]
             job, traceparent = (decided[0].job, spans.change_below(decided[0])) if decided else ("", "")
             turn.send(name, ResetGpu(job, due.gpus, turn.config.reset_command_s, traceparent))
 
@@ -113,7 +113,7 @@ def review(turn: Turn) -> None:
 def on_answer(turn: Turn, name: str, done: OrderDone) -> None:
     due = turn.nodes[name].reset_due
     if due is None:
-        return  # an operator has said that the GPUs are good
+        return  # an operator has declared the GPUs good
     if not done.ok:
         fail(turn, name, done.reason)
         return
@@ -122,13 +122,13 @@ def on_answer(turn: Turn, name: str, done: OrderDone) -> None:
         return
     turn.put_node(name, reset_due=None, reset_at=turn.at)
     turn.note(name, f"its GPUs were reset, and it passed its tests: {done.reason or due.cause}")
-    if nodes.job_of(turn, name) is None:  # otherwise its job has waited for this
+    if nodes.job_of(turn, name) is None:  # otherwise its job waits for the reset
         returns.was_reset(turn, name, due.cause)
     nodes.refresh(turn, name, "its GPUs were reset, and it passed its tests")
 
 
 def fail(turn: Turn, name: str, reason: str) -> None:
-    """The reset did not come about: the node is out of service."""
+    """The reset failed: take the node out of service."""
     due = turn.nodes[name].reset_due
     assert due is not None
     turn.put_node(name, reset_due=evolve(due, failure=reason))
@@ -136,6 +136,6 @@ def fail(turn: Turn, name: str, reason: str) -> None:
 
 
 def withdraw(turn: Turn, name: str) -> None:
-    """Forget the order to reset, if one is out."""
+    """Withdraw the unanswered reset order, if there is one."""
     if (send := turn.order_to(name, ResetGpu)) is not None:
         turn.forget_order(send)

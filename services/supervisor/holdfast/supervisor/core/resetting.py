@@ -1,10 +1,10 @@
 """Jobs that wait for GPUs of their nodes to be reset.
 
     change.begin ──Stop to all──► RESETTING ──every reset done──► PREPARING on the same nodes
-                                      └──a reset failed, is late, its node is gone──► the next rung, or the policy is asked
+                                      └──a reset failed, is late, its node is lost──► the next rung, or the policy is asked
 
-The nodes' side is in resets.py. Here is only what follows for the job: it is looked at after every event that concerns one of
-its nodes (upkeep.py), so nothing has to be remembered between a reset and its consequence.
+resets.py handles the nodes; this module handles the job. `upkeep` calls it after every event that concerns one of the job's
+nodes, so nothing has to be remembered between a reset and its consequence.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import plan_for
 from holdfast.supervisor.timers import ResetTimeout
 
-FAILURE = "gpu_reset"  # in an incident's evidence: why the reset that was decided did not come about
+FAILURE = "gpu_reset"  # key in an incident's evidence: why the decided reset failed
 
 
 def on_answer(turn: Turn, node: str, done: OrderDone) -> None:
-    """Keep how long the reset took, for the incident's record."""
+    """Record the duration of the reset in the job, for the incident's record."""
     job = nodes.job_of(turn, node)
     if job is not None and isinstance(job.doing, Resetting):
         seconds = dict(job.doing.phases_s)
@@ -35,11 +35,11 @@ def on_answer(turn: Turn, node: str, done: OrderDone) -> None:
 
 
 def go_on(turn: Turn, job: Job) -> None:
-    """The job waits for resets: plan its next generation when they are done, ask the policy again when one cannot be."""
+    """Plan the job's next generation when its resets are done; ask the policy again if one of them is impossible."""
     doing = job.doing
     assert isinstance(doing, Resetting)
     assert job.generation is not None
-    if late := set(turn.members(job.generation, By.RESET_DUE)) - set(doing.nodes):  # demanded since it was decided
+    if late := set(turn.members(job.generation, By.RESET_DUE)) - set(doing.nodes):  # demanded after the decision
         doing = evolve(doing, nodes=tuple(sorted({*doing.nodes, *late})))
         turn.put_job(job.name, doing=doing)
     if obstacles := [f"{node}: {why}" for node in doing.nodes if (why := _obstacle(turn, node))]:
@@ -48,7 +48,7 @@ def go_on(turn: Turn, job: Job) -> None:
     if any(turn.nodes[node].reset_due is not None for node in doing.nodes):
         return
     incident = turn.incidents.get(doing.incident)
-    if incident is None or incident.action is None:  # closed, or asked again meanwhile
+    if incident is None or incident.action is None:  # closed, or undecided again
         _give_up(turn, job, doing, "it is not wanted any more")
         return
     outcome = plan_for(turn, job, incident.action, incident)
@@ -66,7 +66,7 @@ def _obstacle(turn: Turn, name: str) -> str:
 
 
 def on_timer(turn: Turn, name: str, number: int) -> None:
-    """The time for the resets is over."""
+    """The time limit of the resets is over."""
     job = turn.jobs.get(name)
     if job is None or job.number != number or not isinstance(job.doing, Resetting):
         return
@@ -75,9 +75,9 @@ def on_timer(turn: Turn, name: str, number: int) -> None:
         return
     late = [node for node in job.doing.nodes if node in turn.nodes and turn.nodes[node].reset_due is not None]
     if not late:
-        return  # done: `go_on` follows, if it has not been already
+        return  # done: `go_on` plans the next generation
     for node in late:
-        # Without a session its agent may do it later; the node gets no ranks before it has.
+        # Without a session, its agent may do the reset later; the node gets no ranks until then.
         if turn.nodes[node].connected and not resets.obstacle(turn.nodes[node]):
             resets.withdraw(turn, node)
             resets.fail(turn, node, f"it was not done within {turn.config.reset_s:g} s")
@@ -86,7 +86,7 @@ def on_timer(turn: Turn, name: str, number: int) -> None:
 
 
 def _give_up(turn: Turn, job: Job, doing: Resetting, why: str) -> None:
-    """The next rung of the recipe; without one, everything that was decided to be resolved by the reset is asked again."""
+    """Take the next rung of the recipe. Without one, ask again about every incident that the reset should resolve."""
     change.withdraw(turn, job)
     turn.move(job.name, Cause.GIVE_UP, Replanning(), f"gpu_reset did not come about: {why}")
     decided = turn.incidents.get(doing.incident)

@@ -1,11 +1,11 @@
-"""Which saved step no node may be left without.
+"""Retention: determines the newest saved step that every node must keep, and sends it to the nodes.
 
-Nodes delete by what they hold themselves. But a step is worth something only while every rank's shard of it is somewhere, and
-nodes whose disks are slower or faster than the others' may come to have no step in common. So the newest step that all of them
-have, on disk and with a peer, is told to every node that has shards of the job: that one stays until the next is told.
+Nodes delete shards by what they hold themselves. But a step is useful only while every rank's shard exists somewhere, and
+nodes with slower or faster disks than others could end up with no step in common. So the newest step that all of them have, on
+disk and on a peer, is sent to every node that holds shards of the job: nodes keep that step until they receive the next.
 
-It is said, not ordered: a word that is lost, late or told twice, or a supervisor that is away, lets nodes keep more than they
-need to, never less. One look per `retention_s` and save: it goes through all inventories of the job.
+This is a notification, not an order. If it is lost, late or repeated, or if the supervisor is unavailable, nodes keep more than
+necessary, never less. It is computed once per `retention_s` and save, from all inventories of the job.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from holdfast.supervisor.timers import RetentionDue
 
 
 def expect(turn: Turn, name: str) -> None:
-    """A newer step is on its way: look in a moment how far the one before it has come."""
+    """A newer step is being copied: check soon which step all nodes have."""
     if (timer := RetentionDue(name)) not in turn.timers:
         turn.set_timer(timer, turn.at + turn.config.retention_s)
 
 
 def review(turn: Turn, name: str) -> None:
-    """Tell which step all nodes have, when it is a newer one."""
+    """Send the newest step that all nodes have, if it is newer than the last one sent."""
     job = turn.jobs.get(name)
     if job is None or job.running is None or job.phase.finished:
         return
@@ -44,8 +44,8 @@ def review(turn: Turn, name: str) -> None:
 
 
 def _is_given_up(job: Job, step: int) -> bool:
-    """Whether the generation that is being prepared restores an older step: a node of the running one came back with its shards
-    after the election. The older step must stay, because the next generation has no other until it saves."""
+    """Whether the generation that is being prepared restores an older step: a node of the running one returned with its shards
+    after the election. The older step must be kept, because the next generation has no other until it saves."""
     if job.running is None or not isinstance(job.doing, Preparing):
         return False
     assert job.generation is not None
@@ -53,21 +53,21 @@ def _is_given_up(job: Job, step: int) -> bool:
     return (restore.attempt, restore.step) < (job.running.attempt, step)
 
 
-_Ranks = tuple[int, int]  # from, to (exclusive); where that is not above, there are none
+_Ranks = tuple[int, int]  # from, to (exclusive); empty if `to` is not above `from`
 
 
 def newest_everywhere(turn: Turn, job: Job) -> int:
-    """The newest step of the running attempt that every rank has on its node's disk and, where there are several nodes, on
-    another one; 0 = none."""
+    """The newest step of the running attempt that every rank has on its node's disk and, if there are several nodes, on another
+    one; 0 = none."""
     running = job.running
     assert running is not None
     attempt = running.attempt
-    on_disk: dict[int, int] = defaultdict(int)  # step → slots that have all of their own
+    on_disk: dict[int, int] = defaultdict(int)  # step → number of slots that hold all of their own shards
     elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
     for name in turn.group(By.KEEPS, job.name):
         placement = running.placement_of(name)
         if placement is None:
-            continue  # no worker there, nor a peer of one
+            continue  # neither a member nor a peer of one
         first, behind = placement.first_rank, placement.first_rank + placement.nproc
         whole: set[int] = set()
         parts: dict[int, list[_Ranks]] = {}
@@ -98,7 +98,7 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
 
 
 def _distinct(ranks: list[_Ranks]) -> int:
-    """How many ranks these are, each counted once."""
+    """The number of different ranks."""
     count = reached = 0
     for begin, end in sorted(ranks):
         count += max(0, end - max(reached, begin))

@@ -1,23 +1,23 @@
-"""Nodes that a fault took out of service come back by themselves.
+"""The return of nodes that a fault took out of service.
 
     fault ──► removed ──cured──► held down ──time over, tests passed──► spare on probation ──time over──► spare
                 ▲                    │ a job cannot run without it            │
                 │                    └── after a loss only ──────────────────►┤
                 └── only an operator brings it back ◄──a second fault of its own
 
-Theory of operation. What a fault leaves behind is a value in the node's row, `Node.removal`, and `Node.unschedulable_reason`
-keeps the node from ranks. `review` compares the two with what is known of the node, whenever that is something else than
-before, at the end of the hold-down, and when another leader begins: nothing needs to be remembered between a reboot and the
-tests after it. Deadlines are by the core's own time; of the clocks of nodes only the difference of two test results is used.
+Theory of operation. The consequence of a fault is a value in the node's row, `Node.removal`; `Node.unschedulable_reason` keeps
+ranks from the node. `review` compares the two with the state of the node whenever that changes, at the end of the hold-down,
+and when another leader begins. Nothing needs to be remembered between a reboot and the tests after it. Deadlines are by the
+core's own time. Of the clocks of nodes, only the difference of two test results is used.
 
-A node without ranks that fails its own tests gets none while it fails them; it needs no removal for that, and costs nobody a
-rank. Only one that fails and passes by turns has one (`tested`).
+A node without ranks that fails its own tests gets none while it fails them. It needs no removal for that, and no job loses a
+rank. Only a node that alternately fails and passes has a removal (`tested`).
 
-Not every cause has a removal: an operator's cordon, a policy's `cordon` and a quarantine hold until they are lifted. Nor has a
-node that somebody only believed to be lost (`contradicted`), or that was lost without ranks: machines come and go.
+Not every cause has a removal: an operator's cordon, a policy's `cordon` and a quarantine hold until they are lifted. A node
+that was wrongly reported as lost (`contradicted`), or that was lost without ranks, has none either: machines come and go.
 
-After a loss the hold-down is a preference: a job that cannot run without the node gets it at once (quarantine.py). With
-evidence against the hardware it is none: such a node would most probably stop the job again.
+After a loss, the hold-down is a preference: a job that cannot run without the node gets it at once (quarantine.py). If there is
+evidence against the hardware, the hold-down is strict: such a node would most probably stop the job again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from holdfast.supervisor.timers import ReplacementDue, ReturnDue
 
 
 def lost(turn: Turn, name: str, finding: Finding) -> None:
-    """The node is lost, and its job's ranks with it. It gets none while it is away; what follows is decided when it is back."""
+    """The node is lost with ranks of its job. It gets no ranks while it is lost; `review` decides when it has returned."""
     node = turn.nodes[name]
     if not node.unschedulable_reason or node.removal is not None:
         loss = _removal(turn, node, finding.summary, Cure.RETURN, finding=finding.id)
@@ -55,8 +55,8 @@ def lost(turn: Turn, name: str, finding: Finding) -> None:
 
 
 def condemn(turn: Turn, name: str, finding: Finding) -> None:
-    """The finding says that the node cannot be used as it is."""
-    # A boot mends no wrong product, and a test of half a second proves little: that is an operator's to judge.
+    """Take the node out of service because of the finding."""
+    # A boot does not repair wrong products, and a test of half a second proves little: an operator must decide.
     cure = Cure.OPERATOR if finding.kind is FindingKind.SILENT_CORRUPTION else Cure.REBOOT
     removal = _removal(turn, turn.nodes[name], finding.summary, cure, hardware=True, finding=finding.id)
     removal = evolve(removal, replace=finding.ladder[:1] == (Remedy.REPLACE_NODE,))
@@ -69,29 +69,30 @@ def must_reboot(turn: Turn, name: str, cause: str) -> None:
 
 
 def did_not_stop(turn: Turn, name: str, cause: str) -> None:
-    """Workers of an older generation may live there."""
+    """Take the node out of service, because workers of an older generation may run there."""
     nodes.mark_unschedulable(turn, name, cause, removal=_removal(turn, turn.nodes[name], cause, Cure.STOPPED))
 
 
 def failed_test(turn: Turn, name: str, cause: str, *, computes_wrongly: bool) -> None:
-    """The node was suspected, and its tests have confirmed it. It may pass them later: it is held down until then."""
+    """A suspected node failed its tests. It may pass them later: it is held down until then."""
     cure = Cure.OPERATOR if computes_wrongly else Cure.RETURN
     removal = _removal(turn, turn.nodes[name], cause, cure, hardware=True)
     nodes.mark_unschedulable(turn, name, cause, removal=removal)
 
 
 def failed_links(turn: Turn, name: str, blame: links.Blame) -> None:
-    """The network of a node without ranks is bad. One that is only slow is better than none (`quarantine.release_for`)."""
+    """The network of a node without ranks is bad. If it is only slow, the node is better than none
+    (`quarantine.release_for`)."""
     node = turn.nodes[name]
     removal = _removal(turn, node, blame.cause, Cure.LINKS, hardware=blame.failed)
-    # Its witness is the repeated test, unless an earlier fault wants the node's own tests.
+    # The repeated test is the evidence of its return, unless an earlier fault requires the node's own tests.
     tested = node.removal is None or has_passed(node)
     removal = evolve(removal, expected=blame.expected, tested=tested)
     nodes.mark_unschedulable(turn, name, blame.cause, removal=removal)
 
 
 def tested(turn: Turn, name: str) -> None:
-    """A node without ranks has tested itself. One that fails and passes by turns is held down when it passes again."""
+    """A node without ranks has tested itself. If it alternately fails and passes, it is held down when it passes again."""
     node, rules = turn.nodes[name], turn.config.returns
     finished = node.preflight is not None and node.preflight.at > 0
     if not finished or bool(node.unfit) is node.failing or nodes.job_of(turn, name) is not None:
@@ -116,7 +117,7 @@ def was_reset(turn: Turn, name: str, cause: str) -> None:
 
 
 def _hold_down(turn: Turn, name: str, removal: Removal) -> None:
-    """What is wrong with the node, or was, costs nobody a rank: that is no failure, unlike `nodes.mark_unschedulable`."""
+    """Hold down a node that has no ranks. No job loses a rank, so unlike `nodes.mark_unschedulable` this counts no failure."""
     node = turn.nodes[name]
     if not node.unschedulable_reason or node.removal is not None:
         turn.put_node(name, unschedulable_reason=removal.cause, removal=merged(node.removal, removal))
@@ -128,32 +129,32 @@ def _removal(turn: Turn, node: Node, cause: str, cure: Cure, *, hardware: bool =
 
 
 def is_dealt_with(node: Node, finding: Finding) -> bool:
-    """Whether the finding is one of a fault that the node has come back from, though it may be held down still: the finding was
-    delivered late, or is said again."""
+    """Whether the finding is about a fault from which the node has returned (it may still be held down): it was delivered late,
+    or repeated."""
     return is_first_of_fault(node) and any(fault.incident == finding.id for fault in node.faults)
 
 
 def is_first_of_fault(node: Node) -> bool:
-    """Whether what is found now is another fault, and not more of the one that the node is out of service for."""
+    """Whether a new finding is about another fault, and not about the one that the node is out of service for."""
     return node.removal is None or node.removal.back_at is not None
 
 
 def contradicted(turn: Turn, name: str) -> None:
-    """Nothing was lost: the node has come back with its workers."""
+    """The node was not lost: it has reconnected with its workers."""
     removal = turn.nodes[name].removal
     if removal is not None and removal.cure is Cure.RETURN and not removal.hardware:
         turn.put_node(name, removal=None, unschedulable_reason="")
 
 
 def forget(turn: Turn, name: str) -> Node:
-    """An operator has spoken, or the machine is another one: nothing is waited for any more."""
+    """Clear removal and probation: an operator decided about the node, or it has another machine."""
     turn.cancel_timer(ReturnDue(name))
     turn.cancel_timer(ReplacementDue(name))
     return turn.put_node(name, removal=None, probation=None)
 
 
 def begin_anew(turn: Turn, name: str, *, unschedulable_reason: str = "") -> None:
-    """What was found of the node until now says nothing of it any more."""
+    """Clear the node's record: earlier findings no longer apply to it."""
     forget(turn, name)
     turn.put_node(
         name,
@@ -170,8 +171,8 @@ def begin_anew(turn: Turn, name: str, *, unschedulable_reason: str = "") -> None
 
 
 def on_restart(turn: Turn, name: str, *, booted: bool) -> None:
-    """A new life of its agent, whose tests are all newer than its fault. `booted`: its machine has another boot id than before,
-    so that GPUs which were to be reset have been."""
+    """Its agent has a new incarnation, whose tests are all newer than the fault. `booted`: its machine has another boot id than
+    before, so GPUs that were due for a reset have been reset."""
     node = turn.nodes[name]
     if node.removal is not None:
         node = turn.put_node(name, removal=evolve(node.removal, preflight_at=0.0))
@@ -184,14 +185,14 @@ def on_restart(turn: Turn, name: str, *, booted: bool) -> None:
 
 
 def on_other_machine(turn: Turn, name: str) -> None:
-    """The node has another machine: what was found of the one before says nothing of it. An operator's cordon holds."""
+    """The node has another machine: findings about the previous one no longer apply. An operator's cordon remains."""
     node = turn.nodes[name]
     reason = "" if node.quarantined or node.removal is not None else node.unschedulable_reason
     begin_anew(turn, name, unschedulable_reason=reason)
 
 
 def failed_under_ranks(turn: Turn, name: str, cause: str) -> None:
-    """The machine was booted again before anybody missed it: its ranks may start there at once, and it is on probation."""
+    """The machine rebooted before its loss was noticed: its ranks may start there at once, and it is on probation."""
     node = turn.nodes[name]
     active = node.probation is not None and turn.at < node.probation.until
     if node.removal is None and not active and own(node.faults):
@@ -199,7 +200,7 @@ def failed_under_ranks(turn: Turn, name: str, cause: str) -> None:
 
 
 def judge(turn: Turn, name: str) -> None:
-    """The faults that count against the node are others than before: is it sent away, or not after all?"""
+    """The faults attributed to the node have changed: decide again whether only an operator may bring it back."""
     node = turn.nodes[name]
     removal = node.removal
     if removal is None:
@@ -216,7 +217,7 @@ def judge(turn: Turn, name: str) -> None:
 
 
 def review(turn: Turn, name: str) -> None:
-    """What the node lacks before it may have ranks: it, or nothing any more."""
+    """Bring the node a step closer to service, if it has met the condition for that."""
     node = turn.nodes[name]
     removal = node.removal
     if removal is None or removal.final or not node.connected or node.lost:
@@ -229,7 +230,7 @@ def review(turn: Turn, name: str) -> None:
     if turn.at < removal.hold_until:
         return
     if removal.cure is Cure.LINKS and not is_cured(node):
-        return  # another test was bad since
+        return  # a later test was bad
     if removal.hold_until > (removal.back_at or 0.0) and not has_passed(node):
         return
     if removal.hardware and (offence := offenders.offence(node.faults, turn.at, turn.config.offenders)):
@@ -240,7 +241,7 @@ def review(turn: Turn, name: str) -> None:
 
 
 def is_cured(node: Node) -> bool:
-    """Whether all has happened that its fault needs before the hold-down begins."""
+    """Whether everything has happened that its fault requires before the hold-down begins."""
     removal = node.removal
     assert removal is not None
     match removal.cure:
@@ -259,7 +260,7 @@ def is_cured(node: Node) -> bool:
 
 
 def has_passed(node: Node) -> bool:
-    """Whether the node has passed its own tests since its fault. One that makes none is believed after a loss."""
+    """Whether the node has passed its own tests since its fault. A node that runs no tests passes after a mere loss."""
     removal, tested = node.removal, node.preflight
     assert removal is not None
     if tested is None:
@@ -282,7 +283,7 @@ def _begin_hold(turn: Turn, node: Node, removal: Removal) -> Removal:
 
 
 def admit(turn: Turn, name: str, why: str) -> None:
-    """The node may have ranks. If a fault was its own, it is on probation."""
+    """Let the node have ranks. If a fault was its own, it is on probation."""
     node, rules = turn.nodes[name], turn.config.returns
     removal = node.removal
     assert removal is not None
@@ -299,7 +300,7 @@ def begin_probation(turn: Turn, name: str, cause: str) -> None:
 
 
 def on_timer(turn: Turn, name: str) -> None:
-    """The hold-down is over, or the probation."""
+    """The hold-down or the probation is over."""
     node = turn.nodes.get(name)
     if node is not None and node.removal is not None:
         review(turn, name)
@@ -308,11 +309,11 @@ def on_timer(turn: Turn, name: str) -> None:
         turn.note(name, "its probation is over, and it had no fault of its own")
 
 
-# ---------------------------------------------------------------- in words
+# ---------------------------------------------------------------- descriptions
 
 
 def standing(node: Node, at: float, probation_s: float) -> str:
-    """Where the node stands on its way back, and what would bring it back; empty when no fault has taken it out."""
+    """The node's position on its way back to service, and its condition; empty if no fault took it out."""
     parts = _stands(node, at, probation_s), _another_machine(node, at)
     return "; ".join(part for part in parts if part)
 
@@ -345,7 +346,7 @@ def _stands(node: Node, at: float, probation_s: float) -> str:
 
 
 def held_until(node: Node, at: float) -> float | None:
-    """When the hold-down of the node is over; None when it is not held down."""
+    """When the hold-down of the node ends; None if it is not held down."""
     removal = node.removal
     if removal is None or removal.final or removal.back_at is None or at >= removal.hold_until:
         return None
@@ -358,7 +359,7 @@ def on_probation_until(node: Node, at: float) -> float | None:
 
 
 def comes_back(node: Node) -> bool:
-    """Whether a node that is out of service comes back by itself, once its machine does what it has to."""
+    """Whether a node that is out of service returns by itself, once its machine has done what is needed."""
     removal = node.removal
     if removal is None or removal.final or removal.cure is Cure.OPERATOR:
         return False
@@ -371,7 +372,9 @@ def _awaited(node: Node, removal: Removal, at: float) -> str:
     reboot = removal.reboot
     match removal.cure:
         case Cure.REBOOT if reboot is not None and reboot.ordered_at is not None:
-            return f"its machine was told to boot {at - reboot.ordered_at:.0f} s ago; it comes back after that, or by"
+            return (
+                f"its machine was ordered to boot {at - reboot.ordered_at:.0f} s ago; it comes back after that, or by"
+            )
         case Cure.REBOOT if reboot is not None and reboot.failure:
             again = "it is tried again" if reboot.tries < REBOOTS_MAX else "it comes back after a boot by hand"
             return f"its machine could not be booted ({reboot.failure}); {again}, or by"
@@ -396,15 +399,15 @@ def _awaited(node: Node, removal: Removal, at: float) -> str:
 
 
 def _another_machine(node: Node, at: float) -> str:
-    """How far the request for another machine has come; empty when there is none."""
+    """The progress of the request for another machine; empty if there is none."""
     request = node.removal.replacement if node.removal is not None else None
     if request is None:
         return ""
     if request.asked_at is not None and not request.failure:
         return f"another machine was requested {at - request.asked_at:.0f} s ago"
     if request.agreed_at is not None:
-        said = f" ({request.answer})" if request.answer else ""
-        return f"another machine was requested at {moment(request.agreed_at, at)}, and will come{said}"
+        answer = f" ({request.answer})" if request.answer else ""
+        return f"another machine was requested at {moment(request.agreed_at, at)}, and will come{answer}"
     if request.failure:
         again = "; the request is repeated" if request.asked_at is None and request.tries < REQUESTS_MAX else ""
         return f"another machine was requested, but {request.failure}{again}"

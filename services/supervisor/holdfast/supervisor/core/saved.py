@@ -1,4 +1,4 @@
-"""What is known of a job's saved steps: who holds them, what the object store has, and which must not be restored."""
+"""The known saved steps of a job: which nodes hold them, which the object store has, and which must not be restored."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _NONE = Numbers()
 
 
 def elect_for(turn: Turn, job: Job, mesh: Mesh, placements: Sequence[Placement]) -> Election:
-    """What `job` would restore on these nodes now."""
+    """The step that `job` would restore on these nodes now, with its sources."""
     members = [placement.node for placement in placements]
     return elect(job.checkpoints.lineage, holders(turn, job, members), mesh, placements, _knowledge(turn, job))
 
 
 def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
-    """Connected nodes that have shards of `job`, and `members`, whatever they have."""
+    """Connected nodes that hold shards of `job`, and `members`, whatever they hold."""
     nodes = (turn.nodes[name] for name in sorted({*turn.group(By.KEEPS, job.name), *members}) if name in turn.nodes)
     return _as_holders(turn, job, [node for node in nodes if node.connected and node.facts.replicator_endpoint])
 
 
 def newest_anywhere(turn: Turn, job: Job) -> RestorePoint:
-    """The newest complete step, counting what nodes that have gone had when they went."""
+    """The newest complete step, including shards that disconnected nodes held when they left."""
     generation = job.generation
     if generation is None:
         return RestorePoint()
@@ -59,22 +59,22 @@ def newest_anywhere(turn: Turn, job: Job) -> RestorePoint:
 
 
 def _keepers(turn: Turn, name: str) -> list[Node]:
-    """Nodes that have, or had, shards of the job, whether they are here or not; not those whose machines are replaced."""
+    """Nodes that hold or held shards of the job, connected or not, except those whose machines are being replaced."""
     keepers = (turn.nodes[each] for each in turn.found(By.KEEPS, name))
     return [node for node in keepers if not _being_replaced(node)]
 
 
 def only_in_memory_of(turn: Turn, name: str, node: Node) -> bool:
-    """Whether a checkpoint of this job would be lost with what `node` keeps in memory: the newest complete one; of a job
-    that is not known any more, any shard that no other node and no disk has."""
+    """Whether a checkpoint of this job would be lost with the memory of `node`. Of a known job, the newest complete one counts;
+    of an unknown job, any shard that no other node and no disk has."""
     keepers = [turn.nodes[each] for each in turn.found(By.KEEPS, name)]
     keepers = [each for each in keepers if each is node or (each.connected and each.facts.replicator_endpoint)]
     return _is_lost(turn, name, node, keepers, [each for each in node.inventory.get(name, ()) if each.tier in DURABLE])
 
 
 def only_on(turn: Turn, name: str, node: Node) -> bool:
-    """Whether a checkpoint of this job would be lost with `node` and its disks. Nodes that are away have what they had when
-    they went, if their machines are not replaced, too."""
+    """Whether a checkpoint of this job would be lost with `node` and its disks. Disconnected nodes count with the shards that
+    they held when they left, unless their machines are being replaced."""
     keepers = [turn.nodes[each] for each in turn.found(By.KEEPS, name)]
     return _is_lost(turn, name, node, [each for each in keepers if each is node or not _being_replaced(each)], [])
 
@@ -85,7 +85,7 @@ def _being_replaced(node: Node) -> bool:
 
 
 def _is_lost(turn: Turn, name: str, node: Node, keepers: Sequence[Node], rest: Sequence[ShardRecord]) -> bool:
-    """Whether a checkpoint that `keepers` have together is none any more when `node` has only `rest`."""
+    """Whether a checkpoint that `keepers` hold together would be incomplete if `node` had only `rest`."""
     had = node.inventory.get(name, ())
     if len(rest) == len(had):
         return False
@@ -123,7 +123,7 @@ def _knowledge(turn: Turn, job: Job) -> Knowledge:
 
 
 def inventories_complete(turn: Turn, job: Job) -> bool:
-    """Whether what a deferred job waits to know of saved shards is known."""
+    """Whether everything is known of saved shards that a deferred job waits to know."""
     running = job.running
     if running is None:
         return job.checkpoints.resumed is None
@@ -134,7 +134,7 @@ def inventories_complete(turn: Turn, job: Job) -> bool:
 
 
 def known_now(turn: Turn, job: Job) -> str:
-    """A digest of what an election for `job` depends on: what each node at hand has reported, the object store, the doubts."""
+    """A digest of the inputs of an election for `job`: inventories of connected nodes, object store, skipped steps."""
     nodes = (turn.nodes[name] for name in turn.found(By.KEEPS, job.name))
     reported = [(node.name, node.inventory_from.get(job.name)) for node in nodes if node.connected]
     stored = [(each.attempt, each.step, each.damage) for each in job.checkpoints.stored]
@@ -143,10 +143,10 @@ def known_now(turn: Turn, job: Job) -> str:
 
 
 def start_missing(turn: Turn, job: Job, election: Election) -> str:
-    """Why a job that was to go on from a saved step cannot now; empty when it can, or has none.
+    """Why a job that must continue from a saved step cannot do so now; empty if it can, or has no such step.
 
-    It never starts from step 0 instead. Before its first start it does not go further back either, unless that step was tried
-    and cannot be restored.
+    It never starts from step 0 instead. Before its first start, it does not restore an older step either, unless the step was
+    tried and cannot be restored.
     """
     wanted, restore = job.checkpoints.resumed, election.restore
     if wanted is None:
@@ -155,14 +155,14 @@ def start_missing(turn: Turn, job: Job, election: Election) -> str:
     tried = any((each.attempt, each.step) == (wanted.attempt, wanted.step) for each in job.checkpoints.skipped)
     if restore.step > 0 and not (job.running is None and older and not tried):
         return ""
-    why = "no node at hand has any of it" if restore == RestorePoint() else restore.reason
-    return f"step {wanted.step}, which it is to go on from, cannot be restored now: {why}"
+    why = "no connected node holds any of it" if restore == RestorePoint() else restore.reason
+    return f"step {wanted.step}, from which the job must continue, cannot be restored now: {why}"
 
 
 def stale(turn: Turn, job: Job) -> list[str]:
-    """Nodes whose shards may have changed since they were last reported, while it is worth waiting for a newer inventory.
+    """Nodes whose shards may have changed since their last report, while it is worth waiting for a newer inventory.
 
-    Also those whose session ended while a new leader waits for it: agents come back to it one after the other.
+    Includes nodes whose session ended while a new leader waits for it: agents reconnect to it one after the other.
     """
     if not job.checkpoints.ever_saved:
         return []
@@ -172,7 +172,7 @@ def stale(turn: Turn, job: Job) -> list[str]:
 
 
 def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
-    """Nodes that may hold newer shards and have not said so, while it is worth waiting for them."""
+    """Nodes that may hold newer shards and have not reported them, while it is worth waiting for them."""
     if not job.checkpoints.ever_saved or election.restore.step >= job.checkpoints.step:
         return []
     nodes = (turn.nodes[name] for name in turn.found(By.SILENT))
@@ -184,14 +184,14 @@ def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
 
 
 def large_rework_expected(job: Job) -> bool:
-    """Whether a start from step 0 would cost more than an ordinary loss: then it is worth waiting for lost holders."""
+    """Whether a start from step 0 would cost more than an ordinary loss, so that waiting for lost holders is worth it."""
     return job.checkpoints.ever_saved and job.progress.best_step > 2 * job.interval_steps
 
 
 def newer_with_nodes_away(turn: Turn, job: Job, election: Election) -> tuple[str, float] | None:
-    """Why to wait for nodes that are away, with more than an ordinary loss in newer steps, and until when; None = it is not
-    worth it. As long at most as the steps in between would take again: when the nodes do not come, the job has lost at most
-    twice what it had to lose."""
+    """Why to wait for disconnected nodes that hold much newer steps, and until when; None if it is not worth it. The wait is at
+    most as long as repeating the steps in between would take: if the nodes do not return, the job has lost at most twice the
+    unavoidable time."""
     restore, known = election.restore, job.checkpoints.step
     pace_s = job.progress.seconds_per_step
     most = 2 * job.interval_steps
@@ -211,9 +211,9 @@ def newer_with_nodes_away(turn: Turn, job: Job, election: Election) -> tuple[str
 
 
 def learn(turn: Turn, name: str, inventory: Inventory) -> None:
-    """A node has said what it holds. What it knows of the object store outlives it.
+    """Fold the part of an inventory that concerns the object store: the node's knowledge of it outlives the node.
 
-    Damage that one has found counts, although others have looked before; they look again with the next generation.
+    A reported damage counts, even if other nodes reported the step as intact; they check again with the next generation.
     """
     if not inventory.stored:
         return
@@ -234,7 +234,7 @@ def learn(turn: Turn, name: str, inventory: Inventory) -> None:
 
 
 def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> None:
-    """Every shard of `step` is known now: do the replicas hold the same?"""
+    """Every shard of `step` is known now: find out whether the replicas' shards differ."""
     job = turn.jobs[name]
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
         age = generation.attempt, step
@@ -247,7 +247,7 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
 
 
 def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, ShardRecord]]:
-    """Every copy of a shard of this step that a known node has, connected or not."""
+    """Every copy of a shard of this step that a known node holds, connected or not."""
     for node in map(turn.nodes.__getitem__, turn.found(By.KEEPS, job.name)):
         for run in shard_runs(node.inventory.get(job.name, ())):
             if run.attempt == attempt and run.step == step:
@@ -255,20 +255,20 @@ def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, 
 
 
 def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
-    """`nodes` have said what they hold: the newest step of the running attempt, beyond the newest known, of which every rank's
-    own node holds its shard; 0 = none. Looks at these nodes only: of the others the job knows how far they are."""
+    """`nodes` have reported inventories. Returns the newest step of the running attempt, beyond the newest known one, whose
+    shards are all on their own ranks' nodes; 0 = none. Reads only these nodes: the job has the progress of the others."""
     job = turn.jobs[name]
     running = job.running
     if running is None:
         return 0
-    told: list[int] = []  # slots
+    reported: list[int] = []  # slots
     own: dict[int, list[int]] = defaultdict(list)  # step → slots
     for node in nodes:
         if (placement := running.placement_of(node.name)) is not None:
-            told.append(placement.slot)
+            reported.append(placement.slot)
             for step in _own_steps(node.inventory.get(name, ()), running.attempt, placement):
                 own[step].append(placement.slot)
-    before, at_home, known = job.checkpoints.at_home, {}, Numbers(told)
+    before, at_home, known = job.checkpoints.at_home, {}, Numbers(reported)
     for step in sorted({*before, *own}):
         slots = before.get(step, _NONE) - known | Numbers(own.get(step, ()))
         if slots and step > job.checkpoints.step:
@@ -279,7 +279,7 @@ def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
 
 
 def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement) -> set[int]:
-    """Steps of which the shard of every rank of `placement` is among these."""
+    """Steps for which the shards of all ranks of `placement` are among these."""
     first, end = placement.first_rank, placement.first_rank + placement.nproc
     whole: set[int] = set()
     in_parts: dict[int, set[int]] = {}  # step → ranks
@@ -297,17 +297,17 @@ def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement
 
 
 def is_corruption(finding: Finding) -> bool:
-    """Whether it says that the state has gone wrong: by a check of the state itself, or by a loss that stays NaN."""
+    """Whether the finding reports a corrupted state: by a check of the state, or by a loss that stays NaN."""
     return finding.kind in (FindingKind.SILENT_CORRUPTION, FindingKind.NUMERICAL)
 
 
 def is_unexplained_corruption(incident: Incident) -> bool:
-    """Some node computes wrongly, and nobody knows which: all of them are to test themselves."""
+    """Whether an unknown node computes wrongly, so that all nodes of the job must test themselves."""
     return incident.kind == FindingKind.SILENT_CORRUPTION and not incident.node
 
 
 def limit_restore_to_verified(turn: Turn, job: Job, finding: Finding) -> None:
-    """The state went wrong without an error: nothing after the last verified step may be restored."""
+    """The state was corrupted without an error: no step after the last verified one may be restored."""
     verified = finding.verified_step
     if verified is None:
         turn.note(job.name, f"no saved step is distrusted, for the finding names no verified_step: {finding.summary}")
@@ -316,7 +316,7 @@ def limit_restore_to_verified(turn: Turn, job: Job, finding: Finding) -> None:
 
 
 def sources_changed(turn: Turn, order: Prepare) -> bool:
-    """Whether a node that was to hand out a shard for `order` cannot any more: then it is worth electing again."""
+    """Whether a node that was a source of a shard for `order` no longer is, so that a new election is worth it."""
     for restore in order.restore:
         for source in restore.sources:
             node = turn.nodes.get(source.node)
@@ -330,9 +330,9 @@ def _holds(node: Node, job: str, key: object) -> bool:
 
 
 def skip_checkpoint(turn: Turn, job: Job, node: str, reason: str) -> bool:
-    """No source hands out what `node` was to restore: leave that step out for a while.
+    """No source delivers the shards that `node` was to restore: skip that step for a while.
 
-    False: `node` is to be left out instead. It has failed with this step before, and there is a spare to try it on.
+    Returns False if `node` must be excluded instead: it failed with this step before, and there is a spare to try.
     """
     assert job.change is not None
     assert job.generation is not None
@@ -349,12 +349,12 @@ def skip_checkpoint(turn: Turn, job: Job, node: str, reason: str) -> bool:
 
 
 def next_try(turn: Turn, job: Job) -> float:
-    """When a step that is passed over may be tried again; 0 = there is none."""
+    """When a skipped step may be tried again; 0 = there is none."""
     return min((each.until for each in job.checkpoints.skipped if turn.at < each.until), default=0.0)
 
 
 def forget_doubts(turn: Turn, name: str) -> None:
-    """A generation has started: what lies behind it is given up, what lies before it was good enough."""
+    """A generation has started: later steps are abandoned, and earlier ones need no doubt any more."""
     job = turn.jobs[name]
     line = Line(job.checkpoints.lineage)
     stored = tuple(each for each in job.checkpoints.stored if line.holds(each.attempt, each.step) and not each.damage)

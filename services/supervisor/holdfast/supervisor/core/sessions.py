@@ -1,4 +1,4 @@
-"""Agents come, report and go."""
+"""Control sessions of agents, and the reports that arrive in them."""
 
 from __future__ import annotations
 
@@ -61,49 +61,49 @@ from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeRe
 from holdfast.supervisor.timers import LostTimeout, WitnessTimeout
 
 R = TypeVar("R", bound=Report)
-Told = tuple[str, R, NodeReported]  # a node, what it says, and the whole of it
+Received = tuple[str, R, NodeReported]  # node, report, the whole event
 
 
 def on_reports(turn: Turn, events: Iterable[NodeReported]) -> None:
-    """Reports that come at the same time, in any order of the nodes. What one node says is folded in its order; what several
-    nodes say of one kind is folded together, so that what they change in common (their job) is made anew once."""
+    """Fold reports that arrived at the same time, in any order of the nodes. The reports of one node are folded in their order.
+    Reports of one kind from several nodes are folded together, so that their job is copied only once."""
     for wave in _waves(events):
-        told: dict[type[Report], list[Any]] = defaultdict(list)
+        by_kind: dict[type[Report], list[Any]] = defaultdict(list)
         for event in wave:
-            if not (isinstance(event.report, Hello) or _says_something(turn, event)):
+            if not (isinstance(event.report, Hello) or _is_new(turn, event)):
                 continue
             report = binding.admit(turn, event)
             if isinstance(report, Hello):
                 _hello(turn, event, report)
             elif report is not None:
-                told[type(report)].append((event.node, report, event))
-        for kind, same in told.items():
+                by_kind[type(report)].append((event.node, report, event))
+        for kind, same in by_kind.items():
             _FOLDED_BY[kind](turn, same)
 
 
 def _waves(events: Iterable[NodeReported]) -> list[list[NodeReported]]:
-    """The first report of each node, the second of those that have one …"""
+    """Groups of reports: the first of each node, then the second of each node that has one, and so on."""
     waves: list[list[NodeReported]] = []
-    said: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for event in events:
-        place = said.get(event.node, 0)
-        said[event.node] = place + 1
+        place = counts.get(event.node, 0)
+        counts[event.node] = place + 1
         if place == len(waves):
             waves.append([])
         waves[place].append(event)
     return waves
 
 
-def _says_something(turn: Turn, event: NodeReported) -> bool:
-    """Reports are numbered within a session: one that was seen says nothing, and one from an ended life says nothing. What
-    comes from an earlier session was either folded before the next one began, or is said there again."""
+def _is_new(turn: Turn, event: NodeReported) -> bool:
+    """Whether the report has not been folded yet. Numbers are per session. Reports of an ended incarnation or of an earlier
+    session are dropped: the latter were folded before the present session began, or are repeated in it."""
     node = turn.nodes.get(event.node)
     if node is None or node.facts.incarnation != event.incarnation or _is_earlier(node, event.session):
         return False
     if not turn.heard(event.node, event.seq, node):
         return False
     if event.session > node.session and not node.lost:
-        # Its Hello was lost. The shell ends such a session within seconds; until the next one, the node is known to live.
+        # Its Hello was lost. The shell ends such a session within seconds. Until the next one, the node counts as alive.
         turn.put_node(node.name, back_by=turn.at + turn.config.session_s)
     return True
 
@@ -130,9 +130,9 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
         turn.publish(NodeChanged(turn.at, facts.node, NodeState.SPARE, "", f"connected from {facts.hostname}"))
         _workers_of(turn, hello)
     elif node.facts.incarnation == facts.incarnation:
-        # A later session numbers its reports anew: whatever number an earlier one came to mutes nobody.
-        said_before = event.session <= node.session and event.seq <= turn.last_seq(node)
-        if said_before or _is_over(node, event.session) or _is_earlier(node, event.session):
+        # A later session numbers its reports from the start: numbers of an earlier session do not apply to it.
+        is_repeat = event.session <= node.session and event.seq <= turn.last_seq(node)
+        if is_repeat or _is_over(node, event.session) or _is_earlier(node, event.session):
             return
         _reconnected(turn, node, event, facts)
         if hello.preflight is not None:
@@ -140,7 +140,7 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
         _workers_of(turn, hello)
         handover.on_node_heard(turn, node)
     elif _is_over(node, event.session) or _is_earlier(node, event.session):
-        return  # an older life of the node speaks late
+        return  # a late report of an earlier incarnation
     else:
         _restarted(turn, node, event, facts, hello.preflight)
         _workers_of(turn, hello)
@@ -158,12 +158,12 @@ def _is_over(node: Node, session: int) -> bool:
 
 
 def _is_earlier(node: Node, session: int) -> bool:
-    """The node has greeted on a newer session since."""
+    """Whether the node has sent a Hello in a newer session since."""
     return 0 < session < node.session
 
 
 def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) -> None:
-    """The same agent, its workers with it."""
+    """The same incarnation has a new session; its workers may still run."""
     was_lost = node.lost
     turn.heard(node.name, event.seq)
     turn.put_node(
@@ -174,7 +174,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
         session=event.session,
         connected_at=turn.at,
         lost=False,
-        stale_until=turn.at + turn.config.inventory_s,  # it goes on saving without a session, and reports that next
+        stale_until=turn.at + turn.config.inventory_s,  # it may have saved without a session, and reports that next
         stale_session=node.session,
         inventory_from={},  # the first inventory of a session is complete
     )
@@ -190,7 +190,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
 
 
 def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, preflight: Preflight | None) -> None:
-    """Another life of the node: every worker and every order of the last one died with it."""
+    """A new incarnation: every worker and every order of the previous one ended with it."""
     for send in turn.orders(node=node.name):
         if not (
             isinstance(send.order, Prune | ResetGpu | RebootNode)
@@ -232,7 +232,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
     turn.cancel_timer(LostTimeout(node.name))
     turn.cancel_timer(WitnessTimeout(node.name))
     if booted or is_other:
-        resets.withdraw(turn, node.name)  # their answers would be about the boot before
+        resets.withdraw(turn, node.name)  # their answers would be about the previous boot
         reboots.withdraw(turn, node.name)
     if is_other:
         returns.on_other_machine(turn, node.name)
@@ -270,7 +270,7 @@ def _restart_finding(turn: Turn, node: Node, job: str, generation: int) -> Findi
         node=node.name,
         job=job,
         generation=generation,
-        evidence={DATED: ESTIMATE + ("when its new life connected" if node.connected else "the end of its session")},
+        evidence={DATED: ESTIMATE + ("when its new agent connected" if node.connected else "the end of its session")},
     )
 
 
@@ -279,15 +279,15 @@ def _resend(turn: Turn, node: str) -> None:
 
 
 def on_gone(turn: Turn, event: NodeGone) -> None:
-    """The control session ended. That alone is no fault: the run may be healthy."""
+    """The control session ended. That alone is not a fault: the run may be healthy."""
     node = turn.nodes.get(event.node)
     if node is None or node.facts.incarnation != event.incarnation:
         return
     if event.session and event.session < node.session:
-        return  # an older session; the node has a newer one
+        return  # an older session than the node's present one
     if node.connected:
         disconnect(turn, node, renewed=event.renewed)
-    elif event.renewed:  # one whose Hello was lost: it was there until now
+    elif event.renewed:  # its Hello was lost, so it was connected until now
         turn.put_node(node.name, back_by=turn.at + turn.config.session_s)
 
 
@@ -298,7 +298,7 @@ def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
     if node.suspicion is not None and turn.at - node.suspicion.at <= node.suspicion.ttl_s:
         if turn.at - node.suspicion.at <= turn.config.witness_s:
             incidents.confirm_lost(turn, node.suspicion)
-        else:  # long ago: give the session the time that a session takes to come back
+        else:  # an old suspicion: give the node time to reconnect
             turn.set_timer(WitnessTimeout(node.name), turn.at + turn.config.witness_s)
     if nodes.job_of(turn, node.name) is None:
         turn.set_timer(LostTimeout(node.name), turn.at + turn.config.lost_after_s)
@@ -312,7 +312,7 @@ def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
 
 
 def _answer_stops(turn: Turn, job: str, node: str) -> None:
-    """An operator's stop does not wait for a node that is not there."""
+    """Count an operator's Stop order as answered if its node has no session."""
     doing = turn.jobs[job].doing
     for command, name in sorted(doing.stops.items() if isinstance(doing, Stopping) else ()):
         if name == node:
@@ -330,32 +330,32 @@ def on_witness_timer(turn: Turn, name: str) -> None:
 
 
 def on_lost_timer(turn: Turn, name: str) -> None:
-    """A node without ranks has been away for a while."""
+    """A node without ranks has had no session for `lost_after_s`."""
     node = turn.nodes.get(name)
     if node is not None and not node.connected and nodes.job_of(turn, name) is None:
         turn.put_node(name, lost=True)
         nodes.refresh(turn, name, f"no control session for {turn.config.lost_after_s:g} s")
-        for job in turn.found(By.WANTS_NODES):  # one that could not be started there says so
+        for job in turn.found(By.WANTS_NODES):  # a job that cannot start without it gives this reason
             turn.touch(job)
         nodes.forget_old_lost(turn)
 
 
 def on_sessions_timer(turn: Turn, epoch: int, known_before: float) -> None:
-    """The time to reconnect to a new leader is over: who has not said Hello has no session."""
+    """The time to reconnect to a new leader is over: nodes that have sent no Hello have no session."""
     for node in (turn.nodes[name] for name in turn.found(By.CONNECTED)):
         if node.connected_at < known_before:
-            turn.note(node.name, f"did not come back to the supervisor of epoch {epoch}")
+            turn.note(node.name, f"did not reconnect to the supervisor of leader epoch {epoch}")
             disconnect(turn, node, renewed=node.back_by > turn.at)
 
 
 # ---------------------------------------------------------------- reports
 
 
-def _orders_done(turn: Turn, told: Sequence[Told[OrderDone]]) -> None:
-    """Slots that have done what a broadcast asked for are taken together, other answers one by one."""
+def _orders_done(turn: Turn, reports_of: Sequence[Received[OrderDone]]) -> None:
+    """Fold answers to orders: successful answers to a broadcast together, all others one by one."""
     of_slots: dict[str, dict[int, OrderDone]] = defaultdict(dict)
     others = []
-    for node, done, _ in told:
+    for node, done, _ in reports_of:
         asked = turn.slot_asked(node, done.command_id) if done.ok else None
         if asked is None:
             others.append((node, done))
@@ -382,14 +382,14 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
         return
     turn.forget_order(send)
     match send.order:
-        case Prepare() if done.ok:  # of an earlier version, which wrote each order of a broadcast down
+        case Prepare() if done.ok:  # sent by an earlier version, which stored each order of a broadcast
             reconcile.on_prepared(turn, node, send.order.job, send.order.generation, done)
         case Stop() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
         case RebootNode():
             reboots.on_answer(turn, node, done)
         case RestartAgent():
-            turn.note(node, f"its agent {'begins again' if done.ok else f'is not restarted: {done.reason}'}")
+            turn.note(node, f"its agent {'restarts' if done.ok else f'is not restarted: {done.reason}'}")
         case CheckLink():
             link_tests.on_answer(turn, node, send.order, done)
         case ResetGpu():
@@ -400,7 +400,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
         case Inject():
             fault_requests.answered(turn, node, send.order, done)
         case Warm() if not done.ok:
-            turn.note(node, f"could not be warmed for {send.order.job}: {done.reason}")
+            turn.note(node, f"could not prepare a worker template for {send.order.job}: {done.reason}")
         case CheckpointNow() if not done.ok:
             turn.note(
                 node, f"could not ask for the save of step {send.order.at_step} of {send.order.job}: {done.reason}"
@@ -411,31 +411,31 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
     jobs.on_stop_answered(turn, done.command_id, send.order.job)
 
 
-def _workers_changed(turn: Turn, told: Sequence[Told[WorkersChanged]]) -> None:
-    for node, report, _ in told:
+def _workers_changed(turn: Turn, reports_of: Sequence[Received[WorkersChanged]]) -> None:
+    for node, report, _ in reports_of:
         reconcile.on_workers(turn, node, report.version, report.workers, report.ended, report.template)
 
 
-def _ranks_stepping(turn: Turn, told: Sequence[Told[RanksStepping]]) -> None:
+def _ranks_stepping(turn: Turn, all_reports: Sequence[Received[RanksStepping]]) -> None:
     by_job: dict[str, list[tuple[str, RanksStepping]]] = defaultdict(list)
-    for node, report, _ in told:
+    for node, report, _ in all_reports:
         by_job[report.job].append((node, report))
     for job, reports_of in by_job.items():
         handover.on_ranks_stepping(turn, job, reports_of)
 
 
-def _ranks_finished(turn: Turn, told: Sequence[Told[RanksFinished]]) -> None:
-    for _, report, _ in told:
+def _ranks_finished(turn: Turn, reports_of: Sequence[Received[RanksFinished]]) -> None:
+    for _, report, _ in reports_of:
         jobs.on_ranks_finished(turn, report)
 
 
-def _all_tested(turn: Turn, told: Sequence[Told[Tested]]) -> None:
-    for node, report, _ in told:
+def _all_tested(turn: Turn, reports_of: Sequence[Received[Tested]]) -> None:
+    for node, report, _ in reports_of:
         _tested(turn, turn.nodes[node], report)
 
 
 def _tested(turn: Turn, node: Node, tested: Tested) -> None:
-    """What a node found out about itself; while it is idle, whether it may get ranks follows from it."""
+    """A node reported its pre-flight test. While it is idle, the result decides whether it may get ranks."""
     turn.put_node(node.name, preflight=tested.preflight)
     returns.tested(turn, node.name)
     unfit = turn.nodes[node.name].unfit
@@ -443,10 +443,10 @@ def _tested(turn: Turn, node: Node, tested: Tested) -> None:
     warmth.review(turn, node.name)
 
 
-def _inventories(turn: Turn, told: Sequence[Told[Inventory]]) -> None:
+def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
     by_job: dict[str, list[Inventory]] = defaultdict(list)
     holders: dict[str, list[Node]] = defaultdict(list)
-    for node, report, event in told:
+    for node, report, event in reports_of:
         if (inventory := _inventory(turn, turn.nodes[node], event, report)) is not None:
             by_job[inventory.job].append(inventory)
             holders[inventory.job].append(turn.nodes[node])
@@ -472,18 +472,18 @@ def _inventories(turn: Turn, told: Sequence[Told[Inventory]]) -> None:
 
 
 def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> Inventory | None:
-    """The node's complete inventory, which it has from now on; None when it changes one that is not known."""
+    """Store and return the node's complete inventory. None if the report changes an inventory that did not arrive."""
     name = inventory.job
     if inventory.base:
         if node.inventory_from.get(name) != inventory.base:
-            reason = f"an inventory of {node.name} changes one that did not arrive: a new session carries all of it"
+            reason = f"an inventory of {node.name} changes one that did not arrive; a new session sends all of it"
             turn.commands.append(RenewSession(node.name, event.session, reason))
             return None
         inventory = inventories.changed(node.inventory.get(name, ()), inventory)
     held, of = {**node.inventory, name: inventory.shards}, {**node.inventory_from, name: event.seq}
     if not inventory.shards:
         del held[name], of[name]
-    # Told to the last leader, and left for this one to read.
+    # Reported to the previous leader, but left for this one to fold.
     late = event.session and event.session == node.stale_session
     stale_until = node.stale_until if late else 0.0
     turn.put_node(node.name, inventory=held, inventory_from=of, inventoried=True, stale_until=stale_until)

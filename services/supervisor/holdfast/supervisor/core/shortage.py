@@ -1,4 +1,4 @@
-"""What a job waits for, as operators read it: for those who ask, and in no record, because it follows from all other jobs."""
+"""Describes what a job waits for. It depends on all other jobs, so it is computed on request and not recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOLDERS_MAX = 3
 
 
 def waits_for(state: State, job: Job) -> str:
-    """Who has the nodes that a job lacks, and who is asked for some; empty if it lacks none."""
+    """The jobs that have the nodes that a job lacks, and those that were asked for some; empty if it lacks none."""
     lacking = isinstance(job.doing, Pending | Waiting | Suspended)
     asked = sorted(each.job for each in state.incidents.values() if each.loan is not None and each.loan.job == job.name)
     texts = [holders(Turn(state, state.folded_at), job)] if lacking else []
@@ -24,7 +24,7 @@ def waits_for(state: State, job: Job) -> str:
 
 
 def holders(turn: Turn, job: Job) -> str:
-    """The jobs that have most nodes, and the free nodes that are reserved for others; empty if this job is the only one."""
+    """The jobs with the most nodes, and free nodes that are reserved for others; empty if this job is the only one."""
     having = turn.pooled("holders", lambda: _holders(turn))
     others = [(name, count) for name, count in having if name != job.name]
     texts = [f"{_called(turn, name)} has {_nodes(count)}" for name, count in others[:HOLDERS_MAX]]

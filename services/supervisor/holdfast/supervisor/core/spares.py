@@ -1,15 +1,15 @@
-"""Free nodes, and which of them a job may take.
+"""Free nodes, and the jobs that may take them.
 
-Theory of operation. A free node has a session, is in service and is claimed by no job. A job sees those of its own pool only:
-the nodes of another pool do not exist for it. Two more things keep free nodes from a job:
+Theory of operation. A free node has a session, is in service and is claimed by no job. A job sees only free nodes of its own
+pool. Two more things keep free nodes from a job:
 
-* *Reserved spares.* `spares: 2` in a job file reserves two free nodes while the job runs. Which ones follows from what is free
-  now, the job of the highest priority first; it is written down nowhere.
-* *Kept nodes.* A job of higher priority that is about to take certain nodes, because replicas were given up for it or because
-  it is going to grow at its next checkpoint, has them kept for some minutes (`Job.kept`).
+* *Reserved spares.* `spares: 2` in a job file reserves two free nodes while the job runs. They are chosen from the nodes that
+  are free now, for the job of the highest priority first, and are not stored.
+* *Kept nodes.* A job of higher priority may be about to take certain nodes, because replicas were given up for it or because it
+  will grow at its next checkpoint. These nodes are kept for it for some minutes (`Job.kept`).
 
-Both hold against jobs of the same priority and of lower ones. A job of higher priority takes what it needs, nodes that are
-reserved for nobody first. Where no job reserves anything, every free node is everybody's.
+Both apply to jobs of the same priority and of lower ones. A job of higher priority takes the nodes that it needs, unreserved
+ones first. If no job reserves nodes, every job may take every free node.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from holdfast.supervisor.core.planner import Spare
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 
-_HOUR_S = 3600.0  # how often a spare is to be expected to fail is told by the hour: it changes over weeks
+_HOUR_S = 3600.0  # the expected fault rate of a spare is computed once an hour: it changes over weeks
 
 
 def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
-    """Free nodes that could take ranks of `job` now: connected, in service, without another job's workers, and not reserved for
-    a job of the same priority or a higher one."""
+    """Free nodes that could take ranks of `job` now: connected, in service, without workers of other jobs, and not reserved
+    for a job of the same priority or a higher one."""
     free = _free_for(turn, job)
     if not turn.count(By.RESERVES):
         return free
@@ -40,7 +40,7 @@ def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
 
 
 def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
-    """Whether this one is among `spares_for`, at the cost of one node."""
+    """Whether this node is among `spares_for`, at the cost of one node."""
     is_member = job.generation is not None and job.generation.slot_of(node.name) is not None
     excluded = job.change.excluded if job.change else ()
     return (
@@ -54,7 +54,7 @@ def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
 
 
 def roomiest(turn: Turn, pool: str, nproc: int) -> int:
-    """How many workers the largest of a pool's free nodes with room for fewer than `nproc` has room for; 0 = there is none."""
+    """The room for workers of the pool's largest free node that has room for fewer than `nproc`; 0 = there is none."""
 
     def look() -> int:
         free = (turn.nodes[name].facts for name in turn.found(By.FREE))
@@ -64,14 +64,14 @@ def roomiest(turn: Turn, pool: str, nproc: int) -> int:
 
 
 def as_spare(turn: Turn, job: Job, node: Node) -> Spare | None:
-    """A node that another job might give up, as `job` could use it then; None if it could not."""
+    """A node that another job might give up, as a spare of `job`; None if `job` could not use it."""
     excluded = job.change.excluded if job.change else ()
     able = node.name in turn.group(By.AVAILABLE) and _is_able(node, job.spec.pool, job.spec.nproc_per_node)
     return _spare(turn, node, turn.at) if able and node.name not in excluded else None
 
 
 def withheld(turn: Turn, job: Job) -> Mapping[str, str]:
-    """Free nodes that `job` may not take → the job that has them, of the same priority or a higher one."""
+    """Free nodes that `job` may not take → the job that they are reserved for, of the same priority or a higher one."""
     if not turn.count(By.RESERVES):
         return {}
     owners = _allotted(turn).owners
@@ -88,7 +88,7 @@ def reserved_for(turn: Turn, job: Job) -> tuple[str, ...]:
 
 
 def faults_per_day(turn: Turn, node: Node) -> float:
-    """How often the node is to be expected to fail, by its own past."""
+    """Expected faults of the node per day, by its own record."""
     return rate_per_day(node.faults, node.known_since, turn.at, turn.config.offenders)
 
 
@@ -97,11 +97,11 @@ def faults_per_day(turn: Turn, node: Node) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Able:
-    """Free nodes of a pool with room for so many workers: what is the same for all jobs is looked at once."""
+    """Free nodes of a pool with room for a number of workers: the part that is the same for all jobs, computed once."""
 
     spares: tuple[Spare, ...]  # by name
     names: frozenset[str]
-    held: tuple[str, ...]  # of them, those that may have workers of some job
+    held: tuple[str, ...]  # those of them that may have workers of some job
 
 
 def _free_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
@@ -129,7 +129,7 @@ def _spare(turn: Turn, node: Node, at: float) -> Spare:
 
 
 def _is_able(node: Node, pool: str, nproc: int) -> bool:
-    """Asked of every spare for every plan: what most of them do not have is looked at where it is there."""
+    """Called for every spare and every plan, so rarely set fields are read only if they are set."""
     if node.facts.capacity < nproc or node.facts.pool != pool:
         return False
     if node.preflight is not None and (node.unfit or node.untested):
@@ -137,7 +137,7 @@ def _is_able(node: Node, pool: str, nproc: int) -> bool:
     return not node.notices or node.notice is None
 
 
-# ---------------------------------------------------------------- who has which
+# ---------------------------------------------------------------- reservations
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ def _allotted(turn: Turn) -> _Allotted:
 
 
 def _allot(turn: Turn) -> _Allotted:
-    """Kept nodes first: somebody gave them up for this very job."""
+    """Allot kept nodes first: they were given up for this very job."""
     allotted, jobs = _Allotted(), turn.in_order(turn.group(By.RESERVES))
     free = turn.group(By.FREE)
     for job in jobs:

@@ -1,18 +1,19 @@
 """Warnings are questions to the policy of a running job: a slow rank or slow communication, whose cost its detector measures,
-a GPU that should be reset at the job's next boundary, and whatever else lasts or comes back (a port, a disk, a gradient).
+a GPU that should be reset at the job's next checkpoint, and other lasting or recurring conditions (a port, a disk, a gradient).
 
     warning ──► stands ──► the policy, one warning of a job at a time ──► planned change │ continue ──► stands, answered
-                  │ withdrawn, not repeated for `warning_holds_s`, or its node has left: forgotten        │
+                  │ withdrawn, not repeated for `warning_holds_s`, or its node has left: dropped          │
                   └◄── asked again: after `retry_s`, when a spare becomes free, or when it costs much more ◄┘
 
-What a port, a disk or a counter costs is measured by the job's step times before and since (step_times.py), where they tell it.
+The cost of a port, a disk or a counter is measured by the job's step times before and after, if they show one (step_times.py).
 
-The run is healthy, so nothing is urgent. A condition must last for the job's `warnings.settles_s`, as a second report so much
-later shows: what comes once is recorded, and a port that fails now and then is a question. One whose cost is measured may lead
-to a swap, so there only reports of one occurrence count, which have one id. A GPU that waits for a reset does so until it is
-reset, whether that is said again or not. A warning is asked about once while it lasts, however often it is reported, and a job
-is changed for warnings at most once per `warnings.gap_s`. Kinds of findings that end a run are never asked about as warnings: a
-policy might answer by the kind alone, and stop what is healthy. `upkeep` asks.
+The run is healthy, so nothing is urgent. A condition must last for the job's `warnings.settles_s`, as shown by a second report
+that much later: a single report is only recorded, and a port that fails now and then leads to a question. A condition whose
+cost is measured may lead to a swap, so only reports of one occurrence count for it; these have one id. A GPU that waits for a
+reset does so until it is reset, whether the finding is repeated or not. The policy is asked once about a warning while it
+lasts, however often it is reported, and a job is changed for warnings at most once per `warnings.gap_s`. Kinds of findings
+that end a run are never asked about as warnings: a policy might decide by the kind alone, and stop a healthy run. `upkeep`
+asks.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase
 from holdfast.supervisor.timers import WarningDue
 
-WARNINGS_MAX = 16  # of one job; the one that was heard longest ago is forgotten
-# Kinds whose cost their detectors do not know, and which slow a job down by what they do to one node.
+WARNINGS_MAX = 16  # of one job; the one reported longest ago is dropped
+# Kinds whose cost their detectors do not know, and which slow a job down by their effect on one node.
 COSTED_BY_STEPS = (FindingKind.DEGRADATION, FindingKind.NETWORK_FAULT, FindingKind.STORAGE_FAULT)
-COST_KEY = "cost_share_by_steps"  # of the evidence: what the step times say
-MUCH_MORE = 1.5  # a warning that costs this many times what was decided about is asked about again
+COST_KEY = "cost_share_by_steps"  # key of the evidence: what the step times show
+MUCH_MORE = 1.5  # the policy is asked again if a warning costs this many times what it did at the decision
 
 
 def on_finding(turn: Turn, finding: Finding) -> None:
-    """Remember a warning about a job that runs; `upkeep` asks the policy after this event."""
+    """Store a warning about a running job; `upkeep` asks the policy after this event."""
     job = turn.jobs.get(finding.job) if finding.job else nodes.job_of(turn, finding.node)
     if (
         finding.kind in RUN_ENDING
@@ -53,8 +54,8 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     elif finding.generation not in (0, job.number):
         turn.judge(finding, f"recorded: generation {finding.generation} of {job.name} is history")
         return
-    key, holding = _condition(finding), _still(turn, job)
-    known = holding.get(key)  # one that is forgotten begins anew: it was over, and has not lasted since
+    key, holding = _condition(finding), _current(turn, job)
+    known = holding.get(key)  # a dropped warning begins anew: its condition was over in between
     if known is None:
         standing = StandingWarning(finding, turn.at, turn.at, since=finding.since)
     elif known.finding.id == finding.id or finding.cost_share is None:
@@ -79,12 +80,12 @@ def _why_not_asked(finding: Finding, job: Job | None) -> str:
     if job is not None or not finding.node:
         return f"a finding of severity {finding.severity} calls for no action here"
     why = f"no job has ranks on {finding.node}, so no policy is asked"
-    withheld = finding.kind is FindingKind.PREFLIGHT  # which spares.py and returns.py see to
+    withheld = finding.kind is FindingKind.PREFLIGHT  # spares.py and returns.py ensure that
     return f"{why}; it gets none until it passes its tests" if withheld else why
 
 
 def on_withdrawn(turn: Turn, finding: Finding) -> list[str]:
-    """A condition is over, as `finding` says of the one that it contradicts. Returns the jobs that were to be changed for
+    """`finding` reports the end of the condition that it contradicts. Returns the jobs that were to be changed because of
     it."""
     concerned = []
     for job in [job for job in turn.jobs.values() if job.warnings]:
@@ -98,7 +99,7 @@ def on_withdrawn(turn: Turn, finding: Finding) -> list[str]:
 
 
 def put_off(turn: Turn, incident: Incident) -> None:
-    """The change that was decided for it could not be made: not to be tried again at once."""
+    """The decided change could not be made: it is not tried again for `gap_s`."""
     _remember(turn, incident, ask_at=turn.at + turn.jobs[incident.job].spec.warnings.gap_s, had_spare=True)
 
 
@@ -110,7 +111,7 @@ def wanted(turn: Turn, job: Job) -> Finding | None:
     free_at = job.changed_at + job.spec.warnings.gap_s if job.changed_at else 0.0
     due: list[Finding] = []
     later: list[float] = []
-    for each in _still(turn, job).values():
+    for each in _current(turn, job).values():
         if each.answered and not _asks_again(turn, job, each):
             later += [each.ask_at] if each.ask_at > turn.at else []
         elif _settles(job, each):
@@ -127,14 +128,14 @@ def wanted(turn: Turn, job: Job) -> Finding | None:
 
 
 def answered(turn: Turn, incident: Incident, action: Action) -> None:
-    """The policy leaves the run as it is."""
+    """The policy decided to leave the run as it is."""
     again_at = turn.at + action.retry_s if action.retry_s > 0 else 0.0
     _remember(turn, incident, ask_at=again_at, had_spare=bool(spares_for(turn, turn.jobs[incident.job])))
     turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
 
 
 def _remember(turn: Turn, incident: Incident, *, ask_at: float, had_spare: bool) -> None:
-    """The warning of `incident` has its answer, for now."""
+    """Mark the warning of `incident` as answered."""
     about = {"answered": True, "ask_at": ask_at, "cost_share": incident.cost_share, "had_spare": had_spare}
     warnings = {
         key: evolve(each, **about) if each.finding.id in incident.findings else each
@@ -144,12 +145,12 @@ def _remember(turn: Turn, incident: Incident, *, ask_at: float, had_spare: bool)
 
 
 def _condition(finding: Finding) -> str:
-    """The same for every report of one condition, whatever generation and step it is of."""
+    """A key that is the same for every report of one condition, whatever its generation and step."""
     return f"{finding.kind}:{finding.node}:{finding.gpu if finding.gpu is not None else finding.rank}"
 
 
-def _still(turn: Turn, job: Job) -> dict[str, StandingWarning]:
-    """Those that hold: said again lately, about the job or a node that still has ranks of it."""
+def _current(turn: Turn, job: Job) -> dict[str, StandingWarning]:
+    """Warnings that still apply: reported recently, about the job or about a node that still has ranks of it."""
     return {
         key: each
         for key, each in job.warnings.items()
@@ -158,7 +159,7 @@ def _still(turn: Turn, job: Job) -> dict[str, StandingWarning]:
 
 
 def _holds(turn: Turn, job: Job, standing: StandingWarning) -> bool:
-    """A GPU waits for its reset whichever generation uses it; how slow a rank is, is known of one generation."""
+    """Whether it applies. A GPU waits for its reset in any generation; the slowness of a rank is known of one generation."""
     finding = standing.finding
     if resets.is_wanted_by(finding):
         return finding.node in turn.nodes and not resets.is_history(turn.nodes[finding.node], finding)
@@ -171,7 +172,7 @@ def _is_costed_by_steps(finding: Finding) -> bool:
 
 
 def _costed(job: Job, standing: StandingWarning, others: list[StandingWarning]) -> Finding:
-    """The finding with what the condition costs, as far as the job's step times tell it."""
+    """The finding with the cost of its condition, as far as the job's step times show it."""
     finding = standing.finding
     measured = step_times.cost(job.step_times, *_onset(standing))
     if measured.share is not None and (rivals := _rivals(standing, others)):
@@ -192,7 +193,7 @@ def _onset(standing: StandingWarning) -> tuple[float, float]:
 
 
 def _rivals(standing: StandingWarning, others: list[StandingWarning]) -> list[str]:
-    """Other nodes with a warning that began at the same time: which one slows the job down, nobody knows."""
+    """Other nodes with a warning that began at the same time, so that it is unknown which one slows the job down."""
     began_at, reported_at = _onset(standing)
     early, late = began_at - step_times.LAG_S - step_times.BUCKET_S, reported_at + step_times.BUCKET_S
     nodes = {
@@ -202,12 +203,12 @@ def _rivals(standing: StandingWarning, others: list[StandingWarning]) -> list[st
 
 
 def _has_ranks(job: Job, node: str) -> bool:
-    """Whether a condition of `node` is one of this job; "" = of the job as a whole."""
+    """Whether a condition of `node` concerns this job; "" = the job as a whole."""
     return not node or (job.generation is not None and job.generation.slot_of(node) is not None)
 
 
 def _settles(job: Job, standing: StandingWarning) -> bool:
-    """Whether it may still pass by itself: it is reported again while it lasts."""
+    """Whether the condition may still pass by itself. It is reported again while it lasts."""
     if resets.is_wanted_by(standing.finding):
         return False
     return standing.heard_at - standing.first_at < job.spec.warnings.settles_s

@@ -1,18 +1,18 @@
-"""What a warning costs its job, by the time that the job's steps take before it and since. Pure.
+"""Measures the cost of a warning by the job's step times before and after it. Pure.
 
-A port, a disk or a counter that gets worse says nothing of what that costs. The job does: if its steps take longer since, and
-nothing else was found at that time, the condition is the best explanation. It is no proof, because a job may become slower by
-itself at that moment, so what is measured like this is believed half (`SURE_MAX`), and only where it is plain:
+A port, a disk or a counter that gets worse does not show its cost. The job does: if its steps take longer since then, and there
+was no other finding at that time, the condition is the best explanation. It is no proof, because a job may become slower by
+itself at that moment. So such a cost has at most half confidence (`SURE_MAX`), and counts only if it is clear:
 
     steps    ────────────────────────┐                     ┌──── now
              before (`FROM_BUCKETS`)  │ began, was reported │ since (`SINCE_BUCKETS`)
 
-* Step times are kept as medians of two minutes each, for an hour of one generation: another one has other nodes.
-* Enough of them lie before the condition began and since it was first reported. In between, and `LAG_S` before, nothing counts:
-  a detector needs that long to see some conditions.
-* A step takes a tenth longer at least, which is what stragglers are judged by as well (`SHARE_MIN`), and the two times are
-  apart: of those before, and of those since, all but one are on their side of the middle. So a pause is no cost, a job whose
-  steps vary has none that is known, and neither has a condition whose effect is over.
+* Step times are kept as medians of two minutes each, for an hour of one generation: another generation has other nodes.
+* Enough of them must lie before the condition began and after it was first reported. The time in between, and `LAG_S` before
+  it, does not count, because a detector needs that long to notice some conditions.
+* A step must take at least a tenth longer, the limit for stragglers as well (`SHARE_MIN`), and the two groups must be separate:
+  of those before, and of those after, all but one lie on their side of the middle. So a pause is no cost. The cost is unknown
+  if the job's steps vary, or if the effect of the condition is over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SURE_MAX = 0.5
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Of the running generation, seconds."""
+    """Step times of the running generation, in seconds."""
 
     generation: int = 0
     began_at: float = 0.0  # of the newest bucket, Unix seconds
@@ -50,7 +50,7 @@ class Cost:
 
 
 def recorded(known: StepTimes, generation: int, at: float, step_s: float) -> StepTimes:
-    """With a step time that was reported `at`; the same object where it changes nothing."""
+    """`known` with a step time that was reported `at`; the same object if it changes nothing."""
     value = float(f"{step_s:.4g}")
     passed_s = at - known.began_at
     if known.generation != generation or passed_s < 0:
@@ -65,7 +65,7 @@ def recorded(known: StepTimes, generation: int, at: float, step_s: float) -> Ste
 
 
 def cost(known: StepTimes, began_at: float, reported_at: float) -> Cost:
-    """What a condition costs that began then, at the latest, and was first reported at `reported_at`."""
+    """The cost of a condition that began at `began_at` or earlier, and was first reported at `reported_at`."""
     before = _between(known, 0.0, min(began_at, reported_at) - LAG_S)[-FROM_BUCKETS[1] :]
     since = _between(known, reported_at, known.began_at)
     if len(before) < FROM_BUCKETS[0]:
@@ -86,7 +86,7 @@ def cost(known: StepTimes, began_at: float, reported_at: float) -> Cost:
 
 
 def _between(known: StepTimes, start: float, end: float) -> Sequence[float]:
-    """Medians of the buckets that lie in this time whole."""
+    """Medians of the buckets that lie completely within this time."""
     first_at = known.began_at - len(known.medians) * BUCKET_S
     starts = (first_at + index * BUCKET_S for index in range(len(known.medians)))
     return [

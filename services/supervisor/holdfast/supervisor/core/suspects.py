@@ -1,16 +1,16 @@
-"""Nodes that an incident suspects test themselves while they prepare, and who fails is replaced in the same change.
+"""Suspected nodes test themselves while they prepare. A node that fails is replaced in the same change.
 
     incident ──suspected──► Prepare with a budget ──► the agent tests the node beside its preparation
                                                         │ passed, or not concluded in time: the node is prepared
                                                         └ failed: out of service, and the change is planned without it
 
-Theory of operation. Which nodes are suspects follows from the typed fields of the incidents that a change resolves, whenever it
-is planned, so nothing is remembered. A test delays the start by its budget at most, and only where the machine may be to blame:
-what somebody did from outside (SIGKILL, an injected fault, a stopped process) and what is the script's fault suspect nobody,
-and these are the failures that are over in a tenth of a second.
+Theory of operation. The suspects follow from the typed fields of the incidents that a change resolves, whenever it is planned,
+so nothing is remembered. A test delays the start by its budget at most, and only where the machine may be the cause. An
+incident that was caused from outside (SIGKILL, an injected fault, a stopped process) or by the script has no suspects; these
+are also the failures that take a tenth of a second to recover from.
 
 A failed test is evidence against the hardware (returns.py): the node is held down, and comes back on probation when it passes
-its tests. One that computes wrongly comes back only by an operator. A test that could not be concluded says nothing.
+its tests. A node that computes wrongly comes back only by an operator. A test that was not concluded is no evidence.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from holdfast.supervisor.core import quarantine, returns
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 
-EVIDENCE = "self_test"  # key in an incident's evidence: what the tests of its suspects found
+EVIDENCE = "self_test"  # key in an incident's evidence: results of the tests of its suspects
 EVIDENCE_CHARS_MAX = 500
-NAMED_MAX = 4  # nodes that are named one by one
+NAMED_MAX = 4  # nodes that are named individually
 _OF_THE_MACHINE = frozenset(
     {
         FindingKind.GPU_ERROR,
@@ -43,25 +43,25 @@ _OF_THE_MACHINE = frozenset(
 )
 _OF_WORKERS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION})
 _MAY_REPEAT = frozenset({*_OF_WORKERS, FindingKind.HANG})
-_RESULTS = ("products", "links")  # checks whose right result is known, bit for bit
-_BUDGET_SHARE_MAX = 0.5  # of the time for the whole preparation: who tests for longer would be late
+_RESULTS = ("products", "links")  # checks whose correct result is known bit for bit
+_BUDGET_SHARE_MAX = 0.5  # of the preparation's time limit: a longer test would be late
 
-# ---------------------------------------------------------------- who is suspected
+# ---------------------------------------------------------------- the suspects
 
 
 def budget_s(limits: LimitSpec) -> float:
-    """How long a suspect may test itself."""
+    """Time limit of a suspect's tests, in seconds."""
     return min(limits.suspect_test_s, _BUDGET_SHARE_MAX * limits.prepare_timeout_s)
 
 
 def suspected(turn: Turn, incidents: Iterable[str], generation: Generation) -> Numbers:
-    """Slots of this generation whose nodes one of these incidents suspects."""
+    """Slots of this generation whose nodes are suspects of one of these incidents."""
     slots: set[int] = set()
     for incident in (turn.incidents[each] for each in incidents):
         if incident.planned or incident.attribution.from_outside:
             continue
         if incident.kind == FindingKind.HANG and not incident.node:
-            return Numbers.below(len(generation.placements))  # nobody stands out: it may be any of them
+            return Numbers.below(len(generation.placements))  # no node stands out: any of them may be the cause
         slot = generation.slot_of(incident.node)
         if slot is not None and _suspects(turn, incident, turn.nodes[incident.node]):
             slots.add(slot)
@@ -69,27 +69,27 @@ def suspected(turn: Turn, incidents: Iterable[str], generation: Generation) -> N
 
 
 def _suspects(turn: Turn, incident: Incident, node: Node) -> bool:
-    """Whether this incident, which nobody caused from outside, suspects its node."""
+    """Whether this incident, which was not caused from outside, suspects its node."""
     blame, error_class = incident.attribution.blame, incident.attribution.error_class
     if node.reset_at >= incident.t_fault:
-        return False  # its GPUs were reset since, and it has passed its tests after that
+        return False  # its GPUs were reset since, and it passed its tests afterwards
     if blame is Blamed.HARDWARE:
         return True
     if blame is Blamed.USER:
         return False
     if incident.kind == FindingKind.NODE_LOST:
-        return node.booted_at >= incident.t_fault  # a machine that fell over; a partition says nothing against it
+        return node.booted_at >= incident.t_fault  # a machine that crashed; a partition is no evidence against it
     if incident.kind in _OF_THE_MACHINE or incident.kind == FindingKind.HANG:
         return True
     if incident.kind in _OF_WORKERS:
-        # A signal that nobody sends, such as SIGSEGV: an exit code is the script's own word.
+        # A signal that no process sends, such as SIGSEGV. An exit code, in contrast, is chosen by the script.
         by_signal = error_class == "crash" and incident.attribution.from_outside is False
         return by_signal or error_class in ("device", "node") or _has_failed_before(turn, incident)
     return False
 
 
 def _has_failed_before(turn: Turn, incident: Incident) -> bool:
-    """Whether this is the second fault of workers on its node within the window, of whatever job."""
+    """Whether this is the second fault of workers on its node within the window, of any job."""
     return any(
         each.node == incident.node
         and each.id != incident.id
@@ -101,23 +101,23 @@ def _has_failed_before(turn: Turn, incident: Incident) -> bool:
     )
 
 
-# ---------------------------------------------------------------- what the tests found
+# ---------------------------------------------------------------- the results
 
 
 def record(turn: Turn, incidents: Iterable[str], tests: Sequence[tuple[str, Preflight]]) -> None:
-    """Into the evidence of these incidents: what these nodes found."""
+    """Add the test results of these nodes to the evidence of these incidents."""
     if not tests:
         return
-    told = [_found(node, tested) for node, tested in tests if tested.failures or not _concluded(tested)][:NAMED_MAX]
+    results = [_found(node, tested) for node, tested in tests if tested.failures or not _concluded(tested)][:NAMED_MAX]
     passed = [node for node, tested in tests if not tested.failures and _concluded(tested)]
     if len(passed) > NAMED_MAX:
-        told.append(f"{len(passed)} nodes passed")
+        results.append(f"{len(passed)} nodes passed")
     elif passed:
-        told.append(f"{', '.join(passed)} passed")
+        results.append(f"{', '.join(passed)} passed")
     for each in incidents:
         if (incident := turn.incidents.get(each)) is not None:
             before = incident.evidence.get(EVIDENCE, "")
-            text = "; ".join((before, *told) if before else told)[:EVIDENCE_CHARS_MAX]
+            text = "; ".join((before, *results) if before else results)[:EVIDENCE_CHARS_MAX]
             if text != before:
                 turn.put_incident(evolve(incident, evidence={**incident.evidence, EVIDENCE: text}))
 
@@ -134,13 +134,13 @@ def _found(node: str, tested: Preflight) -> str:
 
 
 def is_known(node: Node, tested: Preflight) -> bool:
-    """Whether this failure was dealt with before: an answer that is no longer wanted may come twice, and an operator may have
-    repaired the node in between."""
+    """Whether this failure was handled before: a late answer may come twice, and an operator may have repaired the node in
+    between."""
     return tested.at == node.failed_test_at
 
 
 def condemn(turn: Turn, name: str, tested: Preflight, incidents: Sequence[str]) -> None:
-    """The node has failed its tests: it is out of service."""
+    """The node failed its tests: take it out of service."""
     node = turn.nodes[name]
     turn.put_node(name, failed_test_at=tested.at, preflight=tested if node.preflight is not None else None)
     cause = f"failed the tests that a suspected node makes: {tested.failures}"

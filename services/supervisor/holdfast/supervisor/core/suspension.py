@@ -1,13 +1,14 @@
-"""Jobs all of whose nodes leave: an allocation ends, and with it the run. What it comes to, and how the job goes on.
+"""Suspended jobs: all nodes of a job leave, as at the end of an allocation. How the job stops, and how it continues.
 
-    every node is told to end ──► the job saves ──► its workers stop ──► Suspended at that step ──► nodes come ──► it goes on
-                                    └── no save in time, no library, the nodes have gone: at the newest step that there is
+    every node is told to end ──► the job saves ──► its workers stop ──► Suspended at that step ──► nodes connect ──► it goes on
+                                    └── no save in time, no library, the nodes disconnected: at the newest saved step
 
-`notices` hears of it and asks the policy, `jobs` saves and stops; here is what a suspended job knows, and when it goes on.
+`notices` receives the notices and asks the policy, and `jobs` saves and stops. This module has the data of a suspended job, and
+decides when it continues.
 
-A suspended job waits for all of its nodes, and for those that hold its step: an allocation that begins does not bring its nodes
-in one moment, and the first of them could run fewer replicas from an older step, or from none. It waits for a time only: the
-machines that had the step may never come back.
+A suspended job waits for all of its nodes, and for those that hold its step. The nodes of a new allocation do not all connect
+at once, and the first of them could run fewer replicas from an older step, or from step 0. The wait is limited: the machines
+that had the step may never return.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from holdfast.supervisor.timers import RetryDue
 
 
 def all_leave(turn: Turn, job: Job) -> bool:
-    """Whether every node of the job's newest generation was told to end, or has gone when others were."""
+    """Whether every node of the job's newest generation was told to end, or has disconnected when others were told."""
     members = [turn.nodes.get(name) for name in (job.generation.nodes if job.generation else ())]
     gone = all(node is None or node.told_to_end or not node.connected for node in members)
     return gone and any(node is not None and node.told_to_end for node in members)
 
 
 def begin(turn: Turn, name: str, reason: str) -> None:
-    """Its workers are gone, or it waits already: it is suspended from now on."""
+    """Suspend the job: its workers have ended, or it was waiting anyway."""
     job = turn.jobs[name]
     point = saved.newest_anywhere(turn, job)
     turn.cancel_timer(RetryDue(name))
@@ -48,7 +49,7 @@ def _goes_on(job: Job, step: int) -> str:
 
 
 def learn(turn: Turn, name: str) -> None:
-    """A node, or the object store, has more of the job than was known."""
+    """A node, or the object store, has reported more of the job than was known."""
     job = turn.jobs[name]
     if isinstance(job.doing, Suspended):
         point = saved.newest_anywhere(turn, job)
@@ -62,13 +63,13 @@ def _explain(turn: Turn, name: str, how: str) -> None:
 
 
 def stays(turn: Turn, name: str, why: str) -> None:
-    """It is looked at again after a while."""
+    """The job stays suspended, and is checked again after a while."""
     _explain(turn, name, f"it stays suspended: {why}")
     turn.set_timer(RetryDue(name), turn.at + turn.config.degraded_start_s)
 
 
 def may_go_on(turn: Turn, job: Job, doing: Suspended) -> bool:
-    """Whether the nodes at hand are those to go on with, or have been waited for long enough."""
+    """Whether the nodes at hand have the step to continue from. Sets the timer that limits the wait."""
     here = options(turn, job)
     since = (doing.returning_at or turn.at) if here else 0.0
     if (here, since) != (doing.awaited.candidates, doing.returning_at):
@@ -82,30 +83,30 @@ def may_go_on(turn: Turn, job: Job, doing: Suspended) -> bool:
 
 
 def _has_step(turn: Turn, job: Job, doing: Suspended) -> bool:
-    """Whether all replicas can go on from the step that it was suspended at."""
+    """Whether all replicas can continue from the step at which the job was suspended."""
     plan = reachable(turn, job, job.target_dp, job.target_dp)
     if not isinstance(plan, Plan) or change.not_yet(turn, job, plan) is not None:
         return False
     step = saved.elect_for(turn, job, plan.mesh, plan.placements).restore.step
-    return step >= doing.step or _all_have_said(turn, job)
+    return step >= doing.step or _all_have_reported(turn, job)
 
 
-def _all_have_said(turn: Turn, job: Job) -> bool:
-    """Whether all nodes that it ran on are here and have said what they hold: what they do not have is lost, such as what only
-    the memory of a machine had that was booted."""
+def _all_have_reported(turn: Turn, job: Job) -> bool:
+    """Whether all nodes that it ran on are connected and have reported their shards. Shards that they lack are lost, such as
+    those in the memory of a machine that has rebooted."""
     members = [turn.nodes.get(name) for name in (job.generation.nodes if job.generation else ())]
     return all(node is not None and node.connected and node.inventoried for node in members)
 
 
 def wait_on(turn: Turn, job: Job, doing: Suspended) -> str:
-    """The time for all nodes to come is over: why it is worth waiting longer; empty when it is not."""
+    """Why to wait longer although the time for all nodes to connect is over; empty if there is no reason."""
     plan = reachable(turn, job, job.target_dp, job.spec.min_dp)
     if not isinstance(plan, Plan):
         return plan.reason
     restore = saved.elect_for(turn, job, plan.mesh, plan.placements).restore
     if (
         restore.step >= doing.step
-        or _all_have_said(turn, job)
+        or _all_have_reported(turn, job)
         or turn.at >= doing.returning_at + turn.config.suspended_holders_s
     ):
         return ""

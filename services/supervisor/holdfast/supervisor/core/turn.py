@@ -1,13 +1,13 @@
-"""A turn: the next state while events are folded, and the commands that go with them.
+"""A turn: the next state while events are folded, and the resulting commands.
 
-From outside, `step` is pure: it takes a state and returns another. Inside, transitions write to a turn, and this is the one
-place where values are copied to be changed:
+From outside, `step` is pure: it takes a state and returns another. Inside, transitions write to a turn. This is the only place
+where values are copied in order to be changed:
 
 * A table of the state, a row of `heard` and a group of the index is copied when the turn first writes to it. From then on the
-  turn writes to its own copy, however many events follow. So a batch of events copies each table once, 0.1 ms for 12,500
-  rows, and a row costs what a dictionary does.
+  turn writes to its own copy, however many events follow. A batch of events thus copies each table once (0.1 ms for 12,500
+  rows), and writing a row costs as much as in a dictionary.
 * A row (`Node`, `Job`, …) is never changed: `evolve` makes another.
-* `finish` gives the state so far. It has the turn's own tables: whoever goes on writing to the turn must not keep it.
+* `finish` returns the state so far. It shares the turn's tables, so do not keep it while the turn is still written to.
 
 Measured against persistent maps (`rpds-py`, `immutables`): docs/adr/0026-broadcasts-and-batches.md.
 """
@@ -54,9 +54,9 @@ T = TypeVar("T")
 
 
 class Turn:
-    """`commands` are the present event's. `written`: the rows that are others than in `state`, by table."""
+    """`commands` are those of the present event. `written`: keys of the rows that differ from `state`, by table."""
 
-    nodes: Mapping[str, Node]  # the tables as they are now: attributes, which an incident reads a million times
+    nodes: Mapping[str, Node]  # the present tables; plain attributes, because one incident reads them a million times
     jobs: Mapping[str, Job]
     incidents: Mapping[str, Incident]
     outbox: Mapping[str, Send]
@@ -68,7 +68,7 @@ class Turn:
         self.written: dict[str, dict[Any, None]] = {}
         self._state = state
         self._tables: dict[str, dict[Any, Any]] = {}
-        self._heard: dict[str, dict[str, int]] = {}  # rows of `State.heard` of its own
+        self._heard: dict[str, dict[str, int]] = {}  # rows of `State.heard` that the turn has copied
         for name in _TABLES:
             setattr(self, name, getattr(state, name))
         self._changes: dict[str, Any] = {}
@@ -78,27 +78,27 @@ class Turn:
         self.begin(at)
 
     def begin(self, at: float) -> None:
-        """The next event, at this time."""
+        """Begin the next event, at this time."""
         self.at = at
         self.commands: list[Command] = []
         self._changed = False
-        self._touched: set[str] = set()  # jobs that this event may have changed something for
+        self._touched: set[str] = set()  # jobs that this event may affect
         self._touched_nodes: set[str] = set()
-        self._unreviewed: set[str] = set()  # nodes that a fault took out of service and that are others now
+        self._unreviewed: set[str] = set()  # changed nodes that a fault took out of service
         self._everything = False
-        self._index.pool_changed = self._index.all_told = False
+        self._index.pool_changed = self._index.all_reported = False
         self._pooled.clear()
         if at and not self._value("born"):
             self.set(born=at)
 
     def end(self) -> tuple[Command, ...]:
-        """What follows from the event."""
+        """End the event. Returns its commands."""
         if self._changed:
             self._changes["folded_at"] = self.at
         return tuple(self.commands)
 
     def finish(self) -> State:
-        """The state that all events so far amount to; the very same when they changed nothing."""
+        """The state after all events so far; the original object if they changed nothing."""
         if not self._tables and not self._changes:
             return self._state
         self._changes["uses"], self._index.uses_changed = self.uses, 0
@@ -133,8 +133,8 @@ class Turn:
 
     @property
     def diagnostics_at(self) -> float:
-        heard: float = self._value("diagnostics_at")
-        return heard
+        received: float = self._value("diagnostics_at")
+        return received
 
     @property
     def secret(self) -> str:
@@ -157,22 +157,22 @@ class Turn:
         return known + self._index.uses_changed
 
     def found(self, what: By, key: str = "") -> list[str]:
-        """Names or ids, sorted: groups themselves have no order, a snapshot forgets it."""
+        """Names or ids, sorted: groups have no order of their own, which a snapshot would not preserve."""
         return sorted(self._index.get(what, key))
 
     def group(self, what: By, key: str = "") -> Group:
-        """The same in no order: for what does not depend on one."""
+        """The same without an order, for callers whose result does not depend on it."""
         return self._index.get(what, key)
 
     def groups(self, what: By) -> Mapping[str, Group]:
-        """All of this kind, by key."""
+        """All groups of this kind, by key."""
         return self._index.table(what)
 
     def count(self, what: By) -> int:
         return len(self._index.get(what))
 
     def members(self, generation: Generation, what: By) -> list[str]:
-        """Of a generation's nodes those of this group, by slot; costs what the smaller of the two has."""
+        """The generation's nodes that are in this group, by slot. The cost is that of the smaller of the two."""
         group = self._index.get(what)
         if len(group) >= len(generation.placements):
             return [node for node in generation.nodes if node in group]
@@ -180,7 +180,7 @@ class Turn:
         return [node for _, node in sorted(slots)]
 
     def concerned(self, node: str) -> list[Job]:
-        """Jobs that are changing and wait for an answer of the node, or for it to stop, in order."""
+        """Jobs in a change that waits for an answer of the node, or for its workers to stop, in order."""
         changing = {name for name in self._index.get(By.CLAIM, node) if self.jobs[name].change is not None}
         return self.in_order(changing | self._index.get(By.CONCERN, node).keys())
 
@@ -190,7 +190,7 @@ class Turn:
         return sorted(mine, key=lambda incident: (incident.t_detected, len(incident.id), incident.id))
 
     def in_order(self, names: Iterable[str]) -> list[Job]:
-        """These jobs, the one first that gets a free node before the others: by priority, then as submitted."""
+        """These jobs in the order in which they get free nodes: by priority, then by submission."""
         jobs = self.jobs
         found = [jobs[name] for name in names]
         if len(found) < 2:
@@ -216,28 +216,28 @@ class Turn:
         return next((send for send in self.orders(node=node, to_one=True) if isinstance(send.order, kind)), None)
 
     def asked(self, node: str, command_id: str) -> Send | None:
-        """The unanswered order of this id; of a broadcast only if `node` is among its nodes."""
+        """The unanswered order of this id. If it is of a broadcast, only if `node` is one of its nodes."""
         if (send := self.outbox.get(command_id)) is not None:
             return send
         found = self._in_broadcast(node, command_id)
         return None if found is None else found[0].send(found[1])
 
     def addressee(self, node: str, command_id: str) -> str | None:
-        """The node to which the unanswered order of this id went; of a broadcast only if `node` is among its nodes."""
+        """The node that the unanswered order of this id was sent to; of a broadcast only if `node` is among its nodes."""
         if (send := self.outbox.get(command_id)) is not None:
             return send.node
         found = self._in_broadcast(node, command_id)
         return None if found is None else found[0].placements[found[1]].node
 
     def slot_asked(self, node: str, command_id: str) -> tuple[str, int] | None:
-        """(job, slot) of the node's order of this id, if it is of a broadcast and not answered."""
+        """(job, slot) of the order of this id to the node, if it belongs to a broadcast and is not answered."""
         found = self._in_broadcast(node, command_id)
         if found is None or found[0].placements[found[1]].node != node:
             return None
         return found[0].order.job, found[1]
 
     def _in_broadcast(self, node: str, command_id: str) -> tuple[Broadcast, int] | None:
-        """The broadcast to nodes of which `node` is one, and the slot in it, whose order has this id and is not answered."""
+        """The broadcast that includes `node`, and the slot whose unanswered order has this id."""
         for job in self._index.get(By.CLAIM, node):
             broadcast = self.broadcasts.get(job)
             if broadcast is not None and (slot := broadcast.slot_of(command_id)) is not None:
@@ -245,60 +245,60 @@ class Turn:
         return None
 
     def pooled(self, key: Hashable, make: Callable[[], T], *of: object) -> T:
-        """What follows from nodes and jobs as they are and from `of`, made once: a decision asks many times."""
+        """A value that depends only on the present nodes, jobs and `of`, computed once: a decision asks for it many times."""
         if self._pooled_version != self._index.version:
             self._pooled_version = self._index.version
             self._pooled.clear()
         return _once(self._pooled, key, make, of)
 
     def remembered(self, node: Node, make: Callable[[], T], *of: object) -> T:
-        """What follows from `node` and `of`, remembered beyond this event."""
+        """A value that depends only on `node` and `of`, cached across events."""
         return _once(self._index.memo, node.name, make, (node, *of))
 
-    # ------------------------------------------------------------ what to look at again
+    # ------------------------------------------------------------ what to reconcile
 
     def touch(self, job: str) -> None:
-        """Something that `job` waits for may have come."""
+        """Mark `job` for reconciliation: a condition that it waits for may have become true."""
         self._touched.add(job)
 
     def touch_all(self) -> None:
         self._everything = True
 
     def _touch_users(self) -> None:
-        """Of the nodes that are others now: the jobs that have something there, or want something of them."""
+        """Mark the jobs that have workers, shards, ranks or orders on a changed node."""
         nodes, touched = self.nodes, self._touched
         claims, concerns = self._index.table(By.CLAIM), self._index.table(By.CONCERN)
         for name in self._touched_nodes:
             if len(touched) >= len(self.jobs) and touched >= self.jobs.keys():
-                break  # all of them: the many nodes of a large job say the same
+                break  # all jobs are marked: the other nodes can add none
             if (node := nodes.get(name)) is not None:
                 touched.update(node.live_generations, node.inventory)
             touched.update(claims.get(name, ()), concerns.get(name, ()))
         self._touched_nodes = set()
 
     def touched(self) -> list[str]:
-        """Unfinished jobs for which this event may have made something possible, in order; asked again, those since then.
+        """Unfinished jobs that this event may affect, in order. A later call returns the jobs marked since the previous one.
 
-        A job at rest is not looked at because another one is busy: at 12,500 nodes that alone would cost more than all else.
+        A job is skipped if only others are busy: at 12,500 nodes, checking it anyway would cost more than everything else.
         """
         self._touch_users()
-        if not (self._touched or self._everything or self._index.pool_changed or self._index.all_told):
+        if not (self._touched or self._everything or self._index.pool_changed or self._index.all_reported):
             return []
         jobs, names = self.jobs, self._touched
         if self._everything:
             names = set(jobs)
         if self._index.pool_changed:
             names = names | self._index.get(By.WANTS_NODES).keys()
-        if self._index.all_told:
+        if self._index.all_reported:
             names = names | self._index.get(By.DEFERRED).keys()
         self._touched, self._everything = set(), False
-        self._index.pool_changed = self._index.all_told = False
+        self._index.pool_changed = self._index.all_reported = False
         known = (each for each in names if each in jobs and not jobs[each].phase.finished)
         return [job.name for job in self.in_order(known)]
 
     def removed(self) -> list[str]:
-        """Nodes that a fault took out of service and for which this event may have made something possible, in order; asked
-        again, those since then. After a storm there are thousands of them: only those that are others now are looked at."""
+        """Nodes that a fault took out of service and that this event may affect, in order. A later call returns those marked
+        since the previous one. After many failures there can be thousands of such nodes; only changed ones are reviewed."""
         out = self._index.get(By.REMOVED)
         names = out.keys() if self._everything else self._unreviewed & out.keys()
         self._unreviewed = set()
@@ -322,7 +322,7 @@ class Turn:
         return last_seq(self._tables.get("heard", self._state.heard), node)
 
     def heard(self, name: str, seq: int, known: Node | None = None) -> bool:
-        """The newest report of a node. By itself this makes nothing possible. False: `known` has reported it before."""
+        """Record the number of a node's newest report. Returns False if `known` has reported this number before."""
         group = heard_in(name)
         mine = self._heard.get(group)
         if known is not None:
@@ -346,7 +346,7 @@ class Turn:
         del self._heard[heard_in(name)][name]
 
     def set_node_state(self, name: str, state: NodeState, job: str, reason: str) -> None:
-        """Publish when it is news."""
+        """Set the node's state, and publish it if it changed."""
         if self.nodes[name].state is not state:
             self.put_node(name, state=state)
             self.publish(NodeChanged(self.at, name, state, job, reason))
@@ -378,7 +378,7 @@ class Turn:
         self._index.job(self._write("jobs", name).pop(name), None)
 
     def move(self, name: str, cause: Cause, doing: Doing, reason: str, **changes: Any) -> Job:
-        """The job comes to another state, or to the same one anew. Raises `IllegalTransition`."""
+        """Move the job to another state, or to the same one with new data. Raises `IllegalTransition`."""
         job = self.jobs[name]
         lifecycle.check(name, job.doing, cause, doing)
         if (job.phase, job.reason) != (doing.phase, reason):
@@ -386,11 +386,11 @@ class Turn:
         return self.put_job(name, doing=doing, reason=reason, **changes)
 
     def update(self, name: str, **changes: Any) -> Job:
-        """The job stays in its state, and knows more of it."""
+        """Change the data of the job's present state."""
         return self.put_job(name, doing=evolve(self.jobs[name].doing, **changes))
 
     def explain(self, name: str, reason: str) -> None:
-        """The job stays in its state for another reason."""
+        """Change the reason of the job's present state."""
         job = self.jobs[name]
         if job.reason != reason:
             self.publish(JobChanged(self.at, name, job.phase, reason))
@@ -404,7 +404,7 @@ class Turn:
         return f"i-{self._origin}-{number}"
 
     def put_incident(self, incident: Incident) -> Incident:
-        """Store and publish; a closed one moves to the history."""
+        """Store and publish the incident. A closed one moves to `closed`."""
         self.publish(IncidentChanged(self.at, incident))
         self._touched.add(incident.job)
         if incident.loan is not None:
@@ -428,28 +428,28 @@ class Turn:
         rung_end: RungEnd = RungEnd.OVERTAKEN,
         **changes: Any,
     ) -> None:
-        """`rung_end`: how the rung ends that is being carried out for it, if there is one."""
+        """Close the incident. `rung_end`: how its current rung ends, if it has one."""
         if (incident := self.incidents.get(incident_id)) is not None:
             self.cancel_timer(RungTimeout(incident.job, incident.id))
             incident = incident.rung_ended(self.at, rung_end, outcome)
             self.put_incident(evolve(incident, state=state, outcome=outcome, **changes))
 
     def ask(self, incident: Incident) -> None:
-        """Ask the job's policy; the default decides when no answer comes."""
+        """Ask the job's policy; the default policy decides if no answer arrives in time."""
         if incident.id not in self.questions:
             self.set(questions=(*self.questions, incident.id))
         self.commands.append(Evaluate(incident.id, incident.job))
         self.set_timer(PolicyTimeout(incident.id), self.at + self.config.policy_s)
 
     def withdraw(self, incident_id: str) -> None:
-        """No answer is wanted any more."""
+        """Withdraw the question about this incident."""
         if incident_id in (questions := self.questions):
             place = questions.index(incident_id)
             self.set(questions=questions[:place] + questions[place + 1 :])
         self.cancel_timer(PolicyTimeout(incident_id))
 
     def withdraw_all(self, incidents: Iterable[str]) -> None:
-        """No answer about any of these is wanted any more."""
+        """Withdraw the questions about these incidents."""
         gone = set(incidents)
         self.set(questions=tuple(each for each in self.questions if each not in gone))
         for each in sorted(gone):
@@ -461,8 +461,8 @@ class Turn:
         self.commands.append(Publish(record))
 
     def judge(self, finding: Finding, verdict: str, incident: str = "") -> None:
-        """Say what becomes of a finding: every finding that arrives is judged at least once. One that is only said again, and
-        leads to nothing, is not written down each time."""
+        """Publish what becomes of a finding. Every finding that arrives is judged at least once; a repeat that leads to no
+        incident is not recorded again."""
         if finding.repeat and not incident:
             return
         self.publish(FindingJudged(self.at, finding, verdict, incident))
@@ -471,7 +471,7 @@ class Turn:
         self.publish(Noted(self.at, subject, text))
 
     def send(self, node: str, order: Order) -> str:
-        """Into the outbox and, when the node has a session, on its way. Returns the command id."""
+        """Put the order into the outbox, and send it if the node has a session. Returns the command id."""
         send = Send(node, self._new_command_id(), order)
         self._write("outbox", send.command_id)[send.command_id] = send
         self._index.order(None, send)
@@ -487,7 +487,7 @@ class Turn:
         peers: tuple[tuple[ShardSource, ...], ...] = (),
         suspected: Numbers | None = None,
     ) -> None:
-        """`send` to every slot of the job's newest generation."""
+        """Send the order to every slot of the job's newest generation."""
         broadcast = Broadcast(self._new_command_id(), order, placements, restore, peers, suspected or Numbers())
         self._write("broadcasts", order.job)[order.job] = broadcast
         self._write("unanswered", order.job)[order.job] = Numbers.below(len(placements))
@@ -497,13 +497,13 @@ class Turn:
     def _new_command_id(self) -> str:
         number = self._value("commands") + 1
         self.set(commands=number)
-        # With the epoch: a log that lost its last second hands the same numbers out again, in a later term.
-        # And with what nobody can guess: an answer by somebody who was never asked is known by its id.
+        # The epoch: an event log that lost its last second makes a later term issue the same numbers again.
+        # The proof cannot be guessed: an answer from a node that never received the order has no valid id.
         proof = blake2s(f"{self._value('secret')}/{number}".encode(), digest_size=6).hexdigest()
         return f"c-{self._origin}-{self._value('epoch'):x}-{number}.{proof}"
 
     def forget_order(self, send: Send) -> None:
-        """It was answered, or is withdrawn."""
+        """Remove an order that was answered or is withdrawn."""
         if send.command_id in self.outbox:
             self._index.order(self._write("outbox", send.command_id).pop(send.command_id), None)
             return
@@ -513,7 +513,7 @@ class Turn:
             self.answered(job, (slot,))
 
     def answered(self, job: str, slots: Iterable[int]) -> None:
-        """These slots have answered the job's broadcast."""
+        """Mark these slots as having answered the job's broadcast."""
         left = self.unanswered[job] - Numbers(slots)
         if left:
             self._write("unanswered", job)[job] = left
@@ -529,7 +529,7 @@ class Turn:
         self.commands.append(SetTimer(timer, due))
 
     def postpone_timer(self, timer: Timer, due: float) -> None:
-        """One that nobody has armed yet."""
+        """Set a timer that no leader has armed yet, without a command to the shell."""
         self._write("timers", timer)[timer] = due
 
     def cancel_timer(self, timer: Timer) -> None:
@@ -538,7 +538,7 @@ class Turn:
             self.commands.append(CancelTimer(timer))
 
     def timer_fired(self, timer: Timer) -> bool:
-        """Whether it was still wanted. One that comes early (it was set again meanwhile) is not."""
+        """Whether the timer was still set. False also if it fired early, because it was set again meanwhile."""
         due = self.timers.get(timer)
         if due is None or due > self.at + 1e-6:
             return False
@@ -546,7 +546,7 @@ class Turn:
         return True
 
     def trace(self, incident_id: str) -> str:
-        """Trace id of an incident that no finding of diagnostics started: the same on every replay."""
+        """Trace id of an incident that no finding of diagnostics opened; the same on every replay."""
         return tracing.new_trace(f"{self._origin}/{incident_id}").trace_id
 
     def set(self, **values: Any) -> None:
@@ -557,14 +557,14 @@ class Turn:
 
     @property
     def _origin(self) -> str:
-        """Milliseconds of birth in hex."""
+        """Time of the first event, in milliseconds, in hex."""
         return f"{int(self._value('born') * 1000):x}"
 
     def _value(self, name: str) -> Any:
         return self._changes[name] if name in self._changes else getattr(self._state, name)
 
     def _write(self, name: str, key: Hashable) -> dict[Any, Any]:
-        """A table of our own, of which the row `key` is going to be another one."""
+        """The turn's own copy of a table, whose row `key` the caller is about to change."""
         self._changed = True
         table = self._tables.get(name)
         if table is None:
@@ -580,13 +580,13 @@ _TABLES = tuple(Turn.__annotations__)
 
 
 def _age(send: Send) -> tuple[int, str]:
-    """Command ids begin alike and end with a number, and the slot of a broadcast."""
+    """Sort key, oldest order first. Command ids share a prefix and end with a number, and the slot of a broadcast."""
     number = send.command_id.partition("/")[0]
     return len(number), send.command_id
 
 
 def _once(memo: Memo, key: Hashable, make: Callable[[], T], of: tuple[object, ...]) -> T:
-    """What was made by this key, made anew when one of the values that it follows `of` is another."""
+    """The cached value for `key`, computed again if any value in `of` has changed."""
     known = memo.get(key)
     if known is None or known[0] != of:
         known = memo[key] = (of, make())

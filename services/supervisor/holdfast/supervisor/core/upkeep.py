@@ -1,8 +1,8 @@
-"""After every event: what do the jobs want that the nodes now allow?
+"""Reconciliation: after every event, compare what the jobs need with the available nodes. Also operators' requests.
 
-Declarative on purpose. It compares what should be with what is, so no request can be lost on the way: a job that waits is
-looked at again when there are other nodes than before, a cordoned node with ranks is swapped, a job with fewer replicas
-than it wants grows, a change that was given up is begun again.
+Declarative on purpose: it compares the desired state with the actual one, so no request can be lost. A waiting job is retried
+when there are other nodes than before, a cordoned node with ranks is swapped, a job with too few replicas grows, and an
+abandoned change is begun again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _PASSES_MAX = 3  # per event: a node that one job releases can be assigned to an
 
 
 def change_policy(turn: Turn, event: PolicyChangeRequested) -> None:
-    """From the next question on. A job that waits because of what the last policy decided is decided about again."""
+    """The new policy applies from the next question on. If the job waits because of the old policy's decision, it is asked."""
     job = turn.jobs.get(event.job)
     if job is None or job.phase.finished:
         turn.note(event.job, f"its policy is not changed: the job is {job.phase if job else 'not there'}")
@@ -83,7 +83,7 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
         nodes.mark_unschedulable(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
     else:
         reason = f"uncordoned by an operator: {event.reason}"
-        due = None if node.reset_due is None else evolve(node.reset_due, failure="")  # it is tried again
+        due = None if node.reset_due is None else evolve(node.reset_due, failure="")  # the reset may be tried again
         node = turn.put_node(node.name, unschedulable_reason="", quarantined=False, reset_due=due)
         node = returns.forget(turn, node.name)
         reboots.withdraw(turn, node.name)
@@ -97,9 +97,9 @@ def check_agent_restart(state: State, event: AgentRestartRequested) -> None:
     if node is None:
         raise NotFound(f"there is no node {event.node}")
     if not node.connected or node.unheard:
-        raise Conflict(f"{event.node} has no session: its agent cannot be told")
+        raise Conflict(f"{event.node} has no session: the order cannot be sent to its agent")
     if not node.facts.restarts:
-        raise Conflict(f"the agent of {event.node} does not know this order, or does not run as a service of its own")
+        raise Conflict(f"the agent of {event.node} does not support this order, or is not a service of its own")
     jobs = sorted({run.job for run in node.workers} | set(node.live_generations))
     if jobs:
         raise Conflict(f"{event.node} has workers of {', '.join(jobs)}, which end with its agent; cordon it first")
@@ -127,11 +127,11 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
 
 
 def reconcile(turn: Turn) -> None:
-    """Look at every job that the event may have made something possible for, and at those that this makes possible again."""
+    """Reconcile every job that the event may affect, and then those that this affects in turn."""
     closed = not breaker.is_open(turn)
     _review_nodes(turn, closed)
     incidents.walk_on(turn)
-    if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # only what is undecided is asked
+    if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # questions are asked only about undecided incidents
         asked = set(turn.questions)
         for incident in turn.found(By.UNDECIDED):
             if incident not in asked:
@@ -141,7 +141,7 @@ def reconcile(turn: Turn) -> None:
             break
         for name in names:
             if name in turn.jobs:
-                _look_at(turn, turn.jobs[name], closed)
+                _reconcile_job(turn, turn.jobs[name], closed)
                 if closed:
                     loans.review(turn, turn.jobs[name])
         incidents.walk_on(turn)
@@ -157,7 +157,7 @@ def _review_nodes(turn: Turn, closed: bool) -> None:
         resets.review(turn)
 
 
-def _look_at(turn: Turn, job: Job, closed: bool) -> None:
+def _reconcile_job(turn: Turn, job: Job, closed: bool) -> None:
     match job.doing:
         case Pending() if RetryDue(job.name) not in turn.timers:
             quarantine.release_for(turn, job)
@@ -166,53 +166,53 @@ def _look_at(turn: Turn, job: Job, closed: bool) -> None:
             suspension.begin(turn, job.name, "all of its nodes were told to end")
         case Suspended() as doing if closed:
             quarantine.release_for(turn, job)
-            if not _is_asked_about(turn, job) and suspension.may_go_on(turn, job, doing):
-                _go_on(turn, job.name)
+            if not _policy_is_asked(turn, job) and suspension.may_go_on(turn, job, doing):
+                _continue_suspended(turn, job.name)
         case Waiting() | Deferred() if closed:
             quarantine.release_for(turn, job)
-            _look_again(turn, job)
+            _retry_when_possible(turn, job)
         case Replanning() if closed:
             if all(incident.action is not None for incident in turn.open_incidents(job.name)):
-                change.resume(turn, job.name, "the change before was given up")
+                change.resume(turn, job.name, "the previous change was abandoned")
         case Resetting() if closed:
             resetting.go_on(turn, job)
         case Running() if job.planned is None and closed:
-            _improve(turn, job)
+            _plan_change(turn, job)
         case _:
             pass
 
 
 def _may_start_degraded(turn: Turn, job: Job) -> bool:
-    """After a while; with nodes that others gave up for it once all of them have answered."""
+    """After a time. If other jobs were asked for replicas, only when all of them have answered."""
     if loans.are_asked(turn, job):
         return False
     return bool(job.kept) or turn.at >= job.submitted_at + turn.config.degraded_start_s
 
 
 def start_degraded(turn: Turn, name: str) -> None:
-    """Enough waiting for the full mesh; `reconcile` does the rest."""
+    """End the wait for the full mesh; `reconcile` starts the job."""
     if name in turn.jobs and isinstance(turn.jobs[name].doing, Pending):
         turn.note(name, f"has waited {turn.config.degraded_start_s:g} s for its full mesh: fewer replicas will do")
 
 
-def _look_again(turn: Turn, job: Job) -> None:
-    """A job waits: carry out what was deferred once it can be, ask again when there are other nodes than before."""
+def _retry_when_possible(turn: Turn, job: Job) -> None:
+    """Retry a waiting job: a deferred one once enough is known, the others once there are other nodes than before."""
     if isinstance(job.doing, Deferred):
-        # Enough was known already, when other nodes than those that it ran on could not restore it: only newer inventories
-        # change that.
+        # `known` is set if enough was known before, and other nodes than those of the job could not restore it. Then only newer
+        # inventories can change the decision.
         again = turn.at >= job.doing.until or (
             saved.inventories_complete(turn, job) and saved.known_now(turn, job) != job.doing.known
         )
     else:
-        # A node that was excluded is free again as soon as it has stopped: that is no other option, or a change that cannot
-        # succeed would be tried many times a second, until the breaker opens.
+        # An excluded node is free again as soon as it has stopped. It must not count as another option: otherwise a change that
+        # cannot succeed would be tried many times a second, until the breaker opens.
         again = RetryDue(job.name) not in turn.timers and _has_other_options(turn, job)
     if again:
         retry(turn, job.name)
 
 
 def _has_other_options(turn: Turn, job: Job) -> bool:
-    """Whether there are other nodes for it than when it was decided that it waits. Compared again only when that may be."""
+    """Whether other nodes are available than when the job began to wait. Compared only if the uses of nodes have changed."""
     awaited = job.awaited_nodes
     if awaited is None or awaited.uses == turn.uses:
         return False
@@ -224,7 +224,7 @@ def _has_other_options(turn: Turn, job: Job) -> bool:
 
 
 def retry(turn: Turn, name: str) -> None:
-    """Decide again what a job that waits should do."""
+    """Make the decision about a waiting job again."""
     job = turn.jobs.get(name)
     if job is None or job.held_since is None:
         return
@@ -234,12 +234,12 @@ def retry(turn: Turn, name: str) -> None:
     if breaker.is_open(turn):
         turn.set_timer(
             RetryDue(name), turn.at + change.RETRY_RUN_S
-        )  # not forgotten: it closes without a word to this job
+        )  # retried later, because the job gets no event when the breaker closes
         return
     if job.running is None and job.progress.restarts_without_progress >= job.spec.limits.restarts_without_progress_max:
         jobs.fail(turn, name, f"could not be started {job.progress.restarts_without_progress} times: {job.reason}")
         return
-    if _is_asked_about(turn, job):
+    if _policy_is_asked(turn, job):
         return
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
     if isinstance(job.doing, Deferred) and any(incidents.take_up(turn, incident) for incident in faults):
@@ -247,31 +247,33 @@ def retry(turn: Turn, name: str) -> None:
     if faults:
         incidents.ask_policy_again(turn, faults[0])
     elif isinstance(job.doing, Waiting | Deferred):
-        change.resume(turn, name, "there is a new chance")
+        change.resume(turn, name, "the change is possible now")
 
 
 def _retry_suspended(turn: Turn, job: Job, doing: Suspended) -> None:
-    """Nodes have been back for a while, and not all of them, or without the step that the job was suspended at."""
-    if not doing.returning_at or _is_asked_about(turn, job):
+    """Nodes returned a while ago, but not all of them, or not those that hold the step that the job was suspended at."""
+    if not doing.returning_at or _policy_is_asked(turn, job):
         return
     why = "the circuit breaker is open" if breaker.is_open(turn) else suspension.wait_on(turn, job, doing)
     if why:
         suspension.stays(turn, job.name, why)
     else:
-        _go_on(turn, job.name)
+        _continue_suspended(turn, job.name)
 
 
-def _is_asked_about(turn: Turn, job: Job) -> bool:
-    """Whether the policy's answer about a fault of it is awaited: that is what it goes on with."""
+def _policy_is_asked(turn: Turn, job: Job) -> bool:
+    """Whether the policy's answer about a fault of the job is pending. The job continues with that answer."""
     return any(not each.planned and each.action is None for each in turn.open_incidents(job.name))
 
 
-def _go_on(turn: Turn, name: str) -> None:
-    """Out of suspension. No answer about a fault of it is awaited."""
+def _continue_suspended(turn: Turn, name: str) -> None:
+    """End the suspension. No policy answer about a fault of the job is pending."""
     job = turn.jobs[name]
     assert isinstance(job.doing, Suspended)
     turn.cancel_timer(RetryDue(name))
-    turn.note(name, f"goes on after {turn.at - job.doing.at:.0f} s of suspension, which began at step {job.doing.step}")
+    turn.note(
+        name, f"continues after {turn.at - job.doing.at:.0f} s of suspension, which began at step {job.doing.step}"
+    )
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
     if faults:
         incidents.ask_policy_again(turn, faults[0])
@@ -279,8 +281,8 @@ def _go_on(turn: Turn, name: str) -> None:
         change.resume(turn, name, "nodes are there again")
 
 
-def _improve(turn: Turn, job: Job) -> None:
-    """A run is healthy: is there something that it should have and has not?"""
+def _plan_change(turn: Turn, job: Job) -> None:
+    """Open, keep or withdraw the planned change that a healthy run needs most."""
     open_now = turn.open_incidents(job.name)
     if (
         any(not incident.planned for incident in open_now)
@@ -309,7 +311,7 @@ def _improve(turn: Turn, job: Job) -> None:
 
 
 def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
-    """(kind, node, cause) of the planned change that the job needs most."""
+    """(kind, node, cause) of the planned change that the job needs most; None if it needs none."""
     generation = job.generation
     assert generation is not None
     for name in turn.members(generation, By.CONDEMNED):
@@ -326,7 +328,7 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
         return RESIZE, "", f"{job.target_dp} replicas are wanted, {dp} run"
     outcome = reachable(turn, job, job.target_dp, job.spec.min_dp)
     if not isinstance(outcome, Plan) or outcome.mesh.dp <= dp or loans.are_asked(turn, job):
-        return None  # with what others are giving up for it, it grows once
+        return None  # it grows once, when all lent nodes are free
     kind = REPAIR if job.target_dp == job.spec.mesh.dp else RESIZE
     return kind, "", f"{dp} of {job.target_dp} replicas run, and there are nodes for {outcome.mesh.dp}"
 
@@ -343,7 +345,7 @@ def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
 
 
 def _ask(turn: Turn, incident: Incident) -> None:
-    """A repair, a maintenance, a warning: the policy's to decide. What an operator asked for is decided already."""
+    """The policy decides about loans, repairs, maintenance and warnings. An operator's request needs no decision."""
     if incident.kind in (LOAN, REPAIR, MAINTENANCE) or incident.warning:
         incidents.ask_policy_again(turn, incident) if incident.action else turn.ask(incident)
     else:

@@ -1,4 +1,4 @@
-"""Pictures of the state for those who ask: the policy, the planner, the API."""
+"""Views of the state for its readers: the policy, the planner, the API."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ RECENT_MAX = 20
 
 
 def check_submission(state: State, spec: JobSpec) -> None:
-    """Raises `Conflict` when a job of this name has not finished."""
+    """Raises `Conflict` if a job of this name has not finished."""
     job = state.jobs.get(spec.name)
     if job is not None and not job.phase.finished:
         if job.phase is JobPhase.SUSPENDED:
-            how = "it goes on when there are nodes for it; `holdfast run --attach` follows it"
+            how = "it continues when there are nodes for it; `holdfast run --attach` follows it"
             raise Conflict(f"a job named {spec.name} is suspended: {how}. Or stop it first, or choose another name")
         raise Conflict(f"a job named {spec.name} is {job.phase}: stop it first, or choose another name")
     if job is None and (alive := sorted(name for name, node in state.nodes.items() if _runs(node, spec.name))):
         raise Conflict(
             f"workers of an earlier run of {spec.name} are alive on {listed(alive)}, and this supervisor does not know that "
-            f"run (its state was lost): they go on training. `holdfast jobs stop {spec.name}` ends them; or choose another name"
+            f"run (its state was lost): they keep training. `holdfast jobs stop {spec.name}` ends them; or choose another name"
         )
 
 
@@ -48,14 +48,14 @@ def _runs(node: Node, job: str) -> bool:
 
 
 def view(state: State, job_name: str, at: float) -> JobView:
-    """What a policy sees of a job. Raises `NotFound`."""
+    """The view of a job that its policy gets. Raises `NotFound`."""
     if job_name not in state.jobs:
         raise NotFound(f"there is no job {job_name}")
     return job_view(Turn(state, at), state.jobs[job_name])
 
 
 def options(turn: Turn, job: Job) -> tuple[str, ...]:
-    """The nodes that `job` could have ranks on now: when they change, a decision to wait is made again."""
+    """The nodes that `job` could have ranks on now. If they change, a decision to wait is made again."""
     members = job.generation.nodes if job.generation else ()
     able = {n for n in members if n in turn.nodes and turn.nodes[n].connected and _may_stay(turn.nodes[n], job)}
     return tuple(sorted(able | {spare.node for spare in spares_for(turn, job)}))
@@ -67,17 +67,17 @@ def reserved_nodes(state: State, job: Job) -> tuple[str, ...]:
 
 
 def _may_stay(node: Node, job: Job, *, after_resets: bool = False) -> bool:
-    """A member of the job. A test that it failed while it was idle keeps it out; while it has workers it is not tested."""
+    """Whether a member of the job may keep its ranks. A failed pre-flight test excludes it unless it has workers of the job."""
     if node.told_to_end and isinstance(job.doing, Waiting | Suspended | Deferred):
-        return False  # for what runs there it is not too late, but nothing begins there any more
+        return False  # workers that run there may continue, but none are started any more
     return (node.in_service if after_resets else node.usable) and (
         node.preflight is None or not node.unfit or job.name in node.live_generations
     )
 
 
 def unusable_members(turn: Turn, job: Job, *, after_resets: bool = False) -> tuple[str, ...]:
-    """The job's nodes that cannot have ranks: lost, unschedulable, or failed to prepare in the change that is going on; nor
-    those with GPUs that must be reset, unless it is asked what can be used `after_resets`."""
+    """The job's nodes that cannot have ranks: lost, unschedulable, or failed to prepare in the present change; also nodes with
+    GPUs that must be reset, unless `after_resets`."""
     if job.generation is None:
         return ()
     excluded, nodes, members = job.change.excluded if job.change else (), turn.nodes, job.generation.nodes
@@ -99,8 +99,8 @@ def reachable(
     after_resets: bool = False,
     more: tuple[Spare, ...] = (),
 ) -> Plan | Unplannable:
-    """The plan for `dp` replicas (fewer, down to `dp_min`, when that is what today's nodes can run). `more`: nodes that are not
-    free and might be."""
+    """The plan for `dp` replicas, or for fewer, down to `dp_min`, if the present nodes cannot run that many. `more`: nodes that
+    are not free but might become so."""
     key = ("reachable", job.name, dp, dp_min, out, after_resets, more)
     return turn.pooled(key, lambda: _reachable(turn, job, dp, dp_min, out, after_resets, more), job)
 
@@ -110,7 +110,7 @@ def _reachable(
 ) -> Plan | Unplannable:
     generation = job.generation
     claimed = turn.pooled(("claimed", job.name), lambda: _claimed(turn, job), job)
-    if more and generation is not None:  # a job that waits may have had such a node before another job got it
+    if more and generation is not None:  # a waiting job may have had such a node before another job got it
         claimed -= {spare.node for spare in more}
         more = tuple(spare for spare in more if generation.slot_of(spare.node) is None)
     request = Request(
@@ -133,7 +133,7 @@ def _reachable(
 
 
 class _OfMembers(Mapping[str, T]):
-    """By node of a generation what follows from the node: made when it is asked for, since a plan asks for few of thousands."""
+    """A value per node of a generation, computed when it is read: a plan reads few of thousands."""
 
     def __init__(self, turn: Turn, generation: Generation | None, value_of: Callable[[Node], T]) -> None:
         self._nodes, self._generation, self._value_of = turn.nodes, generation, value_of
@@ -152,7 +152,7 @@ class _OfMembers(Mapping[str, T]):
 
 
 def _claimed(turn: Turn, job: Job) -> frozenset[str]:
-    """Of the job's nodes those that others have a claim on as well."""
+    """Nodes of the job that other jobs claim as well."""
     claims = turn.groups(By.CLAIM)
     members = job.generation.nodes if job.generation else ()
     return frozenset([name for name in members if len(jobs := claims.get(name, EMPTY)) > (job.name in jobs)])
@@ -201,8 +201,8 @@ def job_view(turn: Turn, job: Job) -> JobView:
     waiting = [incident.node for incident in open_now if incident.wants_reset_later]
     if not (standing or waiting or view.resets):
         return view
-    struck = {*view.resets, *waiting, *(incident.node for incident in standing)}
-    resettable = tuple(node for node in sorted(struck) if node in turn.nodes and not resets.obstacle(turn.nodes[node]))
+    faulty = {*view.resets, *waiting, *(incident.node for incident in standing)}
+    resettable = tuple(node for node in sorted(faulty) if node in turn.nodes and not resets.obstacle(turn.nodes[node]))
     return evolve(view, standing=standing, resettable=resettable)
 
 
@@ -241,8 +241,8 @@ def _job_view(turn: Turn, job: Job) -> JobView:
 
 
 def _remaining_s(turn: Turn, job: Job) -> float:
-    """How long the job still runs. Of a job that does not say how many steps it has, as long again as it has run: the median
-    of what is left of anything whose end is not known (Lindy)."""
+    """Estimated remaining run time of the job. If its number of steps is unknown: as long as it has run, the median for
+    anything whose end is unknown (Lindy)."""
     if job.spec.steps and job.progress.step_s > 0:
         return max(0, job.spec.steps - job.progress.step) * job.progress.step_s
     return max(0.0, turn.at - job.submitted_at)

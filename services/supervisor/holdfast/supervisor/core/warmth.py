@@ -1,11 +1,11 @@
-"""Spares have the modules of running jobs imported, so that a swap does not pay for it.
+"""Prepares worker templates on spares: the modules of running jobs are imported before a swap needs them.
 
-Theory of operation. When a generation steps, its spares are told to warm a worker template (`warm_spares`). That is an order,
-carried out once; what became of the template is a level, which agents report with their workers: for which jobs they keep one,
-whether it is ready, and why not. A node has one template. One that serves some running job is left alone, whichever that is; a
-spare that keeps none for any of them (its agent was restarted, or it has joined since) is told again, by `review`.
+Theory of operation. When a generation steps, its spares are ordered to prepare a worker template (`warm_spares`). The order is
+executed once. The resulting template is a level, which agents report with their workers: the jobs that it serves, whether it
+is ready, and why not. A node has one template. If it serves any running job, it is kept. A spare whose template serves none of
+them (its agent has restarted, or it has joined since) gets the order again, by `review`.
 
-An agent makes a template that died again by itself. One that keeps dying is said, once, and so is that it is ready again.
+An agent replaces a template that ended. If templates end repeatedly, that is noted once, and so is the next ready one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from holdfast.supervisor.protocol import JobPhase
 
 
 def warm_spares(turn: Turn, job: Job) -> None:
-    """The job steps."""
+    """The job steps: order templates on its spares."""
     for spare in spares_for(turn, job):
         if job.name not in turn.nodes[spare.node].warmed:
             _warm(turn, spare.node, job)
 
 
 def on_template(turn: Turn, name: str, template: TemplateState | None) -> None:
-    """What the node reports of its template; None = its agent does not say."""
+    """Fold the reported state of the node's template; None = its agent does not report it."""
     before = turn.nodes[name].template
     if template is not before:
         turn.put_node(name, template=template)
@@ -41,23 +41,23 @@ def on_template(turn: Turn, name: str, template: TemplateState | None) -> None:
 
 
 def review(turn: Turn, name: str) -> None:
-    """The node's template, or what it may be used for, has changed."""
+    """The node's template, or the jobs that may use the node, have changed: order a template if it is needed."""
     node = turn.nodes[name]
     if node.template is None:
-        return  # unknown is not cold
+        return  # unknown does not mean that there is none
     wanted = [
         job for _, job in sorted(turn.jobs.items()) if job.phase is JobPhase.RUNNING and is_spare_for(turn, job, node)
     ]
     if not wanted or any(job.name in node.template.jobs for job in wanted):
         return
     if not any(isinstance(send.order, Warm) for send in turn.orders(node=name)):
-        told = [job for job in wanted if job.name in node.warmed]
-        _warm(turn, name, (told or wanted)[0])
+        ordered = [job for job in wanted if job.name in node.warmed]
+        _warm(turn, name, (ordered or wanted)[0])
 
 
 def _warm(turn: Turn, name: str, job: Job) -> None:
-    # A spare that waits for a year sees many jobs: those that are over are not remembered.
+    # A spare that waits for a year sees many jobs: finished jobs are dropped.
     others = (each for each in turn.nodes[name].warmed if each != job.name)
-    going_on = (each for each in others if each in turn.jobs and not turn.jobs[each].phase.finished)
-    turn.put_node(name, warmed=(*going_on, job.name))
+    unfinished = (each for each in others if each in turn.jobs and not turn.jobs[each].phase.finished)
+    turn.put_node(name, warmed=(*unfinished, job.name))
     turn.send(name, Warm(job.name, job.spec.launch))

@@ -1,1 +1,1 @@
-"""Remembering: the history of events and steps, and the goodput that follows from it."""
+"""The history of events and steps, and the goodput that is computed from it."""

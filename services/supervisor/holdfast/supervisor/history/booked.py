@@ -1,10 +1,10 @@
-"""Goodput booked as one goes: what steps that are no longer kept have added up to, in bounded memory. Pure.
+"""Goodput sums of steps that are no longer stored, in bounded memory. Pure.
 
-Theory. `goodput` cuts a job's life into windows of steps and the gaps between them. What has to be known of a window once it
-is over are its length, tokens and stall within its segment (windows of one generation that are all new or all rework), and
-where its work time lies among those of the others, for the fault-free rate. Segments and gaps are as many as generations. Work
-times go into bins of equal ratio (0.1 %), of which the median and its spread are read; tokens over time into buckets that grow
-twice as wide whenever there are too many. So the sums are exact, and the rate is, but for the width of a bin.
+Theory. `goodput` divides a job's life into windows of steps and the gaps between them. Of a window that is over, two things are
+needed: its length, tokens and stall within its segment (windows of one generation that are all new or all rework), and where
+its work time lies among those of the others, for the fault-free rate. There are as many segments and gaps as generations. Work
+times are counted in bins of equal ratio (0.1 %), from which the median and its spread are read. Tokens over time are summed in
+buckets, whose width doubles whenever there are too many. So the sums are exact, and the rate is exact to the width of a bin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CURVE_MAX = 2400
 
 @dataclass(slots=True)
 class Segment:
-    """Windows of one generation, one behind the other."""
+    """Consecutive windows of one generation."""
 
     generation: int
     new: bool  # no earlier generation had finished their steps
@@ -31,6 +31,7 @@ class Segment:
     length_s: float = 0.0
     tokens: int = 0
     stall_s: float = 0.0
+    steps: int = 0  # 0 in sums of an earlier version, whose jobs report tokens or have no useful time
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Bin:
-    """Windows of new steps that worked for about as long."""
+    """Windows of new steps with about the same work time."""
 
     count: int = 0
     work_s: float = 0.0
@@ -62,20 +63,20 @@ class Booked:
     tokens: int = 0  # of new steps
     rework_steps: int = 0
     first_world_size: int = 0  # of a window of a new step
-    other_s: float = 0.0  # gaps that are too long ago to be told apart
+    other_s: float = 0.0  # total length of gaps that are too old to be stored individually
     segments: list[Segment] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     full: dict[str, Bin] = field(default_factory=dict)  # at the full mesh, by the number of the bin
     shrunk: dict[str, Bin] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)  # tokens
-    curve_s: float = 0.0  # width of one of them
+    curve_s: float = 0.0  # width of one bucket
 
     @classmethod
     def empty(cls, started_at: float, full_world_size: int) -> Booked:
         return cls(started_at, full_world_size, started_at)
 
     def add(self, records: Iterable[StepRecord], ended_at: float = math.inf) -> None:
-        """Steps in order of (generation, step), after those that were added before."""
+        """Add steps, ordered by (generation, step), that follow the steps added before."""
         for record in records:
             begin = self.cursor
             if record.generation != self.generation:
@@ -85,15 +86,21 @@ class Booked:
                 self._gap(begin)
                 self._window(record, begin, end)
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether steps weigh by their tokens. A job that reports no tokens counts each step as one."""
+        return any(each.tokens for each in self.segments)
+
     def rate(self) -> float:
-        """Fault-free tokens per second, as `goodput` defines it; 0 when no new step was ever finished."""
+        """Fault-free tokens (or steps) per second, as defined in `goodput`; 0 if no new step was finished."""
         bins = list((self.full or self.shrunk).values())
         if not bins:
             return 0.0
         median = _median(bins, _mean)
         spread = _median(bins, lambda each: abs(_mean(each) - median))
         kept = [each for each in bins if _mean(each) <= (median + 3 * spread) * (1 + 1 / BINS_PER_UNIT)]
-        rate = sum(each.tokens for each in kept) / sum(each.work_s for each in kept)
+        done = sum(each.tokens if self.counts_tokens else each.count for each in kept)
+        rate = done / sum(each.work_s for each in kept)
         return rate if self.full else rate * self.full_world_size / self.first_world_size
 
     # ------------------------------------------------------------ inside
@@ -113,6 +120,7 @@ class Booked:
             self.segments.append(last)
         last.length_s += end - begin
         last.tokens += record.tokens
+        last.steps += 1
         last.stall_s += record.stall_s
         if len(self.segments) > SEGMENTS_MAX:
             self._merge_oldest()
@@ -130,10 +138,11 @@ class Booked:
         into = next(like, self.segments[0])
         into.length_s += oldest.length_s
         into.tokens += oldest.tokens
+        into.steps += oldest.steps
         into.stall_s += oldest.stall_s
 
     def _measure(self, record: StepRecord, work_s: float) -> None:
-        if work_s <= 0 or record.tokens <= 0:
+        if work_s <= 0:
             return
         self.first_world_size = self.first_world_size or record.world_size
         bins = self.full if record.world_size >= self.full_world_size else self.shrunk

@@ -1,4 +1,4 @@
-"""Keeps the history: reads the events and steps streams from where the history ends, for ever."""
+"""Fills the history: follows the events and steps streams from the position where the history ends."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = structlog.get_logger("holdfast.supervisor.history.follower")
 
 
 class Follower:
-    """Two loops for the service's task group. What a full disk or a lost log holds up is made up for later."""
+    """Two loops for the service's task group. After a full disk or an outage of the event log, they catch up."""
 
     def __init__(self, event_log: EventLog, history: History, progress: Progress) -> None:
         self._log = event_log
         self._history = history
         self._progress = progress
-        self.caught_up = anyio.Event()  # everything that stood in the events stream at the start is in the history
+        self.caught_up = anyio.Event()  # set when the history contains all events that were in the stream at the start
 
     async def follow_events(self) -> None:
         cursor, _ = await self._history.cursors()
@@ -54,22 +54,22 @@ class Follower:
                 else:
                     caught_up.set()
             except Unavailable as error:
-                log.warning("the history falls behind", stream=stream, reason=str(error))
+                log.warning("the history is falling behind", stream=stream, reason=str(error))
                 await backoff.sleep()
             except HoldfastError as error:
-                log.error("the history cannot be kept", stream=stream, reason=str(error))
+                log.error("the history cannot be written", stream=stream, reason=str(error))
                 await backoff.sleep()
             else:
                 backoff.reset()
 
     async def _keep_events(self, batch: Sequence[Delivery]) -> None:
-        told = []
+        entries = []
         for delivery in batch:
             try:
-                told.append(EventEntry(delivery.position, records.loads(delivery.entry.data, Published)))
+                entries.append(EventEntry(delivery.position, records.loads(delivery.entry.data, Published)))
             except MalformedMessage as error:
                 log.error("a record cannot be read", stream=EVENTS, position=delivery.position, reason=str(error))
-        await self._history.add_events(told, batch[-1].position)
+        await self._history.add_events(entries, batch[-1].position)
 
     async def _keep_steps(self, batch: Sequence[Delivery]) -> None:
         steps = []

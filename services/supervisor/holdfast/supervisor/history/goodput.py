@@ -1,21 +1,24 @@
-"""Goodput: where a job's wall time went, every second in exactly one class. Pure.
+"""Goodput: divides a job's wall time into classes, every second in exactly one. Pure.
 
-Theory. A job's life is cut at the moments when a step was finished by every rank. The *window* of a step is the time since
-the step before it in the same generation (for a generation's first step, since that step's own start). Windows are work:
+Theory. A job's life is divided at the moments when every rank had finished a step. The *window* of a step is the time since the
+previous step of the same generation (for a generation's first step: since that step's own start). Windows are work:
 
 * a step that an earlier generation had already finished is **rework**;
-* of a new step, `tokens ÷ fault-free rate` is **useful**; what its window took longer is **stall** (checkpoint copies, as
-  the ranks measured them), then **degraded** when fewer ranks than the full mesh worked, then **other**.
+* of a new step, `tokens ÷ fault-free rate` is **useful**; the rest of its window is **stall** (checkpoint copies, as
+  the ranks measured them), then **degraded** if fewer ranks than the full mesh worked, then **other**.
 
-What lies between windows is no work. It is cut at the times of the incident that it belongs to: until the fault the lost
+A job whose steps report no tokens counts each step as one: at a constant global batch that is the same share of work.
+
+The time between windows is not work. It is divided at the times of the incident that it belongs to: before the fault the lost
 part of a step (**rework**), fault → finding **detect**, → decision **decide**, → next window **recover**; **wait** while the
-job had no way to run; **startup** before the first window; **other** after the last.
+job could not run; **startup** before the first window; **other** after the last. A script that reports no steps has no
+windows. The time in which all of its ranks ran is **running**: how much of it was useful, and so the goodput, is unknown.
 
-The fault-free rate is tokens per second over the windows of new steps at the full mesh, without checkpoint stalls and
-without the windows beyond median + 3 × MAD (the ideal step of google/ml-goodput-measurement). Weighting by tokens and not
-by steps keeps a shrunken mesh honest: with fewer replicas a step at a constant global batch takes longer.
+The fault-free rate is tokens per second over the windows of new steps at the full mesh, without checkpoint stalls and without
+the windows beyond median + 3 × MAD (the ideal step of google/ml-goodput-measurement). It is weighted by tokens instead of
+steps, because with fewer replicas a step at a constant global batch takes longer.
 
-`job` goodput is useful ÷ wall. `paid` is useful × full-mesh nodes ÷ node-seconds paid for, spares included.
+`job` goodput is useful ÷ wall. `paid` is useful × full-mesh nodes ÷ node-seconds allocated, spares included.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ RATE_POINTS_MAX = 600  # of the tokens/s series: enough for any screen
 
 class Class(StrEnum):
     USEFUL = "useful"
+    RUNNING = "running"  # of a script that reports no steps
     STARTUP = "startup"
     DETECT = "detect"
     DECIDE = "decide"
@@ -50,12 +54,12 @@ class Class(StrEnum):
     OTHER = "other"
 
 
-BADPUT = tuple(name for name in Class if name is not Class.USEFUL)
+BADPUT = tuple(name for name in Class if name not in (Class.USEFUL, Class.RUNNING))
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the ledger is made from. Times are Unix seconds; series hold (time, value from then on), ascending."""
+    """The input of the ledger. Times are Unix seconds; series contain (time, value from then on), ascending."""
 
     started_at: float  # submission
     ended_at: float  # the end of the job, or now
@@ -63,20 +67,21 @@ class History:
     full_nodes: int
     steps: Sequence[StepRecord] = ()
     incidents: Sequence[Incident] = ()
-    waits: Sequence[tuple[float, float]] = ()  # (from, to) when the job had no way to run
+    waits: Sequence[tuple[float, float]] = ()  # (from, to) when the job could not run
     world_sizes: Sequence[tuple[float, int]] = ()  # ranks of the running generation
     paid_nodes: Sequence[tuple[float, int]] = ()  # nodes of this job and its spares
-    booked: Booked | None = None  # what the steps before `steps` have added up to; None = these are all
+    unmeasured: Sequence[tuple[float, float]] = ()  # (from, to) when all ranks of a script that reports no steps ran
+    booked: Booked | None = None  # sums of the steps before `steps`; None = there are none before
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Seconds by class, which add up to `wall_s`; times in the series are seconds since submission."""
+    """Seconds by class, whose sum is `wall_s`; times in the series are seconds since submission."""
 
     wall_s: float
     seconds: dict[Class, float]
-    goodput_job: float
-    goodput_paid: float
+    goodput_job: float | None  # None: the script reports no steps
+    goodput_paid: float | None  # likewise
     fault_free_tokens_per_s: float
     tokens: int  # of new steps
     rework_steps: int
@@ -93,7 +98,7 @@ class Window:
 
     @property
     def work_s(self) -> float:
-        """Its length without the checkpoint stall."""
+        """The length of the window without the checkpoint stall."""
         return max(0.0, self.end - self.begin - self.record.stall_s)
 
 
@@ -110,34 +115,40 @@ def account(history: History) -> Ledger:
     if history.booked is not None:
         return _continued(history, history.booked)
     windows = tuple(_windows(history))
-    rate = _fault_free_rate(windows, history.full_world_size)
+    by_tokens = any(window.record.tokens for window in windows)
+    rate = _fault_free_rate(windows, history.full_world_size, by_tokens=by_tokens)
     book = _Book()
     for segment in _segments(windows):
-        _book_segment(book, segment, rate, history.full_world_size)
+        _book_sums(book, _sums(segment), rate, history.full_world_size, by_tokens=by_tokens)
     for begin, end, first in _gaps(history, windows):
         _book_gap(book, history, begin, end, startup=first)
     tokens = sum(window.record.tokens for window in windows if window.new)
     rework = sum(not window.new for window in windows)
-    return _ledger(history, book, rate, tokens, rework, _rate_series(history, windows))
+    tokens_rate = rate if by_tokens else 0.0
+    return _ledger(history, book, tokens_rate, tokens, rework, _rate_series(history, windows), measured=bool(windows))
 
 
 def _ledger(
     history: History,
     book: _Book,
-    rate: float,
+    tokens_rate: float,
     tokens: int,
     rework_steps: int,
     series: tuple[tuple[float, float], ...],
+    *,
+    measured: bool,
 ) -> Ledger:
+    """`measured`: whether any step was reported."""
     wall_s = max(0.0, history.ended_at - history.started_at)
     useful = book.seconds[Class.USEFUL]
     paid = _integral(history.paid_nodes, history.started_at, history.ended_at) or wall_s * history.full_nodes
+    known = measured or not book.seconds[Class.RUNNING]
     return Ledger(
         wall_s=wall_s,
         seconds=book.seconds,
-        goodput_job=useful / wall_s if wall_s else 0.0,
-        goodput_paid=min(1.0, useful * history.full_nodes / paid) if paid else 0.0,
-        fault_free_tokens_per_s=rate,
+        goodput_job=(useful / wall_s if wall_s else 0.0) if known else None,
+        goodput_paid=(min(1.0, useful * history.full_nodes / paid) if paid else 0.0) if known else None,
+        fault_free_tokens_per_s=tokens_rate,
         tokens=tokens,
         rework_steps=rework_steps,
         world_sizes=((0.0, 0), *((round(at - history.started_at, 3), size) for at, size in history.world_sizes)),
@@ -146,17 +157,26 @@ def _ledger(
 
 
 def _continued(history: History, before: Booked) -> Ledger:
-    """As `account`, where the first steps are known by their sums alone."""
+    """Like `account`, for a job whose first steps are known only by their sums."""
     sums = deepcopy(before)
     ordered = sorted(history.steps, key=lambda record: (record.generation, record.step))
     sums.add(ordered, history.ended_at)
     rate, book = sums.rate(), _Book()
     for each in sums.segments:
-        _book_sums(book, each, rate, history.full_world_size)
+        _book_sums(book, each, rate, history.full_world_size, by_tokens=sums.counts_tokens)
     for gap in (*sums.gaps, Gap(sums.cursor, history.ended_at, sums.windows == 0)):
         _book_gap(book, history, gap.begin, gap.end, startup=gap.startup)
     book.add(Class.OTHER, sums.other_s)
-    return _ledger(history, book, rate, sums.tokens, sums.rework_steps, _coarse_series(sums))
+    tokens_rate = rate if sums.counts_tokens else 0.0
+    return _ledger(
+        history,
+        book,
+        tokens_rate,
+        sums.tokens,
+        sums.rework_steps,
+        _coarse_series(sums),
+        measured=bool(sums.windows),
+    )
 
 
 def _coarse_series(sums: Booked) -> tuple[tuple[float, float], ...]:
@@ -168,7 +188,7 @@ def _coarse_series(sums: Booked) -> tuple[tuple[float, float], ...]:
 
 
 def _windows(history: History) -> Iterator[Window]:
-    """Windows in order of time, clipped so that none overlaps the one before it (clocks of two nodes may differ a little)."""
+    """Windows in order of time, clipped so that they do not overlap (the clocks of two nodes may differ a little)."""
     cursor, reached, generation = history.started_at, 0, None
     for record in sorted(history.steps, key=lambda record: (record.generation, record.step)):
         begin = max(cursor, record.started_at) if record.generation != generation else cursor
@@ -180,7 +200,7 @@ def _windows(history: History) -> Iterator[Window]:
 
 
 def _segments(windows: Iterable[Window]) -> Iterator[list[Window]]:
-    """Runs of windows of one generation that are all new or all rework: jitter between their steps evens out."""
+    """Runs of windows of one generation that are all new or all rework, so that jitter between their steps averages out."""
     segment: list[Window] = []
     for window in windows:
         if segment and (segment[-1].record.generation, segment[-1].new) != (window.record.generation, window.new):
@@ -191,39 +211,41 @@ def _segments(windows: Iterable[Window]) -> Iterator[list[Window]]:
         yield segment
 
 
-def _fault_free_rate(windows: Sequence[Window], full_world_size: int) -> float:
-    """Tokens per second; 0 when no new step was ever finished."""
-    new = [window for window in windows if window.new and window.work_s > 0 and window.record.tokens > 0]
+def _fault_free_rate(windows: Sequence[Window], full_world_size: int, *, by_tokens: bool) -> float:
+    """Tokens (or steps) per second; 0 if no new step was finished."""
+    new = [window for window in windows if window.new and window.work_s > 0]
     healthy = [window for window in new if window.record.world_size >= full_world_size] or new
     if not healthy:
         return 0.0
     median = statistics.median(window.work_s for window in healthy)
     spread = statistics.median(abs(window.work_s - median) for window in healthy)
     kept = [window for window in healthy if window.work_s <= median + 3 * spread]
-    rate = sum(window.record.tokens for window in kept) / sum(window.work_s for window in kept)
+    done = sum(window.record.tokens if by_tokens else 1 for window in kept)
+    rate = done / sum(window.work_s for window in kept)
     # a job that never ran at its full size: assume that the missing ranks would have worked as fast as the present ones
     return rate * full_world_size / healthy[0].record.world_size
 
 
-def _book_segment(book: _Book, segment: Sequence[Window], rate: float, full_world_size: int) -> None:
+def _sums(segment: Sequence[Window]) -> SegmentSums:
     first = segment[0]
-    sums = SegmentSums(
+    return SegmentSums(
         first.record.generation,
         first.new,
         first.record.world_size,
         sum(window.end - window.begin for window in segment),
         sum(window.record.tokens for window in segment),
         sum(window.record.stall_s for window in segment),
+        len(segment),
     )
-    _book_sums(book, sums, rate, full_world_size)
 
 
-def _book_sums(book: _Book, segment: SegmentSums, rate: float, full_world_size: int) -> None:
+def _book_sums(book: _Book, segment: SegmentSums, rate: float, full_world_size: int, *, by_tokens: bool) -> None:
     length = segment.length_s
     if not segment.new:
         book.add(Class.REWORK, length)
         return
-    useful = min(length, segment.tokens / rate) if rate else 0.0
+    done = segment.tokens if by_tokens else segment.steps
+    useful = min(length, done / rate) if rate else 0.0
     stall = min(length - useful, segment.stall_s)
     degraded = segment.world_size < full_world_size
     book.add(Class.USEFUL, useful)
@@ -243,44 +265,55 @@ def _gaps(history: History, windows: Sequence[Window]) -> Iterator[tuple[float, 
 
 
 def _book_gap(book: _Book, history: History, begin: float, end: float, *, startup: bool) -> None:
-    """Cut the gap at every boundary that falls into it and classify the pieces."""
+    """Divide the gap at every time of an incident or a wait within it, and classify the pieces."""
     if end <= begin:
         return
     marks = {begin, end}
     for incident in history.incidents:
         marks.update(mark for mark in _marks(incident) if mark is not None and begin < mark < end)
-    for wait in history.waits:
-        marks.update(mark for mark in wait if begin < mark < end)
-    struck = [incident for incident in history.incidents if _takes_part(incident, begin, end)]
+    for span in (*history.waits, *history.unmeasured):
+        marks.update(mark for mark in span if begin < mark < end)
+    causes = [incident for incident in history.incidents if _may_cause_gap(incident, begin, end)]
     for piece_begin, piece_end in pairwise(sorted(marks)):
-        book.add(_class_of(history, struck, (piece_begin + piece_end) / 2, startup=startup), piece_end - piece_begin)
+        book.add(_class_of(history, causes, (piece_begin + piece_end) / 2, startup=startup), piece_end - piece_begin)
 
 
-def _takes_part(incident: Incident, begin: float, end: float) -> bool:
-    """Whether it may be the reason of a gap. What was planned or warned of and led to no change is none."""
+def _may_cause_gap(incident: Incident, begin: float, end: float) -> bool:
+    """Whether the incident may have caused a gap. A planned change or a warning that led to no change may not."""
     if incident.planned and incident.closed and incident.t_first_step is None:
         return False
     return _began(incident) < end and (incident.t_first_step is None or incident.t_first_step > begin)
 
 
 def _began(incident: Incident) -> float:
-    """When it may have stopped the run: a planned change does so once it is decided."""
+    """When the incident may have stopped the run: a planned change does so once it is decided."""
     if not incident.planned:
         return incident.t_fault
     return math.inf if incident.t_decided is None else incident.t_decided
 
 
-def _class_of(history: History, struck: Sequence[Incident], at: float, *, startup: bool) -> Class:
+def _class_of(history: History, causes: Sequence[Incident], at: float, *, startup: bool) -> Class:
     if any(begin <= at < end for begin, end in history.waits):
         return Class.WAIT
-    present = [incident for incident in struck if _began(incident) <= at]
+    present = [incident for incident in causes if _began(incident) <= at]
+    if _runs_unmeasured(history, present, at):
+        return Class.RUNNING
     if not present:
         if startup:
             return Class.STARTUP
-        # between the last finished step and the fault the ranks worked on a step that was lost
-        return Class.REWORK if struck else Class.OTHER
-    # of several incidents at once, the one that is furthest decides: its change of generation is under way
+        # between the last finished step and the fault, the ranks worked on a step that was lost
+        return Class.REWORK if causes else Class.OTHER
+    # of several incidents at once, the one in the latest stage decides: its change of generation is under way
     return max((_stage(incident, at) for incident in present), key=_STAGES.index)
+
+
+def _runs_unmeasured(history: History, present: Iterable[Incident], at: float) -> bool:
+    """Whether all ranks of a script that reports no steps ran then, and no fault among `present` had stopped them."""
+    if not any(begin <= at < end for begin, end in history.unmeasured):
+        return False
+    return not any(
+        not incident.planned and (incident.t_first_step is None or at < incident.t_first_step) for incident in present
+    )
 
 
 _STAGES = (Class.DETECT, Class.DECIDE, Class.WAIT, Class.RECOVER)
@@ -309,11 +342,11 @@ def _integral(series: Sequence[tuple[float, int]], begin: float, end: float) -> 
 
 
 def _rate_series(history: History, windows: Sequence[Window]) -> tuple[tuple[float, float], ...]:
-    """Tokens per second over time: means over buckets of equal length, 0 where nothing was finished."""
+    """Tokens per second over time: means over buckets of equal length; 0 where no step was finished."""
     wall_s = history.ended_at - history.started_at
     if not windows or wall_s <= 0:
         return ()
-    # a bucket holds several steps, so that the curve shows rates and not the beat of single steps
+    # a bucket contains several steps, so that the curve shows rates and not the rhythm of single steps
     typical_s = statistics.median(window.end - window.begin for window in windows)
     bucket_s = max(wall_s / RATE_POINTS_MAX, 5 * typical_s)
     tokens = [0.0] * (int(wall_s / bucket_s) + 1)

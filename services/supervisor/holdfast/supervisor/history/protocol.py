@@ -1,7 +1,7 @@
-"""History: what the trimmed streams forget. A projection of the events and steps streams that can be rebuilt from them.
+"""The interface of the history, which keeps what the trimmed streams lose. It is a projection of the events and steps streams.
 
-Nothing decides by it. It is behind its streams by milliseconds; whatever it is told twice it keeps once, by the position of
-the stream entry. `history_sqlite` keeps it in a file; every supervisor has its own.
+No decision depends on it. It lags its streams by milliseconds. An entry that arrives twice is stored once, identified by its
+position in the stream. `history/sqlite.py` stores it in a file; every supervisor has its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EventEntry:
 
 @dataclass(frozen=True, slots=True)
 class ActionEntry:
-    """One action of one incident, as it was decided."""
+    """One decided action of an incident."""
 
     number: int  # grows with time
     incident: Incident
@@ -44,7 +44,7 @@ class ActionEntry:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything about one run of a job that its goodput is computed from."""
+    """The data of one run of a job from which its goodput is computed."""
 
     accepted: JobAccepted
     changes: Sequence[JobChanged]
@@ -52,20 +52,20 @@ class Run:
     incidents: Sequence[Incident]
     nodes: Sequence[NodeChanged]  # of the whole fleet, from its beginning
     steps: Sequence[StepRecord]
-    booked: Booked | None = None  # what steps before these have added up to
+    booked: Booked | None = None  # sums of the steps before these
 
 
 class History(Protocol):
     """Reads and writes may be slow (they leave the event loop); pages are newest first."""
 
     async def add_events(self, events: Sequence[EventEntry], cursor: str) -> None:
-        """Keep these; `cursor` is where to read on after a restart."""
+        """Store these; `cursor` is the position to continue reading from after a restart."""
 
     async def add_steps(self, steps: Sequence[StepRecord], cursor: str) -> None:
-        """Keep these; the newest `steps_max` of a job stay, what is older is booked."""
+        """Store these. The newest `steps_max` of a job are kept; older ones are added to its sums."""
 
     async def cursors(self) -> tuple[str, str]:
-        """Where to read on in the events stream and in the steps stream; "0" = from the beginning."""
+        """Positions to continue reading from in the events and steps streams; "0" = from the beginning."""
 
     async def incident(self, incident_id: str) -> Incident | None: ...
 
@@ -75,27 +75,27 @@ class History(Protocol):
         """(number, incident), newest first; `before` is a number from an earlier page."""
 
     async def finding(self, finding_id: str) -> FindingJudged | None:
-        """As it was judged last."""
+        """The finding as it was judged last."""
 
     async def findings(
         self, *, job: str | None = None, node: str | None = None, before: int | None = None, limit: int
     ) -> list[tuple[int, FindingJudged]]:
-        """(number, finding), newest first; a fault that is found again keeps its id, and its place."""
+        """(number, finding), newest first. A fault that is found again keeps its id and its place."""
 
     async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[ActionEntry]: ...
 
     async def policies(self, job: str) -> list[PolicyChanged]:
-        """Those that decided about the newest run of the job, oldest first; the first is the one that it was submitted with."""
+        """The policies of the newest run of the job, oldest first; the first one is that of the submission."""
 
     async def asked(self, job: str, *, since: float, before: int | None, limit: int) -> list[tuple[int, PolicyAsked]]:
-        """(number, question with its answer) of all runs of the job from `since` (Unix seconds) on, newest first."""
+        """(number, question with its answer) for all runs of the job since `since` (Unix seconds), newest first."""
 
     async def operation(self, operation: str) -> OperationDone | None: ...
 
     async def leader(self) -> LeaderChanged | None:
-        """The newest leader that has been heard of."""
+        """The newest known leader."""
 
     async def run(self, job: str) -> Run | None:
-        """The newest run of the job; None when there was none."""
+        """The newest run of the job; None if there was none."""
 
     async def aclose(self) -> None: ...

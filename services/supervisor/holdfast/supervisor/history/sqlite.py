@@ -1,7 +1,7 @@
-"""The history in one sqlite3 file. Used in worker threads, one at a time: the event loop never waits for a disk.
+"""The history in one sqlite3 file. It is used in worker threads, one at a time, so the event loop never waits for a disk.
 
-A projection: the streams can be read again, so a crash may cost the last moments and nothing else, and a file that is
-damaged or of another layout is put aside and built anew from what the streams still hold.
+It is a projection: the streams can be read again, so a crash can lose only the last moments. A file that is damaged or has an
+unknown layout is renamed, and a new one is built from the entries that the streams still contain.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.published import LeaderChanged, OperationDone, PolicyAsked, Published
 from holdfast.wire import records
 
-STEPS_MAX = 100_000  # kept per job; what is older is booked
-EVENTS_MAX = 1_000_000  # kept in all
-ASKED_MAX = 10_000  # questions to policies, likewise: of a large job one has 30 KB
-TRIM_EVERY = 10_000  # rows written between two looks at the limits
+STEPS_MAX = 100_000  # kept per job; older ones are added to its sums
+EVENTS_MAX = 1_000_000  # kept in total
+ASKED_MAX = 10_000  # questions to policies, kept in total: one of a large job has 30 KB
+TRIM_EVERY = 10_000  # rows written between two checks of the limits
 
 _STEP = "job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s"
 
@@ -69,7 +69,7 @@ CREATE TABLE steps (
 ) WITHOUT ROWID;
 """
 
-# What layout 2 has and layout 1 had not. A file of layout 1 is brought up to it in place: its past is worth keeping.
+# Added in layout 2. A file of layout 1 is upgraded in place, because its history is worth keeping.
 _SINCE_1 = """
 ALTER TABLE incidents ADD COLUMN node TEXT NOT NULL DEFAULT '';
 UPDATE incidents SET node = coalesce(json_extract(CAST(data AS TEXT), '$.node'), '') WHERE json_valid(CAST(data AS TEXT));
@@ -80,11 +80,11 @@ CREATE TABLE findings (
 CREATE INDEX findings_by_job ON findings (job);
 CREATE INDEX findings_by_node ON findings (node);
 """
-# What layout 3 has and layout 2 had not.
+# Added in layout 3.
 _SINCE_2 = """
 CREATE TABLE booked (job TEXT PRIMARY KEY, accepted_at REAL NOT NULL, data BLOB NOT NULL);
 """
-# What layout 4 has and layout 3 had not. `data` is compressed: it names every node of the job.
+# Added in layout 4. `data` is compressed: it names every node of the job.
 _SINCE_3 = """
 CREATE TABLE asked (
   number INTEGER PRIMARY KEY AUTOINCREMENT, position TEXT NOT NULL UNIQUE, job TEXT NOT NULL, at REAL NOT NULL,
@@ -92,7 +92,7 @@ CREATE TABLE asked (
 );
 CREATE INDEX asked_by_job ON asked (job, at);
 """
-_UPGRADES = (_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3)  # by the layout that each brings to the next
+_UPGRADES = (_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3)  # index: the layout that each upgrades to the next one
 LAYOUT = len(_UPGRADES)
 
 
@@ -108,7 +108,7 @@ class SqliteHistory:
 
     @classmethod
     async def open(cls, path: Path, *, steps_max: int = STEPS_MAX, events_max: int = EVENTS_MAX) -> SqliteHistory:
-        """Raises `Unavailable` when the file cannot be written."""
+        """Raises `Unavailable` if the file cannot be written."""
         return cls(await anyio.to_thread.run_sync(_open, path), steps_max=steps_max, events_max=events_max)
 
     async def aclose(self) -> None:
@@ -124,23 +124,23 @@ class SqliteHistory:
 
     def _add_events(self, events: Sequence[EventEntry], cursor: str) -> None:
         with self._database as database:
-            for told in events:
-                self._add_event(database, told)
+            for entry in events:
+                self._add_event(database, entry)
             _set_cursor(database, "events", cursor)
             self._count(len(events))
 
-    def _add_event(self, database: sqlite3.Connection, told: EventEntry) -> None:
-        record = told.record
+    def _add_event(self, database: sqlite3.Connection, entry: EventEntry) -> None:
+        record = entry.record
         subject, job = _about(record)
         if isinstance(record, PolicyAsked):
             database.execute(
                 "INSERT OR IGNORE INTO asked (position, job, at, data) VALUES (?, ?, ?, ?)",
-                (told.position, job, record.at, zlib.compress(records.dumps(record, PolicyAsked))),
+                (entry.position, job, record.at, zlib.compress(records.dumps(record, PolicyAsked))),
             )
             return
         added = database.execute(
             "INSERT OR IGNORE INTO events (position, type, subject, job, at, data) VALUES (?, ?, ?, ?, ?, ?)",
-            (told.position, type(record).__name__, subject, job, record.at, records.dumps(record, Published)),
+            (entry.position, type(record).__name__, subject, job, record.at, records.dumps(record, Published)),
         )
         match record:
             case IncidentChanged() if added.rowcount:
@@ -182,7 +182,7 @@ class SqliteHistory:
             )
 
     def _book(self, job: str, until: float) -> None:
-        """Add up the steps of the newest run that are about to go. Those of earlier runs are asked for by nobody."""
+        """Add up the steps of the newest run that are about to be deleted. Those of earlier runs are never read."""
         accepted = self._database.execute(
             "SELECT data FROM events WHERE type = 'JobAccepted' AND subject = ? ORDER BY number DESC LIMIT 1", (job,)
         ).fetchone()
@@ -309,7 +309,7 @@ class SqliteHistory:
     async def _page(
         self, table: str, columns: str, wanted: Mapping[str, str | None], before: int | None, limit: int
     ) -> list[Any]:
-        """Newest first; `wanted` says what a column must hold, None = anything."""
+        """Newest first. `wanted`: the required value of each column; None = any value."""
         given = {column: value for column, value in wanted.items() if value is not None}
         clauses = [f"{column} = ?" for column in given] + (["number < ?"] if before is not None else [])
         where = f"WHERE {' AND '.join(clauses)} " if clauses else ""
@@ -324,7 +324,7 @@ class SqliteHistory:
         return await self._run(lambda: self._database.execute(query, parameters).fetchall())
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Raises `OutOfSpace` or `Unavailable` for what the file system does to the file."""
+        """Raises `OutOfSpace` or `Unavailable` for errors of the file system."""
         try:
             return await anyio.to_thread.run_sync(work, limiter=self._one_at_a_time)
         except sqlite3.OperationalError as error:
@@ -344,12 +344,12 @@ def _open(path: Path) -> sqlite3.Connection:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            log.warning("the history is damaged; it is built anew", path=str(path), reason=str(error))
+            log.warning("the history is damaged; a new one is built", path=str(path), reason=str(error))
     except (OSError, sqlite3.OperationalError) as error:
         raise Unavailable(
             f"cannot open the history {path}: {error}; HOLDFAST_DATA_DIR must be a writable directory"
         ) from error
-    return _anew(path)
+    return _recreate(path)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -369,12 +369,12 @@ def _connect(path: Path) -> sqlite3.Connection:
         database.close()
         raise
     database.close()
-    log.warning("the history has another layout; it is built anew", path=str(path), found=layout, wanted=LAYOUT)
-    return _anew(path)
+    log.warning("the history has another layout; a new one is built", path=str(path), found=layout, wanted=LAYOUT)
+    return _recreate(path)
 
 
-def _anew(path: Path) -> sqlite3.Connection:
-    """Put the file aside, under a name that says so."""
+def _recreate(path: Path) -> sqlite3.Connection:
+    """Rename the file to `.old` and create a new one."""
     for suffix in ("", "-wal", "-shm"):
         old = path.with_name(path.name + suffix)
         if old.exists():
@@ -383,7 +383,7 @@ def _anew(path: Path) -> sqlite3.Connection:
 
 
 def _about(record: Published) -> tuple[str, str]:
-    """(subject, job) of a record: what it is found by."""
+    """(subject, job) of a record: the keys that it is found by."""
     match record:
         case JobAccepted() | JobChanged() | GenerationChanged() | PolicyChanged():
             return record.job, record.job

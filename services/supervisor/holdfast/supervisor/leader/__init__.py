@@ -1,1 +1,1 @@
-"""Leading: campaign for the lease, fold what arrives into the state, commit it, act on it."""
+"""The leader: campaigns for the lease, folds incoming events into the state, commits the result and carries it out."""

@@ -1,8 +1,8 @@
-"""Leadership: campaign for the lease, lead a term, and when it ends, campaign again.
+"""Leadership: campaign for the lease, lead a term, and campaign again when it ends.
 
-Losing the log means: stop acting, at once. Agents keep training, their sessions end with "not the leader", and the next term
-(here or on a standby) begins from what was committed. Each term has a new holder name, hence a new epoch: a write that an
-earlier term left in doubt is fenced off, however late the server gets to it.
+If the event log is lost, the leader stops acting immediately. Agents keep training, their sessions end with "not the leader",
+and the next term (here or on a standby) begins from the committed state. Each term has a new holder name, and thus a new
+epoch. A write whose outcome an earlier term does not know is therefore fenced, however late the server executes it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from holdfast.supervisor.providers import Provider, Supplier
 from holdfast.supervisor.providers.demand import DemandRules
 from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 
-CAMPAIGN_S = 0.2  # how often a standby asks for the lease
-SAY_AGAIN_S = 30.0  # that there is no lease, while the reason stays the same
+CAMPAIGN_S = 0.2  # how often a standby requests the lease
+SAY_AGAIN_S = 30.0  # the warning about a missing lease is repeated after this time while its reason stays the same
 RELEASE_TIMEOUT_S = 0.5
 
 log = structlog.get_logger("holdfast.supervisor.leader.campaign")
 
 
 class Leader:
-    """`run` for ever; `sessions` and `picture` are None while this supervisor is a standby."""
+    """Runs until cancelled. `sessions` and `picture` return None while this supervisor is a standby."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class Leader:
         return self._term.picture if self._term is not None else None
 
     def frozen(self, length_s: float) -> None:
-        """This process did not run. A term whose lease has run out meanwhile ends by itself."""
+        """This process was frozen for `length_s`. A term whose lease has expired meanwhile ends by itself."""
         if self._term is not None:
             self._term.frozen(length_s)
 
     async def run(self) -> None:
-        """Until cancelled. Raises what no other supervisor could do better with: a snapshot that cannot be read, a bug."""
+        """Run until cancelled. Raises errors that no other supervisor could handle either: an unreadable snapshot, a bug."""
         backoff = Backoff(first_s=0.02, max_s=0.5)
         while True:
             lease, asked_at_s = await self._campaign()
@@ -103,18 +103,18 @@ class Leader:
             await backoff.sleep()
 
     async def _campaign(self) -> tuple[Lease, float]:
-        """The lease, and the loop's time just before it was asked for. Waits for as long as it takes."""
+        """Wait for the lease. Returns it with the loop's time just before the request."""
         holder = f"{self._supervisor}#{uuid.uuid4().hex[:12]}"
         waiting = False
-        said, said_at_s = "", 0.0
+        logged, logged_at_s = "", 0.0
         while True:
             asked_at_s = anyio.current_time()
             try:
                 lease = await self._log.acquire(LEADER_LEASE, holder, self._times.ttl_s)
             except Unavailable as error:
-                if str(error) != said or asked_at_s - said_at_s >= SAY_AGAIN_S:
+                if str(error) != logged or asked_at_s - logged_at_s >= SAY_AGAIN_S:
                     log.warning("no lease", reason=str(error))
-                    said, said_at_s = str(error), asked_at_s
+                    logged, logged_at_s = str(error), asked_at_s
             else:
                 if lease is not None:
                     return lease, asked_at_s
@@ -148,15 +148,15 @@ class Leader:
             await self._term.run()
         finally:
             self._term = None
-            await self._give_back(lease)
+            await self._release(lease)
 
-    async def _give_back(self, lease: Lease) -> None:
-        """So that a standby need not wait for it to expire. It expires if this fails."""
+    async def _release(self, lease: Lease) -> None:
+        """Release the lease, so that a standby need not wait for it to expire. It expires if this fails."""
         with anyio.move_on_after(RELEASE_TIMEOUT_S, shield=True):
             try:
                 await self._log.release(lease)
             except Unavailable as error:
-                log.info("the lease is left to expire", reason=str(error))
+                log.info("the lease could not be released and will expire", reason=str(error))
 
 
 def _messages(group: BaseExceptionGroup[BaseException]) -> set[str]:

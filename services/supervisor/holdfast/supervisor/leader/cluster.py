@@ -1,4 +1,4 @@
-"""The fleet as the bridge to Kubernetes sees it, for one term."""
+"""The view of the fleet for the bridge to Kubernetes, for one term."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from holdfast.kubernetes.changes import Announce, Change, Forget, Known, SetZone
 from holdfast.supervisor.core import Node, State
 from holdfast.supervisor.protocol import MachineDeleted, MachineLabelled, NoticeRequested
 
-SOURCE = "kubernetes"  # of its notices
+SOURCE = "kubernetes"  # of the bridge's notices
 ClusterEvent = NoticeRequested | MachineLabelled | MachineDeleted
 
 
 class ClusterBridge(Protocol):
-    """What watches a cluster: `holdfast.kubernetes.bridge.Bridge`. Never ends, and raises nothing."""
+    """A watcher of a cluster: `holdfast.kubernetes.bridge.Bridge`. Never ends and never raises."""
 
     async def run(self, fleet: Fleet) -> object: ...
 
@@ -24,8 +24,8 @@ class FleetOfTerm:
     def __init__(
         self, state: Callable[[], State], say: Callable[[ClusterEvent], None], clock: Callable[[], float]
     ) -> None:
-        """`say`: takes an event of the core. `clock`: Unix seconds, the leader's."""
-        self._state, self._say, self._clock = state, say, clock
+        """`say`: called with an event for the core. `clock`: Unix seconds, the leader's."""
+        self._state, self._submit, self._clock = state, say, clock
 
     def version(self) -> object:
         return self._state().nodes
@@ -38,13 +38,13 @@ class FleetOfTerm:
         at = self._clock()
         match change:
             case Announce(node, event, starts_at):
-                self._say(NoticeRequested(at, node, SOURCE, event, starts_at))
+                self._submit(NoticeRequested(at, node, SOURCE, event, starts_at))
             case Withdraw(node):
-                self._say(NoticeRequested(at, node, SOURCE, ""))
+                self._submit(NoticeRequested(at, node, SOURCE, ""))
             case SetZone(node, zone):
-                self._say(MachineLabelled(at, node, zone))
+                self._submit(MachineLabelled(at, node, zone))
             case Forget(node, reason):
-                self._say(MachineDeleted(at, node, reason))
+                self._submit(MachineDeleted(at, node, reason))
             case _:
                 assert_never(change)
 

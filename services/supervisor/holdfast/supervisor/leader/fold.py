@@ -1,4 +1,4 @@
-"""Folding inputs into the state, and what has to be written down with it. No I/O: `term` commits the result and acts on it."""
+"""Folds inputs into the state and computes what must be written with it. No I/O: `term` commits and carries out the result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.supervisor.published import OperationDone, Published
 from holdfast.supervisor.requests import OperatorRequest, accepted, check, fingerprint
 from holdfast.wire import records
 
-OPERATIONS_MAX = 10_000  # remembered as done; older ones are in the history
+OPERATIONS_MAX = 10_000  # kept as done; older ones are in the history
 
 log = structlog.get_logger("holdfast.supervisor.leader.fold")
 
@@ -40,14 +40,14 @@ ANSWERED_LATER = (CheckpointRequested, FaultRequested)
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What one batch came to: one commit, then these commands."""
+    """The result of one batch: the contents of one commit, and the commands that follow it."""
 
     state: State
     changed: bool
     commands: tuple[Command, ...]
     published: tuple[Published, ...]
     dead: tuple[tuple[str, Entry], ...]
-    written: Mapping[str, Iterable[str]]  # rows of the state's tables that may be others than before
+    written: Mapping[str, Iterable[str]]  # rows of the state's tables that may have changed
 
 
 @dataclass(slots=True)
@@ -59,13 +59,13 @@ class _Batch:
 
 
 class Folder:
-    """The state of one term. `fold` computes, `keep` makes the result the present: after it has been committed."""
+    """The state of one term. `fold` computes a result; `keep` makes it the present state after it has been committed."""
 
     def __init__(
         self, state: State, epoch: int, *, committed: State | None = None, obsolete: Iterable[str] = ()
     ) -> None:
-        """`committed`: what the parts of the snapshot amount to now; None = there are none, or an earlier version's, which are
-        `obsolete`: so all of them are written."""
+        """`committed`: the state that the snapshot's parts represent. None = there are none, or they are an earlier version's:
+        then these are `obsolete`, and all parts are written."""
         self.state = state
         self._committed = committed
         self._obsolete = tuple(obsolete)
@@ -83,7 +83,7 @@ class Folder:
             self._operations.popitem(last=False)
 
     def fold(self, inputs: Iterable[Input], now: float) -> Folded:
-        """The core learns of everything now: its time is the leader's clock, and never runs backwards."""
+        """Fold the inputs. All get the present time of the leader's clock, which never runs backwards."""
         self._at = max(self._at, now)
         batch = _Batch(Batch(self.state))
         for of_nodes, group in itertools.groupby(inputs, key=lambda each: isinstance(each.event, NodeReported)):
@@ -102,7 +102,7 @@ class Folder:
                     batch.published.append(OperationDone(self._at, operation, ok, reason, fingerprint(request)))
                 case _:
                     pass
-        state = batch.core.state  # made anew each time
+        state = batch.core.state  # a new object each time
         return Folded(
             state=state,
             changed=state is not self.state,
@@ -117,7 +117,7 @@ class Folder:
         self._obsolete = ()
 
     def commit(self, folded: Folded, acknowledge: dict[str, list[str]]) -> Commit:
-        """The one atomic write: of the state, what has changed since the last one."""
+        """The one atomic write. Of the state, it contains the parts that have changed since the last one."""
         changes = snapshot.changes(self._committed, folded.state, folded.written)
         return Commit(
             snapshot={**dict.fromkeys(self._obsolete), **changes},
@@ -125,15 +125,15 @@ class Folder:
             acknowledge={(stream, SUPERVISOR_GROUP): positions for stream, positions in acknowledge.items()},
         )
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ single inputs
 
     def _fold_reports(self, batch: _Batch, inputs: Sequence[Input]) -> bool:
-        """Of nodes, all at once. False: one of them cannot be folded, and nothing has happened."""
+        """Fold reports of nodes together. Returns False, with nothing folded, if one of them cannot be folded."""
         reports = [each.event for each in inputs if isinstance(each.event, NodeReported)]
         try:
             batch.commands.extend(batch.core.reports(self._at, reports))
         except Exception as error:
-            log.warning("reports are folded one by one, because of one that cannot be", error=repr(error))
+            log.warning("folding reports one by one, because one of them cannot be folded", error=repr(error))
             return False
         return True
 
@@ -147,7 +147,7 @@ class Folder:
 
     def _fold_request(self, batch: _Batch, request: OperatorRequest) -> None:
         if self.knows(request.operation):
-            return  # said twice: by a client that repeats it, or by a log that lost its answer
+            return  # a repeat, by a client, or by an event log that lost the answer
         self.remember(request.operation)
         try:
             check(batch.core.state, request.event)
@@ -156,7 +156,7 @@ class Folder:
                 event = evolve(event, operation=request.operation)
             self._step(batch, event)
             if isinstance(event, ANSWERED_LATER):
-                return  # once it is known how far the checkpoint came, or what the agent says
+                return  # when the tiers of the checkpoint, or the agent's answer, are known
             ok, reason = True, accepted(event)
         except HoldfastError as error:
             ok, reason = False, str(error)
@@ -167,7 +167,7 @@ class Folder:
         batch.commands.extend(batch.core.step(evolve(event, at=self._at)))
 
     def _refuse(self, batch: _Batch, each: Input, error: Exception) -> None:
-        """A bug in the core must not stop the leader: the state is untouched by what could not be folded into it."""
+        """A bug in the core must not stop the leader. An event that could not be folded has not changed the state."""
         log.error("an event could not be folded", what=repr(each.event), exc_info=error)
         if isinstance(each.event, OperatorRequest):
             reason = f"a bug in the supervisor: {error!r}; its log has the traceback"
@@ -177,7 +177,7 @@ class Folder:
             batch.dead.append(dead_letter_entry(each.delivery, each.place))
 
     def dead_letter(self, folded: Folded, poison: Iterable[tuple[Delivery, str]]) -> Folded:
-        """With what could not even be read."""
+        """Add entries that could not be decoded to the dead letters."""
         dead = []
         for delivery, reason in poison:
             log.error("an entry cannot be read", stream=delivery.stream, position=delivery.position, reason=reason)

@@ -1,4 +1,4 @@
-"""Stream entries → events of the core. Nothing in a stream can hurt the leader: what cannot be read is set aside."""
+"""Decodes stream entries into events of the core. Malformed entries become dead letters, so they cannot stop the leader."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ STREAMS = (FINDINGS, STEPS, INBOX)
 
 
 class Input(NamedTuple):
-    """One thing to fold, and the entry that it came in; None for what the shell itself has to say."""
+    """One event to fold, and the entry that it arrived in; None for events of the shell itself."""
 
     event: Event | OperatorRequest
     delivery: Delivery | None = None
-    place: int | None = None  # among the reports of the entry, when it has several
-    asked: PolicyAsked | None = None  # of a policy's answer: to be published with it
+    place: int | None = None  # among the reports of the entry, if it has several
+    asked: PolicyAsked | None = None  # of a policy's answer: published with it
 
 
 @dataclass(slots=True)
 class Intake:
     inputs: list[Input] = field(default_factory=list)
-    positions: dict[str, list[str]] = field(default_factory=dict)  # stream → everything that was read
-    poison: list[tuple[Delivery, str]] = field(default_factory=list)  # with what is wrong
+    positions: dict[str, list[str]] = field(default_factory=dict)  # stream → positions of all entries that were read
+    poison: list[tuple[Delivery, str]] = field(default_factory=list)  # malformed entries, each with the error
 
 
 Decoded = Callable[[str], tuple[NodeReported, ...] | None]
 
 
 def take(batch: Iterable[Delivery], at: float, decoded: Decoded = lambda _: None) -> Intake:
-    """Decode a batch. Finished steps are coalesced: of each generation only the newest matters to the core. `decoded`: what
-    an entry of reports is known to say, by its id."""
+    """Decode a batch. Finished steps are coalesced: of each generation, only the newest step matters to the core. `decoded`:
+    returns the known reports of an entry, by its id."""
     intake = Intake()
     steps: dict[tuple[str, int], list[StepRecord]] = {}
     ages_s: dict[tuple[str, int], float] = {}  # of the newest entry
@@ -76,7 +76,7 @@ def take(batch: Iterable[Delivery], at: float, decoded: Decoded = lambda _: None
 
 
 def _take_reports(intake: Intake, delivery: Delivery) -> None:
-    """An entry of reports that another leader has written; one that cannot be read is set aside alone."""
+    """Decode an entry of reports that another leader wrote. A malformed report becomes a dead letter on its own."""
     for place, each in enumerate(decode_reports(delivery.entry.data)):
         try:
             seq, report = each.decode()
@@ -88,19 +88,19 @@ def _take_reports(intake: Intake, delivery: Delivery) -> None:
 
 
 def _alone(entry: Entry, place: int) -> Entry:
-    """One report of an entry, by itself."""
+    """An entry with only this report."""
     return replace(entry, id=f"{entry.id}/{place}", data=encode_reports([decode_reports(entry.data)[place]]))
 
 
 def dead_letter_entry(delivery: Delivery, place: int | None = None) -> tuple[str, Entry]:
-    """(stream, entry) for the dead letters; `place`: of the one report that is meant."""
+    """(stream, entry) for the dead-letter stream; `place`: the one report that it is about."""
     return delivery.stream + DEAD_SUFFIX, delivery.entry if place is None else _alone(delivery.entry, place)
 
 
 def _completed(at: float, steps: list[StepRecord], age_s: float) -> StepsCompleted:
     newest = max(steps, key=lambda record: record.step)
     stalls = [record.stall_s for record in steps if record.stall_s > 0]
-    told = [record for record in steps if record.loss is not None]
+    with_loss = [record for record in steps if record.loss is not None]
     return StepsCompleted(
         at=at,
         job=newest.job,
@@ -112,14 +112,14 @@ def _completed(at: float, steps: list[StepRecord], age_s: float) -> StepsComplet
         saves=len(stalls),
         stall_s=statistics.fmean(stalls) if stalls else 0.0,
         age_s=age_s,
-        loss=max(told, key=lambda record: record.step).loss if told else None,
+        loss=max(with_loss, key=lambda record: record.step).loss if with_loss else None,
         pace_s=_pace_s(steps),
     )
 
 
 def _pace_s(steps: list[StepRecord]) -> float:
-    """Median time from the end of one step to the end of the next, with what the script does between them. 0.0 if no two steps
-    follow each other."""
+    """Median time from the end of one step to the end of the next, work between them included. 0.0 if no two steps are
+    consecutive."""
     pairs = pairwise(sorted(steps, key=lambda record: record.step))
     gaps = [after.ended_at - before.ended_at for before, after in pairs if after.step == before.step + 1]
     return max(0.0, statistics.median(gaps)) if gaps else 0.0

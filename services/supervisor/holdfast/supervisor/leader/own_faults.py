@@ -1,12 +1,13 @@
 """Faults of the control plane, which the leader causes itself: the end of the Redis server of the log, or its own.
 
-Theory. The core cannot know whether the fault may be, and what is to end cannot answer afterwards. So the request is examined
-before it is folded (`examined`), the answer is in the commit, and the fault follows a moment later (`cause`): at most once,
-since a leader that ends in between does not leave it to the next one. Nothing may break for good, so both are off unless a
-setting declares what brings the part back, and what can be checked about that is checked each time:
+Theory of operation. The core cannot know whether the fault is allowed, and a process that ends cannot answer afterwards. So the
+request is examined before it is folded (`examined`), the answer is in the commit, and the fault follows a moment later
+(`cause`). It happens at most once, because a leader that ends in between does not leave it to the next one. Nothing may break
+permanently. So both faults are off unless a setting declares what brings the part back, and that is checked each time, as far
+as possible:
 
-* redis_kill: the append-only file is on and works, and the server would accept the command.
-* leader_kill with `standby`: another supervisor has asked for the lease within the last seconds.
+* redis_kill: the append-only file is enabled and works, and the server would accept the command.
+* leader_kill with `standby`: another supervisor has requested the lease within the last seconds.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ log = structlog.get_logger("holdfast.supervisor.leader.own_faults")
 
 
 class LogServer(Protocol):
-    """The server of the log as a process."""
+    """The server process of the event log."""
 
     async def why_not_kill(self) -> str:
-        """Empty if it may and can be ended. Ends nothing. Raises `HoldfastError`."""
+        """The reason if it must not or cannot be ended; empty if it can. Ends nothing. Raises `HoldfastError`."""
 
     async def kill(self) -> None:
-        """Raises `HoldfastError` if it refuses."""
+        """Raises `HoldfastError` if the server refuses."""
 
 
 class OwnFaults:
-    """`server`: of the log; None = the log has none. `die` ends this process at once."""
+    """`server`: of the event log; None = the log has no server. `die` ends this process immediately."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class OwnFaults:
         self._die = die
 
     async def examined(self, inputs: Sequence[Input], lease: Lease) -> list[Input]:
-        """The same inputs; requests for faults of the control plane say why they are refused, if they are."""
+        """The same inputs, in which refused requests for faults of the control plane contain the reason."""
         return [await self._examine(each, lease) if _asks_for_own(each) else each for each in inputs]
 
     async def cause(self, command: CauseFault) -> None:
@@ -97,8 +98,8 @@ class OwnFaults:
             return "redis_kill needs a Redis server as event log, and this supervisor has none"
         if self._rules.redis_kill == "no":
             return (
-                "this supervisor does not allow redis_kill; set HOLDFAST_FAULT_REDIS_KILL=restarted where nobody else needs "
-                "this Redis and something starts it again when it has ended with exit code 0"
+                "this supervisor does not allow redis_kill; set HOLDFAST_FAULT_REDIS_KILL=restarted if this "
+                "Redis has no other users and something restarts it after it has ended with exit code 0"
             )
         return await self._server.why_not_kill()
 

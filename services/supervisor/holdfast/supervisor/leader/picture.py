@@ -1,7 +1,8 @@
-"""What those who ask are shown: the state, how sure it is, and the newest finished steps."""
+"""The state as the API shows it: with the newest finished steps, and whether agents have confirmed it."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -9,14 +10,15 @@ from dataclasses import dataclass
 import anyio
 
 from holdfast.domain.findings import StepRecord
+from holdfast.domain.orders import StepReached
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import FencedLog
 from holdfast.supervisor.core import Job, State
 from holdfast.supervisor.leader import snapshot
 
-RECENT_STEPS_MAX = 32  # per job: what a rate is taken over
+RECENT_STEPS_MAX = 32  # per job: a rate is computed over these
 JOBS_MAX = 1000
-CONFIRMED_S = 5.0  # agents say something twice a second
+CONFIRMED_S = 5.0  # agents send a message twice a second
 SNAPSHOT_AGE_MAX_S = 0.2  # a standby's picture is this old at most
 
 
@@ -30,7 +32,7 @@ class Progress:
         for step in steps:
             recent = self._recent.setdefault(step.job, deque(maxlen=RECENT_STEPS_MAX))
             if recent and recent[-1].generation != step.generation:
-                recent.clear()  # a rate over a restart would be neither generation's
+                recent.clear()  # a rate over a restart would apply to neither generation
             recent.append(step)
         while len(self._recent) > JOBS_MAX:
             del self._recent[next(iter(self._recent))]
@@ -51,16 +53,34 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The state, and how long ago each node's agent said anything: the leader has the sessions, a standby only the state."""
+    """The state, and the age of each node's last message, which only the leader knows: it has the sessions."""
 
     state: State
     leading: bool = False
     at: float = 0.0  # Unix seconds, when it was taken
     heard_s_ago: Callable[[str], float | None] | None = None
+    steps_of: Callable[[str], tuple[StepReached, ...]] | None = None  # node → the steps in its newest heartbeat
+
+    def observed(self, job: Job) -> tuple[int, float] | None:
+        """(steps, recent seconds per step): optimizer steps observed in every rank of the running generation, for a script
+        that reports no steps. None if unknown here."""
+        if job.running is None or self.steps_of is None:
+            return None
+        least: tuple[int, float] | None = None
+        for node in job.running.nodes:
+            of_job = (
+                each for each in self.steps_of(node) if (each.job, each.generation) == (job.name, job.running.number)
+            )
+            reached = next(of_job, None)
+            if reached is None or not reached.observed or not math.isfinite(reached.observed_step_s):
+                return None
+            if least is None or reached.observed < least[0]:
+                least = (reached.observed, reached.observed_step_s)
+        return least
 
     def unconfirmed_since(self, job: Job) -> dict[str, float]:
-        """Nodes of a running generation whose agents have not said within `CONFIRMED_S` that all of its ranks live, and since
-        when (Unix seconds); empty when the run is confirmed."""
+        """Nodes of a running generation whose agents have not confirmed within `CONFIRMED_S` that all of its ranks live → since
+        when (Unix seconds); empty if the run is confirmed."""
         if job.running is None:
             return {}
         silent = {}
@@ -79,7 +99,7 @@ class Picture:
         if self.heard_s_ago is None:
             return None
         ago_s = self.heard_s_ago(name)
-        if ago_s is None:  # connected as the last leader knew it
+        if ago_s is None:  # connected to the last leader, not yet to this one
             return node.connected_at
         return self.at - ago_s if ago_s > CONFIRMED_S else None
 
@@ -89,7 +109,7 @@ Look = Callable[[], Awaitable[Picture | None]]
 
 
 class Viewer:
-    """The leader's own state when it leads; else the newest snapshot, which is as old as the last change."""
+    """The leader's own state, or, on a standby, the newest snapshot, which is as old as the last change."""
 
     def __init__(self, live: Live, log: FencedLog) -> None:
         self._live = live
@@ -98,7 +118,7 @@ class Viewer:
         self._read_at = -SNAPSHOT_AGE_MAX_S
 
     async def look(self) -> Picture | None:
-        """None when there has never been a leader. Raises `Unavailable` when the log is away and this is no leader."""
+        """None if there has never been a leader. Raises `Unavailable` if this is a standby and the event log is unavailable."""
         if (picture := self._live()) is not None:
             return picture
         if anyio.current_time() - self._read_at >= SNAPSHOT_AGE_MAX_S:

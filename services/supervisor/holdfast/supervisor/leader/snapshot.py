@@ -1,9 +1,9 @@
-"""The leader's state in parts, so that a commit writes what has changed and not what the fleet is large.
+"""The snapshot of the leader's state, in parts: a commit writes only the changed parts, whatever the size of the fleet.
 
-Each field of `State` is a part; of a field that is a table, each row is one: `epoch`, `breaker`, `nodes/n17`, `jobs/gpt`. What
-is large in a row and seldom changes stands apart (docs/adr/0024).
-Values are replaced and never changed in place, so a part is written when its object is another one than at the last commit.
-All parts together are one state because a commit writes them in one atomic step (docs/adr/0016).
+Each field of `State` is a part. Of a field that is a table, each row is a part: `epoch`, `breaker`, `nodes/n17`, `jobs/gpt`.
+Large fields of a row that seldom change are parts of their own (docs/adr/0024). Values are replaced and never changed in place,
+so a part is written if its object is not the one of the last commit. All parts together are one state because a commit writes
+them in one atomic step (docs/adr/0016).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from holdfast.supervisor.timers import Timer
 from holdfast.wire import records
 
 _HINTS = get_type_hints(State, include_extras=True)
-_FIELDS = tuple(each.name for each in fields(State) if each.init)  # the index follows from the rest
+_FIELDS = tuple(each.name for each in fields(State) if each.init)  # the index is derived from the rest
 _TABLES = {
     name: get_args(_HINTS[name])[1]
     for name in _FIELDS
     if isinstance(get_origin(_HINTS[name]), type) and issubclass(get_origin(_HINTS[name]), Mapping)
 }
-# Fields of a row that change together, and apart from the rest: `nodes/n17:held`. Each group is a part of its own.
+# Fields of a row that change together, separately from the rest: `nodes/n17:held`. Each group is a part of its own.
 _GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "nodes": {
         "held": ("inventory", "inventory_from"),
@@ -50,25 +50,25 @@ SAME_MAX = 1024
 
 
 class _Group:
-    """Some fields of a row; of several the part is an object, of one its value."""
+    """Some fields of a row. The part of several fields is an object; the part of one field is its value."""
 
     def __init__(self, table: str, names: tuple[str, ...]) -> None:
         hints = get_type_hints(_TABLES[table], include_extras=True)
-        self.kind = _part_of(_TABLES[table], names)  # lives as long as it is written
+        self.kind = _part_of(_TABLES[table], names)  # keeps the class alive while it is used
         self.hint: Any = self.kind if len(names) > 1 else hints[names[0]]
         self._names = names
         self._write = records.writer(self.hint)
         self._write_same = lru_cache(SAME_MAX)(lambda items: self._write(dict(items)))
 
     def dumps(self, row: Any) -> bytes | None:
-        """None: all fields have their default values."""
+        """None if all fields have their default values."""
         values = [getattr(row, name) for name in self._names]
         if not any(values):
             return None
         if self.hint is self.kind:
             return self._write(self.kind(*values))
         [value] = values
-        # Which generations a node may run is the same on thousands of them.
+        # Thousands of nodes have equal `live_generations`.
         return self._write_same(tuple(value.items())) if isinstance(value, Mapping) else self._write(value)
 
     def loads(self, raw: bytes) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class _Group:
 
 
 def _part_of(kind: type, names: Iterable[str]) -> type:
-    """A dataclass of some of the fields of another one, written without those that have their default values."""
+    """A dataclass with some of the fields of another one, written without those that have their default values."""
     hints = get_type_hints(kind, include_extras=True)
     known = {each.name: each for each in fields(kind)}
     part = make_dataclass(
@@ -96,7 +96,7 @@ def _default_of(known: Field[Any]) -> Any:
 
 
 class _Row:
-    """How the rows of a table are taken apart: into its groups, and the rest, which is called ""."""
+    """Splits the rows of a table into the parts of its groups and the rest, whose name is ""."""
 
     def __init__(self, table: str) -> None:
         self._kind = _TABLES[table]
@@ -124,17 +124,17 @@ class _Row:
         )
 
     def whole(self, rest: Any, grouped: Mapping[str, Any]) -> Any:
-        """The row of its parts. Raises TypeError where a part is missing that every row has."""
+        """The row made of its parts. Raises TypeError if a part is missing that every row has."""
         return self._kind(**{name: getattr(rest, name) for name in self._own}, **grouped)
 
 
 _APART = {name: _Row(name) for name in _GROUPS}
-WHOLE = ""  # the one part of a snapshot that an early version wrote
-# 2: what `_APART` names stands apart, and what orders have in common. 3: so do a node's workers and what it was heard to say.
-# 4: the fields of a job are grouped, what it does is one value, and timers are values (`upgrades`).
-# 5: the fields of a node that change together are parts of their own, shards and workers are runs, and fields of nodes,
-# orders, the breaker and its settings have the names of the glossary. 6: a job's specification, with the text of its policy,
-# stands apart, and a row has nothing of what stands apart.
+WHOLE = ""  # name of the single part that an early version wrote
+# 2: the groups of `_APART`, and the common part of orders, are parts of their own. 3: so are a node's workers and its newest
+# report. 4: the fields of a job are grouped, its state is one value, and timers are values (`upgrades`).
+# 5: the fields of a node that change together are parts of their own, shards and workers are runs, and fields of nodes, orders,
+# the breaker and its settings have the names of the glossary. 6: a job's specification, with the text of its policy, is a part
+# of its own, and a row contains no fields of its groups.
 _FORMAT, _NOW = "format", b"6"
 _BEFORE = tuple(str(number).encode() for number in range(1, int(_NOW)))
 _UPGRADES = {
@@ -147,13 +147,13 @@ _UPGRADES = {
 }
 
 _SLOT, _PREPARE = "slot", "prepare"
-_TIMER: Any = tuple[Timer, float]  # a row of the timers: its name is for people
+_TIMER: Any = tuple[Timer, float]  # a row of the timers; its key is only for people
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """What an unanswered `Prepare` has of its own, `outbox/c-1:slot`, as an earlier version wrote it. What the slots have in
-    common stands in `jobs/gpt:prepare`. Now it is a broadcast."""
+    """The part of an unanswered `Prepare` that is its own, `outbox/c-1:slot`, as written by an earlier version. The common part
+    of the slots was `jobs/gpt:prepare`. Today this is a broadcast."""
 
     node: str
     job: str
@@ -164,21 +164,21 @@ class _Slot:
 
 
 def prepare() -> None:
-    """What writing and reading the first snapshot would have to do before it."""
+    """Compile the encoders and decoders, which the first snapshot would otherwise have to wait for."""
     records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS), _TIMER)
     records.prepare(*(group.hint for row in _APART.values() for group in row.groups.values()))
     records.prepare(*(row.rest for row in _APART.values()))
 
 
 def is_current(parts: Mapping[str, bytes]) -> bool:
-    """Whether these are parts as this version writes them, to which changes can be written."""
+    """Whether the parts have this version's format, so that changes can be written to them."""
     return parts.get(_FORMAT) == _NOW
 
 
 def changes(
     before: State | None, after: State, written: Mapping[str, Iterable[str]] | None = None
 ) -> dict[str, bytes | None]:
-    """Parts to write, None = to remove, so that a snapshot of `before` becomes one of `after`. None before: every part.
+    """Parts to write (None = to remove) so that a snapshot of `before` becomes one of `after`. If `before` is None: every part.
     `written`: the rows that may differ, by table; None = any."""
     parts: dict[str, bytes | None] = {}
     if before is None:
@@ -200,7 +200,7 @@ def changes(
     return parts
 
 
-_Changed = Iterable[tuple[Any, Any, Any]]  # of rows: key, before, after; None = not there
+_Changed = Iterable[tuple[Any, Any, Any]]  # of rows: key, before, after; None = the row does not exist
 
 
 def _rows(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None:
@@ -225,7 +225,7 @@ def _timers(parts: dict[str, bytes | None], table: str, changed: _Changed) -> No
 
 
 def load(parts: Mapping[str, bytes]) -> State:
-    """The state that was written. Absent parts take their defaults, unknown ones are ignored. Raises `MalformedMessage`, also
+    """The state that was written. Absent parts have their defaults, unknown ones are ignored. Raises `MalformedMessage`, also
     for a snapshot of a newer version."""
     if (written := parts.get(_FORMAT, b"1")) not in (*_BEFORE, _NOW):
         problem = f"{written.decode(errors='replace')!r}, and this version reads up to {_NOW.decode()}: start the newer version"
@@ -272,7 +272,7 @@ def load(parts: Mapping[str, bytes]) -> State:
 
 
 def _row_kind(table: str, current: bool) -> Any:
-    """Until format 5 what stood apart had its default in the row."""
+    """The type of a stored row. Until format 5, the row also contained the fields of its groups, with their defaults."""
     return _APART[table].rest if current and table in _APART else _TABLES[table]
 
 
@@ -294,14 +294,14 @@ def _read(name: str, raw: bytes, kind: Any, current: bool) -> Any:
 
 def _send(command: str, slot: _Slot, shared: Prepare | None) -> Send:
     if shared is None or shared.generation != slot.generation:
-        problem = f"what it shares with the other orders of generation {slot.generation} of {slot.job} is not there"
+        problem = f"the common part of the orders of generation {slot.generation} of {slot.job} is missing"
         raise MalformedMessage(f"snapshot.outbox/{command}", problem)
     order = evolve(shared, placement=slot.placement, restore=slot.restore, peers=slot.peers)
     return Send(slot.node, command, order)
 
 
 def _upgraded(state: State) -> State:
-    """Earlier versions counted a change's unanswered `Prepare` orders among those that it waits for, by id."""
+    """Earlier versions listed unanswered `Prepare` orders, by id, among the orders that a change waits for."""
     jobs = dict(state.jobs)
     for name, job in state.jobs.items():
         doing = job.doing

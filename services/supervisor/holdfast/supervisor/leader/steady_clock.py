@@ -1,9 +1,9 @@
-"""The time that a leader's events carry: it passes as time passes, whatever is done to the machine's clock.
+"""The clock of a leader's events. It advances steadily, even if the machine's clock is set.
 
-A wall clock can be set: an hour back, and every timer would wait that hour; an hour ahead, and all of them would fire at once,
-before any agent could have answered. So a term reads it when it begins, goes on by a clock that nobody sets, and draws
-near to the wall clock again by at most `DRIFT_MAX` of the time that passes: an hour is made good within a day, and until
-then what users are shown is off by what is left of it, while every interval is right to 5 %.
+A wall clock can be set. If it were set back by an hour, every timer would wait for that hour; if it were set ahead, all timers
+would fire at once, before any agent could have answered. So a term reads the wall clock when it begins, and continues by a
+clock that is never set. It approaches the wall clock again by at most `DRIFT_MAX` of the elapsed time: an hour is corrected
+within a day. Until then the displayed times are off by the rest, while every interval is right to 5 %.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ DRIFT_MAX = 0.05
 
 
 class SteadyClock:
-    """Call it for the time in Unix seconds."""
+    """Call it for the time, in Unix seconds."""
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = time.monotonic) -> None:
-        """`wall`: Unix seconds; `elapsed`: seconds since any moment, never set."""
+        """`wall`: Unix seconds; `elapsed`: seconds since any moment, of a clock that is never set."""
         self._wall, self._elapsed = wall, elapsed
         self._read_at = elapsed()
         self._offset = wall() - self._read_at
@@ -32,5 +32,5 @@ class SteadyClock:
         return elapsed + self._offset
 
     def not_before(self, at: float) -> None:
-        """It is at least this late: a leader whose clock was ahead has written so, and its timers count from there."""
+        """Move the time to `at` or later: a leader whose clock was ahead wrote that time, and its timers are relative to it."""
         self._offset = max(self._offset, at - self._read_at)

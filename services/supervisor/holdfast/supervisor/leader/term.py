@@ -2,9 +2,9 @@
 
     findings, steps, inbox ──► fold ──► commit (state, records, acknowledgements: one fenced write) ──► act
 
-Nothing is done before it is committed, so whoever takes over knows of it: orders not answered yet, timers and questions are
-in the state and are handed out again. Whatever goes wrong with the log ends the term: its outcome may be in doubt, and the
-next term begins from what stands there.
+Nothing is done before it is committed, so the next leader knows of it: unanswered orders, timers and questions are in the state
+and are issued again. Any error of the event log ends the term: the outcome of a write may be unknown, and the next term begins
+from what the log contains.
 """
 
 from __future__ import annotations
@@ -77,23 +77,23 @@ from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
 from holdfast.supervisor.telemetry import announce, tracing
 from holdfast.supervisor.timers import Timer
 
-# All leaders read as one consumer: what a dead leader took and did not acknowledge is handed to the next one at once.
+# All leaders read as one consumer, so entries that a previous leader read but did not acknowledge are delivered again at once.
 CONSUMER = "leader"
 BATCH_MAX = 256
 BATCHES_AHEAD = 2
 BEATS_S = 1.0
-DEMAND_S = 10.0  # between two looks at what jobs lack
+DEMAND_S = 10.0  # between two checks of the nodes that jobs lack
 
 log = structlog.get_logger("holdfast.supervisor.leader.term")
 
 
 class LeaseLost(StaleEpoch):
-    """Another supervisor may lead: nothing more is done."""
+    """Another supervisor may lead: this one must not act any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimes:
-    """A leader that cannot renew within `ttl_s` stops by itself `margin_s` before anybody else can start."""
+    """A leader that cannot renew its lease within `ttl_s` stops by itself `margin_s` before another one can start."""
 
     ttl_s: float = 3.0
     renew_s: float = 1.0
@@ -102,7 +102,7 @@ class LeaseTimes:
 
 
 class Term:
-    """Run once. `sessions` is open from the beginning: agents' reports wait in the inbox until they are folded."""
+    """Run once. `sessions` accepts agents from the beginning: their reports wait in the inbox until they are folded."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Term:
     ) -> None:
         self._log = event_log
         self._lease = lease
-        self._leased_at_s = leased_at_s  # of the loop's clock, before the lease was asked for
+        self._leased_at_s = leased_at_s  # by the loop's clock, before the lease was requested
         self._times = times
         self._history = history
         self._policies = policies
@@ -146,11 +146,11 @@ class Term:
         self._inbox = InboxWriter(event_log)
         self.sessions = Sessions(lease.epoch, self._inbox, self._clock)
         self._timers = Timers(self._clock)
-        self._internal: deque[Input] = deque()  # what the shell itself has to say
+        self._internal: deque[Input] = deque()  # events of the shell itself
         self._read: deque[Intake] = deque()
         self._questions = Questions()
         self._unanswered = Unanswered()
-        self._news = anyio.Event()
+        self._wake = anyio.Event()
         self._room = anyio.Event()
         self._folder: Folder | None = None
         self._tasks: TaskGroup | None = None
@@ -160,11 +160,11 @@ class Term:
         """None until the state has been loaded."""
         if self._folder is None:
             return None
-        heard = self.sessions.heard_s_ago
-        return Picture(self._folder.state, leading=True, at=self._clock(), heard_s_ago=heard)
+        heard, steps = self.sessions.heard_s_ago, self.sessions.steps_of
+        return Picture(self._folder.state, leading=True, at=self._clock(), heard_s_ago=heard, steps_of=steps)
 
     async def run(self) -> None:
-        """Until the lease or the log is lost: raises `LeaseLost`, `StaleEpoch` or `Unavailable`, in a group."""
+        """Run until the lease or the event log is lost: raises `LeaseLost`, `StaleEpoch` or `Unavailable`, in a group."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -172,7 +172,7 @@ class Term:
                 await self._begin()
                 guarded(tasks, "inbox", self._inbox.run)
                 guarded(tasks, "timers", lambda: self._timers.run(self._on_timer))
-                guarded(tasks, "beats", self._look_at_beats)
+                guarded(tasks, "beats", self._compare_heartbeats)
                 guarded(tasks, "streams", self._read_streams)
                 if self._supplier is not None:
                     guarded(tasks, "demand", partial(self._ask_for_more, self._supplier))
@@ -186,10 +186,10 @@ class Term:
     def _fleet(self) -> FleetOfTerm:
         assert self._folder is not None
         folder = self._folder
-        return FleetOfTerm(lambda: folder.state, lambda event: self._say(Input(event)), self._clock)
+        return FleetOfTerm(lambda: folder.state, lambda event: self._enqueue(Input(event)), self._clock)
 
     def frozen(self, length_s: float) -> None:
-        """This process did not run: what agents said meanwhile comes first, then conclusions from what they did not say."""
+        """This process was frozen. Postpone timers, so that reports of that time are folded before their absence counts."""
         self._timers.postpone(length_s)
 
     # ------------------------------------------------------------------ the lease
@@ -208,7 +208,7 @@ class Term:
                 except Unavailable as error:
                     log.warning("the lease is not renewed", reason=str(error))
             if held is False:
-                raise LeaseLost(f"the lease of epoch {self._lease.epoch} is gone")
+                raise LeaseLost(f"the lease of epoch {self._lease.epoch} was lost")
             if held:
                 good_until_s = asked_at_s + times.ttl_s - times.margin_s
             elif anyio.current_time() >= good_until_s:
@@ -218,7 +218,7 @@ class Term:
     # ------------------------------------------------------------------ begin
 
     async def _begin(self) -> None:
-        """Load what the last leader committed, and hand out again what it may not have carried out."""
+        """Load the state that the last leader committed, and issue again what it may not have carried out."""
         parts = await self._log.snapshot(LEADER_LEASE)
         state = _load(parts)
         if snapshot.is_current(parts):
@@ -239,8 +239,8 @@ class Term:
         folded = folder.fold([Input(started)], at)
         if folded.state.epoch != self._lease.epoch:
             raise RuntimeError(f"the core did not take over epoch {self._lease.epoch}; the log has the reason")
-        news = LeaderChanged(at, self._lease.epoch, self._supervisor, self._api)
-        folded = _with(folded, news)
+        record = LeaderChanged(at, self._lease.epoch, self._supervisor, self._api)
+        folded = _with(folded, record)
         await self._log.commit(self._lease, folder.commit(folded, {}))
         folder.keep(folded)
         self._folder = folder
@@ -250,7 +250,7 @@ class Term:
         )
         self._act(folded)
 
-    # ------------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------------ inputs
 
     async def _read_streams(self) -> None:
         batches = self._log.subscribe(*STREAMS, group=SUPERVISOR_GROUP, consumer=CONSUMER, batch_max=BATCH_MAX)
@@ -258,38 +258,38 @@ class Term:
             if not batch:
                 continue
             self._read.append(take(batch, self._clock(), self._inbox.decoded))
-            self._news.set()
+            self._wake.set()
             while len(self._read) >= BATCHES_AHEAD:
                 await self._room.wait()
 
-    async def _look_at_beats(self) -> None:
-        """What agents' beats say against what the state says. A beat is not logged: most of them change nothing."""
+    async def _compare_heartbeats(self) -> None:
+        """Compare the agents' heartbeats with the state. Heartbeats are not in the event log: most of them change nothing."""
         while True:
             await anyio.sleep(BEATS_S)
             assert self._folder is not None
-            if not (self._read or self._inbox.waiting):  # else the state is behind what was reported
+            if not (self._read or self._inbox.waiting):  # else reports are waiting that the state does not contain yet
                 self.sessions.compare(self._reported)
                 state = self._folder.state
                 for send in self._unanswered.due(state, self.sessions.nodes, anyio.current_time()):
                     self.sessions.send(send.node, send.command_id, send.order)
                 collect_at_rest()
             for node, reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
-                self._say(Input(StepSeen(self._clock(), reached, node)))
+                self._enqueue(Input(StepSeen(self._clock(), reached, node)))
 
     def _reported(self, node: str) -> Reported | None:
         assert self._folder is not None
         known = self._folder.state.nodes.get(node)
         return Reported(known.session, known.workers_version) if known is not None and known.connected else None
 
-    def _say(self, each: Input) -> None:
+    def _enqueue(self, each: Input) -> None:
         self._internal.append(each)
-        self._news.set()
+        self._wake.set()
 
     def _on_timer(self, timer: Timer) -> None:
-        self._say(Input(TimerFired(self._clock(), timer)))
+        self._enqueue(Input(TimerFired(self._clock(), timer)))
 
     async def _answer(self, folder: Folder, question: Evaluate) -> None:
-        """Ask the policy; its answer is an event like any other."""
+        """Ask the policy. Its answer becomes an event."""
         incident = folder.state.incidents.get(question.incident)
         if incident is None:
             return  # closed meanwhile
@@ -297,27 +297,29 @@ class Term:
             seen = view(folder.state, question.job, self._clock())
             policy = folder.state.jobs[question.job].spec.policy_spec
             action, decided_by = await self._policies.decide(policy, incident, seen)
-        except Exception as error:  # no answer is an answer too: the core's timer lets the default policy decide
+        except Exception as error:  # without an answer, the core's timer lets the default policy decide
             log.error("the policy could not be asked", incident=incident.id, exc_info=error)
             return
         at = self._clock()
         asked = PolicyAsked(at, incident, seen, action, decided_by)
-        self._say(Input(PolicyAnswered(at, incident.id, action, decided_by), asked=asked))
+        self._enqueue(Input(PolicyAnswered(at, incident.id, action, decided_by), asked=asked))
 
     async def _ask_provider(self, wanted: RequestReplacement) -> None:
         ok, reason = await asking.ask(self._provider, wanted)
-        self._say(Input(ProviderAnswered(self._clock(), wanted.node, wanted.request, ok, reason)))
+        self._enqueue(Input(ProviderAnswered(self._clock(), wanted.node, wanted.request, ok, reason)))
 
     async def _ask_for_more(self, supplier: Supplier) -> None:
-        """One request at a time. Each is recorded with its answer."""
+        """Request more nodes, one request at a time. Each is recorded with its answer."""
         while True:
             await anyio.sleep(DEMAND_S)
             assert self._folder is not None
             state = self._folder.state
             breaker_open = state.breaker.open_until is not None
             for asked in self._demand.due(lacking(state), breaker_open=breaker_open, now=anyio.current_time()):
-                ok, said = await asking.ask_more(supplier, asked)
-                self._say(Input(MoreNodesRequested(self._clock(), asked.jobs, asked.wanted, asked.reason, ok, said)))
+                ok, text = await asking.ask_more(supplier, asked)
+                self._enqueue(
+                    Input(MoreNodesRequested(self._clock(), asked.jobs, asked.wanted, asked.reason, ok, text))
+                )
 
     # ------------------------------------------------------------------ fold, commit, act
 
@@ -326,17 +328,17 @@ class Term:
         assert self._tasks is not None
         while True:
             while not (self._internal or self._read or self._questions):
-                await self._news.wait()
-                self._news = anyio.Event()
+                await self._wake.wait()
+                self._wake = anyio.Event()
             intake = self._read.popleft() if self._read else Intake()
             internal = [self._internal.popleft() for _ in range(len(self._internal))]
             self._room.set()
             self._room = anyio.Event()
-            # What has happened before what follows from it: an order that was answered in time is not found late.
+            # Streams before internal events such as timers: an order that was answered in time must not count as late.
             await self._take(self._folder, [*intake.inputs, *internal], intake)
             for question in self._questions.due(self._folder.state, behind=bool(self._read)):
                 self._tasks.start_soon(self._answer, self._folder, question)
-            if self._questions:  # the next turn has the answers that come at once
+            if self._questions:  # so that the next turn includes immediate answers
                 await anyio.lowlevel.checkpoint()
 
     async def _take(self, folder: Folder, inputs: list[Input], intake: Intake) -> None:
@@ -349,7 +351,7 @@ class Term:
         self._act(folded)
 
     async def _recall(self, folder: Folder, inputs: Iterable[Input]) -> None:
-        """A request that an earlier term answered is not folded again; a rare look into the history."""
+        """Mark requests that an earlier term answered, so that they are not folded again. Reads the history, but rarely."""
         for each in inputs:
             if not isinstance(each.event, OperatorRequest) or folder.knows(each.event.operation):
                 continue
@@ -387,13 +389,13 @@ class Term:
                 assert self._tasks is not None
                 self._tasks.start_soon(self._own_faults.cause, command)
             case Publish() | Answer():
-                pass  # is in the commit
+                pass  # part of the commit
             case _:
                 assert_never(command)
 
 
-def _with(folded: Folded, news: LeaderChanged) -> Folded:
-    return evolve(folded, published=(news, *folded.published))
+def _with(folded: Folded, record: LeaderChanged) -> Folded:
+    return evolve(folded, published=(record, *folded.published))
 
 
 def _load(parts: Mapping[str, bytes]) -> State:
@@ -402,5 +404,5 @@ def _load(parts: Mapping[str, bytes]) -> State:
     except HoldfastError as error:
         raise HoldfastError(
             f"the supervisor's snapshot cannot be read, and starting without it could harm running jobs: {error}. "
-            "Was it written by a newer version of holdfast? Start that one"
+            "Was it written by a newer version of holdfast? Start the newer version"
         ) from error

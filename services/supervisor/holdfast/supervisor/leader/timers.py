@@ -1,4 +1,4 @@
-"""The core's timers: replaceable, by the clock of the events that they come back as."""
+"""The core's timers. A timer can be replaced; its due time is by the clock of the events."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import anyio
 
 from holdfast.supervisor.timers import Timer
 
-CHECK_S = 0.5  # wall clocks can be set: no sleep is longer than this without a look at the clock
+CHECK_S = 0.5  # wall clocks can be set, so the clock is read at least this often
 
 
 class Timers:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._due: dict[Timer, float] = {}
-        self._heap: list[tuple[float, Timer]] = []  # may hold replaced and cancelled ones
-        self._news = anyio.Event()
+        self._heap: list[tuple[float, Timer]] = []  # may contain replaced and cancelled timers
+        self._wake = anyio.Event()
 
     def set(self, timer: Timer, due: float) -> None:
-        """A second one that is equal replaces the first."""
+        """Set a timer. It replaces an equal one."""
         self._due[timer] = due
         heapq.heappush(self._heap, (due, timer))
-        self._news.set()
+        self._wake.set()
 
     def cancel(self, timer: Timer) -> None:
         self._due.pop(timer, None)
 
     def postpone(self, by_s: float) -> None:
-        """All of them: this process did not run for so long, and what agents said meanwhile has not been read yet."""
+        """Postpone all timers: this process was frozen for `by_s`, and has not read the reports of that time yet."""
         self._due = {timer: due + by_s for timer, due in self._due.items()}
         self._heap = [(due, timer) for timer, due in self._due.items()]
         heapq.heapify(self._heap)
 
     async def run(self, fire: Callable[[Timer], None]) -> None:
-        """A loop for the term's task group: `fire(timer)` when it is due, in order."""
+        """A loop for the term's task group: calls `fire(timer)` for due timers, in order."""
         while True:
             for timer in self._take_due():
                 fire(timer)
             wait_s = self._heap[0][0] - self._clock() if self._heap else CHECK_S
             with anyio.move_on_after(min(max(wait_s, 0.0), CHECK_S)):
-                await self._news.wait()
-            self._news = anyio.Event()
+                await self._wake.wait()
+            self._wake = anyio.Event()
 
     def _take_due(self) -> list[Timer]:
         due = []

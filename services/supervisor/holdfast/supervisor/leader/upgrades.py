@@ -1,7 +1,7 @@
-"""Snapshots of earlier versions: what they wrote, as the JSON that this version reads.
+"""Upgrades snapshots of earlier versions to the JSON that this version reads.
 
-Each function takes the tree of one row and returns it in today's shape; a row that has today's shape is returned as it is. The
-decoder ignores unknown fields, so what has moved is copied and what has gone is left where it stands.
+Each function takes the tree of one row and returns it in today's shape. A row that already has it is returned as it is. The
+decoder ignores unknown fields, so moved fields are copied, and removed ones are left in the tree.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def job(tree: Tree) -> Tree:
 
 
 def _doing(old: Tree) -> Tree:
-    """One value for what a phase and seven optional values said together."""
+    """The job's state as one value, from a phase and seven optional values."""
     change: Any = old.get("change")
     blocked: Any = old.get("blocked")
     stopping: Any = old.get("stopping")
@@ -101,16 +101,16 @@ def _doing(old: Tree) -> Tree:
 
 
 def _renamed(tree: Tree, **names: str) -> Tree:
-    """With today's names (values) for fields that had others (keys)."""
+    """The tree with fields renamed: old names are the keys, today's names the values."""
     return {names.get(name, name): value for name, value in tree.items()}
 
 
-# Until format 3 a timer was its name: the word, and then these.
+# Until format 3 a timer was stored as its text: the word, then the values.
 _TIMERS: dict[str, type[Timer]] = {kind.word: kind for kind in get_args(Timer)}
 
 
 def timer(name: str, tree: Any) -> Any:
-    """A row of the timers, [timer, due]: it was `due` alone."""
+    """A row of the timers, [timer, due]; earlier, it was `due` alone."""
     if isinstance(tree, list):
         return tree
     word, *values = name.split(":")
@@ -122,7 +122,7 @@ def timer(name: str, tree: Any) -> Any:
 
 
 def incident(tree: Tree) -> Tree:
-    """Until format 3 the evidence said what decides."""
+    """Until format 3, the evidence contained the attribution."""
     if "attribution" in tree:
         return tree
     found = old_evidence.attribution(tree["kind"], tree.get("evidence", {}))
@@ -130,7 +130,7 @@ def incident(tree: Tree) -> Tree:
 
 
 def node(tree: Tree) -> Tree:
-    """Until format 4 a node was "condemned" and "held" generations."""
+    """Until format 4, the fields of a node were named "condemned" and "holds"."""
     return _renamed(tree, condemned="unschedulable_reason", holds="live_generations")
 
 
@@ -145,13 +145,13 @@ def config(tree: Tree) -> Tree:
 
 
 def send(tree: Tree) -> Tree:
-    """Until format 4 the object store was "far"."""
+    """Until format 4, the field for the object store was named "far"."""
     order = tree["order"]
     return {**tree, "order": _renamed(order, far="to_object_store")} if "far" in order else tree
 
 
 def state(tree: Tree) -> Tree:
-    """A whole state, which the first versions wrote as one part."""
+    """A complete state, which the first versions wrote as one part."""
     jobs = {name: job(each) for name, each in tree.get("jobs", {}).items()}
     timers = tree.get("timers", [])
     if isinstance(timers, dict):

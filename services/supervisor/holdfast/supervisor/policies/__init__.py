@@ -1,1 +1,1 @@
-"""Asking policies: which questions go out when, and the process that a user's script runs in."""
+"""Evaluates policies: selects the questions to ask now, and runs a user's script in its own process."""

@@ -1,8 +1,8 @@
 """The process that a policy runs in: `python -m holdfast.supervisor.policies.host NAME`, or `plugin:NAME` for an installed one.
 
-Reads the script's text as a line of JSON ("" = that of the file NAME), then one question per line, and writes one answer per
-line. What the script prints goes to standard error. Ends with its parent: a thread watches the pipe, also while the script
-computes for ever.
+Reads the script's text as a line of JSON ("" = the text of the file NAME), then one question per line, and writes one answer
+per line. What the script prints goes to standard error. Ends with its parent: a thread watches the pipe, also while the
+script is in an endless loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.wire import records
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`where`: what the job calls it. `file`: where its lines are, for messages; empty when nobody can say."""
+    """`where`: the job's name for it. `file`: the file of its lines, for messages; empty if unknown."""
 
     where: str
     file: str
@@ -38,7 +38,7 @@ class Policy:
 
 
 def load(policy: str, text: str | bytes) -> Policy:
-    """A script's `decide`. Raises whatever the script raises, and TypeError when there is nothing to call."""
+    """A script's `decide`. Raises whatever the script raises, and TypeError if there is no function."""
     module = ModuleType("holdfast_policy_script")
     module.__file__ = policy
     sys.modules[module.__name__] = module  # dataclasses in the script look themselves up there
@@ -62,7 +62,7 @@ def _load_plugin(policy: str) -> Policy:
 
 
 def explain(where: str, file: str, error: BaseException) -> str:
-    """`file:line: Type: message`, the innermost line that is in the script."""
+    """`file:line: Type: message`, with the innermost line of the script."""
     line = next(
         (frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == file),
         None,
@@ -101,16 +101,16 @@ def main() -> None:
     def read() -> None:
         for line in sys.stdin.buffer:
             questions.put(line)
-        os._exit(0)  # the parent is gone; the script may be in the middle of an endless loop
+        os._exit(0)  # the parent has ended; the script may be in an endless loop
 
     def write(message: dict[str, object]) -> None:
         os.write(answers, json.dumps(message).encode() + b"\n")
 
     if not (first := sys.stdin.buffer.readline()):
-        return  # the parent is gone
+        return  # the parent has ended
     try:
-        # A plug-in has been installed by the operator, and is imported outside of the sandbox. Of a script nothing runs there;
-        # the thread that reads begins inside as well, because a script can change what it calls.
+        # The operator has installed plug-ins, so they are imported outside of the sandbox. No code of a script runs there. The
+        # reader thread starts inside the sandbox as well, because a script can change the functions that it calls.
         plugin = _load_plugin(wanted) if wanted.startswith(POLICY_PREFIX) else None
         text = b"" if plugin else json.loads(first) or Path(wanted).read_bytes()
         sandbox.enter()

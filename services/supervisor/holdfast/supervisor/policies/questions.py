@@ -1,11 +1,11 @@
-"""Which questions to the policies go out now. No I/O: `term` asks them.
+"""Selects the questions to policies that are sent now. No I/O: `term` sends them.
 
-Facts go before decisions. A decision costs ten times what a finding costs to fold, and each finding that waits may make another
-one of it: of ten thousand faults in one second, most would be decided two or three times, and thousands of changes that the
-breaker should have stopped would have begun before it has heard of enough. So a few questions go out per turn while facts wait,
-many while none do, and one that nobody wants an answer to any more does not go out at all.
+Facts are folded before decisions are made. A decision costs ten times as much as folding a finding, and each waiting finding
+may change the decision. With ten thousand faults in one second, most would be decided two or three times, and thousands of
+changes would begin before the breaker has counted enough faults to stop them. So few questions are sent per turn while facts
+wait, and many otherwise. A withdrawn question is not sent at all.
 
-Every turn asks some, so that no stream of facts, however long, keeps all decisions waiting.
+Every turn sends some questions, so that no stream of facts, however long, delays all decisions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections import OrderedDict
 from holdfast.supervisor.core import State
 from holdfast.supervisor.protocol import Evaluate
 
-PER_TURN_MAX = 64  # as many answers as are folded in a tenth of a second: a lease has to be renewed meanwhile
+PER_TURN_MAX = 64  # the number of answers that are folded in a tenth of a second: the lease must be renewed, too
 PER_TURN_BEHIND_MAX = 4  # while facts wait
 
 
 class Questions:
-    """First come, first asked; each incident waits once, however often it is asked about."""
+    """First come, first served. Each incident waits once, however often its question is added."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, Evaluate] = OrderedDict()
@@ -32,7 +32,7 @@ class Questions:
         self._waiting[question.incident] = question
 
     def due(self, state: State, *, behind: bool) -> list[Evaluate]:
-        """What to ask after the turn that led to `state`; `behind`: facts wait to be folded."""
+        """The questions to send after the turn that led to `state`; `behind`: facts wait to be folded."""
         if not self._waiting:
             return []
         wanted, asked = set(state.questions), list[Evaluate]()

@@ -1,7 +1,7 @@
-"""What another policy would have answered to questions that were asked: a dry run. Blocking.
+"""A dry run of another policy: what it would have answered to recorded questions. Blocking.
 
-Each question is asked as it stood then. What would have followed from another answer is not known: later questions are those
-of the run as it went.
+Each question is asked as it was recorded. The consequences of a different answer are unknown: later questions are those of the
+actual run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.supervisor.published import PolicyAsked
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """`action` is what would be decided now: the default policy's where the policy fails, and `problem` says how."""
+    """`action` is the decision by the reviewed policy; if that fails, the default policy's, and `problem` says why."""
 
     asked: PolicyAsked
     action: Action
@@ -27,12 +27,12 @@ class Review:
 
     @property
     def differs(self) -> bool:
-        """Whether something else would be done. Another reason for the same action is no difference."""
+        """Whether another action would be taken. A different reason for the same action does not count."""
         return self.action.without_reasons() != self.asked.action.without_reasons()
 
 
 def review(policy: PolicySpec, questions: Iterable[PolicyAsked]) -> list[Review]:
-    """In the order of `questions`. Raises `PolicyError` when the policy does not load."""
+    """In the order of `questions`. Raises `PolicyError` if the policy does not load."""
     if not policy.name:
         return [Review(asked, default(asked.incident, asked.job), "") for asked in questions]
     with PolicyScript(policy) as script:

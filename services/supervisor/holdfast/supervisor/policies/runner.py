@@ -1,6 +1,6 @@
-"""Asks policies: the default one at once, a user's script in its own process and never in the event loop.
+"""Evaluates policies: the default policy directly, a user's script in its own process and never in the event loop.
 
-A script that raises, overruns its deadline or answers nonsense is reported in `decided_by`, and the default policy decides.
+If a script raises, exceeds its deadline or returns an invalid answer, `decided_by` says so, and the default policy decides.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from holdfast.policy import JobView, default
 from holdfast.supervisor.policies.script import PolicyScript, ask_samples
 
 DEFAULT = "default policy"
-SCRIPTS_MAX = 32  # script processes kept warm; the one that was not asked for longest goes
+SCRIPTS_MAX = 32  # script processes kept warm; the least recently used one is closed
 
 T = TypeVar("T")
 log = structlog.get_logger("holdfast.supervisor.policy")
 
 
 class _Script:
-    """A script's process is asked one question at a time; another script's does not wait for it."""
+    """Asks a script's process one question at a time; other scripts do not wait for it."""
 
     def __init__(self, policy: PolicySpec) -> None:
         self._script = PolicyScript(policy)
@@ -39,13 +39,13 @@ class _Script:
 
 
 class PolicyRunner:
-    """Close with `aclose`: it ends the scripts' processes."""
+    """Close with `aclose`, which ends the scripts' processes."""
 
     def __init__(self) -> None:
         self._scripts: OrderedDict[tuple[str, str], _Script] = OrderedDict()  # by name and text
 
     async def decide(self, policy: PolicySpec, incident: Incident, job: JobView) -> tuple[Action, str]:
-        """(what to do, who decided and why if it was not the user's script)."""
+        """(action, who decided, with the reason if it was not the user's script)."""
         if not policy.name:
             return default(incident, job), DEFAULT
         try:

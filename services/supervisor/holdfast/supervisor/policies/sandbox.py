@@ -1,8 +1,8 @@
-"""What a policy's process may do: compute, import what is installed, and print.
+"""The sandbox of a policy's process, which may compute, import what is installed, and print.
 
-A policy comes with a job and is run beside the supervisor's keys. So its process has none of the supervisor's environment,
-limited memory, and, where the kernel allows it, no files but those of Python (Landlock, Linux 5.13) and no network, signals
-or other processes (seccomp). Neither needs a privilege, and both hold for what the process starts.
+A policy comes with a job and runs next to the supervisor's keys. So its process has none of the supervisor's environment,
+limited memory and, where the kernel allows it, no files but those of Python (Landlock, Linux 5.13) and no network, signals or
+other processes (seccomp). Neither needs a privilege, and both also apply to processes that it starts.
 
 Constants: linux/landlock.h, linux/seccomp.h, linux/filter.h, linux/audit.h, asm/unistd.h.
 """
@@ -22,10 +22,10 @@ from pathlib import Path
 
 MEMORY_BYTES_MAX = 4 << 30  # address space
 FILES_MAX = 256  # open at a time
-# Of the environment: where programs and modules are, and how text and times are written.
+# Environment variables that are passed on: the locations of programs and modules, and the formats of text and times.
 PASSED_ON = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "LD_LIBRARY_PATH")
 _PASSED_ON_PREFIX = "LC_"
-# Of numerical libraries, which reserve address space for each thread: on a large machine more than a policy gets.
+# Of numerical libraries, which reserve address space for each thread: on a large machine more than a policy's limit.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _READABLE = (
     "/usr",
@@ -45,7 +45,7 @@ _SECCOMP_MODE_FILTER = 2
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-# Number of access rights by version of Landlock: all that a version knows are denied, and then reading is allowed by path.
+# Number of access rights by version of Landlock: all rights that a version knows are denied, then reading is allowed by path.
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _TCP_SINCE, _TCP = 4, 0b11
 _SCOPE_SINCE, _SCOPE = 6, 0b11  # abstract Unix sockets, signals
@@ -68,14 +68,14 @@ _DENIED: Mapping[str, tuple[int, tuple[int, ...]]] = {
 
 
 class Confinement(StrEnum):
-    """A part of the sandbox that the kernel may not have."""
+    """A part of the sandbox that the kernel may not support."""
 
     FILES = "files (Landlock)"
     CALLS = "network, signals and other processes (seccomp)"
 
 
 def environment(whole: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that a policy's process gets."""
+    """The variables of an environment that a policy's process receives."""
     passed_on = {
         name: value for name, value in whole.items() if name in PASSED_ON or name.startswith(_PASSED_ON_PREFIX)
     }
@@ -89,7 +89,7 @@ def missing() -> tuple[Confinement, ...]:
 
 
 def enter() -> None:
-    """Confine this thread and those that it starts, for good. What the kernel does not have is left out: see `missing`."""
+    """Confine this thread and those that it starts, permanently. Unsupported parts are left out: see `missing`."""
     _limit(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     _limit(resource.RLIMIT_NOFILE, FILES_MAX)
     _limit(resource.RLIMIT_CORE, 0)
@@ -106,12 +106,12 @@ def enter() -> None:
 def _limit(what: int, value: int) -> None:
     _, hard = resource.getrlimit(what)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    with suppress(OSError, ValueError):  # more is in use already
+    with suppress(OSError, ValueError):  # more than the limit is in use already
         resource.setrlimit(what, (value, value))
 
 
 def _landlock_version() -> int:
-    """0 = the kernel has none, or it is not active."""
+    """0 = the kernel does not support it, or it is not active."""
     return max(0, int(ctypes.CDLL(None).syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
@@ -142,10 +142,10 @@ def _confine_files(libc: ctypes.CDLL, version: int) -> None:
 
 
 def _python_paths() -> Iterable[str]:
-    """Where modules are imported from, also those of packages that are installed from their sources."""
+    """Directories that modules are imported from, including those of packages that are installed from their sources."""
     yield from (sys.prefix, sys.base_prefix, sys.exec_prefix, *filter(None, sys.path))
     for module in tuple(sys.modules.values()):
-        with suppress(Exception):  # whatever a module has made of its __path__
+        with suppress(Exception):  # a module may have set __path__ to anything
             yield from map(str, getattr(module, "__path__", ()))
 
 

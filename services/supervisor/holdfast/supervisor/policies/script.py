@@ -1,7 +1,7 @@
 """A user's policy script, run in a process of its own so that it can be killed. Blocking: call it from a worker thread.
 
-The process stays warm between questions (an answer takes about a millisecond) and is started again after an overrun. Whatever
-goes wrong raises `PolicyError`, and the caller lets the default policy decide.
+The process stays warm between questions (an answer takes about a millisecond) and is restarted after an overrun. Every failure
+raises `PolicyError`, and the caller lets the default policy decide.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ _ONLY_WARNINGS = frozenset(  # the job runs on
         FindingKind.IMBALANCE,
         FindingKind.KERNEL_STALL,
         FindingKind.NETWORK_FAULT,
+        FindingKind.NO_PROGRESS,
         FindingKind.PREFLIGHT,
         FindingKind.SLOW_COLLECTIVE,
         FindingKind.STORAGE_FAULT,
         FindingKind.STRAGGLER,
     }
 )
-LATE_MAX = 2  # answers of one script that `try_script` waits for in vain: the rest would be no different
+LATE_MAX = 2  # late answers of one script after which `try_script` stops asking it
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What travels to the script's process."""
+    """The message to the script's process."""
 
     incident: Incident
     job: JobView
@@ -63,7 +64,7 @@ class PolicyScript:
     """`decide` of one script, or of a plug-in (`plugin:NAME`). Use as a context manager, or call `close`."""
 
     def __init__(self, policy: PolicySpec, *, deadline_s: float = DEADLINE_S) -> None:
-        """`policy` without a text: that of the file it names, read when the process starts."""
+        """`policy` without a text: that of the named file, read when the process starts."""
         self.path = policy.name
         self._source = policy.source
         self._deadline_s = deadline_s
@@ -87,7 +88,7 @@ class PolicyScript:
             raise
 
     def decide(self, incident: Incident, job: JobView) -> Action:
-        """The script's answer. Raises `PolicyError`: it raised, overran its deadline, or answered no Action."""
+        """The script's answer. Raises `PolicyError` if it raised, exceeded its deadline, or returned no Action."""
         self.load()
         self._write(records.dumps(Question(incident, job), Question))
         raw = self._answer(self._deadline_s, "decide()")
@@ -101,7 +102,7 @@ class PolicyScript:
         assert self._process.stdin is not None
         rest = memoryview(line + b"\n")
         try:
-            while rest:  # unbuffered: a long line may go in parts
+            while rest:  # unbuffered: a long line may be written in parts
                 rest = rest[self._process.stdin.write(rest) or 0 :]
         except OSError as error:
             self.close()
@@ -126,7 +127,7 @@ class PolicyScript:
         self.close()
 
     def _answer(self, deadline_s: float, what: str) -> bytes:
-        """One line from the process: `{"ok": …}` or `{"error": "…"}`. Kills the process when it is late or ends."""
+        """One line from the process: `{"ok": …}` or `{"error": "…"}`. Kills the process if it is late or ends."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -166,7 +167,7 @@ def _samples(params: Mapping[str, Param]) -> Iterator[tuple[Incident, JobView]]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a script answers to one kind of incident. `problem` is empty when it could be carried out."""
+    """A script's answer to one kind of incident. `problem` is empty if the answer could be carried out."""
 
     kind: str
     action: Action | None
@@ -174,7 +175,7 @@ class Trial:
 
 
 def try_script(policy: PolicySpec, *, deadline_s: float = DEADLINE_S) -> tuple[Trial, ...]:
-    """Load a policy and ask it about one incident of every kind. Raises `PolicyError` when it does not load."""
+    """Load a policy and ask it about one incident of every kind. Raises `PolicyError` if it does not load."""
     trials: list[Trial] = []
     late = 0
     with PolicyScript(policy, deadline_s=deadline_s) as script:
@@ -194,7 +195,7 @@ def try_script(policy: PolicySpec, *, deadline_s: float = DEADLINE_S) -> tuple[T
 
 
 def sample_incidents() -> tuple[Incident, ...]:
-    """One incident of each kind, as a script may meet it."""
+    """One incident of each kind, as a script may receive it."""
     kinds = [kind for kind in FindingKind if kind is not FindingKind.HOST_PRESSURE]
     return tuple(
         Incident(
@@ -226,7 +227,7 @@ def _severity(kind: str) -> Severity:
 
 
 def sample_job(incident: Incident) -> JobView:
-    """Three replicas of one node and a spare; the node is unusable when the incident says so; two run before a repair."""
+    """Three replicas of one node and a spare. The node is unusable if the incident implies it. Before a repair, two run."""
     lost = incident.kind in (FindingKind.NODE_LOST, FindingKind.GPU_ERROR)
     dp = 2 if incident.kind == REPAIR else 3
     return JobView(

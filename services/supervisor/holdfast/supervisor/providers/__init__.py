@@ -1,14 +1,14 @@
-"""Who provides machines. The leader asks for another one when a node does not come back (core/replacements.py decides when).
+"""Providers of machines. The leader requests another machine if a node does not return (core/replacements.py decides when).
 
-| `HOLDFAST_PROVIDER` | who is asked |
+| `HOLDFAST_PROVIDER` | provider |
 |---|---|
-| empty | nobody; `command`, if there is a `HOLDFAST_REPLACE_COMMAND` |
+| empty | none; `command`, if there is a `HOLDFAST_REPLACE_COMMAND` |
 | `command` | the command line of `HOLDFAST_REPLACE_COMMAND`, on the supervisor's machine |
 | `kubernetes` | the API server of the cluster: the pod of the agent is deleted (docs/kubernetes.md) |
 | another name | the plug-in of this name in the group `holdfast.providers`: `build() -> Provider` |
 
-For more nodes (demand.py decides when) the command line of `HOLDFAST_MORE_COMMAND` is asked, or a plug-in that has the method
-`more`, if `HOLDFAST_MORE_NODES_MAX` allows any.
+More nodes (demand.py decides when) are requested by the command line of `HOLDFAST_MORE_COMMAND`, or by a plug-in that has the
+method `more`, if `HOLDFAST_MORE_NODES_MAX` allows any.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["COMMAND", "KUBERNETES", "Machine", "MoreNodes", "Provider", "Supplie
 
 
 def name_of(provider: str, command: str) -> str:
-    """Who is asked, by these settings; empty = nobody. Raises `InvalidSpec` if they contradict each other."""
+    """The provider's name by these settings; empty = none. Raises `InvalidSpec` if they contradict each other."""
     if command and provider not in ("", COMMAND):
         raise InvalidSpec("HOLDFAST_PROVIDER", provider, "command, or nothing, while HOLDFAST_REPLACE_COMMAND is set")
     if provider == COMMAND and not command:
@@ -39,7 +39,7 @@ def name_of(provider: str, command: str) -> str:
 
 
 def build(provider: str, command: str, replacer: Callable[[], Replacer] | None = None) -> Provider | None:
-    """None if nobody is to be asked. `replacer`: makes what replaces pods of the cluster, by its settings. Raises
+    """The provider; None if there is none. `replacer`: creates the replacer of pods of the cluster from its settings. Raises
     `InvalidSpec`, or `PluginError` if the plug-in is not installed or fails."""
     name = name_of(provider, command)
     if not name:
@@ -61,7 +61,7 @@ def build(provider: str, command: str, replacer: Callable[[], Replacer] | None =
 
 
 def supplier(provider: Provider | None, more_command: str, nodes_max: int) -> Supplier | None:
-    """Who is asked for more nodes; None if nobody is. Raises `InvalidSpec`."""
+    """The supplier of more nodes; None if there is none. Raises `InvalidSpec`."""
     if not more_command:
         return provider if nodes_max and isinstance(provider, Supplier) else None
     if not nodes_max:

@@ -1,4 +1,4 @@
-"""Command lines of the operator's as providers, without a shell."""
+"""Providers that run the operator's command lines, without a shell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.supervisor.providers.protocol import Machine, MoreNodes
 
 REPLACE = "HOLDFAST_REPLACE_COMMAND"
 MORE = "HOLDFAST_MORE_COMMAND"
-COMMAND_S = 300.0  # less than the core waits for an answer
+COMMAND_S = 300.0  # less than the time that the core waits for an answer
 
 
 class Command:
@@ -59,5 +59,5 @@ _PLACE = re.compile(r"\{(\w+)\}")
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:
-    """In one pass: what a value contains is not replaced again."""
+    """Replace all names in one pass, so that a value's own text is not replaced again."""
     return _PLACE.sub(lambda place: values.get(place[1], place[0]), word)

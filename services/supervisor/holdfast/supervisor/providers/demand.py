@@ -1,11 +1,11 @@
-"""When a provider is asked for more nodes, and for how many. Pure.
+"""Decides when to request more nodes from a provider, and how many. Pure.
 
-    jobs lack nodes for `after_s` ──► asked ──still lacking──► asked again after `every_s`, then twice as long, … `EVERY_S_MAX`
-           └── the breaker is open, or the pool has `nodes_max`: nobody is asked
+    jobs lack nodes for `after_s` ──► request ──still lacking──► repeated after `every_s`, then twice as long, … `EVERY_S_MAX`
+           └── the breaker is open, or the pool has `nodes_max`: no request
 
-Theory of operation. What is asked for is a number of nodes that a pool should have, and not how many to add. So a request may
-be repeated, also by another leader that does not know of the first: a group of machines that was told to have eight has
-eight. That is why nothing of this is part of the supervisor's state. Nobody is ever asked for fewer.
+Theory of operation. A request states how many nodes a pool should have, not how many to add. So it may be repeated, also by
+another leader that does not know of the first: a group of machines whose target is eight has eight. For this reason none of
+this is part of the supervisor's state. Fewer nodes are never requested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.supervisor.core.capacity import Lack
 from holdfast.supervisor.providers.protocol import MoreNodes
 
 EVERY_S_MAX = 21_600.0
-JOBS_MAX = 5  # that are named
+JOBS_MAX = 5  # that the reason names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class DemandRules:
 
     after_s: float = 300.0
     every_s: float = 900.0
-    nodes_max: int = 0  # of a pool; 0 = nobody is asked
+    nodes_max: int = 0  # of a pool; 0 = no requests
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Demand:
     pools: dict[str, _Pool] = field(default_factory=dict)
 
     def due(self, lacks: Sequence[Lack], *, breaker_open: bool, now: float) -> list[MoreNodes]:
-        """What to ask for now. `lacks`: all that there are. `now`: a clock that only grows, seconds."""
+        """The requests to send now. `lacks`: of all pools. `now`: seconds, of a clock that only grows."""
         self.pools = {lack.pool: self.pools.get(lack.pool) or _Pool(now) for lack in lacks}
         if breaker_open:
             return []

@@ -1,4 +1,4 @@
-"""Kubernetes as a provider: the pod of a condemned machine is deleted, so that the scheduler brings another one."""
+"""Kubernetes as a provider: deletes the pod of a condemned machine, so that its replacement is scheduled on another one."""
 
 from __future__ import annotations
 

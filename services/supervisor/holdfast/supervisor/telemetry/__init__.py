@@ -1,1 +1,1 @@
-"""What operators see of the leader from outside: log lines, metrics, traces."""
+"""The leader's log lines, metrics and traces."""

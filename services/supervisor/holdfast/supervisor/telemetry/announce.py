@@ -1,4 +1,4 @@
-"""One line in the log for each decision: what, about whom, and why."""
+"""Logs one line for each decision, with its subject and its reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def decision(record: Published) -> None:
                 "policy changed", job=record.job, policy=record.policy.name or "default", sha256=record.policy.sha256
             )
         case PolicyAsked():
-            pass  # what became of it is the incident's
+            pass  # the result is logged with the incident
         case Noted():
             log.info("noted", subject=record.subject, reason=record.text)
         case OperationDone():

@@ -1,4 +1,4 @@
-"""Says that the log's memory fills up, before it is full and nothing can be decided any more."""
+"""Warns when the memory of the event log fills up, before it is full and no decisions are possible."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = structlog.get_logger("holdfast.supervisor.telemetry.log_memory")
 
 
 async def watch(event_log: EventLog) -> None:
-    """Until cancelled. Said once for each time that it fills up; a log that is away is others' to report."""
-    said = False
+    """Runs until cancelled. Warns once each time the memory fills up. An unavailable log is reported elsewhere."""
+    reported = False
     while True:
         try:
             risk = durability.crowded(await event_log.usage())
         except HoldfastError:
             risk = ""
-        if risk and not said:
+        if risk and not reported:
             log.warning("Redis fills up", reason=risk, advice=durability.ROOM_ADVICE)
-        said = bool(risk)
+        reported = bool(risk)
         await anyio.sleep(EVERY_S)

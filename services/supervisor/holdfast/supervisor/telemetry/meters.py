@@ -1,6 +1,6 @@
-"""What the leader measures for the collector: states every few seconds, orders as they are answered.
+"""The leader's metrics: states every few seconds, latencies of orders when they are answered.
 
-Nothing runs here unless telemetry is on. Standbys are silent: the fleet must not be counted twice.
+Nothing runs unless telemetry is on. Standbys send no metrics: the fleet must not be counted twice.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from holdfast.supervisor.leader.picture import Live, Progress
 from holdfast.supervisor.protocol import JobPhase
 
 EVERY_S = 5.0
-SHARE_MAX = 0.05  # of one core: a job of a million steps takes seconds to account for, and is then asked less often
-ORDERS_MAX = 50_000  # whose answers are awaited
+SHARE_MAX = 0.05  # of one core: accounting for a job of a million steps takes seconds, and is then done less often
+ORDERS_MAX = 50_000  # whose latency is being measured
 
 log = structlog.get_logger("holdfast.supervisor.telemetry.meters")
 
 
 class Latencies:
-    """How long agents take to answer. An answer to an order of an earlier term is not measured."""
+    """Measures how long agents take to answer orders. Answers to orders of an earlier term are not measured."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[str, tuple[float, str]] = OrderedDict()
@@ -63,7 +63,7 @@ class Meters:
         self._progress = progress
 
     async def run(self) -> None:
-        """Until cancelled. What cannot be read now is read again at the next turn."""
+        """Runs until cancelled. Data that cannot be read now is read again in the next round."""
         while True:
             began = time.monotonic()
             picture = self._live()
@@ -102,13 +102,13 @@ class Meters:
 
 
 def _account(state: State, name: str, run: Run, now: float) -> tuple[Ledger, list[Point]]:
-    """In a thread: both walk over everything that is known of the run."""
+    """Call in a thread: both functions iterate over all data of the run."""
     return account(to_history(run, now)), list(_ages(state, name, run, now))
 
 
 def _ages(state: State, name: str, run: Run, now: float) -> Iterator[Point]:
-    """For each tier, how long ago the newest step that is complete there was finished."""
-    finished = {record.step: record.ended_at for record in run.steps}  # of a step done twice, the later time
+    """For each tier, the age of the newest step that is complete there, since that step was finished."""
+    finished = {record.step: record.ended_at for record in run.steps}  # of a repeated step, the later time
     known = max(finished, default=0)
     newest: dict[str, int] = {}
     for saved in saved_steps(state, name):
@@ -119,13 +119,13 @@ def _ages(state: State, name: str, run: Run, now: float) -> Iterator[Point]:
         ):
             newest.setdefault(tier, saved.step)
     for tier, step in newest.items():
-        if step in finished or step > known:  # steps are told a moment after they are finished, saves at once
+        if step in finished or step > known:  # steps are reported a moment after they are finished, saves at once
             yield max(0.0, now - finished.get(step, now)), {"job": name, "tier": tier}
 
 
 def _lags(state: State, job: Job) -> Iterator[Point]:
-    """How far the newest step that can be restored lies behind, in intervals. Nothing while the job does not run, or does not
-    say its steps."""
+    """The distance from the newest step to the newest restorable one, in checkpoint intervals. Empty while the job does not run
+    or reports no steps."""
     running = job.running
     if running is None or job.phase is not JobPhase.RUNNING or job.progress.reports_no_steps:
         return
@@ -134,13 +134,13 @@ def _lags(state: State, job: Job) -> Iterator[Point]:
 
 
 def _nodes(state: State) -> list[Point]:
-    """Every state, also those that no node is in; nothing while nobody leads here."""
+    """The count of every state, including 0; empty if this supervisor has no state."""
     counted = Counter(node.state for node in state.nodes.values())
     return [(counted[each], {"state": each.value}) for each in NodeState] if state.epoch else []
 
 
 def _links(state: State) -> list[Point]:
-    """Of nodes that take part in tests of the network; nothing while nobody leads here, or none are made."""
+    """Nodes that take part in network tests, by verdict; empty without a state or if there are no tests."""
     if not state.epoch or not state.config.links.every_s:
         return []
     counted = Counter(
@@ -156,5 +156,5 @@ def _world_size(job: Job) -> int:
 
 
 def _rates(jobs: list[Job], rate: Callable[[str], float | None]) -> list[Point]:
-    """0 while the job does not run."""
+    """The rate of each job, 0 while it does not run."""
     return [((rate(job.name) or 0.0) if job.phase is JobPhase.RUNNING else 0.0, {"job": job.name}) for job in jobs]

@@ -1,7 +1,8 @@
-"""What the supervisor tells the collector of an incident that has closed: its spans, and the seconds of its phases.
+"""Exports the spans of a closed incident, and the durations of its phases, to the OpenTelemetry Collector.
 
-Written after the commit that closed it, from its record: whoever leads then, also when another led while it was open. A leader
-that dies between that commit and this writes nothing; the record, and with it `GET /v1/incidents/{id}/trace`, has all of it.
+They are written from the incident's record after the commit that closed it, by the leader at that time, also if another one led
+while the incident was open. If the leader ends between the commit and this, they are not exported; the record, and thus
+`GET /v1/incidents/{id}/trace`, is complete.
 """
 
 from __future__ import annotations

@@ -1,0 +1,149 @@
+"""No progress of a script that reports no steps: its ranks run, and none of them has begun another optimizer step for long.
+
+Agents count the optimizer steps of such a script (`holdfast.train.observed_steps`) and report the counts at every tick. A hang
+looks like this, and so does an evaluation, an export or a download, which nobody announces. So the finding is a warning that
+names what is known: the job runs on, and its policy decides.
+
+The allowance is the longer of `least_s` and `factor` times the longest pause that ended by itself in this run. Nothing is
+concluded while a node of the generation is silent, about a generation without any observed step, and about a job that reports
+its own steps, for which the `hang` detector is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+
+from holdfast.diagnostics.bounded import Bounded
+from holdfast.diagnostics.detectors.lasting import Lasting
+from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
+from holdfast.diagnostics.roster import Roster, RunStarted
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import ClockTick, RankProgress
+
+_JOBS_MAX = 4096
+_NODES_MAX = 50_000  # of one job
+
+
+@dataclass(slots=True)
+class _Node:
+    heard_at: float  # diagnostics' clock, like all times here
+    observed: int  # of the rank that is furthest
+    states: tuple[str, ...]  # of its processes
+
+
+@dataclass(slots=True)
+class _Job:
+    generation: int
+    grew_at: float
+    longest_s: float = 0.0  # of the pauses that ended, also in earlier generations
+    nodes: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_NODES_MAX))
+
+
+@dataclass(slots=True)
+class ProgressState:
+    jobs: Bounded[str, _Job] = field(default_factory=lambda: Bounded(_JOBS_MAX))
+    stopped: Lasting[str] = field(default_factory=Lasting)
+    looked_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoProgress:
+    least_s: float = 300.0
+    factor: float = 3.0
+    silent_s: float = 5.0  # a node that was not heard for longer may have stepped
+    look_s: float = 1.0  # from one look at all jobs to the next
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (RankProgress, ClockTick, TelemetryGap, RunStarted)
+
+    def initial(self) -> ProgressState:
+        return ProgressState()
+
+    def observe(
+        self, state: ProgressState, item: Observed, now: float, roster: Roster
+    ) -> tuple[ProgressState, Findings]:
+        match item:
+            case RankProgress():
+                return state, self._progress(state, item, now)
+            case ClockTick() if not 0.0 <= now - state.looked_at < self.look_s:
+                state.looked_at = now
+                return state, self._look(state, now, roster)
+            case TelemetryGap():
+                for job in state.jobs.values():
+                    job.grew_at = now
+            case RunStarted():
+                return state, _forget(state, item.job, now)
+            case _:
+                pass
+        return state, ()
+
+    def _progress(self, state: ProgressState, item: RankProgress, now: float) -> Findings:
+        job = state.jobs.get(item.job)
+        if not item.observed or max(item.observed) == 0:
+            # Not begun, or the script has reported a step of its own.
+            own = job is not None and item.generation == job.generation and item.node in job.nodes
+            return _forget(state, item.job, now) if own else ()
+        if job is None or item.generation > job.generation:
+            longest_s = job.longest_s if job is not None else 0.0
+            job = state.jobs[item.job] = _Job(item.generation, now, longest_s)
+            found = tuple(state.stopped.over(item.job, now))
+        elif item.generation < job.generation:
+            return ()
+        else:
+            found = ()
+        node, furthest = job.nodes.get(item.node), max(item.observed)
+        if node is None or furthest > node.observed:
+            job.longest_s = max(job.longest_s, now - job.grew_at)
+            job.grew_at = now
+            found += tuple(state.stopped.over(item.job, now))
+        job.nodes[item.node] = _Node(now, furthest, item.process_state)
+        return found
+
+    def _look(self, state: ProgressState, now: float, roster: Roster) -> Findings:
+        found: Findings = ()
+        for name, job in list(state.jobs.items()):
+            generation = roster.current(name, job.generation)
+            if generation is None or generation.over or generation.left:
+                found += _forget(state, name, now)
+                continue
+            pause_s, allowance_s = now - job.grew_at, max(self.least_s, self.factor * job.longest_s)
+            if pause_s <= allowance_s or generation.nodes - job.nodes.keys():
+                continue
+            if any(now - node.heard_at > self.silent_s for node in job.nodes.values()):
+                continue
+            found += tuple(state.stopped.seen(name, now, partial(_stopped, name, job, allowance_s, now)))
+        return found
+
+
+def _forget(state: ProgressState, name: str, now: float) -> Findings:
+    state.jobs.pop(name, None)
+    return tuple(state.stopped.over(name, now))
+
+
+def _stopped(name: str, job: _Job, allowance_s: float, now: float) -> Finding:
+    furthest = max(node.observed for node in job.nodes.values())
+    pause_s = now - job.grew_at
+    states = Counter(state or "gone" for node in job.nodes.values() for state in node.states)
+    return Finding(
+        id=f"no_progress:{name}:{job.generation}:{furthest}",
+        kind=FindingKind.NO_PROGRESS,
+        severity=Severity.WARNING,
+        at=now,
+        since=job.grew_at,
+        summary=f"No rank of {name} has begun an optimizer step for {pause_s:.0f} s, after {furthest} of them; its longest "
+        f"pause before took {job.longest_s:.0f} s. Its script reports no steps, so this is a hang or a long pause.",
+        job=name,
+        generation=job.generation,
+        confidence=0.5,
+        evidence={
+            "observed_steps": str(furthest),
+            "pause_s": f"{pause_s:.0f}",
+            "allowance_s": f"{allowance_s:.0f}",
+            "longest_pause_s": f"{job.longest_s:.1f}",
+            "process_states": ", ".join(f"{state} {count}" for state, count in sorted(states.items())),
+        },
+        ladder=(Remedy.WATCH,),
+    )
