@@ -284,7 +284,7 @@ def _standstill(fleet: Fleet) -> None:
 
 
 def _no_progress(fleet: Fleet) -> None:
-    """A script that reports no steps: 30 optimizer steps of every rank were observed, and then no other."""
+    """Simulate a script that reports no steps: 30 optimizer steps of every rank are observed, and then none."""
     for second in range(430):
         fleet.now += 1.0
         for rank, node in enumerate(fleet.nodes()):

@@ -59,7 +59,7 @@ class ObservedStepsNote:
     steps: int  # number of steps in the block
     started_at: float
     ended_at: float
-    comm_wait_s: float  # in all of them; NaN = not measured
+    comm_wait_s: float  # in the whole block; NaN = not measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,16 +309,16 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class StepReached:
-    """The newest step that every rank of a node has finished; travels with beats, neither numbered nor acknowledged.
+    """The newest step that every rank of a node has finished. Sent with heartbeats; neither numbered nor acknowledged.
 
-    Of a script that reports no steps, `step` is where it was started from, and `observed` counts the optimizer steps that were
-    observed in each rank since (`train.observed_steps`)."""
+    If the script reports no steps, `step` is the step that it was started from, and `observed` is the number of optimizer steps
+    that were observed in each rank since then (`train.observed_steps`)."""
 
     job: str
     generation: int
     step: int
     observed: int = 0  # 0 = none
-    observed_step_s: float = 0.0  # seconds for one of them, recently
+    observed_step_s: float = 0.0  # recent duration of an observed step, in seconds
 
 
 Report = Hello | WorkersChanged | OrderDone | RanksStepping | RanksFinished | Inventory | Tested

@@ -123,7 +123,7 @@ class RankProgress:
     process_state: tuple[str, ...]  # /proc/PID/stat letter: R S D T Z, "" = the process has ended
     cpu_s: tuple[float, ...]  # user + system CPU seconds used so far
     collective_seq: tuple[int, ...]  # collectives entered, -1 = not known
-    observed: tuple[int, ...] = ()  # optimizer steps, of a script that reports no steps; () = none in any rank
+    observed: tuple[int, ...] = ()  # observed optimizer steps, if the script reports no steps; () = none in any rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class WorkerExited:
     # a machine share this clock; only differences can be compared between machines. 0.0 and () = not known.
     uptime_s: float = 0.0
     step_end_uptimes_s: tuple[float, ...] = ()
-    observed: int = 0  # optimizer steps that were observed in it, of a script that reports no steps
+    observed: int = 0  # optimizer steps that were observed in the worker, if the script reports no steps
 
 
 class KernelEvent(StrEnum):

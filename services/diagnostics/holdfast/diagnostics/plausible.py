@@ -47,7 +47,7 @@ class Plausibility:
             case ObservedSteps():
                 return self._of_ranks(signal) or _of_observed(signal)
             case RankProgress(observed=observed):
-                beyond = "a step beyond all counting" if observed and max(observed) > COUNT_MAX else None
+                beyond = "a step number above the maximum" if observed and max(observed) > COUNT_MAX else None
                 return self._of_ranks(signal) or beyond
             case GenerationStarted():
                 self._world_sizes[(signal.job, signal.generation)] = signal.mesh.world_size
