@@ -1,13 +1,13 @@
-"""How good detection is: precision, recall with its Wilson interval, and delay, suite by suite.
+"""Measures the quality of detection: precision, recall with its Wilson interval, and delay, for each suite.
 
     make bench-detection                       all suites on tests/data and fresh seeds; writes out/bench/detection.json
-    make bench-detection DATA=DIR              the same on other data laid out like tests/data
+    make bench-detection DATA=DIR              the same on other data with the layout of tests/data
     python -m benchmarks.detection --only hang,storm --seed 7
     python -m benchmarks.detection --only healthy --hours 1000
     python -m benchmarks.detection --only ladder --noise-hours 10000
 
-No detector's constant was fitted to what judges it here: recorded data is only judged by, generated cases come from the seed,
-which is new at every run unless it is given, and printed.
+No constant of a detector was fitted to the data that it is measured with here. Recorded data is only used to measure. Generated
+cases come from the seed, which is printed, and is new for every run unless it is given.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ SUITES: dict[str, Suite] = {
     "bitflips": lambda data, rng: _bitflips(rng),
     "fleet": lambda data, rng: fleet.suite(rng),
     "storm": lambda data, rng: storm.suite(rng),
-    "ladder": lambda data, rng: ladder.suite(rng),  # main gives it its hours
-    "healthy": healthy.suite,  # main gives it its hours
+    "ladder": lambda data, rng: ladder.suite(rng),  # `main` passes the hours
+    "healthy": healthy.suite,  # `main` passes the hours
 }
 
 
 def _bitflips(rng: np.random.Generator) -> Score:
-    from benchmarks.detection import bitflips  # the others need no torch
+    from benchmarks.detection import bitflips  # imported here because no other suite needs torch
 
     return bitflips.suite(rng)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.detection", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("tests/data"), help="laid out like tests/data")
+    parser.add_argument("--data", type=Path, default=Path("tests/data"), help="directory with the layout of tests/data")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    parser.add_argument("--only", default=",".join(SUITES), help="suites, comma-separated")
-    parser.add_argument("--seed", type=int, default=None, help="of the generated cases; new at every run by default")
+    parser.add_argument("--only", default=",".join(SUITES), help="suites to run, separated by commas")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the generated cases; default: a new one")
     parser.add_argument(
-        "--noise-hours", type=float, default=ladder.NOISE_H_BY_DEFAULT, help="virtual, of the noise in suite ladder"
+        "--noise-hours", type=float, default=ladder.NOISE_H_BY_DEFAULT, help="virtual hours of noise in suite ladder"
     )
-    parser.add_argument("--hours", type=float, default=healthy.HOURS_BY_DEFAULT, help="virtual, of suite healthy")
+    parser.add_argument("--hours", type=float, default=healthy.HOURS_BY_DEFAULT, help="virtual hours of suite healthy")
     options = parser.parse_args()
     wanted = options.only.split(",")
     if unknown := set(wanted) - SUITES.keys():
-        parser.error(f"--only: no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+        parser.error(f"--only: no suite {', '.join(sorted(unknown))}; the suites are {', '.join(SUITES)}")
     if not options.data.is_dir():
         parser.error(f"--data: {options.data} is not a directory")
     seed = secrets.randbits(32) if options.seed is None else options.seed
@@ -95,7 +95,7 @@ _HEAD = f"{'suite':34} {'precision':>9} {'recall':>7} {'wilson 95 %':>15} {'dela
 
 
 def _show(score: Score) -> None:
-    """One line for the suite and one for each of its rows; what went wrong below."""
+    """Print one line for the suite and one for each of its rows, then the first mistakes."""
     for indent, one in (("", score), *(("  ", row) for row in score.rows)):
         found = one.as_json()
         low, high = found["wilson95"]

@@ -1,9 +1,9 @@
-"""Suite `bitflips`: one flipped bit in weights, in products and in gradients, on the CPU, and what looking costs.
+"""Suite `bitflips`: one flipped bit in weights, in products and in gradients, on the CPU, and the cost of the checks.
 
-Weights: a real module, the trainer's own checksum, the engine's own detector: the right node must be named, and the last step
-that passed. Products: the self-test's own comparison. Gradients: norms of real gradients of eight replicas, one bit of one
-element flipped before the reduce; most bits change a norm by less than replicas differ anyway, and cannot be seen by it. They
-are reported by bit and not counted into the suite: nothing is promised of them.
+Weights: a real module with the trainer library's checksum and the engine's detector. The right node and the last step that
+passed must be named. Products: the comparison of the pre-flight test. Gradients: norms of real gradients of eight replicas,
+with one bit of one element flipped before the reduce. Most bits change a norm by less than the usual difference of replicas,
+and cannot be detected. Gradients are reported by bit and not counted in the suite, because no detection is promised for them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16:
 
 def suite(rng: np.random.Generator) -> Score:
     torch.manual_seed(int(rng.integers(2**31)))
-    torch.set_num_threads(1)  # a rank has one where ranks share a machine; and others may be using this one
+    torch.set_num_threads(1)  # as in a rank that shares its machine; other processes may use this machine as well
     score = Score("bitflips", unit="checks")
     for dtype in (torch.float32, torch.bfloat16):
         _weights(score.row(f"weights, {_name(dtype)}"), dtype, rng)
@@ -60,10 +60,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def flip(tensor: torch.Tensor, element: int, bit: int) -> None:
-    """One bit of one element, in place."""
+    """Flip one bit of one element, in place."""
     words = tensor.view(-1).view(_BITS[tensor.dtype])
     width = 8 * tensor.element_size()
-    mask = 1 << bit if bit < width - 1 else -(1 << bit)  # the sign bit, as a signed number has it
+    mask = 1 << bit if bit < width - 1 else -(1 << bit)  # the sign bit is a negative number
     words[element] ^= mask
 
 
@@ -101,7 +101,7 @@ def _weights(row: Score, dtype: torch.dtype, rng: np.random.Generator) -> None:
 
 
 def _watch_digests(checks: list[list[str]]) -> list[Finding]:
-    """Checks at steps 10, 20, 30 …, each with one digest per replica."""
+    """The findings for checks at steps 10, 20, 30 …, each with one digest per replica."""
     detector, found = Alone(SilentCorruption()), list[Finding]()
     for begun in _begun(REPLICAS):
         detector.observe(begun, _T0)
@@ -210,11 +210,11 @@ def _watch_norms(norms: list[list[float]]) -> list[Finding]:
     return found
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- cost
 
 
 def _overhead(score: Score) -> None:
-    """CPU time of a check as a share of the steps between two checks: one module, one process, one thread, in turn."""
+    """CPU time of a check as a share of the steps between two checks, with one module, process and thread; measured in turn."""
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), 4)
     batch = torch.randn(4, 128, 128)
     state = {"model": model}
@@ -222,7 +222,7 @@ def _overhead(score: Score) -> None:
     def step() -> None:
         model.zero_grad()
         torch.autograd.backward(model(batch).square().mean())
-        with torch.no_grad():  # the cheapest optimizer there is: a share of any other's step is smaller
+        with torch.no_grad():  # the cheapest optimizer; the share is smaller for all others
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter.sub_(1e-4 * parameter.grad)
@@ -253,7 +253,7 @@ def _spread(values: list[float], form: str) -> str:
 
 
 def _by_bit(by_bit: dict[int, list[bool]]) -> str:
-    """Runs of bits with the same recall: `0-22: 0.00, 23-29: 0.25, 30: 1.00`."""
+    """The recall of ranges of bits with equal recall: `0-22: 0.00, 23-29: 0.25, 30: 1.00`."""
     recall = {bit: sum(found) / len(found) for bit, found in sorted(by_bit.items())}
     return ", ".join(_run(bits, value) for bits, value in _runs(recall))
 

@@ -1,7 +1,8 @@
 """Suite `user_vs_hardware`: scenarios of failures and restarts (`scenarios/*.yaml`), judged by the whole engine.
 
-A hit: the evidence of the last failure blames whom the truth blames. Wrong: the user or a machine is blamed falsely, a job is
-stopped that must not be, or a node condemned that is not at fault. `wasted restarts`: failures before a stop, beyond the first.
+A hit: the failure attribution of the last failure agrees with the truth. Wrong: the user or a machine is held responsible
+falsely, a job is stopped that must not be stopped, or a node without a fault is taken out of service. `wasted restarts`: the
+number of failures between the first one and the stop.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ def suite(data: Path) -> Score:
 
 def _judge(score: Score, scenario: Mapping[str, Any], world: World) -> tuple[bool, bool]:
     name, truth = scenario["name"], scenario["truth"]
-    # What diagnostics says again, because it still holds, is no new conclusion.
+    # A finding that diagnostics repeats because it still holds is not a new conclusion.
     roots = [finding for finding in world.found if finding.kind in _ROOTS and not finding.repeat]
-    said = roots[-1].evidence.get("blame", "unknown") if roots else "nothing"
+    blamed = roots[-1].evidence.get("blame", "unknown") if roots else "nothing"
     stopped = [i for i, finding in enumerate(roots) if finding.kind is FindingKind.REPEATED_EXCEPTION]
     evicted = any(finding.severity is Severity.FATAL for finding in world.found)
     false_stop, false_eviction = bool(stopped) and not scenario["stop"], evicted and truth != "hardware"
     if false_stop or false_eviction:
         score.fail(f"{name}: {'stopped' if false_stop else 'evicted'}", wrong=1)
-    if said != truth:
-        score.fail(f"{name}: {said}, not {truth}", wrong=said not in ("unknown", "nothing"), missed=1)
+    if blamed != truth:
+        score.fail(f"{name}: {blamed}, not {truth}", wrong=blamed not in ("unknown", "nothing"), missed=1)
     elif scenario["stop"] and not stopped:
         score.fail(f"{name}: not stopped", missed=1)
     elif truth == "unknown":
@@ -76,7 +77,7 @@ def _judge(score: Score, scenario: Mapping[str, Any], world: World) -> tuple[boo
 
 
 class World:
-    """A small fleet that fails as told, in virtual time."""
+    """A small fleet that fails as the scenario specifies, in virtual time."""
 
     def __init__(self) -> None:
         self.engine = Engine(detectors.standard(xid.load()))

@@ -1,9 +1,9 @@
-"""Generated hangs as flight recorders show them: every rank runs its program of collectives until nobody can go on.
+"""Generates hangs as flight recorders show them: every rank runs its program of collectives until no rank can continue.
 
-A program is what a step of dp × pp × tp training does: forward and backward through the stages with messages between
-them, a reduction in the tensor group for every layer, one in the data group at the end. Operations of a rank finish in their
-order, each when all of its members have come to it; hosts run ahead of their devices by a few operations, as with NCCL, or by
-none, as with gloo. One fault is put somewhere; what then remains pending, and where, is what follows.
+A program contains the communication of a dp × pp × tp training step: forward and backward through the stages with messages
+between them, a reduction in the tensor group for every layer, and one in the data group at the end. The operations of a rank
+finish in order, each when all its members have entered it. Hosts run ahead of their devices by a few operations, as with NCCL,
+or not at all, as with gloo. One fault is injected; the operations that then remain pending are the result.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from holdfast.domain.mesh import Mesh
 
 WAYS = ("absent", "stalled device", "mismatch", "stopped", "network", "deadlock")
 _STEPS, _MICROBATCHES, _LAYERS = 3, 2, 2
-_FAULTS_UNTIL = 0.6  # of the program: who has come to its end waits for nobody
+_FAULTS_UNTIL = 0.6  # share of the program in which the fault is injected: a rank at its end waits for no other rank
 
 _GROUP_OF_PIPELINE = "pp"
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """`members` are global ranks; of a message they are sender and receiver. `turn` counts the operations of these members."""
+    """`members`: global ranks; for a message, sender and receiver. `turn`: number among the operations of these members."""
 
     group: str
     members: tuple[int, ...]
@@ -37,7 +37,7 @@ class Op:
 
 @dataclass(slots=True)
 class Stuck:
-    """What is left when nobody can go on. `culprits` empty = nobody is to be named."""
+    """The state when no rank can continue. `culprits` empty = no rank is expected to be named."""
 
     rows: CollectiveRows
     culprits: frozenset[int]
@@ -49,9 +49,9 @@ class Stuck:
 class _World:
     programs: list[list[Op]]
     ahead: int
-    done: list[int] = field(default_factory=list)  # by the device
-    hosts_end: dict[int, int] = field(default_factory=dict)  # where a host goes no further
-    shown_end: dict[int, int] = field(default_factory=dict)  # from where on a device's ends are not seen
+    done: list[int] = field(default_factory=list)  # operations that the device of each rank has finished
+    hosts_end: dict[int, int] = field(default_factory=dict)  # rank → first operation that its host does not enter
+    shown_end: dict[int, int] = field(default_factory=dict)  # rank → first operation whose end is not recorded
     blocked: set[Op] = field(default_factory=set)
 
     def shown(self, rank: int) -> int:
@@ -78,7 +78,7 @@ class _World:
 
 
 def stuck(way: str, mesh: Mesh, rng: np.random.Generator) -> Stuck | None:
-    """A job of `mesh` after a fault of this kind; None when the mesh has no place for it."""
+    """A job of `mesh` after a fault of this kind; None if the mesh has no place for such a fault."""
     programs = _programs(mesh)
     as_gloo = way == "deadlock" or (way != "stalled device" and rng.random() < 0.3)
     world = _World(programs, ahead=1 if as_gloo else int(rng.integers(2, 9)))
@@ -104,7 +104,7 @@ def stuck(way: str, mesh: Mesh, rng: np.random.Generator) -> Stuck | None:
             programs[culprit][place] = other
             culprits = culprits if len(op.members) > 2 else frozenset()
         case "deadlock":
-            for rank in (culprit, _across(mesh, culprit)):  # one alone would only be late
+            for rank in (culprit, _across(mesh, culprit)):  # a single rank would only be late
                 program = programs[rank]
                 program[place], program[place + 1] = program[place + 1], program[place]
             culprits = frozenset()
@@ -121,11 +121,11 @@ def _across(mesh: Mesh, rank: int) -> int:
 
 
 def _place(way: str, programs: list[list[Op]], culprit: int, rng: np.random.Generator) -> int | None:
-    """An operation of the culprit at which the fault can be put."""
+    """An operation of the culprit at which the fault can be injected."""
     program = programs[culprit][: int(_FAULTS_UNTIL * len(programs[culprit]))]
     if way == "mismatch":
         fits = [i for i, op in enumerate(program) if op.kind == "all_reduce"]
-    elif way == "deadlock":  # two neighbours in different groups, so that their order decides who waits for whom
+    elif way == "deadlock":  # two consecutive operations in different groups: their order decides which rank waits
         fits = [
             i for i, (op, after) in enumerate(pairwise(program))
             if op.kind == after.kind == "all_reduce" and op.group[0] == "t" and after.group[0] == "d"

@@ -1,8 +1,8 @@
-"""The supervisor's half of a storm: findings in, decisions out, on a clock that counts what the computing really took.
+"""The supervisor's part of a storm: from findings to decisions, on a virtual clock that advances by the real CPU time.
 
-The real folder (decode, fold by the core, encode the commit), the real log on a Redis of its own, and the real default policy
-run as one server: a batch begins when the one before is done, takes what has arrived by then, and ends when the CPU time that
-it took has passed, here and in Redis. What is not counted is the reading of the streams.
+The real folder (decode, fold by the core, encode the commit), the real event log on a Redis of its own, and the real default
+policy run as one server. A batch begins when the previous one is done, takes the findings that have arrived by then, and ends
+after the CPU time that it used, in this process and in Redis. The reading of the streams is not counted.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _LEASE_S = 3600.0  # longer than any storm
 
 
 def answer(state: State, question: Evaluate, at: float) -> PolicyAnswered:
-    """What the default policy decides."""
+    """The decision of the default policy."""
     incident = state.incidents[question.incident]
     return PolicyAnswered(at, incident.id, default(incident, view(state, question.job, at)), "default policy")
 
 
 def running_fleet(nodes: int, per_job: int, spares: int, at: float, per_node: int = 1) -> State:
-    """`nodes` nodes `n0`, `n1` … with `per_node` ranks each, in jobs `job0`, `job1` … that run, and spares `s0` …"""
+    """A state with `nodes` nodes `n0`, `n1` … of `per_node` ranks each, in running jobs `job0`, `job1` …, and spares `s0` …"""
     mesh = Mesh.of({"dp": per_job * per_node})
     jobs, members = dict[str, Job](), dict[str, str]()
     for j in range(nodes // per_job):
@@ -92,16 +92,16 @@ def _node(name: str, job: str, at: float, capacity: int) -> Node:
 
 @dataclass(slots=True)
 class Decisions:
-    """When each finding was judged, and when it was decided what is done about its incident, or that the breaker holds it."""
+    """When each finding was processed, and when its incident was decided or deferred by the circuit breaker."""
 
     judged: dict[str, float] = field(default_factory=dict)  # by node
-    decided: dict[str, float] = field(default_factory=dict)  # by node; one without an incident is not in it
-    undecided: set[str] = field(default_factory=set)  # nodes whose incident has got no decision
-    held: int = 0  # findings whose incident the breaker holds
-    asked: int = 0  # questions to the policy
-    changes: int = 0  # generations that were planned
+    decided: dict[str, float] = field(default_factory=dict)  # by node; nodes without an incident are missing
+    undecided: set[str] = field(default_factory=set)  # nodes whose incident has no decision
+    held: int = 0  # findings whose incident the breaker has deferred
+    asked: int = 0  # requests to the policy
+    changes: int = 0  # planned generations
     batches: int = 0
-    spent_s: dict[str, float] = field(default_factory=dict)  # by what it went into
+    spent_s: dict[str, float] = field(default_factory=dict)  # CPU time by purpose
     commit_bytes: int = 0
 
     @property
@@ -112,7 +112,7 @@ class Decisions:
         self.spent_s[what] = self.spent_s.get(what, 0.0) + seconds
 
     def spend_since(self, began: float, what: str) -> float:
-        """CPU time since `began` went into `what`; returns now."""
+        """Add the CPU time since `began` to the purpose `what`. Returns the current CPU time."""
         now = time.process_time()
         self.spend(what, now - began)
         return now
@@ -121,8 +121,8 @@ class Decisions:
 def decide(
     state: State, findings: Sequence[tuple[float, Finding]], gone: Sequence[tuple[float, str]], until: float
 ) -> Decisions:
-    """`findings` as published and `gone` control sessions, each with its time; times in Unix seconds. Ends at `until` of the
-    monotonic clock with what has been decided by then."""
+    """Process published `findings` and lost control sessions (`gone`), each with its time in Unix seconds. Ends at `until` (the
+    monotonic clock) and returns the decisions made by then."""
     with EmbeddedRedis() as server:
         return anyio.run(_decide, server.url, state, findings, gone, until)
 
@@ -146,9 +146,9 @@ async def _decide(
     heapq.heapify(waiting)
     folder, result = Folder(state, 1, committed=state), Decisions()
     clock, internal = waiting[0][0] if waiting else 0.0, list[Input]()
-    of_incident: dict[str, list[str]] = {}  # incident → nodes whose finding it has
+    of_incident: dict[str, list[str]] = {}  # incident → nodes of its findings
     when_decided: dict[str, float] = {}
-    opened_at: float | None = None  # the breaker
+    opened_at: float | None = None  # when the breaker opened
     questions = Questions()
     while (waiting or internal or questions) and time.monotonic() < until:
         if not internal and not questions:
@@ -209,7 +209,7 @@ async def _decide(
 
 
 def _cpu_s(server: redis.Redis) -> float:
-    """What this Redis has used so far."""
+    """CPU time that this Redis has used so far, in seconds."""
     used: Any = server.info("cpu")
     return float(used["used_cpu_user"] + used["used_cpu_sys"])
 

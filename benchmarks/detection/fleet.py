@@ -1,16 +1,16 @@
 """Suite `fleet`: 100,000 GPUs for 30 days of virtual time, through the real detectors, from fault to fault.
 
-Faults come by the classes and rates of Llama 3's table (419 in 54 days on 16,384 GPUs: 1.97e-5 per GPU-hour) on nodes whose
-hazards are Gamma-mixed (shape 0.5, as StepFun's trace has it): a few lemons have most of them. Between the faults, a fleet's
-ordinary noise: links that flap for seconds, users' bugs with the Xids that they leave, telemetry that breaks and comes back,
-corrected memory errors. All of it is what agents would send, in the order in which it would arrive.
+Faults have the classes and rates of Llama 3's table (419 in 54 days on 16,384 GPUs: 1.97e-5 per GPU-hour). The hazards of nodes
+are Gamma-mixed (shape 0.5, as in StepFun's trace), so that a few bad nodes have most of the faults. Between the faults there is
+the ordinary noise of a fleet: links that flap for seconds, users' bugs with the Xids that they cause, telemetry that breaks and
+reconnects, corrected memory errors. The detectors receive what agents would send, in the order of arrival.
 
-What is not simulated tick by tick: healthy nodes send no beats and no progress (their silence and hangs are off; the suites
-`storm` and `hang` are about them). A hit names the faulty node. Wrong: a machine is blamed that had no fault. `false_per_day`
-counts every finding, warnings included, about a node where nothing had happened.
+Healthy nodes are not simulated tick by tick: they send no heartbeats and no progress (the detection of silence and of hangs is
+off; the suites `storm` and `hang` cover these). A hit names the faulty node. Wrong: a machine without a fault is held
+responsible. `false_per_day` counts all findings, including warnings, about nodes without an event.
 
-The past of each node then goes through the supervisor's own rules for repeat offenders: who would have been quarantined, and
-how many of its faults were still to come?
+The faults of each node are then passed to the supervisor's own quarantine rules, to find which nodes would have been
+quarantined and how many of their faults this would have prevented.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 SHAPE = 0.5  # of the Gamma mixture of hazards
 REPAIR_S = 20 * HOUR_S  # StepFun's median
 FLAPS_PER_DAY = 5_000  # Alibaba HPN: 5 to 60 thousand a day
-BUGS_PER_DAY = 200  # users' scripts that fail
-REDIALS_PER_DAY = 50  # a telemetry stream that breaks and comes back
+BUGS_PER_DAY = 200  # failures of users' scripts
+REDIALS_PER_DAY = 50  # telemetry streams that break and reconnect
 _PER_JOB = 10
 _T0 = 1_700_000_000.0
 _NEVER_S = 1e12
@@ -69,7 +69,7 @@ _K = FindingKind
 
 @dataclass(frozen=True, slots=True)
 class FaultClass:
-    """`per_gpu_hour` after Llama 3; `kinds`: a finding of one of these about the node is right."""
+    """A class of faults. `per_gpu_hour`: rate, from Llama 3. `kinds`: the right kinds of findings about the node."""
 
     name: str
     per_gpu_hour: float
@@ -90,7 +90,7 @@ CLASSES = (
 
 @dataclass(slots=True)
 class Fleet:
-    """The engine, a heap of what will happen, and what has really happened where."""
+    """The engine, a heap of future events, and the true faults of each node."""
 
     rng: np.random.Generator
     engine: Engine = field(
@@ -121,7 +121,8 @@ class Fleet:
             self.found += self.engine.fold(signal, self.now).findings
 
     def ticks(self) -> None:
-        """The clock ticks until every delayed conclusion is reported. A tick looks at every job: only where needed."""
+        """Fold clock ticks until every delayed conclusion is reported. Called only where needed, because a clock tick reads the
+        state of every job."""
         for delay_s in (0.2, 0.6, UNWITNESSED_GRACE_S + 0.1):
             self.after(delay_s, self._tick)
 
@@ -135,7 +136,7 @@ class Fleet:
         self.tell(NodeConnected(f"n{i}", self.now, f"life{self.incarnations[i]}"))
 
     def start(self, job: int) -> None:
-        """A new generation of a job on all its nodes."""
+        """Start a new generation of a job on all its nodes."""
         number = self.generations[job] = self.generations.get(job, 0) + 1
         mesh = Mesh.of({"dp": _PER_JOB})
         for rank in range(_PER_JOB):
@@ -146,7 +147,7 @@ class Fleet:
             self.found += self.engine.fold(started, self.now).findings
 
     def crash(self, i: int, error: WorkerError | None, signal: int | None, *, echo: bool = True) -> None:
-        """The rank on node `i` fails, its peers follow, and the job is restarted."""
+        """Let the rank on node `i` fail, let the others fail after it, and restart the job."""
         job, rank = divmod(i, _PER_JOB)
         ranks = [rank, *([r for r in range(_PER_JOB) if r != rank] if echo else [])]
         number = self.generations[job]
@@ -197,7 +198,7 @@ class Fault:
 
 
 def _plan_faults(fleet: Fleet, hazards: np.ndarray, days: float) -> list[Fault]:
-    """Poisson arrivals per node and class; a node that is being repaired has no second fault."""
+    """Schedule faults: Poisson arrivals per node and class. A node that is being repaired has no second fault."""
     rng, faults = fleet.rng, list[Fault]()
     for what in CLASSES:
         counts = rng.poisson(hazards * what.per_gpu_hour * GPUS * 24 * days)
@@ -210,17 +211,17 @@ def _plan_faults(fleet: Fleet, hazards: np.ndarray, days: float) -> list[Fault]:
         if fault.at >= down_until.get(fault.node, 0.0):
             kept.append(fault)
             down_until[fault.node] = fault.at + REPAIR_S
-            fleet.at(fault.at, lambda fault=fault: _strike(fleet, fault))  # type: ignore[misc]
+            fleet.at(fault.at, lambda fault=fault: _cause(fleet, fault))  # type: ignore[misc]
     return kept
 
 
-def _strike(fleet: Fleet, fault: Fault) -> None:
+def _cause(fleet: Fleet, fault: Fault) -> None:
     i, node, at = fault.node, f"n{fault.node}", fleet.now
     gpu = int(fleet.rng.integers(GPUS))
     match fault.what.name:
         case "gpu_off_the_bus":
             fleet.tell(xid_line(node, at, gpu, 79))
-            for other in range(GPUS):  # the driver says it of every GPU of the node
+            for other in range(GPUS):  # the driver reports the action for every GPU of the node
                 fleet.tell(xid_line(node, at + 0.01, other, 154))
             fleet.after(2.0, lambda: fleet.crash(i, _DEVICE, None))
         case "hbm":
@@ -251,12 +252,12 @@ def _strike(fleet: Fleet, fault: Fault) -> None:
 
 
 def _plan_noise(fleet: Fleet, days: float) -> list[tuple[float, int]]:
-    """Schedules what is nobody's fault; returns when and where users' scripts fail."""
+    """Schedule events that are not hardware faults. Returns the times and nodes at which users' scripts fail."""
     rng, span = fleet.rng, days * DAY_S
     bugs = list[tuple[float, int]]()
     for _ in range(int(FLAPS_PER_DAY * days)):
         at, i = _T0 + 60 + float(rng.random()) * span, int(rng.integers(NODES))
-        back_s = min(20.0, float(rng.lognormal(1.0, 0.8)))  # seconds; longer downs are faults
+        back_s = min(20.0, float(rng.lognormal(1.0, 0.8)))  # seconds; a port that is down for longer is a fault
         fleet.at(at, lambda i=i: fleet.tell(port_sample(f"n{i}", fleet.now, "DOWN")))  # type: ignore[misc]
         fleet.at(at + back_s, lambda i=i: fleet.tell(port_sample(f"n{i}", fleet.now, "ACTIVE")))  # type: ignore[misc]
     for _ in range(int(BUGS_PER_DAY * days)):
@@ -270,7 +271,7 @@ def _plan_noise(fleet: Fleet, days: float) -> list[tuple[float, int]]:
 
 
 def _bug(fleet: Fleet, i: int) -> None:
-    """A script fails; every second time it leaves an Xid of its class behind."""
+    """Let a script fail; every second failure produces an Xid of the application class."""
     if fleet.rng.random() < 0.5:
         fleet.tell(xid_line(f"n{i}", fleet.now, 0, int(fleet.rng.choice([13, 31, 43, 45]))))
     error = WorkerError("ValueError", "bad batch", (f"train.py:{fleet.rng.integers(1000)} step",))
@@ -306,13 +307,13 @@ def _judge(score: Score, fleet: Fleet, faults: list[Fault], bugs: list[tuple[flo
     for at, i in bugs:
         failed.setdefault(i // _PER_JOB, []).append(at)
     rows = {what.name: score.row(what.name) for what in CLASSES}
-    said: set[int] = set()
+    reported: set[int] = set()
     false, wrong = 0, 0
     for finding in fleet.found:
         cause = _explains(finding, of_node.get(finding.node, []))
         if cause is not None:
-            if finding.kind in cause.what.kinds and id(cause) not in said:
-                said.add(id(cause))
+            if finding.kind in cause.what.kinds and id(cause) not in reported:
+                reported.add(id(cause))
                 rows[cause.what.name].hit(finding.at - cause.at)
             continue
         blames = finding.severity is Severity.FATAL or finding.evidence.get("blame") == "hardware"
@@ -326,7 +327,7 @@ def _judge(score: Score, fleet: Fleet, faults: list[Fault], bugs: list[tuple[flo
             false += 1
             score.fail(f"false: {finding.kind} {finding.severity} of {finding.node}: {finding.summary}")
     for fault in faults:
-        if id(fault) not in said:
+        if id(fault) not in reported:
             rows[fault.what.name].fail(f"{fault.what.name} of n{fault.node} not found", missed=1)
     score.total()
     score.facts |= {
@@ -340,7 +341,7 @@ def _judge(score: Score, fleet: Fleet, faults: list[Fault], bugs: list[tuple[flo
 
 
 def _explains(finding: Finding, faults: list[Fault]) -> Fault | None:
-    """The newest fault of the node that this may be about: its lines come within minutes, its repair after hours."""
+    """The newest fault of the node that the finding may be about: its lines arrive within minutes, its repair after hours."""
     for fault in reversed(faults):
         if fault.at - 1.0 <= finding.at <= fault.at + 600.0 or abs(finding.at - fault.at - REPAIR_S) < 60.0:
             return fault
@@ -348,7 +349,7 @@ def _explains(finding: Finding, faults: list[Fault]) -> Fault | None:
 
 
 def _quarantine(score: Score, faults: list[Fault], hazards: np.ndarray) -> None:
-    """Feed each node's faults to the supervisor's rules. A lemon: one of the 2 % of nodes with the highest hazard."""
+    """Pass each node's faults to the supervisor's quarantine rules. A lemon is one of the 2 % of nodes with the most hazard."""
     rules = OffenderRules()
     lemons = set(np.argsort(hazards)[-NODES // 50 :].tolist())
     past: dict[int, tuple[offenders.Fault, ...]] = {}

@@ -1,4 +1,4 @@
-"""What the suite `hang_gloo` runs: steps of dp × pp × tp communication, and one rank that fails in one way at one step.
+"""The script of suite `hang_gloo`: steps of dp × pp × tp communication, in which one rank fails in one way at one step.
 
 python gloo_train.py WAY RANK STEP
 """
@@ -18,7 +18,7 @@ import torch.distributed as dist
 import holdfast.train as hf
 
 _FOREVER_S = 3600
-_STEP_S = 0.02  # of computing
+_STEP_S = 0.02  # of computation
 
 
 def _spin() -> None:
@@ -28,7 +28,7 @@ def _spin() -> None:
 
 WAYS: dict[str, Callable[[], object]] = {
     "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "GIL lock": lambda: ctypes.PyDLL(None).sleep(_FOREVER_S),  # a foreign call that does not give the lock back
+    "GIL lock": lambda: ctypes.PyDLL(None).sleep(_FOREVER_S),  # a foreign call that does not release the lock
     "endless loop": _spin,
     "data never comes": lambda: time.sleep(_FOREVER_S),
     "exit": lambda: os._exit(3),
@@ -65,7 +65,7 @@ def _reduce(group: dist.ProcessGroup, *, odd: bool) -> None:
 
 
 def _pass_on(group: dist.ProcessGroup) -> None:
-    """One message down the pipeline and one back."""
+    """Send one message along the pipeline and one back."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     value = torch.ones(8)
     for before, after in ((rank - 1, rank + 1), (rank + 1, rank - 1)):

@@ -1,12 +1,13 @@
-"""Suite `hang`: who is named when a job stands still. Three kinds of cases, each through the production code:
+"""Suite `hang`: which rank is named if a job hangs. Three kinds of cases, each with the production code:
 
 * recorded flight-recorder dumps of real jobs (`flight_recorder/` of the data), by rank;
-* generated hangs as recorders show them (`collectives`), as agents report them: `StallSnapshot` to the detector;
-* generated stalls of which only processes are seen, as of an unmodified script or an old torch.
+* generated hangs as flight recorders show them (`collectives`), passed to the detector as agents report them (`StallSnapshot`);
+* generated stalls of which only process states are known, as with an unmodified script or an old torch.
 
-In the last kind one rank stops the job in one of several ways while the others wait, busily (as NCCL does) or asleep (as gloo
-does), with the noise of real hosts: some healthy ranks are in D or R at the moment of a report, CPU shares vary. In the last of
-these nobody is to blame: the network, or a deadlock of everybody. The delay is from the detector's threshold to the verdict.
+In the cases of the last kind, one rank stops the job in one of several ways while the others wait, spinning (as with NCCL) or
+asleep (as with gloo), with the noise of real hosts: some healthy ranks are in state D or R at the time of a report, and CPU
+shares vary. In the way `nobody`, no rank is the cause: the network, or a deadlock of all ranks. The delay is the time from the
+detector's allowance to the finding.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import ClockTick, GenerationStarted, Phase, RankProgress
 
-CASES = 120  # of each way
-TRUTH = "fault_injection.log"  # beside the dumps of a recorded case
+CASES = 120  # for each way
+TRUTH = "fault_injection.log"  # in the directory of a recorded case
 _NODE = 8
 _TICK_S = 0.5
 _T0 = 1_700_000_000.0
@@ -40,7 +41,7 @@ _HANG = HangSpec(floor_s=3.0, init_s=60.0)
 @dataclass(slots=True)
 class _Rank:
     state: str
-    cpu: float  # share of one CPU while the job stands
+    cpu: float  # share of one CPU during the hang
     step: int
     cpu_s: float = 0.0
     count: int = -1  # collectives entered
@@ -62,7 +63,7 @@ def suite(data: Path, rng: np.random.Generator) -> Score:
 
 
 def _recorded(row: Score, case: Path) -> None:
-    """The ranks that were made to fail against those that the dumps name."""
+    """Compare the ranks in which a fault was injected with the ranks that the dumps name."""
     truth = {
         int(rank) for rank in re.findall(r"^Rank (\d+),", (case / TRUTH).read_text(encoding="utf-8"), re.MULTILINE)
     }
@@ -116,7 +117,7 @@ def _case(row: Score, way: str, rng: np.random.Generator) -> None:
             bad.state, bad.cpu = "S", float(rng.uniform(0, 0.05))
         case "storage":
             bad.state, bad.cpu = "D", 0.0
-        case "behind":  # it died inside the step that the others have left
+        case "behind":  # it hangs inside the step that the others have finished
             bad.step -= 1
         case _:
             pass
@@ -139,9 +140,9 @@ def _judge(row: Score, case: str, finding: Finding | None, after_s: float, expec
 def _watch(
     mesh: Mesh, ranks: list[_Rank], culprit: int, rng: np.random.Generator, stuck: collectives.Stuck | None = None
 ) -> tuple[Finding | None, float]:
-    """Ten good steps, then the stall; recorders are asked when it has lasted for a third of the threshold.
+    """Simulate ten steps, then the stall. Recorders are read when the stall has lasted for a third of the allowance.
 
-    Returns the verdict, and how long after the threshold it came.
+    Returns the finding, and its delay after the allowance.
     """
     detector, now, size = Alone(Hang()), _T0, mesh.world_size
     nodes = [tuple(range(i, min(i + _NODE, size))) for i in range(0, size, _NODE)]
@@ -154,7 +155,7 @@ def _watch(
             detector.observe(item, now)
         detector.observe(StepRecord("job", 1, step, size, now - 0.5, now, 1, None, 0.0), now)
     stalled_at = now + _TICK_S  # the last change of progress is the first report of the stall
-    told = set[int]()
+    snapshot_sent = set[int]()
     while now < _T0 + 60:
         now += _TICK_S
         asked = stuck is not None and now > stalled_at + _HANG.floor_s / 3
@@ -167,9 +168,9 @@ def _watch(
                 state_now = str(rng.choice(["D", "R"])) if blip else true.state
                 shown.append(_Rank(state_now, 0.0, true.step, true.cpu_s, true.count if asked else -1))
             detector.observe(_report(f"n{i}", now, of_node, shown), now)
-            if asked and stuck is not None and i not in told:
-                told.add(i)  # nothing changes any more
-                detector.observe(_standstill(f"n{i}", now, of_node, stuck), now)
+            if asked and stuck is not None and i not in snapshot_sent:
+                snapshot_sent.add(i)  # one snapshot per node, because nothing changes afterwards
+                detector.observe(_snapshot(f"n{i}", now, of_node, stuck), now)
         found = detector.observe(ClockTick(now), now)
         for finding in found:
             if finding.kind is FindingKind.HANG:
@@ -177,7 +178,7 @@ def _watch(
     return None, 0.0
 
 
-def _standstill(node: str, at: float, of_node: tuple[int, ...], stuck: collectives.Stuck) -> StallSnapshot:
+def _snapshot(node: str, at: float, of_node: tuple[int, ...], stuck: collectives.Stuck) -> StallSnapshot:
     n, columns = len(of_node), [getattr(stuck.rows, each.name) for each in fields(CollectiveRows)]
     mine = [row for row in zip(*columns, strict=True) if row[0] in of_node]
     rows = CollectiveRows(*zip(*mine, strict=True)) if mine else CollectiveRows.of(())

@@ -1,5 +1,6 @@
-"""Suite `hang_gloo`: real processes over gloo on dp × pp × tp meshes, one of which fails; the agent's own pool runs and
-observes them, the detectors of diagnostics judge; only gRPC is left out. The delay is from the threshold to the verdict.
+"""Suite `hang_gloo`: real processes that communicate by gloo on dp × pp × tp meshes, one of which fails. The agent's worker
+pool runs and observes them, and the detectors of diagnostics judge; only gRPC is left out. The delay is the time from the
+allowance of the hang to the finding.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ MESHES = (
     {"dp": 3, "pp": 1, "tp": 1},
     {"dp": 1, "pp": 3, "tp": 1},
 )
-MISMATCHED = {"dp": 4, "pp": 1, "tp": 1}  # of two that differ neither is the odd one
-WAYS = ("SIGSTOP", "GIL lock", "endless loop", "data never comes", "exit", "mismatch")  # as `gloo_train.py` knows them
-RUNS = 2  # of each way
+MISMATCHED = {"dp": 4, "pp": 1, "tp": 1}  # more than two ranks: if two differ, neither can be named
+WAYS = ("SIGSTOP", "GIL lock", "endless loop", "data never comes", "exit", "mismatch")  # arguments of `gloo_train.py`
+RUNS = 2  # for each way
 WARM_TIMEOUT_S = 120.0
 VERDICT_TIMEOUT_S = 60.0
 _HANG = HangSpec(floor_s=3.0, init_s=60.0)
-_TICK_S, _CLOCK_S = 1.0, 0.02  # as the agent and diagnostics have them
+_TICK_S, _CLOCK_S = 1.0, 0.02  # as in the agent and in diagnostics
 _NODE = "n0"
 _SCRIPT = Path(__file__).parent / "gloo_train.py"
 
@@ -78,7 +79,7 @@ async def _suite(rng: np.random.Generator) -> Score:
 
 
 async def _warm(pool: WorkerPool) -> None:
-    """Until workers can be forked: torch is imported once, before the first case."""
+    """Wait until workers can be forked: torch is imported once, before the first case."""
     with anyio.fail_after(WARM_TIMEOUT_S):
         while True:
             try:
@@ -117,7 +118,7 @@ async def _run(
 
 
 async def _watch(pool: WorkerPool, signals: list[NodeSignal]) -> Finding | None:
-    """Feed what the pool says to the detectors, as telemetry would, until an incident would be opened."""
+    """Pass the signals of the pool to the detectors, as telemetry would, until a finding would open an incident."""
     engine = Engine(detectors.standard(xid.load()))
     began = ticked = time.time()
     engine.fold(NodeConnected(_NODE, began, "bench"), began)

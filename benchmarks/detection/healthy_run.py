@@ -1,13 +1,14 @@
-"""One healthy run of suite `healthy`: what its agents send, through diagnostics' engine and the supervisor's core.
+"""One healthy run of suite `healthy`: the messages of its agents, through diagnostics' engine and the supervisor's core.
 
-Nodes have eight ranks. What all nodes say alike is drawn in columns once and folded node by node, as it would arrive:
+Nodes have eight ranks. Values of all nodes are drawn once, in columns, and folded node by node, as they would arrive:
 
-* with the report of a step each node says where its ranks stand; beside that, beats every 4 s, which is what liveness needs;
-* from half as long again as the job's steps take on, and while a stream is broken, every node reports each second, as agents
-  do: only then can something be concluded from what ranks do meanwhile.
+* With the report of a step each node reports the progress of its ranks. In addition it sends a heartbeat every 4 s, which is
+  enough for the liveness detector.
+* When a step has taken half as long again as the job's steps do, and while a stream is broken, every node reports each second,
+  as agents do. Only in these times can detectors draw conclusions from the activity of ranks.
 
-The largest runs begin with generation 1 running, for how it is prepared is a matter of the smaller ones, and report every other
-second then.
+The largest runs begin with a running generation 1, because the smaller runs cover its preparation. In the times above they
+report every other second.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ JOB = "job0"
 GPUS = 8
 SPARES = 2
 _LIFE = "a"  # incarnation of every agent
-PREPARED_NODES_MAX = 1_024  # a larger run begins when it is under way
+PREPARED_NODES_MAX = 1_024  # a larger run begins with a running generation
 _T0 = 1_700_000_000.0
 _TICK_S, _BEAT_S, _CLOCK_S = 1.0, 4.0, 0.5
 _BLOCK = 8  # steps
@@ -86,25 +87,25 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How far a run came, and what was done to it that should not have been."""
+    """The length of a run, and the wrong actions against it."""
 
     hours: float
     steps: int
     wrong: Counter[str]
     why: str
-    errors: int  # findings of severity error or fatal, whatever came of them
+    errors: int  # findings of severity error or fatal, with or without consequences
     warnings: Counter[str]  # by kind
     signals: int
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """What kind of job it is."""
+    """The random properties of a job."""
 
     step_s: float
     announces: bool
-    recorders: bool  # its ranks' flight recorders answer
-    collectives: int  # a step
+    recorders: bool  # the flight recorders of its ranks answer
+    collectives: int  # number per step
     save_every_s: float
     eval_every_s: float
 
@@ -127,7 +128,7 @@ class Manner:
 
 @dataclass(slots=True)
 class Run:
-    """One job from its start on, its agents, diagnostics and the supervisor."""
+    """One job, its agents, diagnostics and the supervisor."""
 
     nodes: int
     noise: Sequence[Noise]
@@ -140,7 +141,7 @@ class Run:
     signals: int = 0
     phase: Phase = Phase.STEP
     phase_at: float = _T0
-    away: dict[int, float] = field(default_factory=dict)  # node → when its stream is back
+    away: dict[int, float] = field(default_factory=dict)  # node → when its stream reconnects
     sent: list[Send] = field(default_factory=list)
     seq: Counter[str] = field(default_factory=Counter)
     sessions: Counter[str] = field(default_factory=Counter)
@@ -151,7 +152,7 @@ class Run:
     skew_s: list[float] = field(init=False)  # by place
     next_clock: float = _T0
     next_report: float = _T0
-    asked: bool = False  # what ranks that stand still do has been reported
+    asked: bool = False  # snapshots of the silent ranks have been reported
     breaks: list[float] = field(init=False)
     cpu_s: float = 0.0
 
@@ -187,7 +188,7 @@ class Run:
         self._report(node, Hello(_facts(node)))
 
     def _start(self) -> None:
-        """Agents connect; the job runs from here on."""
+        """Connect the agents and start the job."""
         mesh = Mesh.of({"dp": self.nodes * GPUS})
         if self.nodes > PREPARED_NODES_MAX:
             self.state = running_fleet(self.nodes, self.nodes, SPARES, self.now, GPUS)
@@ -245,7 +246,7 @@ class Run:
     # ------------------------------------------------------------ time
 
     def train(self, seconds: float) -> End:
-        """Train until then, or until something is done to the run."""
+        """Train for so many seconds, or until an action affects the run."""
         until, began, steps = self.now + seconds, self.now, self._steps()
         next_save, next_eval = self.now + self.manner.save_every_s, self.now + self.manner.eval_every_s
         if not self.steps_done:
@@ -254,7 +255,7 @@ class Run:
             self._stepping()
         while self.now < until and not self.wrong():
             own_s = self.manner.step_s * next(steps)
-            if self.rng.random() < self.nodes / 500 and self.rng.random() < 0.5:  # any rank's pause holds up all
+            if self.rng.random() < self.nodes / 500 and self.rng.random() < 0.5:  # a pause of any rank delays all
                 own_s[int(self.rng.integers(own_s.size))] += float(self.rng.uniform(0.1, 2.0))
             if self.rng.random() < 1e-3:
                 own_s[int(self.rng.integers(own_s.size))] *= float(self.rng.uniform(1.5, 5.0))
@@ -282,7 +283,7 @@ class Run:
             self._report(name, RanksStepping(JOB, 1, self.ranks[place], 1, self.now))
 
     def _steps(self) -> Iterator[Floats]:
-        """Work of each rank, over the usual step; every rank has a rank of the trace that it does as."""
+        """Work of each rank, as a multiple of the usual step. Each rank behaves as one rank of the trace."""
         size = self.nodes * GPUS
         like = [self.rng.integers(noise.own.shape[1], size=size) for noise in self.noise]
         while True:
@@ -327,7 +328,7 @@ class Run:
         self.phase = Phase.STEP if self.phase is phase else self.phase
 
     def _streams(self) -> None:
-        """Telemetry streams break and come back."""
+        """Let telemetry streams break and reconnect."""
         while self.breaks[0] <= self.now:
             heapq.heappop(self.breaks)
             if not self.breaks:
@@ -359,7 +360,7 @@ class Run:
             self._see(NodeBeat(spare, self.now))
 
     def _progress(self) -> None:
-        """Where every rank stands: at work on one CPU or so."""
+        """Report the progress of every rank; each rank uses about one CPU."""
         self.cpu_s = 0.9 * (self.now - _T0)
         state = "R" if self.rng.random() < 0.5 else "S"
         count = self.steps_done * self.manner.collectives if self.manner.recorders else -1
@@ -372,7 +373,7 @@ class Run:
             ))  # fmt: skip
 
     def _standstills(self, still_s: float) -> None:
-        """What recorders answer when an agent asks, once: nobody is inside a collective."""
+        """Report the answers of the flight recorders, once: no rank is inside a collective."""
         if self.asked or not self.manner.recorders or still_s < max(1.0, 1.5 * self.manner.step_s):
             return
         self.asked = True
@@ -385,7 +386,7 @@ class Run:
             self._see(StallSnapshot(name, at, JOB, 1, self.ranks[place], true, free, empty, true, empty, rows))
 
     def _finish_step(self, took_s: float, own_s: Floats) -> None:
-        """Every rank has finished a step, and waited for the slowest; some rows are lost on the way to the agent."""
+        """Report that every rank has finished a step and waited for the slowest. Some rows are lost before the agent."""
         self.steps_done += 1
         self.phase_at = self.now
         lost = set(np.flatnonzero(self.rng.random(self.nodes) < _LOST).tolist())
@@ -405,10 +406,10 @@ class Run:
             ))  # fmt: skip
         self._progress()
 
-    # ------------------------------------------------------------ what must not happen
+    # ------------------------------------------------------------ wrong actions
 
     def wrong(self) -> Counter[str]:
-        """What has been done to a run that nothing was wrong with."""
+        """Count the wrong actions against this healthy run."""
         job = self.state.jobs[JOB]
         if job.phase is JobPhase.RUNNING and job.number == 1 and not self.state.incidents:
             return _NOTHING

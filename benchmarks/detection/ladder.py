@@ -1,15 +1,15 @@
-"""Suite `ladder`: is the action that is decided the first safe rung of the ladder?
+"""Suite `ladder`: checks that the decided action is the first safe one of the recommended actions.
 
-Every Xid of the catalogue in the driver's words, and every warning of docs/diagnostics.md, from the agent's reader through the
-real detectors and the supervisor's core to the default policy's action and what agents are ordered; in twelve situations: the
-agent can reset GPUs or not, it can boot the machine or not, a spare is free, none is, or none is and the job runs its fewest
-replicas. Twice: with the line alone, and with the rank on that GPU failing a second later. What is right is read from NVIDIA's
-catalogue (`ladder_expected`), not from the product's mapping.
+The cases are every Xid of the catalogue in the notation of the driver, and every warning of docs/diagnostics.md. They run from
+the agent's reader through the real detectors and the supervisor's core to the action of the default policy and the orders to
+agents, in twelve situations: the agent can reset GPUs or not; it can boot the machine or not; a spare is free, or no spare is
+free, or no spare is free and the job runs its fewest replicas. Each Xid runs twice: alone, and with a failure of the rank on
+that GPU a second later. The right action follows from NVIDIA's catalogue (`ladder_expected`), not from the product's mapping.
 
-precision: decided actions that were right / decided actions; recall: cases with the right action / cases that need one. Clean:
-nothing was to be done, and nothing was. Beside the action it is checked that no rank runs on a GPU that must be reset first or
-on a node that must leave, that no GPU is reset and no machine booted under its workers, and that a machine is booted if and
-only if that is the rung and the agent can.
+Precision: right actions / decided actions. Recall: cases with the right action / cases that need an action. Clean: no action
+was needed, and none was decided. In addition, each case checks that no rank runs on a GPU that must be reset first or on a node
+that must leave, that no GPU is reset and no machine booted under its workers, and that a machine is booted if and only if this
+is the right action and the agent can do it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _COLLECTIVE = WorkerError("torch.distributed.DistBackendError", "NCCL communicat
 
 
 def suite(rng: np.random.Generator, noise_h: float = NOISE_H_BY_DEFAULT) -> Score:
-    """`noise_h`: virtual hours of 12,500 nodes with nothing but noise."""
+    """Run the suite. `noise_h`: virtual hours of 12,500 nodes with noise only."""
     score = Score("ladder")
     lines, ends = score.row("xid"), score.row("xid, and the rank fails")
     for case in cases():
         for situation in SITUATIONS:
             judge(lines, case, situation, ended=False)
-            if case.rung is not Rung.RESET_LATER:  # a fault that comes while the change is planned is another question
+            if case.rung is not Rung.RESET_LATER:  # a fault during a planned change is a different case
                 judge(ends, case, situation, ended=True)
     warned = score.row("warnings")
     for warning in WARNINGS:
@@ -56,21 +56,21 @@ def suite(rng: np.random.Generator, noise_h: float = NOISE_H_BY_DEFAULT) -> Scor
 
 
 def judge(score: Score, case: Case, situation: Situation, *, ended: bool) -> None:
-    """One line of the driver in one situation."""
+    """Judge one line of the driver in one situation."""
     fleet = fleet_for(situation)
     struck = kernel_line(fleet, case.text)
     if ended and fleet.running:
         fail_rank(fleet)
     actions = fleet.actions()
     wanted = right_action(case.rung, situation, ended=ended)
-    said = _compare(score, f"{case.name} ({situation}{', rank fails' if ended else ''})", wanted, actions)
-    if said and struck:
+    is_right = _compare(score, f"{case.name} ({situation}{', rank fails' if ended else ''})", wanted, actions)
+    if is_right and struck:
         for what in _consequences(fleet, case.rung, situation, wanted):
             score.fail(f"{case.name} ({situation}): {what}", wrong=1)
 
 
 def judge_warning(score: Score, case: Warned, situation: Situation) -> None:
-    """What leads to one warning, in one situation."""
+    """Judge one warning in one situation."""
     fleet = fleet_for(situation)
     case.drive(fleet)
     what, wanted = f"{case.name} ({situation})", right_action(case.rung, situation, ended=False)
@@ -83,7 +83,7 @@ def judge_warning(score: Score, case: Warned, situation: Situation) -> None:
 
 
 def _compare(score: Score, what: str, wanted: ActionKind | None, actions: list[ActionKind]) -> bool:
-    """Count the first action that was decided. Whether it was right."""
+    """Count the first decided action. Returns whether it was right."""
     decided = actions[0] if actions else None
     if decided is wanted:
         if wanted is None:
@@ -101,10 +101,10 @@ def _compare(score: Score, what: str, wanted: ActionKind | None, actions: list[A
 
 
 def _consequences(fleet: Fleet, rung: Rung, situation: Situation, wanted: ActionKind | None) -> list[str]:
-    """What is wrong with what agents were ordered to do."""
+    """List the wrong orders to agents."""
     before = fleet.nodes()
     fleet.settle()
-    fleet.wait(40.0)  # what keeps a machine from being booted is looked at every 30 s
+    fleet.wait(40.0)  # conditions for a boot are checked every 30 s
     fleet.settle()
     wrong = list(fleet.wrong)
     if fleet.running == (wanted is ActionKind.WAIT):
@@ -129,7 +129,7 @@ def fleet_for(situation: Situation) -> Fleet:
 
 
 def kernel_line(fleet: Fleet, text: str, node: str = STRUCK) -> bool:
-    """The agent reads this line of its kernel. Whether it recognises it."""
+    """Let the agent read this line of the kernel log. Returns whether the agent recognises it."""
     fleet.now += 1.0
     line = recognise(text)
     if line is None:
@@ -139,7 +139,7 @@ def kernel_line(fleet: Fleet, text: str, node: str = STRUCK) -> bool:
 
 
 def fail_rank(fleet: Fleet) -> None:
-    """The rank on the GPU fails, and its peers in their next collective."""
+    """Let the rank on the GPU fail, and the other ranks in their next collective."""
     fleet.now += 1.0
     number, names = fleet.job.number, fleet.nodes()
     for rank in (_RANK, *(rank for rank in range(len(names)) if rank != _RANK)):

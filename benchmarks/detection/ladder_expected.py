@@ -1,9 +1,9 @@
-"""What is right to do about each Xid, read from NVIDIA's catalogue and not from Holdfast's own mapping.
+"""The right action for each Xid, from NVIDIA's catalogue and not from Holdfast's own mapping.
 
-Source of `NVIDIA`: the immediate action of every code in NVIDIA's Xid catalogue, as the column `nvidia_immediate` of the table
-of public sources (xid.csv) gives it; 162 to 173 have none there. Source of `DEPARTURES`: what the table's other public sources
-(NVSentinel, gpud, DCGM, Meta GCM, operators' reports) say where NVIDIA names a workflow or only its support, or where its
-immediate action would leave a broken GPU at work. Neither is read by any part of the product.
+Source of `NVIDIA`: the immediate action of every code in NVIDIA's Xid catalogue, from the column `nvidia_immediate` of the
+table of public sources (xid.csv); 162 to 173 have no action there. Source of `DEPARTURES`: the table's other public sources
+(NVSentinel, gpud, DCGM, Meta GCM, operators' reports), for codes for which NVIDIA names a workflow or only its support, or for
+which NVIDIA's immediate action would leave a broken GPU in use. No part of the product reads either of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.domain.incidents import ActionKind
 
 
 class Rung(Enum):
-    """The first rung that is safe."""
+    """The first safe action."""
 
     NOTHING = "the run goes on"
     RESTART_IF_ENDED = "the run goes on; if it ends, new processes on the same nodes"
@@ -32,7 +32,7 @@ class Rung(Enum):
 NVIDIA: Mapping[str, tuple[Rung, str]] = {
     "IGNORE": (Rung.NOTHING, "14 37-38 43-44 63 66-67 92-93 106-108 121 137 141 152-153 157 160-161"),
     "CONTACT_SUPPORT": (
-        Rung.NOTHING,  # nothing that software could do: codes that are not used any more, as a rule
+        Rung.NOTHING,  # software cannot do anything; most of these codes are no longer used
         "1-7 9-10 12 15-24 26-30 33-36 42 47 49-53 55-59 61 65 73 81 87 90-91 111-118 122-125 138 142",
     ),
     "CHECK_UVM": (Rung.NOTHING, "159"),
@@ -44,13 +44,13 @@ NVIDIA: Mapping[str, tuple[Rung, str]] = {
     "RESET_GPU": (Rung.RESET, "46 62 64 95 109-110 119-120 136 140 143 155-156 158"),
     "RESTART_BM": (Rung.REBOOT, "79"),
     "RESTART_VM": (Rung.REBOOT, "151"),
-    "CHECK_MECHANICALS": (Rung.REPLACE, "54"),  # its power is not connected
-    "UPDATE_SWFW": (Rung.REBOOT, "78"),  # the driver does not fit the GPU, and another one needs a boot
-    "WORKFLOW_XID_45": (Rung.NOTHING, "45"),  # with another Xid: that one decides; alone: a process was killed
+    "CHECK_MECHANICALS": (Rung.REPLACE, "54"),  # the power of the GPU is not connected
+    "UPDATE_SWFW": (Rung.REBOOT, "78"),  # the driver does not match the GPU, and another driver needs a boot
+    "WORKFLOW_XID_45": (Rung.NOTHING, "45"),  # with another Xid, the other one decides; alone, a process was killed
     "WORKFLOW_XID_48": (Rung.RESET, "48"),
     "WORKFLOW_NVLINK_ERR": (Rung.RESET, "74"),
 }
-NVLINK5 = range(144, 151)  # WORKFLOW_NVLINK5_ERR: the line says whether it is fatal
+NVLINK5 = range(144, 151)  # WORKFLOW_NVLINK5_ERR: the line states whether the error is fatal
 DEPARTURES: Mapping[int, tuple[Rung, str]] = {
     44: (Rung.RESTART, "a fault during a context switch: the channel is gone, the process restarts; gpud reboots"),
     57: (Rung.REPLACE, "the link to the memory was not trained: hardware"),
@@ -68,7 +68,7 @@ DEPARTURES: Mapping[int, tuple[Rung, str]] = {
     172: (Rung.RESET, "the SRAM's detail of 48"),
     173: (Rung.REBOOT, "C2C; gpud: reboot"),
 }
-# 154: the driver's own recovery action, NVML field 230, as its line says it.
+# 154: the driver's own recovery action, NVML field 230, as written in its line.
 RECOVERY: Mapping[str, Rung] = {
     "0x0 (None)": Rung.NOTHING,
     "0x1 (GPU Reset Required)": Rung.RESET,
@@ -83,7 +83,7 @@ RECOVERY: Mapping[str, Rung] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One line of the driver, and what is right to do about it."""
+    """One line of the driver, and the right action for it."""
 
     name: str
     text: str
@@ -91,7 +91,7 @@ class Case:
 
 
 def rungs() -> dict[int, Rung]:
-    """Every code that has one whatever its line says."""
+    """The action of every code for which the text of the line does not matter."""
     known = {code: rung for rung, text in NVIDIA.values() for code in codes_in(text)}
     return known | {code: rung for code, (rung, _) in DEPARTURES.items()}
 
@@ -103,7 +103,7 @@ def codes_in(text: str) -> Iterator[int]:
 
 
 def cases() -> list[Case]:
-    """Every code, in the words of the driver; several of one if the words decide."""
+    """A case for every code, in the notation of the driver; several cases if the text of the line decides."""
     plain = [
         Case(str(code), f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=4242, name=python, Ch 00000001", rung)
         for code, rung in sorted(rungs().items())
@@ -126,7 +126,7 @@ def cases() -> list[Case]:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the node and the fleet can do. `spares`: 0 or 1; `minimum`: the job runs its fewest replicas already."""
+    """The abilities of node and fleet. `spares`: 0 or 1. `minimum`: the job already runs its fewest replicas."""
 
     resets: bool
     reboots: bool
@@ -148,7 +148,7 @@ SITUATIONS = tuple(
 
 
 def right_action(rung: Rung, situation: Situation, *, ended: bool) -> ActionKind | None:
-    """None = the run goes on as it is. `ended`: the rank on the GPU fails right after the line."""
+    """The right action; None = the run continues unchanged. `ended`: the rank on the GPU fails directly after the line."""
     away = (
         ActionKind.HOT_SWAP if situation.spares else (ActionKind.WAIT if situation.minimum else ActionKind.SCALE_DOWN)
     )
@@ -160,12 +160,12 @@ def right_action(rung: Rung, situation: Situation, *, ended: bool) -> ActionKind
         case Rung.RESET:
             return ActionKind.GPU_RESET if situation.resets else away
         case Rung.RESET_LATER if not situation.resets:
-            return None  # the GPU is good for the run as it is
-        case Rung.RESET_LATER:  # the others need not wait for the reset if a spare takes over
+            return None  # the run can continue to use the GPU
+        case Rung.RESET_LATER:  # if a spare takes over, the other nodes do not wait for the reset
             return ActionKind.HOT_SWAP if situation.spares else ActionKind.GPU_RESET
         case Rung.SWAP_LATER:
             return ActionKind.HOT_SWAP if situation.spares else None
         case Rung.LEAVE:
-            return None if situation.minimum else away  # without a spare the fewest replicas stay as long as they can
+            return None if situation.minimum else away  # without a spare, the fewest replicas run as long as possible
         case Rung.REBOOT | Rung.REPLACE:
             return away

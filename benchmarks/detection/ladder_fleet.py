@@ -1,7 +1,7 @@
-"""A job of three nodes for suite `ladder`: signals go through diagnostics' engine into the supervisor's core with the default
-policy, and agents carry out what they are ordered.
+"""A job of three nodes for suite `ladder`: signals pass through diagnostics' engine and the supervisor's core with the default
+policy, and agents execute the orders.
 
-It is checked on the way, whatever is decided: no GPU is reset and no machine is booted under its workers.
+For every decision it is checked that no GPU is reset and no machine is booted under its workers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ JOB = "job"
 NODES = 3
 T0 = 1_700_000_000.0
 STEP_S = 1.0
-STEPS = 1_000_000  # of the job: at a second each, eleven days
+STEPS = 1_000_000  # of the job: eleven days at one second per step
 _LIFE = "a"
 
 
@@ -74,10 +74,10 @@ class Fleet:
     found: list[Finding] = field(default_factory=list)
     decided: list[Incident] = field(
         default_factory=list
-    )  # as they were when something was decided about them, in order
+    )  # incidents as they were when an action was decided for them, in order
     resets: list[str] = field(default_factory=list)  # nodes, in order
     boots: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)  # what must never happen, and did
+    wrong: list[str] = field(default_factory=list)  # violations of rules that must always hold
     _seq: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class Fleet:
     # ------------------------------------------------------------ diagnostics
 
     def see(self, *signals: Signal) -> None:
-        """What agents send, dated now."""
+        """Pass signals of agents, dated now, to the engine."""
         for signal in signals:
             folded = self.engine.fold(signal, self.now)
             for record in folded.steps:
@@ -122,7 +122,7 @@ class Fleet:
             self._timers()
 
     def wait(self, seconds: float) -> None:
-        """Let time pass in which diagnostics has nothing to conclude."""
+        """Let time pass without clock ticks of diagnostics."""
         until = self.now + seconds
         while due := [(when, name) for name, when in self.state.timers.items() if when <= until]:
             when, timer = min(due, key=lambda each: each[0])
@@ -173,7 +173,7 @@ class Fleet:
         self._core(NodeReported(self.now, node, _LIFE, self._seq[node], report))
 
     def settle(self) -> None:
-        """Agents answer every order, and what follows from it, until the job runs or nothing is left to do."""
+        """Let agents answer all orders, and the orders that follow, until the job runs or no order is left."""
         for _ in range(10_000):
             todo = next(iter(self.state.sends()), None)
             if todo is None:
@@ -196,7 +196,7 @@ class Fleet:
                 todo.node, OrderDone(todo.command_id, True, "", f"{todo.node}:29500" if first else "", self.now)
             )
         else:
-            raise AssertionError("agents are ordered about without end")
+            raise AssertionError("the supervisor sends orders without end")
         if self.job.phase is JobPhase.STARTING:
             assert self.job.generation is not None
             for place in self.job.generation.placements:
@@ -205,7 +205,7 @@ class Fleet:
                 )
 
     def train(self, step_number: int, *, save: bool = False) -> None:
-        """Every rank has finished steps up to this one."""
+        """Let every rank finish all steps up to this one."""
         if step_number > self.job.progress.step:
             self.now += 0.5
             self._core(StepsCompleted(self.now, JOB, self.job.number, step_number, self.now, 10, STEP_S))
@@ -225,10 +225,10 @@ class Fleet:
                 held = self.state.nodes[node].inventory.get(JOB, ())
                 self._report(node, Inventory(JOB, (*held, *shards)))
 
-    # ------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------ results
 
     def actions(self) -> list[ActionKind]:
-        """What was decided that changes the run or lets it wait, in order; not that it goes on as it is."""
+        """The decided actions that change the run or let it wait, in order, without actions that leave the run as it is."""
         kinds = [(incident.action.kind, incident.planned) for incident in self.decided if incident.action is not None]
         return [
             kind

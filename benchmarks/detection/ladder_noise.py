@@ -1,26 +1,26 @@
-"""10,000 hours of 12,500 nodes of which nothing is broken for good, as far as warnings go: which runs are changed for them?
+"""Noise of suite `ladder`: counts the runs that are changed because of warnings, in 10,000 hours of 12,500 nodes.
 
-Only what leads to warnings is an event. Machines' noise goes through the real detectors, and every finding through the
-supervisor's core with the default policy; agents save, stop, start and reset GPUs as they are ordered. Rates are public ones
-for 100,000 GPUs, and none was chosen by what it leads to:
+Only events that lead to warnings are simulated. The noise of machines passes through the real detectors, and every finding
+through the supervisor's core with the default policy. Agents save, stop, start and reset GPUs as ordered. The rates are public
+ones for 100,000 GPUs; none was chosen by its effect on the result:
 
 * ports that go down for seconds: 5,000 a day (Alibaba HPN: 5 to 60 thousand);
 * Xids of users' programs (13, 31, 43, 45): 200 a day, as in suite `fleet`;
-* processes killed for want of memory: 10.1 %, and disks that time out: 5.0 %, of 55,000 incidents in three months (ByteRobust);
-* nodes that are slow for a while because their CPUs are overloaded: 11.0 % of the same incidents, for ten minutes on average
+* processes killed for lack of memory: 10.1 %, and disks that time out: 5.0 %, of 55,000 incidents in three months (ByteRobust);
+* nodes that are slow for some time because their CPUs are overloaded: 11.0 % of the same incidents, for ten minutes on average
   (Greyhound: slow computation), 10 to 50 % slower;
-* nodes that stay slow: 4 of 504 GPUs in 73 days (504 B200), 10 to 50 % slower: a swap is right, and it takes the node away;
-* ranks that a detector calls slow once although they are not: 3 in 1,000 hours of a job, which is the 95 % bound that suite
-  `healthy` leaves when it has none in so many;
+* nodes that stay slow: 4 of 504 GPUs in 73 days (504 B200), 10 to 50 % slower: a hot swap is right, and removes the node;
+* ranks that a detector reports as slow once although they are not: 3 in 1,000 hours of a job, which is the 95 % bound if suite
+  `healthy` finds none in as many hours;
 * memory rows that wait for a reset to be remapped (Xid 63): 72 in 21.2 million GPU-hours (HBM in Llama 3's table): a planned
   reset is right.
 
-Slow ranks are not simulated step by step. The report of one follows the detector's own limits (its window of steps, how often
-it repeats a condition), and a condition that is over is reported until the window has forgotten it. Jobs have ten nodes, and
-steps of ten seconds.
+Slow ranks are not simulated step by step. Their reports follow the detector's own limits (its window of steps, how often it
+repeats a condition). A condition that has ended is reported until it has left the window. Jobs have ten nodes, and steps of ten
+seconds.
 
-`false_planned_changes_per_day`: of nodes on which nothing was the matter at any time in the hour before. `late_…`: something
-was, but it was over when the workers were stopped, as the next checkpoint had to be waited for.
+`false_planned_changes_per_day`: changes because of nodes without any condition in the hour before. `late_…`: changes because of
+a condition that had ended when the workers were stopped, because the change waited for the next checkpoint.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _PROGRESS_H = 1000.0
 
 @dataclass(slots=True)
 class Condition:
-    """Something is really the matter with a node, from `began` to `ended` (inf = until it is dealt with)."""
+    """A true condition of a node, from `began` to `ended` (inf = until an action removes it)."""
 
     kind: str
     began: float
@@ -97,7 +97,7 @@ class Condition:
 
 @dataclass(slots=True)
 class Noise:
-    """The fleet, a heap of what will happen, and what is really the matter where."""
+    """The fleet, a heap of future events, and the true conditions of each node."""
 
     rng: np.random.Generator
     nodes: int = NODES
@@ -105,8 +105,8 @@ class Noise:
     state: State = field(init=False)
     engine: Engine = field(default_factory=lambda: Engine(detectors.standard(xid.load()), gap_after_s=1e12))
     conditions: dict[str, list[Condition]] = field(default_factory=dict)  # by node
-    changes: Counter[str] = field(default_factory=Counter)  # planned ones, by what they were
-    evicted: Counter[str] = field(default_factory=Counter)  # nodes that left for a warning, likewise
+    changes: Counter[str] = field(default_factory=Counter)  # planned changes, by class
+    evicted: Counter[str] = field(default_factory=Counter)  # nodes removed because of a warning, by class
     warnings: Counter[str] = field(default_factory=Counter)  # by kind
     mistakes: list[str] = field(default_factory=list)
     _queue: list[Send] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Noise:
         heapq.heappush(self._heap, (when, next(self._count), what))
 
     def every(self, per_day: float, what: Callable[[], None]) -> None:
-        """A Poisson process, for a fleet of this size."""
+        """Schedule a Poisson process with this rate, scaled to the size of the fleet."""
         rate = per_day * self.nodes / NODES / DAY_S
 
         def again() -> None:
@@ -149,12 +149,12 @@ class Noise:
         self.at(self.now + float(self.rng.exponential(1 / rate)), again)
 
     def run(self, hours: float) -> None:
-        until, said = _T0 + hours * 3600.0, _T0
+        until, shown_at = _T0 + hours * 3600.0, _T0
         while self._heap and self._heap[0][0] < until:
             self.now, _, what = heapq.heappop(self._heap)
             what()
-            if self.now >= said + _PROGRESS_H * 3600.0:
-                said = self.now
+            if self.now >= shown_at + _PROGRESS_H * 3600.0:
+                shown_at = self.now
                 progress(f"ladder: {(self.now - _T0) / 3600:.0f} of {hours:g} h; planned changes: {dict(self.changes)}")
         self.now = until
 
@@ -185,7 +185,7 @@ class Noise:
         self.core(NodeReported(self.now, node, "a", self._seq[node], report, 1))
 
     def _serve(self) -> None:
-        """Agents carry out what they are ordered, at once; steps take their time."""
+        """Let agents execute their orders immediately; steps take their usual time."""
         if self._serving:
             return
         self._serving = True
@@ -219,13 +219,13 @@ class Noise:
                 f"{order.at_step}@{generation.mesh.position_of(rank)}", place.node,
             )
             for place in generation.placements
-            if place.node in (node, hosts[hosts.index(node) - 1])  # its own, and copies of its neighbour's
+            if place.node in (node, hosts[hosts.index(node) - 1])  # its own shards, and copies of its neighbour's
             for rank in place.ranks
         )  # fmt: skip
         self.report(node, Inventory(job.name, shards))
 
     def _step(self, name: str) -> None:
-        """Every rank of the newest generation has stepped, if it was started."""
+        """Let every rank of the newest generation finish a step, if the generation was started."""
         job = self.state.jobs[name]
         generation = job.generation
         if generation is None or job.change is None:
@@ -261,7 +261,7 @@ class Noise:
                 condition.ended = min(condition.ended, self.now)
 
     def _changed(self, job: str, number: int) -> None:
-        """A new generation is planned: for which warning, and was there reason for it?"""
+        """Record that a new generation is planned, and judge the warning that caused it."""
         for incident in self.state.incidents.values():
             if (incident.job, incident.new_generation) == (job, number) and incident.warning:
                 self._judge(incident)
@@ -281,16 +281,16 @@ class Noise:
             self.evicted[verdict] += 1
         if verdict == "false" and len(self.mistakes) < 20:
             self.mistakes.append(f"{incident.action.kind} of {incident.node}: {incident.cause}")
-        for each in mine:  # a node that has left is looked after
+        for each in mine:  # a node that was removed is repaired
             each.ended = min(each.ended, self.now)
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def any_node(self) -> str:
         return f"n{int(self.rng.integers(self.nodes))}"
 
     def flap(self) -> None:
-        """A port goes down for seconds; longer downs are faults."""
+        """Let a port go down for seconds; a port that is down for longer is a fault."""
         node, back_s = self.any_node(), min(20.0, float(self.rng.lognormal(1.0, 0.8)))
         self.see(port_sample(node, self.now, "DOWN"))
         self.at(self.now + back_s, lambda: self.see(port_sample(node, self.now, "ACTIVE")))
@@ -321,7 +321,7 @@ class Noise:
         self._slow(float("inf"))
 
     def mistake(self) -> None:
-        """A detector calls a rank slow once."""
+        """Let a detector report a healthy rank as slow once."""
         self._slow_rank(self.any_node(), None, float(self.rng.uniform(*SLOWDOWN)), 0)
 
     def _slow(self, seconds: float) -> None:
@@ -329,11 +329,11 @@ class Noise:
         self._slow_rank(node, self.affect(node, "slow", seconds), float(self.rng.uniform(*SLOWDOWN)), 0)
 
     def _slow_rank(self, node: str, condition: Condition | None, excess: float, times: int) -> None:
-        """Report a slow rank as the detector of stragglers does, and as often."""
+        """Report a slow rank in the same way and as often as the straggler detector."""
         limits = StragglerThresholds()
         window_s = limits.window * STEP_S
         if condition is not None:
-            # So much of the window must be slow for a report, and it is reported until less of it is.
+            # A rank is reported while at least this part of the window is slow.
             seen_s = window_s * max(limits.lasting, limits.floor / excess)
             if times == 0:
                 if condition.ended - condition.began > seen_s:
@@ -345,7 +345,7 @@ class Noise:
         member = next(iter(self.state.nodes[node].live_generations), "")
         job = self.state.jobs.get(member)
         if job is None or job.running is None or job.running.slot_of(node) is None:
-            return  # it is a spare
+            return  # the node is a spare
         place = next(place for place in job.running.placements if place.node == node)
         share = excess / (1 + excess)
         found = f"steps:{job.name}:{job.number}:straggler:{place.first_rank}"
@@ -376,7 +376,7 @@ class Noise:
             self.at(self.now + limits.repeat_s, again)
 
     def _over(self, node: str, found: str) -> None:
-        """The detector sees that a condition has ended."""
+        """Let the detector report that a condition has ended."""
         self.find(
             Finding(
                 id=f"{found}:over:{self.now:.0f}",
@@ -392,7 +392,7 @@ class Noise:
 
 
 def judge(score: Score, rng: np.random.Generator, hours: float = HOURS, nodes: int = NODES) -> None:
-    """Counts a case for every planned change for a warning; the facts have the rates at 100,000 GPUs."""
+    """Count a case for every planned change because of a warning. The facts contain the rates at 100,000 GPUs."""
     noise = Noise(rng, nodes)
     for per_day, what in (
         (FLAPS_PER_DAY, noise.flap),

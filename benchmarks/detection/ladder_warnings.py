@@ -1,9 +1,10 @@
-"""Suite `ladder`: every warning of docs/diagnostics.md, from what agents send through the real detectors to the default
-policy's action. A run that is healthy enough to go on is changed for four things only: a node that costs more than its swap, a
-GPU that waits for a reset, a board that has links down or is not in its NVLink fabric, and a machine that is taken away.
+"""Cases of suite `ladder` for every warning of docs/diagnostics.md, from the signals of agents through the real detectors to
+the action of the default policy. A run that can continue is changed for four reasons only: a node that costs more than its
+replacement, a GPU that waits for a reset, a board that has links down or is not in its NVLink fabric, and a machine that is
+taken away.
 
-Sources of what is right: the public monitors that the thresholds come from (gpud, NVSentinel, DCGM): everything else is for
-people, or for the job's next boundary.
+The right actions follow from the public monitors that are the sources of the thresholds (gpud, NVSentinel, DCGM): all other
+warnings are for operators, or for the time when the job next stops.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _NO_COUNTS: Mapping[str, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """`drive` makes agents send what leads to a warning of this kind."""
+    """A case. `drive` lets agents send signals that lead to a warning of this kind."""
 
     name: str
     kind: FindingKind
@@ -61,7 +62,7 @@ class Warned:
 
 
 def _gpu(fleet: Fleet, **columns: int) -> None:
-    """One reading of a node with one GPU, everything else healthy."""
+    """Send one reading of a node with one GPU; all other values are healthy."""
     healthy = {"pcie_width": 16, "pcie_width_max": 16, "pcie_gen": 5, "pcie_gen_max": 5, "utilization": 99} | columns
     names = [field.name for field in dataclasses.fields(GpuHealth)][5:]
     values: dict[str, Any] = {name: (healthy.get(name, 0),) for name in names}
@@ -69,7 +70,7 @@ def _gpu(fleet: Fleet, **columns: int) -> None:
 
 
 def _readings(**columns: int) -> Callable[[Fleet], None]:
-    """The same reading three times, 30 s apart."""
+    """Send the same reading three times, 30 s apart."""
 
     def drive(fleet: Fleet) -> None:
         for _ in range(3):
@@ -80,7 +81,7 @@ def _readings(**columns: int) -> Callable[[Fleet], None]:
 
 
 def _growing(**per_s: float) -> Callable[[Fleet], None]:
-    """GPU counters that grow for twenty minutes."""
+    """Send GPU counters that grow for twenty minutes."""
 
     def drive(fleet: Fleet) -> None:
         for second in range(0, 1200, 15):
@@ -97,7 +98,7 @@ def _port(fleet: Fleet, state: str = "ACTIVE", counters: Mapping[str, int] = _NO
 
 
 def _ports(*states: tuple[float, str]) -> Callable[[Fleet], None]:
-    """A port in these states, each for so many seconds."""
+    """Send the states of a port: (duration in seconds, state)."""
 
     def drive(fleet: Fleet) -> None:
         for seconds, state in states:
@@ -116,7 +117,7 @@ def _port_gone(fleet: Fleet) -> None:
 
 
 def _counting(**per_s: float) -> Callable[[Fleet], None]:
-    """Counters of a port that grow for twenty minutes."""
+    """Send counters of a port that grow for twenty minutes."""
 
     def drive(fleet: Fleet) -> None:
         for second in range(0, 1200, 15):
@@ -188,7 +189,7 @@ def _trouble(kind: TroubleKind) -> Callable[[Fleet], None]:
     return lambda fleet: fleet.see(CheckpointTrouble(NODE, fleet.now, JOB, kind, "/data", "no space is left", _RANK))
 
 
-# ---------------------------------------------------------------- what ranks do
+# ---------------------------------------------------------------- signals of ranks
 
 
 def _steps(
@@ -196,7 +197,7 @@ def _steps(
     count: int,
     *,
     own_s: Sequence[float] = (1.0, 1.0, 1.0),
-    wait_s: float = 0.0,  # longer than for the slowest rank
+    wait_s: float = 0.0,  # in addition to the wait for the slowest rank
     loss: Callable[[int], float] = lambda step: 2.0,
     norm: float = 1.0,
     local_norm: Sequence[float] = (1.0, 1.0, 1.0),
@@ -204,7 +205,7 @@ def _steps(
     silent: Sequence[str] = (),
     first: int | None = None,
 ) -> None:
-    """Every rank finishes so many steps, of a second or as long as its slowest rank needs."""
+    """Let every rank finish `count` steps, each as long as the slowest rank needs."""
     took_s = max(own_s) + wait_s
     first = fleet.job.progress.step + 1 if first is None else first
     for step in range(first, first + count):
@@ -226,7 +227,7 @@ def _steps(
 
 
 def _slow(own_s: Sequence[float], tokens: Sequence[int] = (100, 100, 100)) -> Callable[[Fleet], None]:
-    """Ranks that stay slow for a quarter of an hour."""
+    """Let ranks be slow for a quarter of an hour."""
 
     def drive(fleet: Fleet) -> None:
         _steps(fleet, 40)
@@ -267,7 +268,7 @@ def _agent_silent(fleet: Fleet) -> None:
 
 
 def _standstill(fleet: Fleet) -> None:
-    """Every rank sleeps, and no recorder answers."""
+    """Let every rank sleep; no flight recorder answers."""
     _steps(fleet, 30)
     since, done = fleet.now, fleet.job.progress.step
     for _ in range(int(3 * 30.0)):
@@ -283,7 +284,7 @@ def _standstill(fleet: Fleet) -> None:
 
 
 def _no_progress(fleet: Fleet) -> None:
-    """A script that reports no steps: 30 optimizer steps of every rank were observed, and then no other."""
+    """Simulate a script that reports no steps: 30 optimizer steps of every rank are observed, and then none."""
     for second in range(430):
         fleet.now += 1.0
         for rank, node in enumerate(fleet.nodes()):

@@ -1,4 +1,4 @@
-"""Suite `numerical`: generated losses and gradient norms, clean and with one fault; fresh seeds each time."""
+"""Suite `numerical`: generated losses and gradient norms, without and with one fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, StepColumns
 
-RUNS = 80  # of each kind
+RUNS = 80  # for each kind
 STEPS = 400
 _T0 = 1_700_000_000.0
 _FAULTS = ("loss spike", "gradient spike", "NaN for a step", "NaN for good")

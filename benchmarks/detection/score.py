@@ -1,4 +1,4 @@
-"""What a suite reports: counts, and what follows from them."""
+"""The result of a suite: counts, and the measures that follow from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Z95 = 1.959964
 
 
 def wilson95(hits: int, cases: int) -> tuple[float, float]:
-    """The Wilson interval of a proportion at 95 %; (0, 1) when there are no cases."""
+    """The Wilson interval of a proportion at 95 %; (0, 1) if there are no cases."""
     if cases == 0:
         return 0.0, 1.0
     share, z2 = hits / cases, _Z95 * _Z95
@@ -23,17 +23,17 @@ def wilson95(hits: int, cases: int) -> tuple[float, float]:
 
 @dataclass(slots=True)
 class Score:
-    """Counts of one suite, or of one row of it. `wrong` = said what is not so, `missed` = did not say what is so."""
+    """Counts of one suite, or of one of its rows. `wrong`: false conclusions. `missed`: true conclusions not drawn."""
 
     suite: str
     unit: str = "s"  # of the delays
     hits: int = 0
     wrong: int = 0
     missed: int = 0
-    clean: int = 0  # cases in which nothing was to be said, and nothing was
-    spoiled: int = 0  # cases in which nothing was to be said, and something was
+    clean: int = 0  # cases without an expected conclusion, in which none was drawn
+    spoiled: int = 0  # cases without an expected conclusion, in which one was drawn
     delays: list[float] = field(default_factory=list)
-    mistakes: list[str] = field(default_factory=list)  # the first few, so that they can be looked at
+    mistakes: list[str] = field(default_factory=list)  # the first 20, for inspection
     rows: list[Score] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -43,7 +43,7 @@ class Score:
             self.delays.append(delay)
 
     def fail(self, what: str, *, wrong: int = 0, missed: int = 0, spoiled: bool = False) -> None:
-        """`spoiled`: a case in which nothing was to be said."""
+        """Count a failed case. `spoiled`: no conclusion was expected."""
         self.wrong += wrong
         self.missed += missed
         self.spoiled += spoiled
@@ -51,13 +51,13 @@ class Score:
             self.mistakes.append(what)
 
     def row(self, name: str) -> Score:
-        """A part of this suite, counted into it by `total`."""
+        """Add a row to this suite; `total` adds the row's counts to those of the suite."""
         part = Score(name, self.unit)
         self.rows.append(part)
         return part
 
     def total(self, *names: str) -> Score:
-        """Add up the rows (those named, or all) into this suite."""
+        """Add the counts of the named rows, or of all rows, to this suite."""
         for part in self.rows:
             if not names or part.suite in names:
                 self.hits += part.hits
@@ -75,12 +75,12 @@ class Score:
         return self.hits + self.missed + self.clean + self.spoiled
 
     def as_json(self) -> dict[str, Any]:
-        said = self.hits + self.wrong
-        there = self.hits + self.missed
-        low, high = wilson95(self.hits, there)
+        concluded = self.hits + self.wrong
+        expected = self.hits + self.missed
+        low, high = wilson95(self.hits, expected)
         result: dict[str, Any] = {
-            "precision": self.hits / said if said else None,
-            "recall": self.hits / there if there else None,
+            "precision": self.hits / concluded if concluded else None,
+            "recall": self.hits / expected if expected else None,
             "wilson95": [round(low, 4), round(high, 4)],
             "delay": delays_of(self.delays, self.unit),
             "cases": self.cases,
@@ -100,7 +100,7 @@ class Score:
 
 
 def progress(text: str) -> None:
-    """Where a suite that takes long is, beside the table."""
+    """Print the progress of a long suite, separately from the table of results."""
     print(f"… {text}", file=sys.stderr, flush=True)
 
 

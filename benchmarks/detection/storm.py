@@ -1,13 +1,13 @@
-"""Suite `storm`: N of 12,500 nodes fail in the same second, in four ways; the real engine says which, and the real supervisor
-core decides what to do.
+"""Suite `storm`: N of 12,500 nodes fail in the same second, in four ways. The real engine detects the failed nodes, and the
+real supervisor core decides the actions.
 
-Time is virtual, and computing takes the CPU time that it really took: the engine is behind by what it has not computed yet, and
-so is the supervisor (`deciding`). `finding` is the delay from fault to finding, `decision` that from fault to decision; the
-row's own delay is the latter. A storm that takes more than the breaker's share of the fleet is decided once, by the breaker:
-what waits for a decision then has it, and what comes after is held, and counts as decided when it has been judged. Memory
-exhausted is a warning: nothing is decided.
+Time is virtual, but every computation takes as long as its real CPU time, so that the engine and the supervisor (`deciding`)
+lag behind the events. `finding` is the delay from fault to finding, `decision` the delay from fault to decision; the delay of
+the row is the latter. If more than the circuit breaker's share of the fleet fails, the breaker decides once. Incidents that
+wait for a decision are then decided, and later ones are deferred, and count as decided when their findings have been processed.
+A node that is out of memory leads to a warning and needs no decision.
 
-Each storm has `DEADLINE_S` of this machine's time; what is not decided by then was missed.
+Each storm has `DEADLINE_S` of real time on this machine; faults without a decision by then count as missed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from holdfast.runtime.garbage import collect_seldom
 FLEET = 12_500  # nodes
 SPARES = 250
 STORMS = (150, 750, 12_500)
-DEADLINE_S = 120.0  # for one storm, of real time
-_PER_JOB = 8  # nodes; ranks per node: 1, because what is measured is findings
+DEADLINE_S = 120.0  # real time for one storm
+_PER_JOB = 8  # nodes, with one rank each, because only findings are measured
 _TICK_S = 0.02
 _STEP_S = 0.5
-_TRAINING_S = 5.0  # before the storm: jobs of which nobody knows a step time are judged by other rules
-_LASTING_S = 3.0  # what is not found so long after the last fault was missed
+_TRAINING_S = 5.0  # before the storm, because jobs without a known step time are judged by other rules
+_LASTING_S = 3.0  # a fault counts as missed if it is not found within this time after the last fault
 _T0 = 1_700_000_000.0
 _KINDS = {
     "crash": FindingKind.WORKER_CRASH,
@@ -59,7 +59,7 @@ _KINDS = {
 
 
 def suite(rng: np.random.Generator) -> Score:
-    collect_seldom()  # as both services do
+    collect_seldom()  # as in both services
     score = Score("storm")
     for count in STORMS:
         began = time.monotonic()
@@ -80,12 +80,12 @@ def _storm(row: Score, count: int, rng: np.random.Generator, until: float) -> No
     victims = sorted(rng.choice(FLEET, count, replace=False).tolist())
     ways = {victim: str(rng.choice(list(_KINDS))) for victim in victims}
     faults = sorted((_T0 + _TRAINING_S + float(rng.random()), victim) for victim in victims)
-    ended: dict[str, float] = {}  # job → when the first of its ranks was gone
+    ended: dict[str, float] = {}  # job → when the first of its ranks ended
     for at, victim in faults:
         if ways[victim] in ("crash", "lost"):
             ended.setdefault(jobs[victim], at)
     at_fault: dict[str, float] = {}
-    found: list[tuple[float, Finding]] = []  # when it left the engine
+    found: list[tuple[float, Finding]] = []  # (when the engine returned it, finding)
     gone: list[tuple[float, str]] = []
     engine_free = _T0
     now, next_fault, cpu_s, talking = _T0, 0, 0.0, itertools.cycle(range(FLEET))
@@ -108,17 +108,17 @@ def _storm(row: Score, count: int, rng: np.random.Generator, until: float) -> No
             batch.append(_fault(ways[victim], node, jobs[victim], victim % _PER_JOB, at))
             next_fault += 1
         began = time.process_time()
-        said = [finding for signal in (*batch, ClockTick(now)) for finding in engine.fold(signal, now).findings]
+        concluded = [finding for signal in (*batch, ClockTick(now)) for finding in engine.fold(signal, now).findings]
         spent = time.process_time() - began
         cpu_s += spent
         engine_free = max(engine_free, now) + spent
-        found += ((engine_free, finding) for finding in said)
-    roots: set[str] = set()  # jobs that something has ended
+        found += ((engine_free, finding) for finding in concluded)
+    roots: set[str] = set()  # jobs with a root failure
     kinds = {}
     for _, victim in faults:
         way, job = ways[victim], jobs[victim]
         if way == "crash" and job in roots:
-            continue  # the second crash of a job is a cascade: only the first counts, by design
+            continue  # later crashes of a job are cascading failures: only the first counts, by design
         roots |= {job} if way in ("crash", "lost") else set()
         kinds[f"n{victim}"] = _KINDS[way]
     decisions = decide(running_fleet(FLEET, _PER_JOB, SPARES, _T0), found, gone, until)

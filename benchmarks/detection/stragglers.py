@@ -1,9 +1,9 @@
 """Suite `stragglers`: the real traces as they are, the same with one rank slowed down, and generated jobs on random meshes.
 
-A trace is `stragglers/trace-NAME.parquet` (per-operation timings; ByteDance-Seed/StragglerAnalysis). What is fed is what
-agents would send: duration of the step, the wait of each rank for the others, one message per node and step, through the
-production detector. A trace's own culprits, where it has any, are in `truth.json` beside it, else in the project's own
-({"AR": [0]}: indices among the trace's ranks in order); of a trace that is in neither nobody is expected to be named.
+A trace is `stragglers/trace-NAME.parquet` (per-operation timings; ByteDance-Seed/StragglerAnalysis). The production detector
+receives what agents would send: the duration of the step and the wait of each rank for the others, one message per node and
+step. The slow ranks of a trace are listed in `truth.json` in the same directory, or else in that of tests/data ({"AR": [0]}:
+indices among the trace's ranks in order). If a trace is in neither file, no rank is expected to be named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, StepColumns
 
 SLOW = (0.05, 0.10, 0.15, 0.20, 0.30, 0.50)
-ASKED = 0.15  # the suite's own score: slower than this must be found
+ASKED = 0.15  # slowdown from which a rank must be found; the score of the suite counts only such ranks
 DELAY_MAX = 15  # steps
 TRIALS = 40  # injections per trace and slowdown
 WORLDS = 60  # generated jobs per slowdown
@@ -40,7 +40,7 @@ Work = NDArray[np.float64]  # steps × ranks, seconds
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the detector said: steps (by index) at which each rank was named first."""
+    """The result of the detector: for each rank, the step (by index) at which it was named first."""
 
     ranks: dict[int, int]
     kinds: frozenset[FindingKind]
@@ -78,7 +78,7 @@ def suite(data: Path, rng: np.random.Generator) -> Score:
 
 
 def watch(mesh: Mesh, work: Work) -> Named:
-    """Run the detector over a job's steps."""
+    """Run the detector on a job's steps."""
     detector, steps, now = Alone(Stragglers()), work.shape[0], _T0
     named: dict[int, int] = {}
     kinds = set()
@@ -96,7 +96,7 @@ def watch(mesh: Mesh, work: Work) -> Named:
         findings = detector.observe(record, now)
         for finding in findings:
             if finding.severity is Severity.INFO:
-                continue  # something is over
+                continue  # the withdrawal of a condition
             kinds.add(finding.kind)
             if finding.kind is FindingKind.STRAGGLER:
                 for rank in finding.evidence["ranks"].split(", "):
@@ -124,10 +124,10 @@ def _columns(node: str, at: float, step: int, ranks: Sequence[int], own: Work, d
     )
 
 
-def _judge(row: Score, name: str, said: Named, truth: dict[int, int]) -> None:
-    """Compare with the slow ranks that are there (rank → step of onset)."""
+def _judge(row: Score, name: str, result: Named, truth: dict[int, int]) -> None:
+    """Compare with the true slow ranks (rank → step of onset)."""
     for rank, onset in truth.items():
-        delay = said.ranks[rank] - onset + 1 if rank in said.ranks else None
+        delay = result.ranks[rank] - onset + 1 if rank in result.ranks else None
         if delay is not None and delay <= max(DELAY_MAX, 0 if onset else DELAY_MAX):
             row.hit(delay)
         else:
@@ -135,7 +135,7 @@ def _judge(row: Score, name: str, said: Named, truth: dict[int, int]) -> None:
                 f"{name}: rank {rank} from step {onset} " + ("not found" if delay is None else f"after {delay}"),
                 missed=1,
             )
-    false = sorted(said.ranks.keys() - truth.keys())
+    false = sorted(result.ranks.keys() - truth.keys())
     if false:
         row.fail(f"{name}: false ranks {false}", wrong=len(false), spoiled=not truth)
     elif not truth:
@@ -143,32 +143,32 @@ def _judge(row: Score, name: str, said: Named, truth: dict[int, int]) -> None:
 
 
 def _inject(row: Score, mesh: Mesh, work: Work, truth: Sequence[int], slow: float, rng: np.random.Generator) -> None:
-    """One healthy rank becomes slower, at a step that leaves time to find it."""
+    """Make one healthy rank slower, from a step that leaves enough time to find it."""
     rank = int(rng.choice([rank for rank in range(mesh.world_size) if rank not in truth]))
     onset = int(rng.integers(0, work.shape[0] - DELAY_MAX))
     hurt = work.copy()
     hurt[onset:, rank] *= 1.0 + slow
-    said = watch(mesh, hurt)
-    kept = {known: step for known, step in said.ranks.items() if known not in truth}
-    _judge(row, f"{mesh}, {slow:.0%}", Named(kept, said.kinds), {rank: onset})
+    result = watch(mesh, hurt)
+    kept = {known: step for known, step in result.ranks.items() if known not in truth}
+    _judge(row, f"{mesh}, {slow:.0%}", Named(kept, result.kinds), {rank: onset})
 
 
 def generate(rng: np.random.Generator) -> tuple[Mesh, Work]:
-    """A job of random mesh, noise, sequence imbalance and long last stage. 45 steps."""
+    """A job of 45 steps with random mesh, noise, sequence imbalance and long last stage."""
     dp, pp, tp = int(rng.choice([2, 4, 8, 16])), int(rng.choice([1, 1, 2, 4])), int(rng.choice([1, 2, 4]))
     mesh, steps = Mesh((("dp", dp), ("pp", pp), ("tp", tp))), 45
     stages = np.ones(pp) + rng.normal(0, 0.02, pp)
     stages[-1] *= rng.choice([1.0, 1.1, 1.5])
     data = rng.normal(0, float(rng.choice([0.0, 0.02, 0.12])) if pp > 1 else 0.02, (steps, dp, 1, 1))
     noise = rng.normal(0, float(rng.choice([0.005, 0.02, 0.04])), (steps, dp, pp, tp))
-    nature = rng.normal(0, 0.01, (1, dp, pp, tp))  # no two machines are equal
+    nature = rng.normal(0, 0.01, (1, dp, pp, tp))  # machines differ a little
     hiccups = np.where(rng.random((steps, dp, pp, tp)) < 0.005, rng.uniform(0.5, 5.0), 0.0)
     work = rng.uniform(0.2, 20.0) * stages[:, None] * (1 + data) * (1 + noise) * (1 + nature) + hiccups
     return mesh, work.reshape(steps, -1)
 
 
 def read_trace(path: Path) -> tuple[Mesh, Work]:
-    """Forward and backward compute of each rank that the trace has, as a mesh of its replicas and stages."""
+    """The forward and backward compute times of each rank in the trace, with a mesh of its replicas and stages."""
     table = pyarrow.parquet.read_table(path, columns=["dp_rank", "stage", "step", "optype", "duration"])
     kind = np.array(table["optype"].to_pylist())
     compute = np.isin(kind, ("forward-compute", "backward-compute"))
@@ -186,8 +186,8 @@ def _truth(path: Path, name: str) -> tuple[int, ...]:
 
 
 def speed(ranks: int = 100_000) -> dict[str, float]:
-    """Milliseconds of CPU for one step of `ranks` ranks, medians of nine: with a window that is full, and before the first
-    step is judged, which is the part of it that gathers what the nodes have reported."""
+    """Milliseconds of CPU time for one step of `ranks` ranks, medians of nine steps: with a full window, and before the first
+    step is judged, when only the reports of the nodes are collected."""
     mesh = Mesh((("dp", ranks // 64), ("pp", 8), ("tp", 8)))
     rng, detector, now = np.random.default_rng(0), Alone(Stragglers()), _T0
     everyone = tuple(range(mesh.world_size))

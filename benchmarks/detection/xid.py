@@ -1,8 +1,8 @@
-"""Suite `xid`: every code of the catalogue, written as the driver writes it, and recorded kinds of kernel lines, from the text
+"""Suite `xid`: every code of the catalogue in the notation of the driver, and recorded kinds of kernel lines, from the text
 through the agent's reader to the finding of the whole engine.
 
-`xid.csv` (of DATA, else the shipped one) says what each code calls for; `kernel/lines.csv` which kind of finding a line leads
-to, nothing for noise. Right is: the kind, whether the run or the node is condemned, and the first rung of the ladder.
+`xid.csv` (of DATA, otherwise the shipped one) contains the first action for each code. `kernel/lines.csv` contains the kind of
+finding for each line, which is empty for noise. A case is right if the kind, the severity and the first recommended action are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.domain.signals import GenerationStarted, KernelLine
 
 _T0 = 1_700_000_000.0
 _NOT_THE_MACHINE = ("app", "driver_or_app", "side_effect", "info", "unused")
-# What a row's words mean for a code of the hardware class: severity, first rung.
+# The severity and the first recommended action for each first action of the catalogue, for codes of the hardware class.
 _HARDWARE = {
     "IGNORE": (Severity.INFO, Remedy.WATCH),
     "REPORT": (Severity.WARNING, Remedy.WATCH),
@@ -73,8 +73,8 @@ def _code(score: Score, row: dict[str, str]) -> None:
     if right:
         score.hit()
     else:
-        said = ", ".join(f"{one.severity} {one.ladder[0]}" for one in found) or "nothing"
-        score.fail(f"{code} {row['proposed_class']} {action}: {said}", wrong=bool(found), missed=1)
+        answer = ", ".join(f"{one.severity} {one.ladder[0]}" for one in found) or "nothing"
+        score.fail(f"{code} {row['proposed_class']} {action}: {answer}", wrong=bool(found), missed=1)
 
 
 def _line(score: Score, text: str, kind: str) -> None:
@@ -93,7 +93,7 @@ def _line(score: Score, text: str, kind: str) -> None:
 
 
 def read(text: str) -> tuple[Finding, ...]:
-    """What a fresh fleet of one node concludes from one line."""
+    """The findings of a new engine with one node after one line."""
     recognised = recognise(text)
     if recognised is None:
         return ()

@@ -1,1 +1,1 @@
-"""The vocabulary of Holdfast as plain values: frozen, slotted, standard library only. Reading it is reading the protocol."""
+"""The values that the components of Holdfast exchange: frozen, slotted dataclasses, with the standard library only."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class CheckpointId(NamedTuple):
-    """One step of one attempt. The greater one is the newer: a newer attempt is newer whatever its steps."""
+    """One step of one attempt. Ordered by age: the newer attempt is greater, and within an attempt the later step."""
 
     attempt: int
     step: int

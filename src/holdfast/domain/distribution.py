@@ -1,4 +1,5 @@
-"""The name of the distribution. On the package index `holdfast` is another project; imports and the command are called so."""
+"""The name of the distribution. It differs from that of the imports and the command, `holdfast`, because on the package index
+`holdfast` is another project."""
 
 from __future__ import annotations
 
@@ -6,5 +7,5 @@ DISTRIBUTION = "holdfast-training"
 
 
 def install_command(extra: str) -> str:
-    """What installs one of the optional dependencies in pyproject.toml."""
+    """The command that installs one of the optional dependencies in pyproject.toml."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"

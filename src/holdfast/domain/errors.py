@@ -4,10 +4,10 @@ HoldfastError
 ├── InvalidSpec          the user's input is invalid: a job, policy, setting or command
 │   └── InvalidSpecs     several invalid values of one input
 ├── NotFound             a job, node, incident or shard does not exist
-├── Conflict             a valid request that is not possible now: a job of that name is running, the port is in use
+├── Conflict             a valid request that is not possible now: a job with this name is running, the port is in use
 ├── Unavailable          Redis, a service or an agent does not answer
 │   ├── Unrestorable     no source has an intact copy of a shard; the requesting node is healthy
-│   └── OtherFleet       the other end of a connection belongs to another fleet, or does not prove that it is of this one
+│   └── OtherFleet       the other end of a connection belongs to another fleet, or does not prove that it belongs to this one
 ├── OutOfSpace           a file system is full; the message contains the needed and the free space
 ├── IncompatibleVersion  two components have different protocol versions
 ├── MalformedMessage     a message or record is malformed; it is rejected as a whole
@@ -43,7 +43,7 @@ class InvalidSpec(HoldfastError):
 
 
 def _shown(value: object) -> str:
-    # Limited during formatting, not after: the complete repr of ten nested YAML aliases would fill the memory.
+    # The length is limited during formatting, not after it: the complete repr of ten nested YAML aliases would fill the memory.
     shorten = reprlib.Repr()
     shorten.maxstring = shorten.maxother = shorten.maxlong = VALUE_CHARS_MAX
     shorten.maxlevel = 2
@@ -51,7 +51,7 @@ def _shown(value: object) -> str:
 
 
 class InvalidSpecs(InvalidSpec):
-    """All errors of one input, one per line; field, value and expected are those of the first."""
+    """All errors of one input, one per line. `field`, `value` and `expected` are those of the first error."""
 
     def __init__(self, problems: Sequence[InvalidSpec]) -> None:
         first = problems[0]
@@ -104,7 +104,7 @@ class PolicyError(HoldfastError):
 
 
 class PluginError(HoldfastError):
-    """An installed plug-in cannot be used: the message names it and the error. Holdfast runs without it."""
+    """An installed plug-in cannot be used. The message contains plug-in and error. Holdfast runs without the plug-in."""
 
     def __init__(self, group: str, plugin: str, problem: str) -> None:
         super().__init__(f"plug-in {plugin} of {group}: {problem}")

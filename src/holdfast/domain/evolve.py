@@ -1,7 +1,7 @@
-"""`dataclasses.replace`, several times as fast: an incident of a large job replaces a hundred thousand values of thirty fields.
+"""A faster `dataclasses.replace`. An incident of a large job replaces a hundred thousand values of thirty fields.
 
-The rows of the supervisor's state (`Node`, `Job`, `Change`), the state itself and `Prepare` have no slots for its sake: the
-fields of such a value are one dictionary, which is copied as a whole. Of others the constructor is called with all fields.
+The supervisor's state, its rows (`Node`, `Job`, `Change`) and `Prepare` have no slots for this purpose: the fields of such a
+value are one dictionary, which is copied as a whole. For other classes the constructor is called with all fields.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 def evolve(value: T, **changes: Any) -> T:
-    """`value`, a dataclass of at least two fields, with other values in these fields; those that the constructor does not take
-    begin anew. Raises KeyError for a field that it has not."""
+    """Return a copy of `value`, a dataclass with at least two fields, with these fields changed. Fields that the constructor
+    does not take are reset to their defaults. Raises KeyError for a field that the class does not have."""
     kind = type(value)
     copy = _COPIES.get(kind) or _COPIES.setdefault(kind, _copy_of(kind))
     made: T = copy(value, changes)
@@ -51,7 +51,7 @@ def _cloned(kind: type[Any], derived: dict[str, Any]) -> _Copy:
     size, new, put = len(fields(kind)), object.__new__, object.__setattr__
 
     def copy(value: Any, changes: dict[str, Any]) -> Any:
-        known = value.__dict__.copy()  # as a whole: filling another one takes three times as long
+        known = value.__dict__.copy()  # copied as a whole: filling a new dictionary takes three times as long
         if derived:
             known.update(derived)
         known.update(changes)

@@ -1,4 +1,4 @@
-"""A finding: what a detector concluded, about what, and on which evidence. diagnostics publishes them; the supervisor acts."""
+"""Findings: the conclusions of detectors, with location and evidence. Diagnostics publishes and the supervisor acts on them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from enum import StrEnum
 
 from holdfast.domain.nodes import Notice
 
-STOPPED = "process is stopped"  # in a hang's reason: SIGSTOP, or a debugger
+STOPPED = "process is stopped"  # in the reason of a hang: stopped by SIGSTOP or a debugger
 INJECTED = "injected by holdfast inject"  # in a kernel line that `holdfast inject xid` wrote
-# In a finding's evidence: what `since` rests on. An estimate says so: it begins with `ESTIMATE`.
+# Evidence key: the basis of `since`. The value begins with `ESTIMATE` if `since` is an estimate.
 DATED = "dated"
 ESTIMATE = "estimate: "
 
 
 class FindingKind(StrEnum):
     WORKER_CRASH = "worker_crash"  # a process died by signal or non-zero exit without a Python exception
-    WORKER_EXCEPTION = "worker_exception"  # the script raised; evidence carries type, message, frames, step
-    REPEATED_EXCEPTION = "repeated_exception"  # the same exception at the same step again: the user's bug
-    NODE_LOST = "node_lost"  # the agent is not heard any more; information when it is heard again after all
-    HANG = "hang"  # no rank progresses; `rank` names the one that the others wait for, None = nobody stands out
-    GPU_ERROR = "gpu_error"  # an Xid or other hardware verdict; evidence carries the code and the catalogue's row
+    WORKER_EXCEPTION = "worker_exception"  # the script raised an exception; evidence: type, message, frames, step
+    REPEATED_EXCEPTION = "repeated_exception"  # the same exception at the same step again: a bug of the script or data
+    NODE_LOST = "node_lost"  # diagnostics has lost contact with the agent; severity info: the agent has reconnected
+    HANG = "hang"  # no rank makes progress; `rank`: the rank that the others wait for, None = no rank stands out
+    GPU_ERROR = "gpu_error"  # an Xid or another error of a GPU; evidence: the code and the catalogue's row
     HOST_PRESSURE = "host_pressure"  # memory, disk or load near a limit: a warning, never an eviction
-    RANKS_MISSING = "ranks_missing"  # raised by the supervisor itself: a generation did not start in time
+    RANKS_MISSING = "ranks_missing"  # reported by the supervisor itself: a generation did not start in time
     HOST_OOM = "host_oom"  # the kernel killed a process because the machine had no memory left
-    KERNEL_STALL = "kernel_stall"  # soft lockup or hung task: the kernel itself says that something does not come back
+    KERNEL_STALL = "kernel_stall"  # the kernel reported a soft lockup or a hung task
     STORAGE_FAULT = "storage_fault"  # a local disk times out, or its file system became read-only
-    NETWORK_FAULT = "network_fault"  # an InfiniBand or RoCE port is down, flaps, or its adapter says that it is broken
-    MAINTENANCE = "maintenance"  # the owner of the machine will take it: leave before
-    STRAGGLER = "straggler"  # a rank that is slower than its peers, step after step; a warning
-    IMBALANCE = "imbalance"  # data, or a stage, makes some ranks work longer: nobody is to blame
-    SLOW_COLLECTIVE = "slow_collective"  # even the last rank waits longer than it used to: the network
+    NETWORK_FAULT = "network_fault"  # an InfiniBand or RoCE port is down or flaps, or its adapter reports a failure
+    MAINTENANCE = "maintenance"  # the owner of the machine will take it: the job must leave before
+    STRAGGLER = "straggler"  # a rank is slower than its comparison group, step after step; a warning
+    IMBALANCE = "imbalance"  # data, or a pipeline stage, makes some ranks work longer; no rank is at fault
+    SLOW_COLLECTIVE = "slow_collective"  # even the rank that waits least waits longer than before: the network
     NUMERICAL = "numerical"  # loss or gradient norm: a spike (warning), or not a number step after step (error)
-    DEGRADATION = "degradation"  # a counter of the hardware grows, a disk fills: a warning with the trend
-    PREFLIGHT = "preflight"  # a node failed the tests of itself that it makes before it gets ranks: a warning
-    CHECKPOINT = "checkpoint"  # a rank's saves do not happen, or a tier takes no copies: a warning
+    DEGRADATION = "degradation"  # a counter of the hardware grows, or a disk fills: a warning with the trend
+    PREFLIGHT = "preflight"  # a node failed its pre-flight test: a warning
+    CHECKPOINT = "checkpoint"  # a rank misses saves, or a tier accepts no copies: a warning
     NO_PROGRESS = "no_progress"  # a script that reports no steps: no optimizer step was observed for long; a warning
-    SILENT_CORRUPTION = "silent_corruption"  # the state is wrong without an error; evidence carries verified_step
+    SILENT_CORRUPTION = "silent_corruption"  # the state is wrong without an error; evidence: verified_step
 
 
 class Severity(StrEnum):
@@ -48,7 +48,7 @@ class Severity(StrEnum):
 
 
 class Remedy(StrEnum):
-    """One rung of the recommended ladder, mildest first."""
+    """A recommended action, least disruptive first."""
 
     WATCH = "watch"
     RESTART_PROCESS = "restart_process"
@@ -59,7 +59,7 @@ class Remedy(StrEnum):
 
 
 class Blamed(StrEnum):
-    """Who is to blame for a failure, as far as it shows."""
+    """Failure attribution: what is responsible for a failure."""
 
     NOT_JUDGED = ""
     USER = "user"
@@ -68,37 +68,39 @@ class Blamed(StrEnum):
 
 
 def blamed(text: str) -> Blamed:
-    """What this word says; a word that is not known here says nothing."""
+    """Return the member with this value; NOT_JUDGED if there is none."""
     return Blamed(text) if text in set(Blamed) else Blamed.NOT_JUDGED
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """What a failure says about its cause, in the form in which decisions use it. The evidence says the same to people."""
+    """Failure attribution in the form that decisions use. The evidence states the same for people."""
 
     blame: Blamed = Blamed.NOT_JUDGED
     error_class: str = ""  # such as "storage" or "communication"; empty = not classified
-    prior_user: float = 0.0  # 0 … 1: how probable a fault of the user was before the failure itself was looked at
-    # Somebody did it: an injected fault, a signal that no broken node sends, a stopped process. None = nothing is known of that
+    prior_user: float = 0.0  # 0 … 1: probability of a fault of the user, by the time to the failure alone
+    # A person or another program caused the failure: an injected fault, a signal that no broken node sends, a stopped process.
+    # None = not known.
     from_outside: bool | None = None
     tries: int = 0  # repeated exception: how often it was seen
-    nodes: int = 0  # repeated exception: on how many nodes it was seen; 0 = not told
+    nodes: int = 0  # repeated exception: on how many nodes it was seen; 0 = not reported
 
     def refined(self, newer: Attribution) -> Attribution:
-        """With what a later finding of the same fault says; what it does not say stays."""
-        said = {each.name: value for each in fields(self) if (value := getattr(newer, each.name)) != each.default}
-        return replace(self, **said)
+        """Return this attribution, updated with the fields that a later finding of the same fault has set."""
+        updates = {each.name: value for each in fields(self) if (value := getattr(newer, each.name)) != each.default}
+        return replace(self, **updates)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`at` is when it was concluded, `since` when the fault began (`DATED` in the evidence says by what); both Unix seconds by
-    the publisher's clock.
+    """`at`: when the detector concluded. `since`: when the fault began (`DATED` in the evidence states the basis). Both are
+    Unix seconds of the publisher's clock.
 
-    The supervisor dates it anew by its own clock: a finding's age is measured, never the difference of two machines' clocks.
+    The supervisor converts both to its own clock by the age of the finding, which is measured, and not by comparing the clocks
+    of two machines.
     """
 
-    id: str  # stable: the same physical fault found again carries the same id
+    id: str  # stable: a second finding about the same physical fault has the same id
     kind: FindingKind
     severity: Severity
     at: float
@@ -111,31 +113,31 @@ class Finding:
     gpu: int | None = None
     confidence: float = 1.0  # 0 … 1
     evidence: Mapping[str, str] = field(default_factory=dict)
-    supersedes: str = ""  # id of an earlier finding about the same fault, of which this one knows the cause better
-    contradicts: str = ""  # id of an earlier finding that was wrong
-    verified_step: int | None = None  # the last step whose state passed a check: nothing newer is to be restored
+    supersedes: str = ""  # id of an earlier finding about the same fault, for which this finding has a better cause
+    contradicts: str = ""  # id of an earlier finding that this finding withdraws
+    verified_step: int | None = None  # last step whose state passed a check: no newer checkpoint is to be restored
     attribution: Attribution = field(default_factory=Attribution)
     notice: Notice | None = None  # the maintenance that is announced or, without an event, withdrawn
-    ladder: tuple[Remedy, ...] = ()
-    cost_share: float | None = None  # of the job's rate, lost while the condition lasts; None = not measured
-    ttl_s: float = 300.0  # older ones are history, unless they concern the generation that runs, or a node
+    ladder: tuple[Remedy, ...] = ()  # recommended actions, least disruptive first
+    cost_share: float | None = None  # share of the job's rate lost while the condition lasts; None = not measured
+    ttl_s: float = 300.0  # an older finding has expired, unless it concerns the running generation, or a node
     traceparent: str = ""
-    waited_s: float = 0.0  # from its conclusion to its publication, by the publisher's monotonic clock
+    waited_s: float = 0.0  # from the conclusion to the publication, by the publisher's monotonic clock
     repeat: int = (
-        0  # how often it was published before: a conclusion that still holds is said again, with its id and `at`
+        0  # how often the finding was published before; a finding that still holds is repeated with its id and `at`
     )
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step that every rank of a generation finished. diagnostics publishes them; goodput is computed from them."""
+    """One step that every rank of a generation has finished. Diagnostics publishes them; goodput is computed from them."""
 
     job: str
     generation: int
-    step: int  # 1-based: step n is done when n optimizer steps have been applied
+    step: int  # 1-based: step n is finished when n optimizer steps have been applied
     world_size: int
-    started_at: float  # Unix s: `ended_at` less the longest time that a rank took for it
-    ended_at: float  # Unix s: latest end over the ranks
+    started_at: float  # Unix s: `ended_at` minus the longest duration of any rank
+    ended_at: float  # Unix s: latest end of any rank
     tokens: int  # summed over the ranks
     loss: float | None  # mean over the ranks that reported one
     stall_s: float  # checkpoint stall after the step: the maximum over the ranks

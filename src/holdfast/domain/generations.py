@@ -1,8 +1,8 @@
-"""A generation: one consistent assignment of ranks to nodes, and what each rank starts from.
+"""Generations: one consistent assignment of ranks to nodes, and the shards that each rank restores from.
 
-Every change of the assignment makes a new generation; its number is carried by every message, and workers of an older one
-exit. The *attempt* is the lineage of checkpoints: it is bumped whenever training goes back to a saved step, so that step
-1,100 before a rollback and step 1,100 after it can never be mixed.
+Every change of the assignment creates a new generation. Every message contains its number, and workers of older generations
+end. The *attempt* is the number under which a generation saves checkpoints. Every restore increases it, so that step 1,100
+before a rollback and step 1,100 after the rollback are never mixed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class ShardKey:
-    """Names one saved shard: who saved it, in which lineage, at which step."""
+    """Identifies a shard: the attempt and the step of its checkpoint, and the rank that saved it."""
 
     attempt: int
     step: int
@@ -44,19 +44,19 @@ class ShardKey:
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """One line of a node's inventory: a shard that is whole, verified and readable there."""
+    """One entry of a node's inventory: a shard that is intact, verified and readable on the node."""
 
     key: ShardKey
     mesh: Mesh  # of the generation that saved it
     tier: str  # "memory" | "disk"
     size: int  # bytes of the shard file
-    digest: str  # checksum of the tensor bytes: equal digests at equal positions = identical state
-    owner: str = ""  # the node whose worker saved it; differs from the holder for a peer's copy
+    digest: str  # checksum of the tensor bytes: ranks at equal positions with equal digests have identical state
+    owner: str = ""  # the node whose worker saved the shard; for a copy of a peer, not the node that holds it
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """One line of a node's inventory by its name."""
+    """Identifies an entry of a node's inventory."""
 
     key: ShardKey
     tier: str
@@ -64,54 +64,53 @@ class ShardPlace:
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
-    """A checkpoint that is complete in the job's object store: its manifest is there, and with it every shard."""
+    """A checkpoint that is complete in the job's object store: its manifest exists, and therefore all its shards."""
 
     attempt: int
     step: int
     mesh: Mesh  # of the generation that saved it
-    sharded: bool  # over dp: replicas hold different tensors, so that a resize needs the shards of all of them
-    damage: str = ""  # what was found wrong with it since; empty = nothing is known
+    sharded: bool  # over dp: replicas hold different tensors, so that a resize needs the shards of all replicas
+    damage: str = ""  # damage that was found later; empty = none is known
 
     @property
     def id(self) -> CheckpointId:
         return CheckpointId(self.attempt, self.step)
 
 
-OBJECT_STORE = "object store"  # as the node of a ShardSource: no node can be called so, for it has a space
+OBJECT_STORE = "object store"  # `node` of a ShardSource; no node has this name, because node names contain no space
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSource:
-    """Where a shard can be fetched: a replicator's data endpoint, `host:port`; or the job's object store, whose URL it is
-    when `node` is `OBJECT_STORE`."""
+    """A source of a shard: a replicator or, if `node` is `OBJECT_STORE`, the job's object store."""
 
     node: str
-    endpoint: str
-    job: str = ""  # under whose name it lies in the object store; empty = the job's own
+    endpoint: str  # the replicator's data endpoint, `host:port`, or the URL of the object store
+    job: str = ""  # job under whose name the shard is in the object store; empty = the job itself
 
 
 @dataclass(frozen=True, slots=True)
 class RankRestore:
-    """One shard that one rank restores from, and its holders, nearest first (its own node leads when it holds it).
+    """One shard that a rank restores from, and its sources, nearest first (the rank's own node is first if it is one).
 
-    A rank whose state was sharded otherwise has several: it takes from each what overlaps its own part.
+    A rank whose state was sharded differently has several entries. It takes from each shard the part that overlaps its own.
     """
 
     rank: int
     shard: ShardKey
-    digest: str  # empty = not known here: the manifest that comes with the shard vouches for it
+    digest: str  # empty = not known; then the shard is verified only by the manifest that comes with it
     sources: tuple[ShardSource, ...]
-    # The nodes, this one among them, that take the same tensors from the object store now, in the same order for all: each
-    # fetches a part and has the rest from the others. Empty: nobody else does.
+    # Nodes, including this one, that fetch the same tensors from the object store at the same time, in the same order on all
+    # nodes. Each node downloads a part and gets the other parts from the other nodes. Empty: no other node needs the tensors.
     sharing: tuple[ShardSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRun:
-    """What consecutive ranks restore, each one shard of consecutive ones, from the same sources."""
+    """The shards that consecutive ranks restore: one shard per rank, of consecutive ranks, from the same sources."""
 
-    rank: int  # the first
-    shard: ShardKey  # its
+    rank: int  # the first rank
+    shard: ShardKey  # shard of the first rank
     digests: tuple[str, ...]  # by rank
     sources: tuple[ShardSource, ...]
     sharing: tuple[ShardSource, ...] = ()
@@ -124,7 +123,7 @@ class RestoreRun:
 
 
 def joined(restores: Iterable[RestoreRun], width: int) -> tuple[RestoreRun, ...]:
-    """The same in runs as long as possible, none of which crosses a multiple of `width`, if none of these does."""
+    """Join the runs into runs as long as possible. No result crosses a multiple of `width` if none of `restores` does."""
     found: list[RestoreRun] = []
     for each in restores:
         if found and each.rank % width and _follows(found[-1], each):
@@ -148,7 +147,7 @@ def _follows(last: RestoreRun, each: RestoreRun) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """The elected step: the newest that is complete across all needed shards. `step` 0 = start from scratch."""
+    """The selected checkpoint: the newest one for which all needed shards are reachable. `step` 0 = start from scratch."""
 
     attempt: int = 0
     step: int = 0
@@ -162,13 +161,13 @@ class Generation:
     mesh: Mesh
     placements: tuple[Placement, ...]  # by slot
     restore: RestorePoint = field(default_factory=RestorePoint)
-    # What follows from the placements, made when it is first asked for: of 12,500 nodes each report asks several times.
+    # Derived from the placements on first use and cached: each report of 12,500 nodes uses them several times.
     _nodes: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
     _places: Mapping[str, int] | None = field(default=None, init=False, repr=False, compare=False)  # node → place
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """By slot; the same object whenever it is asked for."""
+        """Names of the nodes, by slot. Always the same object."""
         if self._nodes is None:
             object.__setattr__(self, "_nodes", tuple(placement.node for placement in self.placements))
             assert self._nodes is not None

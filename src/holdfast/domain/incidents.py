@@ -1,4 +1,4 @@
-"""Incidents and actions: correlated findings with one root cause, and what is done about them."""
+"""Incidents (correlated findings with one root cause, or a planned change) and the actions that the policy decides."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from itertools import chain
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Attribution, Remedy, Severity
 
-REPAIR = "repair"  # capacity came back while the job runs degraded
-RESIZE = "resize"  # an operator asked for another number of replicas
+REPAIR = "repair"  # nodes are available again while the job runs with fewer replicas
+RESIZE = "resize"  # an operator requested another number of replicas
 CORDONED = "cordon"  # an operator took an active node out of service
-MAINTENANCE = "maintenance"  # the owner of an active node's machine will take it
-LOAN = "loan"  # a job of higher priority lacks nodes: it asks for replicas of this one
+MAINTENANCE = "maintenance"  # the owner of an active node's machine will take the machine away
+LOAN = "loan"  # a job of higher priority lacks nodes and requests replicas of this job
 PLANNED_KINDS = (REPAIR, RESIZE, CORDONED, MAINTENANCE, LOAN)
 
-WALK_MAX = 32  # rungs that an incident remembers
+WALK_MAX = 32  # rungs that an incident keeps in its walk
 
 
 class ActionKind(StrEnum):
     RESTART = "restart"  # new processes on the same nodes
-    HOT_SWAP = "hot_swap"  # a spare takes the failed node's ranks
-    SCALE_DOWN = "scale_down"  # the replica leaves; its healthy nodes become spares
-    SCALE_UP = "scale_up"  # replicas return
+    HOT_SWAP = "hot_swap"  # a spare takes over the failed node's ranks
+    SCALE_DOWN = "scale_down"  # the replica is removed; its healthy nodes become spares
+    SCALE_UP = "scale_up"  # replicas are added
     GPU_RESET = "gpu_reset"
     CORDON = "cordon"
     CHECKPOINT_NOW = "checkpoint_now"
@@ -36,30 +36,30 @@ class ActionKind(StrEnum):
 
 
 class IncidentState(StrEnum):
-    OPEN = "open"  # found, nothing decided
+    OPEN = "open"  # detected, without a decision
     DECIDED = "decided"
     PREPARING = "preparing"
-    STARTING = "starting"  # START sent, not every rank has stepped
-    RESOLVED = "resolved"  # every rank has stepped, or nothing had to be done
+    STARTING = "starting"  # START was sent, not every rank has finished a step
+    RESOLVED = "resolved"  # every rank has finished a step, or no action was necessary
     FAILED = "failed"  # the job was stopped because of it
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A decision. `nodes` are those it takes out of service; `reason` is one English sentence."""
+    """A decision. `nodes`: the nodes that the action takes out of service. `reason`: one English sentence."""
 
     kind: ActionKind
     reason: str
     nodes: tuple[str, ...] = ()
-    dp: int | None = None  # target for scale_down / scale_up; None = let the planner choose
-    retry_s: float = 0.0  # wait: ask again after so long, whatever the nodes do; 0 = when they change
-    within_s: float = 0.0  # limit of this rung, from its decision to the first step of every rank; 0 = none of its own
+    dp: int | None = None  # target for scale_down / scale_up; None = the planner chooses
+    retry_s: float = 0.0  # wait: ask the policy again after this time; 0 = when the nodes change
+    within_s: float = 0.0  # limit of this rung, from its decision to the first step of every rank; 0 = no own limit
     before: tuple[Action, ...] = ()  # steps that start no ranks, carried out before this action with the same decision
-    fallbacks: tuple[Action, ...] = ()  # the next rungs of a recipe, in order; they have none themselves
-    interval_steps: int = 0  # set_interval: a checkpoint is due at every multiple of it; 0 = as the job file says
+    fallbacks: tuple[Action, ...] = ()  # the next rungs of a recipe, in order; they have no fallbacks themselves
+    interval_steps: int = 0  # set_interval: a checkpoint is due at every multiple; 0 = the interval of the job file
 
     def then(self, action: Action) -> Action:
-        """Return one rung: this step, and when it is done `action`. Raises ValueError for a recipe or a rung with a limit."""
+        """Return one rung: this step, then `action`. Raises ValueError for a recipe or a rung with a limit."""
         if self.fallbacks or action.fallbacks:
             raise ValueError(
                 f"{self.kind} then {action.kind}: `then` joins the steps of one rung; write "
@@ -70,12 +70,12 @@ class Action:
                 f"{self.kind} then {action.kind}: a limit holds for the whole rung; write first.then(second).within(seconds)"
             )
         if self.kind is ActionKind.GPU_RESET and action == Action(ActionKind.RESTART, action.reason):
-            return evolve(self, reason=f"{self.reason}; then {action.reason}")  # it starts the same nodes by itself
+            return evolve(self, reason=f"{self.reason}; then {action.reason}")  # a reset includes the restart
         return evolve(action, before=(*self.before, evolve(self, before=()), *action.before))
 
     def within(self, seconds: float) -> Action:
-        """Return this rung with a limit: every rank has finished a step so long after the decision, or the next rung follows.
-        Raises ValueError for a recipe."""
+        """Return this rung with a limit: if some rank has not finished a step `seconds` after the decision, the next rung
+        follows. Raises ValueError for a recipe."""
         if self.fallbacks:
             raise ValueError(
                 f"within({seconds:g}): a limit holds for one rung; write first.within({seconds:g}).otherwise(…)"
@@ -83,29 +83,30 @@ class Action:
         return evolve(self, within_s=float(seconds))
 
     def otherwise(self, action: Action) -> Action:
-        """Return a recipe: if this is refused, fails, or takes longer than its limit, `action` (or the rungs of a recipe)."""
+        """Return a recipe: if this action is refused, fails or exceeds its limit, `action` follows (if it is a recipe, its
+        rungs)."""
         return evolve(self, fallbacks=(*self.fallbacks, *action.rungs))
 
     @property
     def rungs(self) -> tuple[Action, ...]:
-        """Every rung, this one first, none with fallbacks."""
+        """All rungs, this one first, each without fallbacks."""
         if not self.fallbacks:
             return (self,)
         return (evolve(self, fallbacks=()), *chain.from_iterable(each.rungs for each in self.fallbacks))
 
     @property
     def steps(self) -> str:
-        """The actions of this rung in order, for people."""
+        """The actions of this rung in order, as text for people."""
         return " then ".join(each.kind for each in (*self.before, self))
 
     @property
     def recipe(self) -> str:
-        """Every rung with its limit, for people: "restart within 60 s otherwise hot_swap"."""
+        """All rungs with their limits, as text for people: "restart within 60 s otherwise hot_swap"."""
         limits = (f" within {rung.within_s:g} s" if rung.within_s else "" for rung in self.rungs)
         return " otherwise ".join(rung.steps + limit for rung, limit in zip(self.rungs, limits, strict=True))
 
     def without_reasons(self) -> Action:
-        """The same with no reasons: what would be done, to compare two answers."""
+        """Return the same action without reasons, to compare two answers of a policy."""
         return evolve(
             self,
             reason="",
@@ -117,46 +118,46 @@ class Action:
 class RungEnd(StrEnum):
     """How a rung of a recipe ended."""
 
-    REFUSED = "refused"  # impossible when it was its turn
+    REFUSED = "refused"  # the rung was not possible when it was tried
     FAILED = "failed"
-    LATE = "late"  # its limit was over
-    DONE = "done"  # every rank has stepped, or what was decided needed no start
-    OVERTAKEN = "overtaken"  # something else was decided, or the incident ended otherwise
+    LATE = "late"  # the rung exceeded its limit
+    DONE = "done"  # every rank has finished a step, or the action needed no start
+    OVERTAKEN = "overtaken"  # another action was decided, or the incident ended for another reason
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One rung of a recipe that was walked. Times are Unix seconds."""
+    """One rung in the walk of an incident. Times are Unix seconds."""
 
-    recipe: int  # 1 = the first recipe that answered the incident
+    recipe: int  # 1 = the first recipe that the policy returned for the incident
     number: int  # within its recipe, from 1
     action: ActionKind
     steps: str  # the actions in order: "cordon then hot_swap"
-    reason: str  # why the policy wanted it
+    reason: str  # the policy's reason for the action
     began_at: float
     within_s: float = 0.0
-    ended_at: float | None = None  # None = it is being carried out
+    ended_at: float | None = None  # None = the rung is being carried out
     end: RungEnd | None = None
-    why: str = ""  # it ended so, one sentence
-    nodes: tuple[str, ...] = ()  # that the policy named
+    why: str = ""  # why it ended in this way, one sentence
+    nodes: tuple[str, ...] = ()  # nodes that the policy named
 
 
 @dataclass(frozen=True, slots=True)
 class LoanRequest:
-    """What a job of higher priority asks of this one."""
+    """The request of a job of higher priority (the borrower) for replicas of this job (the lender)."""
 
-    job: str  # that lacks nodes
-    priority: int  # its
-    dp: int  # replicas that this one would keep
-    nodes: tuple[str, ...]  # that it would give
+    job: str  # the borrower, which lacks nodes
+    priority: int  # of the borrower
+    dp: int  # replicas that the lender would keep
+    nodes: tuple[str, ...]  # nodes that the lender would give up
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTiming:
-    """Timing of one node in the change that ended an incident: of its preparation, or of the first step of its `ranks`."""
+    """Timing of one node in the change that ended an incident: its preparation, or the first step of its `ranks`."""
 
     node: str
-    at: float  # end, on the clock of the node
+    at: float  # end of the preparation or of the first step, by the clock of the node
     ranks: tuple[int, ...] = ()  # empty: preparation
     phases_s: Mapping[str, float] = field(default_factory=dict)  # of its slowest rank
     restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source
@@ -164,14 +165,15 @@ class NodeTiming:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """The record of one fault from signal to first new step. Times are Unix seconds, None = not yet."""
+    """The record of one fault, or of one planned change, from the signal to the first new step. Times are Unix seconds; None =
+    not reached yet."""
 
     id: str
     job: str
     kind: str  # the root finding's FindingKind, or "repair" / "resize" / "cordon" for planned changes
     cause: str  # one English sentence
     state: IncidentState
-    generation: int  # the generation it struck
+    generation: int  # the generation in which the fault occurred
     findings: tuple[str, ...] = ()  # ids, root first
     node: str = ""
     rank: int | None = None
@@ -190,21 +192,21 @@ class Incident:
     severity: str = ""  # of the root finding; empty for planned changes
     evidence: Mapping[str, str] = field(default_factory=dict)  # of the root finding, for people
     attribution: Attribution = field(default_factory=Attribution)  # of the root finding, for decisions
-    ladder: tuple[Remedy, ...] = ()  # what its detector recommends, mildest first
+    ladder: tuple[Remedy, ...] = ()  # actions that the detector recommends, least disruptive first
     confidence: float = 1.0  # of the root finding, 0 … 1
-    cost_share: float | None = None  # of the job's rate, lost while the condition lasts; None = not measured
-    outcome: str = ""  # one English sentence, once it is closed
-    # Seconds that the slowest node or rank took: gpu_reset, self_test (before prepare, if GPUs were reset; of suspects inside
-    # it); stop, fork, stage (overlapping, inside prepare); process_group, build, restore, first_step (one after the other,
-    # after START). A script without the library reports none of the latter.
+    cost_share: float | None = None  # share of the job's rate lost while the condition lasts; None = not measured
+    outcome: str = ""  # one English sentence, when the incident is closed
+    # Duration in seconds of each phase on the slowest node or rank. Before prepare: gpu_reset, self_test (if GPUs were reset).
+    # Inside prepare, overlapping: stop, fork, stage, and self_test of suspects. After START, one after the other:
+    # process_group, build, restore, first_step; a script without the library reports none of these four.
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    # How many shards came from "memory", "disk", "peer", "object store".
+    # Number of shards that were restored from "memory", "disk", "peer", "object store".
     restored_from: Mapping[str, int] = field(default_factory=dict)
-    # Of the nodes that prepared and of those that stepped, the last ones: who the others waited for. In order of time.
+    # The last nodes to prepare, and the last nodes to finish a step: the nodes that the others waited for. In order of time.
     shares: tuple[NodeTiming, ...] = ()
-    walk: tuple[Rung, ...] = ()  # of recipes: every rung that was tried or refused, oldest first; the newest `WALK_MAX`
-    recipes_exhausted: int = 0  # recipes of which no rung was left
-    loan: LoanRequest | None = None  # of an incident of kind "loan"
+    walk: tuple[Rung, ...] = ()  # rungs of recipes that were tried or refused, oldest first; the newest `WALK_MAX`
+    recipes_exhausted: int = 0  # recipes whose rungs have all been tried
+    loan: LoanRequest | None = None  # for an incident of kind "loan"
 
     @property
     def rung(self) -> Rung | None:
@@ -212,11 +214,11 @@ class Incident:
         return self.walk[-1] if self.walk and self.walk[-1].end is None else None
 
     def walked(self, *rungs: Rung) -> Incident:
-        """This incident with more rungs in its walk."""
+        """Return this incident with more rungs in its walk."""
         return evolve(self, walk=(*self.walk, *rungs)[-WALK_MAX:])
 
     def rung_ended(self, at: float, end: RungEnd, why: str) -> Incident:
-        """This incident, of which the rung that is being carried out has ended; itself if there is none."""
+        """Return this incident with its current rung marked as ended; the incident itself if no rung is being carried out."""
         if self.rung is None:
             return self
         return evolve(self, walk=(*self.walk[:-1], evolve(self.rung, ended_at=at, end=end, why=why)))
@@ -227,27 +229,27 @@ class Incident:
 
     @property
     def planned(self) -> bool:
-        """A change that somebody wants while the run is healthy, or a warning; not a fault."""
+        """A planned change of a healthy run, or a warning; not a fault."""
         return self.kind in PLANNED_KINDS or self.warning
 
     @property
     def wants_reset(self) -> bool:
-        """The mildest remedy that the root finding recommends is a reset of a GPU."""
+        """The least disruptive action that the root finding recommends is a reset of a GPU."""
         return self.ladder[:1] == (Remedy.RESET_GPU,)
 
     @property
     def wants_reset_later(self) -> bool:
-        """A warning that recommends a reset of a GPU at the job's next boundary: until then the run may continue."""
+        """A warning that recommends a reset of a GPU when the job next stops; the run may continue until then."""
         return self.warning and bool(self.node) and Remedy.RESET_GPU in self.ladder
 
     @property
     def warning(self) -> bool:
-        """A condition that costs time, or may end the run later: the run continues whatever is decided."""
+        """A condition that costs time, or may end the run later. The run continues whatever the policy decides."""
         return self.severity == Severity.WARNING
 
     @property
     def rework_steps(self) -> int:
-        """Finished steps that have to be done again."""
+        """Finished steps that have to be repeated."""
         if self.restored_step is None or self.last_step is None:
             return 0
         return max(0, self.last_step - self.restored_step)

@@ -1,8 +1,8 @@
-"""Inventories as differences: what a node holds changes by a few shards with each save, and it may hold hundreds. Pure.
+"""Inventories as differences: a node may hold hundreds of shards, of which each save changes only a few. Pure.
 
-A difference names the report that it changes (`Inventory.base`), which the receiver must have taken last; then it has exactly
-what the sender has. Otherwise a report was lost, and the receiver has to ask for a complete one. A difference that comes twice
-no longer fits, and changes nothing.
+A difference names the report that it applies to (`Inventory.base`). If that is the last report that the receiver has processed,
+the receiver then has exactly the sender's inventory. Otherwise a report was lost, and the receiver must request a complete
+inventory. A repeated difference no longer applies and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from holdfast.domain.runs import ShardRun, Shards, shard_runs
 
 
 def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
-    """What makes `new` of `old`, which was report `base` of the same job; `new` itself where that is no shorter."""
+    """The difference from `old`, which was report `base` of the same job, to `new`; `new` itself if the difference is not
+    shorter."""
     before, after = _by_place(old.shards), _by_place(new.shards)
     if len(before) < len(old.shards) or len(after) < len(new.shards):
-        return new  # two shards in one place: nothing says which of them goes
+        return new  # two shards in one place: a difference could not name the one to remove
     changed = tuple(record for place, record in after.items() if before.get(place) != record)
     gone = tuple(place for place in before if place not in after)
     if len(changed) + len(gone) >= len(new.shards):
@@ -28,8 +29,8 @@ def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
 
 
 def changed(held: Iterable[ShardRecord], difference: Inventory) -> Inventory:
-    """The complete inventory, from the shards of the report that `difference` is based on. What the object store has is
-    only named where it has changed."""
+    """The complete inventory, from `held`, the shards of the report that `difference` applies to. `stored` is set only if it
+    has changed."""
     gone = {(place.key.attempt, place.key.step, place.tier) for place in difference.gone}
     concerned = gone | {_step_in(run) for run in shard_runs(difference.shards)}
     stays: list[ShardRun] = []

@@ -1,4 +1,4 @@
-"""What a user asks for: one job, as submitted. Built from YAML or REST by `holdfast.wire.jobfile`, never by hand."""
+"""The specification of a job, as submitted. Built from YAML or REST by `holdfast.wire.jobfile`, never by hand."""
 
 from __future__ import annotations
 
@@ -12,59 +12,60 @@ from holdfast.domain.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class EnvSource:
-    """Where each node finds the value of an environment variable that is stored and shown nowhere. One of the two is set."""
+    """Source of the value of an environment variable, read on each node. The value is neither stored nor shown. Either `file`
+    or `command` is set."""
 
     name: str
-    file: str = ""  # path on the node; the value is its text, without the newline at its end
-    command: str = ""  # command line that the node runs, without a shell; the value is what it prints, likewise
+    file: str = ""  # path on the node; the value is the text of the file, without the newline at its end
+    command: str = ""  # command line that the node runs without a shell; the value is its output, likewise
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """What each worker runs: exactly one of script, module and command is set. What is Python is forked from the node's warm
-    template and started as `__main__`."""
+    """The program that each worker runs: exactly one of `script`, `module` and `command` is set. Scripts and modules are forked
+    from the node's worker template and started as `__main__`."""
 
     script: str = (
-        ""  # absolute path on every node: of a Python script, or of a directory or archive with a `__main__.py`
+        ""  # absolute path on every node of a Python script, or of a directory or archive with a `__main__.py`
     )
     args: tuple[str, ...] = ()
     cwd: str = ""  # working directory; empty = the script's own directory, otherwise the agent's
     env: tuple[tuple[str, str], ...] = ()
     preload: tuple[str, ...] = ()  # modules that the template imports besides torch and holdfast.train
     module: str = ""  # as `python -m`
-    command: str = ""  # a program: an absolute path on every node, or a name that is looked for in PATH
+    command: str = ""  # a program: an absolute path on every node, or a name that is looked up in PATH
     env_from: tuple[EnvSource, ...] = ()
 
     @property
     def target(self) -> str:
-        """What is run, in the user's words."""
+        """The script, module or command, as the user gave it."""
         return self.script or self.module or self.command
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSpec:
-    """How often a job saves, and where to. A tier's own interval is a minimum: it takes the newest step when it is due."""
+    """How often a job saves, and where. A tier's own interval is a minimum: when it is over, the newest step is copied."""
 
-    interval_steps: int = 50  # run.checkpoint saves when step is a multiple of it; 0 = auto: the supervisor chooses
-    keep: int = 2  # complete steps kept per node-local tier
-    interval_min_s: float = 1.0  # bounds of what the supervisor chooses
+    interval_steps: int = 50  # `run.checkpoint` saves at multiples of this number; 0 = auto: the supervisor chooses
+    keep: int = 2  # complete checkpoints that each tier of a node keeps
+    interval_min_s: float = 1.0  # bounds of the interval that the supervisor chooses
     interval_max_s: float = 600.0
-    store: str = ""  # object store that takes copies: gs://bucket/prefix or file:///directory; empty = none
-    store_interval_s: float = 300.0  # no more than one step per so long goes to the object store
-    store_keep: int = 3  # complete steps kept in the object store
+    store: str = ""  # object store for copies: gs://bucket/prefix or file:///directory; empty = none
+    store_interval_s: float = 300.0  # at most one step per interval is uploaded to the object store
+    store_keep: int = 3  # complete checkpoints that the object store keeps
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeSpec:
-    """The checkpoint that a new job starts from: one of another job's, or of an earlier run's, in an object store."""
+    """The checkpoint that a new job starts from: a checkpoint of another job, or of an earlier run, in an object store."""
 
-    store: str  # its URL
+    store: str  # URL of the object store
     job: str
-    attempt: int | None = None  # None = the newest that has such a step
-    step: int | None = None  # None = the newest complete one
+    attempt: int | None = None  # None = the newest attempt that has the step
+    step: int | None = None  # None = the newest complete checkpoint
 
     def __str__(self) -> str:
-        """As in a job file."""
+        """In the notation of a job file."""
         attempt = "" if self.attempt is None else f"{self.attempt}/"
         at = "" if self.step is None else f"@{attempt}{self.step}"
         return f"{self.store}/{self.job}{at}"
@@ -72,7 +73,7 @@ class ResumeSpec:
 
 @dataclass(frozen=True, slots=True)
 class HangSpec:
-    """A job hangs when no rank finishes a step for max(floor_s, factor × p99 step time)."""
+    """A job hangs if no rank finishes a step for max(floor_s, factor × p99 step time)."""
 
     floor_s: float = 10.0
     factor: float = 3.0
@@ -81,25 +82,26 @@ class HangSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChecksSpec:
-    """Checks of the state itself, which cost time: off unless asked for."""
+    """Checks of the state itself. They cost time and are off by default."""
 
-    replica_every_steps: int = 0  # parameters are compared across replicas so often, and before every save; 0 = never
+    # Steps between comparisons of parameters across replicas, which are also made before every save. 0 = never.
+    replica_every_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WarningSpec:
-    """When a warning whose cost is measured leads to a question to the policy."""
+    """When the policy is asked about a warning whose cost is measured."""
 
-    settles_s: float = 590.0  # for so long a condition must last; detectors repeat a lasting one by 600 s at the latest
-    gap_s: float = 600.0  # between a planned change of the job and one for a warning
+    settles_s: float = 590.0  # how long the condition must last; detectors repeat it at the latest every 600 s
+    gap_s: float = 600.0  # shortest time between a planned change of the job and a change because of a warning
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSpec:
-    prepare_timeout_s: float = 60.0  # a node that cannot prepare in time is replanned around
-    first_step_timeout_s: float = 600.0  # START to the first step of every rank
+    prepare_timeout_s: float = 60.0  # the next plan excludes a node that has not prepared within this time
+    first_step_timeout_s: float = 600.0  # from START to the first step of every rank
     restarts_without_progress_max: int = 3  # generations in a row that finish no step beyond the restored one
-    suspect_test_s: float = 2.0  # a node that a fault makes suspect is tested for so long while it prepares; 0 = never
+    suspect_test_s: float = 2.0  # time for the test of a suspect while it prepares; 0 = suspects are not tested
 
 
 Param = str | int | float | bool
@@ -107,22 +109,22 @@ Param = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """What decides about a job's incidents. The text of a script travels with the job: nothing reads the user's file later, and
-    what is edited there changes no running job (`holdfast policy set` does)."""
+    """The policy of a job. The text of the script is stored with the job. The user's file is not read again, so that an edit of
+    the file does not change a running job (`holdfast policy set` does)."""
 
-    name: str = ""  # path of the script as it was submitted, or plugin:NAME; empty = the default policy
-    source: str = ""  # of the script; empty for a plug-in, and for a job of an earlier version: its file is read
+    name: str = ""  # path of the script when it was submitted, or plugin:NAME; empty = the default policy
+    source: str = ""  # text of the script; empty for a plug-in, and for a job of an earlier version, whose file is read
     params: Mapping[str, Param] = field(default_factory=dict)  # for the policy, as `job.params`
 
     @property
     def sha256(self) -> str:
-        """Of the text, in hexadecimal; empty without one."""
+        """SHA-256 of the text, in hexadecimal; empty if there is no text."""
         return hashlib.sha256(self.source.encode()).hexdigest() if self.source else ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One training job. `mesh` is what it wants; `min_dp … max_dp` what it accepts."""
+    """One training job. `mesh`: the mesh that the job wants. `min_dp … max_dp`: the numbers of replicas that it accepts."""
 
     name: str
     launch: LaunchSpec
@@ -134,19 +136,19 @@ class JobSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     hang: HangSpec = field(default_factory=HangSpec)
     limits: LimitSpec = field(default_factory=LimitSpec)
-    policy: str = ""  # this and the next two of the policy: see `PolicySpec`
+    policy: str = ""  # `policy`, `policy_source` and `policy_params`: see `PolicySpec`
     spares: int = (
-        0  # free nodes that are reserved for it while it runs: jobs of equal or lower priority do not get them
+        0  # free nodes that are reserved for the job while it runs: jobs of equal or lower priority do not get them
     )
     checks: ChecksSpec = field(default_factory=ChecksSpec)
-    resume: ResumeSpec | None = None  # None = step 0
-    steps: int = 0  # that the script does in all, to judge whether a planned change pays; 0 = not known
+    resume: ResumeSpec | None = None  # None = start from step 0
+    steps: int = 0  # total number of steps of the script, used to judge whether a planned change pays; 0 = not known
     policy_source: str = ""
     policy_params: Mapping[str, Param] = field(default_factory=dict)
-    chaos: bool = False  # faults may be injected into it (`holdfast inject --every`)
-    priority: int = 0  # -1000 … 1000; of several jobs that want nodes the one with the higher priority gets them
+    chaos: bool = False  # faults may be injected into the job (`holdfast inject --every`)
+    priority: int = 0  # -1000 … 1000; if several jobs want nodes, the job with the higher priority gets them
     warnings: WarningSpec = field(default_factory=WarningSpec)
-    pool: str = ""  # it runs on nodes of this pool only; empty = on nodes without one
+    pool: str = ""  # the job runs only on nodes of this pool; empty = only on nodes without a pool
 
     @property
     def policy_spec(self) -> PolicySpec:
@@ -178,7 +180,8 @@ class JobSpec:
         self._check_groups()
 
     def _check_groups(self) -> None:
-        """Whole nodes leave with whole replicas: what the job accepts must be possible so."""
+        """Check the accepted numbers of replicas: each must be reachable by removing or adding whole nodes with whole
+        replicas."""
         mesh, size, width = self.mesh, self.mesh.replica_size, self.nproc_per_node
         if mesh.is_dp_outermost:
             if size % width and width % size:

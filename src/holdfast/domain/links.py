@@ -1,4 +1,4 @@
-"""Tests of the network between two nodes without ranks, as values."""
+"""Values of network tests: tests of the network between two nodes without ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """What a test may cost, in each of its two directions."""
+    """Limits of a network test, for each of its two directions."""
 
     bytes_max: int
     seconds_max: float
@@ -15,17 +15,17 @@ class LinkLimits:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasured:
-    """What the node that began a test has found. With a `failure` nothing else was measured."""
+    """The result of a network test, from the node that began it. With a `failure` nothing else was measured."""
 
-    out_bytes_per_s: float = 0.0  # to the other node, as that one has received it
+    out_bytes_per_s: float = 0.0  # to the other node, measured there
     in_bytes_per_s: float = 0.0
-    round_trip_s: float = 0.0  # the shortest of several
-    failure: str = ""  # the other node could not be reached, or data came damaged; one clause
+    round_trip_s: float = 0.0  # the shortest of several round trips
+    failure: str = ""  # why the test failed, as a clause: the other node could not be reached, or data arrived damaged
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLink:
-    """Let the node that knows `token` test the network with this replicator, once, within `for_s`."""
+    """Allow one network test with this replicator, within `for_s`, to the node that presents `token`."""
 
     token: str
     limits: LinkLimits
@@ -34,7 +34,7 @@ class OpenLink:
 
 @dataclass(frozen=True, slots=True)
 class MeasureLink:
-    """Test the network with the replicator at `endpoint`, which was told the same token."""
+    """Test the network with the replicator at `endpoint`, which has received the same token (`OpenLink`)."""
 
     node: str
     endpoint: str

@@ -1,9 +1,10 @@
-"""The mesh: how ranks are laid out over the parallel dimensions of a job.
+"""The mesh: the layout of ranks over the parallel dimensions of a job.
 
-Ranks are numbered row-major, outermost dimension first, as `torch.distributed.device_mesh` does. A *replica* is the ranks
-that share an index of the data-parallel dimension `dp`, and the *position* of a rank is its index over the other dimensions.
-Only `dp` changes while a job lives. A rank's replica and position say what it holds; its number does so only as long as dp is
-the same, unless dp is outermost: then a replica is a block of ranks, and the others keep their numbers when the last one goes.
+Ranks are numbered row-major, outermost dimension first, as in `torch.distributed.device_mesh`. A *replica* consists of the
+ranks that share an index of the data-parallel dimension `dp`. The *position* of a rank (its model-parallel index) is its index
+over the other dimensions. Only `dp` changes during a job. Replica and position determine the state that a rank holds. The rank
+number alone determines it only while dp is unchanged, or if dp is outermost: then a replica is a block of ranks, and the other
+ranks keep their numbers when the last replica is removed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ DATA_PARALLEL = "dp"
 class Grouping:
     """The *groups* of a mesh on nodes of equal width: the smallest sets of whole nodes that hold whole replicas.
 
-    With `dp` outermost a group is a row of consecutive nodes. Else each of the `rows` (what is outside of dp) has as many of
-    its nodes. `is_fixed`: no other number of replicas fits on the nodes so that those that stay keep their coordinates.
+    With `dp` outermost, a group is a row of consecutive nodes. Otherwise each of the `rows` (the dimensions outside of dp)
+    contains the same number of the group's nodes. `is_fixed`: with another number of replicas, the remaining nodes could not
+    keep their coordinates.
     """
 
     replicas: int  # per group
@@ -37,12 +39,12 @@ class Grouping:
         return self.rows * self.nodes_per_row
 
     def slot(self, group: int, index: int, groups: int) -> int:
-        """The slot of the group's node `index` when there are so many groups: slots are in the order of the ranks."""
+        """The slot of the group's node `index`, if there are `groups` groups. Slots are in the order of the ranks."""
         row, column = divmod(index, self.nodes_per_row)
         return (row * groups + group) * self.nodes_per_row + column
 
     def place(self, slot: int, groups: int) -> tuple[int, int]:
-        """The group and the index in it of a slot: the opposite of `slot`."""
+        """The group of a slot, and the index of the slot's node in this group: the inverse of `slot`."""
         place, column = divmod(slot, self.nodes_per_row)
         row, group = divmod(place, groups)
         return group, row * self.nodes_per_row + column
@@ -75,7 +77,7 @@ class Mesh:
 
     @property
     def dp(self) -> int:
-        """Number of replicas; 1 when the mesh has no `dp` dimension."""
+        """Number of replicas; 1 if the mesh has no `dp` dimension."""
         return _layout(self.dims)[0]
 
     @property
@@ -85,12 +87,12 @@ class Mesh:
 
     @property
     def stride(self) -> int:
-        """From a rank to the one at its position in the next replica: the size of the dimensions inside of dp."""
+        """Distance from a rank to the one at the same position in the next replica: the size of the dimensions inside of dp."""
         return _layout(self.dims)[1]
 
     @property
     def is_dp_outermost(self) -> bool:
-        """A replica is a block of consecutive ranks."""
+        """Whether a replica is a block of consecutive ranks."""
         return self.stride == self.replica_size
 
     def replica_of(self, rank: int) -> int:
@@ -99,21 +101,21 @@ class Mesh:
         return rank // stride % dp
 
     def position_of(self, rank: int) -> int:
-        """The index of `rank` inside its replica: equal positions hold the same share of the model."""
+        """The index of `rank` inside its replica. Ranks at equal positions hold the same part of the model."""
         dp, stride = _layout(self.dims)
         return rank // (stride * dp) * stride + rank % stride
 
     def ranks_at(self, position: int) -> range:
-        """The ranks of this position, by replica."""
+        """The ranks at this position, by replica."""
         dp, stride = _layout(self.dims)
         outside, inside = divmod(position, stride)
         first = outside * stride * dp + inside
         return range(first, first + stride * dp, stride)
 
     def counterpart(self, rank: int, other: Mesh) -> int | None:
-        """The rank of `other` that has the coordinates of `rank`, by their names; None when it has fewer replicas.
+        """The rank of `other` with the same coordinates, by dimension name; None if `other` has too few replicas.
 
-        In a mesh of other dimensions nothing corresponds: then it is the same number, if there is one.
+        If `other` has different dimensions, ranks do not correspond; then the same rank number is returned, if it exists.
         """
         coords = {DATA_PARALLEL: 0} | self.coords(rank)
         if dict(self.resized(1).dims) != dict(other.resized(1).dims):
@@ -123,10 +125,10 @@ class Mesh:
         return reduce(lambda outside, dim: outside * dim[1] + coords[dim[0]], other.dims, 0)
 
     def grouping(self, width: int) -> Grouping:
-        """How whole replicas and whole nodes of `width` consecutive ranks go together; the nodes are full."""
+        """The groups of this mesh on full nodes of `width` consecutive ranks."""
         dp, stride = _layout(self.dims)
         rows, block = self.replica_size // stride, math.lcm(stride, width)
-        if rows > 1 and dp * stride % block:  # nodes cross the ends of rows
+        if rows > 1 and dp * stride % block:  # some nodes contain the end of one row and the beginning of the next
             return Grouping(dp, 1, self.world_size // width, is_fixed=True)
         return Grouping(block // stride, rows, block // width)
 
@@ -140,7 +142,7 @@ class Mesh:
         return {name: coords[name] for name, _ in self.dims}
 
     def resized(self, dp: int) -> Mesh:
-        """The same mesh with another number of replicas; adds an outermost `dp` when there was none."""
+        """The same mesh with another number of replicas; adds an outermost `dp` if the mesh has none."""
         if not any(name == DATA_PARALLEL for name, _ in self.dims):
             return Mesh(((DATA_PARALLEL, dp), *self.dims))
         return Mesh(tuple((name, dp if name == DATA_PARALLEL else size) for name, size in self.dims))
@@ -151,7 +153,7 @@ class Mesh:
 
 @lru_cache(maxsize=256)
 def _layout(dims: tuple[tuple[str, int], ...]) -> tuple[int, int]:
-    """(replicas, ranks from one to the next). Remembered: elections ask for each of 100,000 ranks."""
+    """Return (number of replicas, stride). Cached, because the restore election calls it for each of 100,000 ranks."""
     names = [name for name, _ in dims]
     if DATA_PARALLEL not in names:
         return 1, math.prod(size for _, size in dims)

@@ -1,4 +1,4 @@
-"""Names that become parts of paths: one that comes from outside is used for a path only after this check."""
+"""Checks names that become parts of paths. A name from outside is used in a path only after this check."""
 
 from __future__ import annotations
 

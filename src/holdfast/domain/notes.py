@@ -1,7 +1,7 @@
-"""Notes: what a worker tells its agent, as values. Standard library only, as the rest of what runs in the user's process.
+"""Notes: the messages that a worker sends to its agent. Standard library only, because this module runs in the user's process.
 
-`encode` makes the datagram (`domain.worker` describes the channel), `parse` reads it. A worker can write anything to the
-socket: malformed messages are rejected here, so that no NaN time or negative step reaches a detector."""
+`encode` creates a datagram (`domain.worker` describes the channel), `parse` reads it. A worker can write anything to the
+socket. `parse` rejects malformed messages, so that no NaN time or negative step reaches a detector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OBSERVED_STEPS_MAX = 1 << 20  # of one block
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Which worker says it is speaking."""
+    """The sender of a note, as the note itself states it."""
 
     job: str
     generation: int
@@ -52,19 +52,19 @@ class StepNote:
 
 @dataclass(frozen=True, slots=True)
 class ObservedStepsNote:
-    """A block of optimizer steps of a script that reports none."""
+    """A block of optimizer steps of a script that reports no steps."""
 
     sender: Sender
     step: int  # optimizer steps begun by this process up to the end of the block
-    steps: int  # of the block
+    steps: int  # number of steps in the block
     started_at: float
     ended_at: float
-    comm_wait_s: float  # in all of them; NaN = not measured
+    comm_wait_s: float  # in the whole block; NaN = not measured
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCheckNote:
-    """A checksum of the parameters that other replicas hold as well; empty when there are none."""
+    """A checksum of the parameters that other replicas have as well; empty if there are none."""
 
     sender: Sender
     step: int
@@ -75,7 +75,7 @@ class ReplicaCheckNote:
 
 @dataclass(frozen=True, slots=True)
 class PhaseNote:
-    """What the worker does from now on."""
+    """The phase that the worker has entered."""
 
     sender: Sender
     phase: Phase
@@ -85,7 +85,7 @@ class PhaseNote:
 
 @dataclass(frozen=True, slots=True)
 class StartedNote:
-    """How long each part of the start took, once the first step is finished: process group, build, restore, first step."""
+    """Duration of each part of the start: process group, build, restore, first step. Sent when the first step is finished."""
 
     sender: Sender
     phases_s: tuple[tuple[str, float], ...]
@@ -93,13 +93,13 @@ class StartedNote:
 
 @dataclass(frozen=True, slots=True)
 class SavedNote:
-    """A save is whole in this node's memory. Also sent to the replicator."""
+    """A save is complete in this node's memory. Also sent to the replicator."""
 
     sender: Sender
     step: int
     attempt: int = 0
     image: str = ""  # path
-    stall_s: float = 0.0  # how long it held up training
+    stall_s: float = 0.0  # how long the save blocked training
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ class MissedNote:
 
 @dataclass(frozen=True, slots=True)
 class GroupsNote:
-    """Which ranks are in which process group: `domain.collectives.compact` by the group's name."""
+    """The ranks of each process group."""
 
     sender: Sender
-    members: tuple[tuple[str, str], ...]
+    members: tuple[tuple[str, str], ...]  # (name of the group, its ranks as in `domain.collectives.compact`)
 
 
 Note = StepNote | PhaseNote | StartedNote | SavedNote | MissedNote | GroupsNote | ReplicaCheckNote | ObservedStepsNote
@@ -138,25 +138,25 @@ _OPTIONAL = {kind: _NUMBERS & {*names} for kind, names in _FIELDS.items()}
 
 
 def reported(value: float | None) -> float:
-    """As notes have a number that may be absent (NaN) and may itself be none (+inf)."""
+    """Return an optional number in the form that notes use: NaN if it is absent, +inf if it is itself NaN."""
     return math.nan if value is None else math.inf if math.isnan(value) else float(value)
 
 
 def encode(note: Note) -> bytes:
-    """One datagram. Raises ValueError when it would not fit."""
+    """Encode the note as one datagram. Raises ValueError if it does not fit into a datagram."""
     kind = type(note)
-    said = {name: getattr(note, name) for name in _FIELDS[kind]}
+    values = {name: getattr(note, name) for name in _FIELDS[kind]}
     for name in _MAPPINGS[kind]:
-        said[name] = dict(said[name])
+        values[name] = dict(values[name])
     for name in _OPTIONAL[kind]:
-        if math.isnan(said[name]):
-            said[name] = None
+        if math.isnan(values[name]):
+            values[name] = None
     sender = note.sender
-    return worker.encode(_KINDS[kind], job=sender.job, generation=sender.generation, rank=sender.rank, **said)
+    return worker.encode(_KINDS[kind], job=sender.job, generation=sender.generation, rank=sender.rank, **values)
 
 
 def parse(raw: bytes) -> Note | None:
-    """The note, or None when it is garbage, incomplete or of a kind that is not known here."""
+    """Return the note; None if the datagram is malformed, incomplete or of an unknown kind."""
     message = worker.decode(raw)
     try:
         sender = Sender(str(message["job"]), _integer(message, "generation"), _integer(message, "rank"))
@@ -213,12 +213,12 @@ def parse(raw: bytes) -> Note | None:
 
 
 def _text(value: object, chars_max: int = NAME_CHARS_MAX) -> str:
-    """That can travel: JSON can hold half a character, a message cannot."""
+    """Return the value as text that can be sent. JSON may contain half of a surrogate pair, a message must not."""
     return str(value)[:chars_max].encode(errors="replace").decode()
 
 
 def _groups(members: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Checked here, so that no detector ever expands what is not a list of ranks or has no end."""
+    """Check the members here, so that no detector expands a text that is malformed or stands for too many ranks."""
     groups = list(members.items())[:GROUPS_MAX]
     for _, text in groups:
         if not isinstance(text, str):
@@ -245,7 +245,7 @@ def _number(value: object) -> float:
 
 
 def _reported(message: Mapping[str, Any], name: str) -> float:
-    """NaN for an absent value; a NaN that the worker did report becomes +inf, so that the two stay apart."""
+    """Return NaN for an absent value, and +inf for a NaN that the worker has reported, to distinguish the two."""
     value = message.get(name)
     if value is not None and type(value) not in (int, float):
         raise ValueError(name)

@@ -1,7 +1,7 @@
-"""A set of small whole numbers, ranks or slots, as one integer: bit n stands for n.
+"""An immutable set of small whole numbers (ranks or slots), stored as one integer: bit n stands for n.
 
-Immutable, and cheap to make anew: of 100,000 ranks a copy is 12.5 KB, where a tuple is sorted for milliseconds. So each report
-of 12,500 nodes may change such a set.
+A changed copy is cheap: for 100,000 ranks it is 12.5 KB, while sorting a tuple takes milliseconds. Each report of 12,500 nodes
+may therefore change such a set.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Numbers:
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         numbers = tuple(numbers)
         least, greatest = min(numbers, default=0), max(numbers, default=0)
-        digits = bytearray(b"0") * (greatest - least + 1)  # of a node's ranks: a few, far from 0
-        for number in numbers:  # each costs the same, however many there are
+        digits = bytearray(b"0") * (greatest - least + 1)  # short for the ranks of a node: a few large numbers
+        for number in numbers:  # the cost per number does not depend on how many there are
             digits[greatest - number] = 49  # "1"
         self.bits = int(digits, 2) << least
 

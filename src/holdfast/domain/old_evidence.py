@@ -1,6 +1,6 @@
-"""The fields of findings and incidents that decide, as earlier versions wrote them: texts in the evidence.
+"""Reads the fields that decisions use from the evidence of findings and incidents of earlier versions, which had them as texts.
 
-Read where a finding of an earlier diagnostics, or an incident of an earlier snapshot, comes in; nowhere else.
+Used only where a finding of an earlier version of diagnostics, or an incident of an earlier snapshot, is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SIGNALS_FROM_OUTSIDE = ("1", "2", "9", "15")  # SIGHUP, SIGINT, SIGKILL, SIGTER
 
 
 def with_fields(finding: Finding) -> Finding:
-    """`finding` with the fields that only its evidence says."""
+    """Return `finding` with the fields that are set only in its evidence."""
     evidence = finding.evidence
     verified = evidence.get("verified_step", "")
     return replace(
@@ -44,19 +44,19 @@ def attribution(kind: str, evidence: Mapping[str, str]) -> Attribution:
 
 
 def _from_outside(kind: str, evidence: Mapping[str, str]) -> bool | None:
-    said = [INJECTED in evidence["line"]] if "line" in evidence else []
+    signs = [INJECTED in evidence["line"]] if "line" in evidence else []
     if "signal" in evidence:
-        said.append(evidence["signal"] in _SIGNALS_FROM_OUTSIDE)
+        signs.append(evidence["signal"] in _SIGNALS_FROM_OUTSIDE)
     if kind == FindingKind.HANG:
-        said.append(STOPPED in evidence.get("reason", ""))
-    return any(said) if said else None
+        signs.append(STOPPED in evidence.get("reason", ""))
+    return any(signs) if signs else None
 
 
 def _notice(finding: Finding) -> Notice:
     evidence = finding.evidence
     event = "" if "withdraws" in evidence else evidence.get("event", "") or finding.summary
-    starts_at, life = _number(evidence.get("starts_at", "")), evidence.get("incarnation", "")
-    return Notice(evidence.get("source", ""), event, finding.at, starts_at, life)
+    starts_at, incarnation = _number(evidence.get("starts_at", "")), evidence.get("incarnation", "")
+    return Notice(evidence.get("source", ""), event, finding.at, starts_at, incarnation)
 
 
 def _number(text: str) -> float | None:

@@ -1,8 +1,8 @@
-"""The control protocol between supervisor and agent, as values: orders go down, reports come up.
+"""The control protocol between supervisor and agent, as values: the supervisor sends orders, agents send reports.
 
-An order has a `command_id` that is unique for ever and is sent under the leader's `epoch`. An agent executes an id once,
-remembers the answer (also across its own restart), answers a repeat from memory, and refuses an epoch lower than the
-highest it has seen. Reports are numbered per incarnation and sent again until acknowledged.
+An order has a `command_id`, which is never reused, and is sent under the leader's `epoch`. An agent executes each id once and
+stores the answer, also across its own restart. It answers a repeated order with the stored answer, and refuses an epoch lower
+than the highest one that it has received. Reports are numbered per incarnation and sent again until they are acknowledged.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, TemplateS
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Have a template ready that has imported these modules: sent to spares, so that a swap does not pay for imports."""
+    """Prepare a worker template that has imported the job's modules. Sent to spares, so that a hot swap does not wait for
+    imports."""
 
     job: str
     launch: LaunchSpec
 
 
-@dataclass(frozen=True)  # no slots: of 12,500 nodes each gets a copy with its own placement
+@dataclass(frozen=True)  # no slots, for `evolve`: each of 12,500 nodes gets a copy with its own placement
 class Prepare:
-    """Stop every worker of an older generation, fork this one's, stage their shards. Answer when all of it is done.
+    """Stop all workers of older generations, fork the workers of this generation, and stage their shards. The agent answers
+    when all of this is done.
 
-    Forked workers wait: nothing of the user's script runs before `Start`.
+    Forked workers wait: they run no code of the user's script before `Start`.
     """
 
     job: str
@@ -46,22 +48,22 @@ class Prepare:
     hang: HangSpec
     token: str  # the job's secret for the shard data plane
     restore_step: int  # 0 = from scratch
-    restore_mesh: Mesh | None = None  # of the generation that saved it; None when restore_step is 0
-    restore: tuple[RankRestore, ...] = ()  # for this node's ranks; empty when restore_step is 0
-    peers: tuple[ShardSource, ...] = ()  # replicators that get a copy of every shard committed here
+    restore_mesh: Mesh | None = None  # of the generation that saved the checkpoint; None if `restore_step` is 0
+    restore: tuple[RankRestore, ...] = ()  # for this node's ranks; empty if `restore_step` is 0
+    peers: tuple[ShardSource, ...] = ()  # replicators that get a copy of every shard committed on this node
     traceparent: str = ""
     checks: ChecksSpec = field(default_factory=ChecksSpec)
-    self_test: bool = False  # the state went wrong without an error: a node whose devices compute wrongly answers so
-    first_attempt: int = 0  # of this submission: what older attempts saved belongs to earlier ones; 0 = not told
-    chaos: bool = False  # the job allows injected faults; an agent refuses them otherwise
-    # This node is suspected: its quick tests have so many seconds, beside the preparation. 0 = it is not tested
+    self_test: bool = False  # the job's state is corrupt: `Prepare` fails on a node whose devices compute wrong results
+    first_attempt: int = 0  # of this submission: checkpoints of older attempts belong to earlier runs; 0 = not known
+    chaos: bool = False  # the job allows injected faults; otherwise the agent refuses them
+    # This node is a suspect: its quick tests may take this many seconds, during the preparation. 0 = the node is not tested.
     suspect_test_s: float = 0.0
-    warning_settles_s: float = 0.0  # how long a warning must last to lead to anything; 0 = not told
+    warning_settles_s: float = 0.0  # how long a warning must last before the policy is asked; 0 = not known
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Let the prepared workers run. `master` is the rendezvous endpoint that rank 0's node answered to `Prepare`."""
+    """Start the prepared workers. `master` is the rendezvous endpoint from the answer of rank 0's node to `Prepare`."""
 
     job: str
     generation: int
@@ -71,8 +73,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop this job's workers of `generation` and older; `grace_s` lets them save first. `ended`: the job is over; its files
-    stay, and its memory is given back once they are on disk. `forget` drops the job's files: somebody asked for it."""
+    """Stop this job's workers of `generation` and older ones; with `grace_s`, workers may save first. `ended`: the job has
+    ended; its files are retained, and its memory is freed when they are on disk. `forget`: delete the job's files."""
 
     job: str
     generation: int
@@ -86,8 +88,9 @@ class CheckpointNow:
     """Save after step `at_step` on every rank; a rank that is already past it reports a miss.
 
     `to_object_store`: the checkpoint is also uploaded to the job's object store, regardless of its interval. This includes a
-    step that workers saved before they ended successfully. `leaving`: this generation is to end by a planned change or a stop
-    once the checkpoint is complete, and why; empty = it goes on. The script's `on_leaving` is called before the save.
+    step that workers saved before they ended successfully. `leaving`: the reason for which this generation is to end, by a
+    planned change or a stop, when the checkpoint is complete; empty = the generation continues. The script's `on_leaving` is
+    called before the save.
     """
 
     job: str
@@ -99,8 +102,8 @@ class CheckpointNow:
 
 @dataclass(frozen=True, slots=True)
 class SetInterval:
-    """Save at every multiple of `interval_steps` from step `from_step` on: a step that no rank has reached yet, so that all
-    ranks change over at the same one."""
+    """Save at every multiple of `interval_steps` from step `from_step` on. No rank has reached `from_step` yet, so that all
+    ranks change the interval at the same step."""
 
     job: str
     generation: int
@@ -110,7 +113,7 @@ class SetInterval:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """Delete these saved steps, (attempt, step), of a job: somebody asked for it. What a running job needs is refused."""
+    """Delete these checkpoints, (attempt, step), of a job, on request. Refused for checkpoints that a running job needs."""
 
     job: str
     steps: tuple[CheckpointId, ...]
@@ -123,9 +126,9 @@ class ResetGpu:
     Refused while a process has one of the devices open. Only for agents whose `NodeFacts.resets_gpus` is set.
     """
 
-    job: str  # that had ranks there when the reset was demanded; empty = none
-    gpus: tuple[int, ...] = ()  # indices in the order of PCI addresses, as NVML counts; empty = all of the node
-    timeout_s: float = 0.0  # for the command that resets
+    job: str  # the job that had ranks on the node when the reset was decided; empty = none
+    gpus: tuple[int, ...] = ()  # NVML indices, in the order of PCI addresses; empty = all GPUs of the node
+    timeout_s: float = 0.0  # for the reset command
     traceparent: str = ""
 
 
@@ -133,57 +136,58 @@ class ResetGpu:
 class RebootNode:
     """Boot the machine of a node without workers. Carried out at most once, even if the agent ends.
 
-    The answer says whether the command ended well, not whether the machine boots: that is another boot id. Only for agents
-    whose `NodeFacts.reboots` is set.
+    The answer states whether the command succeeded, not whether the machine boots; a boot is recognised by a new boot id. Only
+    for agents whose `NodeFacts.reboots` is set.
     """
 
-    cause: str  # the fault that a boot ends
+    cause: str  # the fault that a boot is expected to clear
     timeout_s: float = 0.0  # for the command
-    job: str = ""  # always empty: a reboot is the node's own matter
+    job: str = ""  # always empty: a reboot belongs to no job
 
 
 @dataclass(frozen=True, slots=True)
 class RestartAgent:
     """Replace the agent of a node without workers by a new one, with the same settings, in the same process.
 
-    The answer says that it will; that it has is another incarnation. Only for agents whose `NodeFacts.restarts` is set.
+    The answer announces the restart; a completed restart is recognised by a new incarnation. Only for agents whose
+    `NodeFacts.restarts` is set.
     """
 
     cause: str
-    job: str = ""  # always empty: it is the node's own matter
+    job: str = ""  # always empty: the restart belongs to no job
 
 
 @dataclass(frozen=True, slots=True)
 class CheckLink:
-    """Test the network with another node that has no ranks either. The answer of the one that measures says what it found.
+    """Test the network with another node without ranks. The answer of the node that measures contains the result.
 
-    Refused, and dropped at once, when the node has or prepares workers. Only for agents whose `NodeFacts.tests_links` is set.
+    Refused, or aborted at once, if the node has or prepares workers. Only for agents whose `NodeFacts.tests_links` is set.
     """
 
-    partner: str
+    partner: str  # name of the other node
     token: str  # the secret of this test
     limits: LinkLimits
     endpoint: str = ""  # of the partner's replicator, which waits for this node; empty = wait for the partner
-    for_s: float = 0.0  # how long to wait for it
-    job: str = ""  # always empty: it is the node's own matter
+    for_s: float = 0.0  # how long to wait for the partner
+    job: str = ""  # always empty: the test belongs to no job
 
 
 @dataclass(frozen=True, slots=True)
 class Inject:
     """Cause a fault (`domain.faults`) on this node, in a generation that was prepared with `chaos`, to test the recovery.
 
-    Refused after `not_after` (Unix s), so that an order that was late breaks nothing."""
+    Refused after `not_after` (Unix s), so that a late order causes no fault."""
 
     job: str
     generation: int
     kind: str  # a `FaultKind`
-    rank: int  # of this node; of a fault of the node: any of its ranks
-    for_s: float  # what lasts ends after it
-    xid: int  # of kind xid
+    rank: int  # a rank of this node; for a fault of the node, any of its ranks
+    for_s: float  # duration of a fault that lasts
+    xid: int  # for kind xid
     not_after: float
-    operation: str  # that is answered
-    loss_percent: float = 0.0  # of kind lossy_link
-    offset_s: float = 0.0  # of kind clock_jump
+    operation: str  # id of the API operation that waits for the answer
+    loss_percent: float = 0.0  # for kind lossy_link
+    offset_s: float = 0.0  # for kind clock_jump
 
 
 Order = (
@@ -207,28 +211,29 @@ Order = (
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First on every session."""
+    """The first report on every control session."""
 
     facts: NodeFacts
     running: Sequence[RunningWorker] = field(default=())
-    preflight: Preflight | None = None  # the newest; None = this node does not test itself
+    preflight: Preflight | None = None  # the newest pre-flight test; None = this node does not test itself
     workers_version: int = 0  # of `running`, as in `WorkersChanged`; 0 = this agent does not report changes
-    ended: tuple[WorkerEnded, ...] = ()  # of the generations that still have workers here, and of the last one that had
-    template: TemplateState | None = None  # None = this agent does not say
+    ended: tuple[WorkerEnded, ...] = ()  # of generations that have workers on this node, and of the last one that had
+    template: TemplateState | None = None  # None = this agent does not report it
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersChanged:
-    """Every worker process that this node has, whatever was ordered; replaces what was reported before.
+    """All worker processes that this node has, whatever was ordered. Replaces the previous report.
 
-    Sent when the set has changed, unless the answer to `Prepare` has said it. Every beat carries the version of the newest one,
-    so that a set that was lost on the way is noticed and asked for again: comparing costs nothing while nothing changes.
+    Sent when the set has changed, unless the answer to `Prepare` contains the change. Every heartbeat contains the newest
+    version, so that the supervisor notices a lost report and requests the set again. Comparing versions costs nothing while the
+    set does not change.
     """
 
     version: int  # grows with every change, per incarnation
     workers: Sequence[RunningWorker] = field(default=())
     ended: tuple[WorkerEnded, ...] = ()  # as in `Hello`
-    template: TemplateState | None = None  # as in `Hello`; a change of it is a change of the set
+    template: TemplateState | None = None  # as in `Hello`; a change of the template is a change of the set
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,22 +248,22 @@ class OrderDone:
     phases_s: tuple[
         tuple[str, float], ...
     ] = ()  # for Prepare: ("stop", s), ("fork", s), ("stage", s), ("self_test", s)
-    workers: Sequence[RunningWorker] = field(default=())  # for Prepare: the processes that it forked
-    # For Prepare: how many shards came from "memory", "disk", "peer", "object store".
+    workers: Sequence[RunningWorker] = field(default=())  # for Prepare: the forked processes
+    # For Prepare: number of shards from "memory", "disk", "peer", "object store".
     restored_from: tuple[tuple[str, int], ...] = ()
-    unrestorable: bool = False  # for Prepare: no source hands out what was to be restored; nothing is said of the node
-    restored_bytes: tuple[tuple[str, int], ...] = ()  # for Prepare: how many bytes came from where
-    # For Prepare, as in `WorkersChanged`, when `workers` are all that such a report would say; 0 = a report of them follows.
+    unrestorable: bool = False  # for Prepare: no source returns the shards to restore; the node itself may be healthy
+    restored_bytes: tuple[tuple[str, int], ...] = ()  # for Prepare: number of bytes from each source
+    # For Prepare: the version as in `WorkersChanged`, if `workers` is the complete set; 0 = a `WorkersChanged` follows.
     workers_version: int = 0
     tested: Preflight | None = (
-        None  # for Prepare: what the quick tests of a suspected node found; None = none were made
+        None  # for Prepare: the results of the quick tests of a suspect; None = the node was not tested
     )
-    link: LinkMeasured | None = None  # for CheckLink, of the node that measures; None = the test came to no end
+    link: LinkMeasured | None = None  # for CheckLink, from the node that measures; None = the test did not finish
 
 
 @dataclass(frozen=True, slots=True)
 class RanksStepping:
-    """These ranks have finished their first step of this generation. `at` is the latest of them, Unix seconds."""
+    """These ranks have finished their first step of this generation. `at`: when the last of them finished it, Unix seconds."""
 
     job: str
     generation: int
@@ -267,7 +272,7 @@ class RanksStepping:
     at: float
     phases_s: tuple[
         tuple[str, float], ...
-    ] = ()  # slowest rank: ("process_group", s), ("restore", s), ("first_step", s)
+    ] = ()  # of the slowest rank: ("process_group", s), ("restore", s), ("first_step", s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,38 +287,38 @@ class RanksFinished:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Everything that this node's replicator holds for `job`, whole and verified; replaces the previous inventory.
+    """All intact and verified shards of `job` that this node's replicator holds. Replaces the previous inventory.
 
-    `stored` are the newest checkpoints that it knows to be complete in the object store, newest first. With a `base` it is a
-    difference (`domain.inventories`): `shards` are new or changed, those at `gone` are no longer there.
+    `stored`: the newest checkpoints that are known to be complete in the object store, newest first. With a `base` the report
+    is a difference (`domain.inventories`): `shards` are new or changed, and the shards at `gone` no longer exist.
     """
 
     job: str
     shards: Sequence[ShardRecord] = field(default=())
     stored: tuple[StoredStep, ...] = field(default=())
-    base: int = 0  # number of the report that is changed, the job's last inventory of the session; 0 = complete
+    base: int = 0  # number of the report that the difference applies to, the last one of the session; 0 = complete
     gone: tuple[ShardPlace, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """A node without ranks has tested itself."""
+    """A node without ranks has run its pre-flight test."""
 
     preflight: Preflight
 
 
 @dataclass(frozen=True, slots=True)
 class StepReached:
-    """The newest step that every rank of a node has finished; travels with beats, neither numbered nor acknowledged.
+    """The newest step that every rank of a node has finished. Sent with heartbeats; neither numbered nor acknowledged.
 
-    Of a script that reports no steps, `step` is where it was started from, and `observed` counts the optimizer steps that were
-    observed in each rank since (`train.observed_steps`)."""
+    If the script reports no steps, `step` is the step that it was started from, and `observed` is the number of optimizer steps
+    that were observed in each rank since then (`train.observed_steps`)."""
 
     job: str
     generation: int
     step: int
     observed: int = 0  # 0 = none
-    observed_step_s: float = 0.0  # seconds for one of them, recently
+    observed_step_s: float = 0.0  # recent duration of an observed step, in seconds
 
 
 Report = Hello | WorkersChanged | OrderDone | RanksStepping | RanksFinished | Inventory | Tested

@@ -1,4 +1,4 @@
-"""What an agent asks of its node's checkpoint-replicator, as values."""
+"""Requests of an agent to its node's checkpoint-replicator, and the replicator's reports, as values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from holdfast.domain.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Which job to serve, and where copies go. Replaces the previous configuration of the job."""
+    """Configuration of a job: its ranks on this node, and where copies go. Replaces the job's previous configuration."""
 
     job: str
     generation: int
     attempt: int
     mesh: Mesh
     ranks: tuple[int, ...]  # on this node
-    peers: tuple[ShardSource, ...]  # they get a copy of every shard committed here
-    keep: int  # complete steps kept per tier
-    token: str  # the job's secret: a data connection that does not present it is refused
+    peers: tuple[ShardSource, ...]  # replicators that get a copy of every shard committed on this node
+    keep: int  # complete checkpoints that each tier keeps
+    token: str  # the job's secret; a data connection without it is refused
     store: str = ""  # URL of the object store; empty = none
     store_interval_s: float = 300.0
     store_keep: int = 3
-    first_attempt: int = 0  # of this submission: what older attempts saved belongs to earlier ones; 0 = not told
+    first_attempt: int = 0  # of this submission: checkpoints of older attempts belong to earlier runs; 0 = not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class UploadNow:
 
 @dataclass(frozen=True, slots=True)
 class CommonCheckpoint:
-    """The newest step of which every rank's shard is on the disk of its own node and, if there are several nodes, on a peer.
-    Until a newer one replaces it, no node deletes it or a step that may become the next one."""
+    """The newest checkpoint whose shards are all on the disks of their own nodes and, if there are several nodes, on a peer.
+    Until a newer one replaces it, no node deletes this checkpoint, or one that may become the next common checkpoint."""
 
     job: str
     attempt: int
@@ -62,7 +62,7 @@ class CommonCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """The job has ended with this generation. Its files are retained; its memory is freed when they are on disk."""
+    """The job has ended with this generation. Its files are retained; its memory is freed when the files are on disk."""
 
     job: str
     generation: int
@@ -70,7 +70,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class PruneSteps:
-    """Delete these saved steps, (attempt, step), on request."""
+    """Delete these checkpoints, (attempt, step), on request."""
 
     job: str
     steps: tuple[CheckpointId, ...]
@@ -78,26 +78,26 @@ class PruneSteps:
 
 @dataclass(frozen=True, slots=True)
 class StagedShard:
-    """One shard that a rank can restore from: a local file whose checksums hold."""
+    """One shard that a rank can restore from: a local file that matches its checksums."""
 
     rank: int
     shard: ShardKey
     path: str
-    source: str  # "memory", "disk", "object store" or the node it came from
+    source: str  # "memory", "disk", "object store", or the name of the node that sent the shard
     size: int = 0  # bytes of the shard
 
 
 class TroubleKind(StrEnum):
-    SET_ASIDE = "set_aside"  # what lay in a shard's place could not be read as one, and was moved out of the way
-    LEFT_ALONE = "left_alone"  # the same, but it could not be moved, or belongs to another release
-    TIER_FAILS = "tier_fails"  # memory, disk or a peer takes no copies
-    IMAGE_LOCKED = "image_locked"  # a worker cannot save into an image that nobody reads
-    SAVES_MISSED = "saves_missed"  # a rank's saves did not happen, several times in a row
+    SET_ASIDE = "set_aside"  # a file in the place of a shard is not a readable shard; it was renamed
+    LEFT_ALONE = "left_alone"  # likewise, but the file could not be renamed, or it belongs to another release
+    TIER_FAILS = "tier_fails"  # memory, disk or a peer accepts no copies
+    IMAGE_LOCKED = "image_locked"  # a worker cannot save into an image that stays locked although no restore reads it
+    SAVES_MISSED = "saves_missed"  # a rank missed several saves in a row
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that keeps checkpoints of a job from being made, moved or kept on this node."""
+    """Why checkpoints of a job cannot be made, copied or kept on this node."""
 
     kind: TroubleKind
     place: str  # a path, a tier, "rank 3"

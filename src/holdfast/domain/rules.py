@@ -1,7 +1,7 @@
 """The rule behind each kind of finding, its source, and the advice for operators.
 
-A detector that has several rules under one kind (the Xid catalogue, the machine's counters) names the one that fired in the
-finding's evidence, under `rule` and `source`; `rule_of` puts both together. docs/diagnostics.md has it all.
+A detector with several rules for one kind (the Xid catalogue, the machine's counters) names the matched rule in the finding's
+evidence, under `rule` and `source`; `rule_of` combines both. docs/diagnostics.md lists all rules.
 """
 
 from __future__ import annotations

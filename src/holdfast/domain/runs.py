@@ -1,7 +1,7 @@
-"""Shards and workers of consecutive ranks as one value.
+"""Runs: the shards, or the workers, of consecutive ranks as one value.
 
-12,500 nodes report 300,000 shards with each save. They are reported, stored, compared and elected in runs, three of a node, and
-hardly anybody looks at one shard. Whoever does gets a record that is made when it is asked for.
+12,500 nodes report 300,000 shards with each save. Shards are reported, stored, compared and selected for a restore in runs,
+three per node. Little code needs a single shard; its record is created on access.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 
 def short(column: Sequence[T]) -> Sequence[T]:
-    """A column of equal entries as one."""
+    """Shorten a column of equal entries to a single entry."""
     return column[:1] if column and column.count(column[0]) == len(column) else column
 
 
 def full(column: tuple[T, ...], width: int) -> tuple[T, ...]:
-    """The opposite of `short`: one entry for each of `width` rows."""
+    """The inverse of `short`: one entry for each of `width` rows."""
     return column * width if len(column) == 1 else column
 
 
 def _together(items: Iterable[T], follows: Callable[[T, T], bool]) -> list[list[T]]:
-    """Groups in which each item follows the one before it, as long as possible, in the same order."""
+    """Split the items into groups, as long as possible and in the same order, in which each item follows the previous one."""
     groups: list[list[T]] = []
     for each in items:
         if groups and follows(groups[-1][-1], each):
@@ -40,7 +40,7 @@ def _together(items: Iterable[T], follows: Callable[[T, T], bool]) -> list[list[
 
 
 class _Run(Protocol[R_co]):
-    """A tuple whose first two values all of its records have."""
+    """A tuple that stands for `width` records. Its first two values are equal in all of these records."""
 
     @property
     def width(self) -> int: ...
@@ -49,7 +49,7 @@ class _Run(Protocol[R_co]):
 
 
 class _InRuns(Sequence[R_co], Generic[R_co]):
-    """Records in runs. Equal to any sequence of the same records."""
+    """A sequence of records, stored as runs. Equal to any sequence of the same records."""
 
     __slots__ = ("_records", "runs")
 
@@ -84,7 +84,7 @@ class _InRuns(Sequence[R_co], Generic[R_co]):
             if self.runs == other.runs or not (self.runs and other.runs):
                 return self.runs == other.runs
             if self.runs[0][:2] != other.runs[0][:2]:
-                return False  # of another step or generation, as nearly always
+                return False  # another step or generation: nearly always the case
         elif not isinstance(other, tuple):
             return False
         return len(self) == len(other) and self.records == tuple(other)
@@ -109,17 +109,17 @@ class ShardRun(NamedTuple):
     owner: str
     rank: int  # the first
     width: int
-    sizes: tuple[int, ...]  # by rank; a single one is that of all
-    digests: str  # by rank, separated by commas: most are only stored and compared
+    sizes: tuple[int, ...]  # by rank; a single entry applies to all ranks
+    digests: str  # by rank, separated by commas, because most digests are only stored and compared
 
     @property
     def end(self) -> int:
-        """The first rank behind it."""
+        """The first rank after the run."""
         return self.rank + self.width
 
     @property
     def fits(self) -> bool:
-        """Whether there are as many values as ranks."""
+        """Whether the numbers of values and of ranks match."""
         return self.digests.count(",") + 1 == self.width and len(self.sizes) in (1, self.width)
 
     def part(self, begin: int, end: int) -> str:
@@ -135,14 +135,14 @@ class ShardRun(NamedTuple):
 
 
 class Shards(_InRuns[ShardRecord]):
-    """An inventory."""
+    """The shards of an inventory."""
 
     __slots__ = ()
     runs: tuple[ShardRun, ...]
 
 
 def shard_runs(shards: Iterable[ShardRecord]) -> tuple[ShardRun, ...]:
-    """The same in runs that are as long as possible, in the same order. Raises ValueError for a digest with a comma."""
+    """Return the shards as runs, as long as possible and in the same order. Raises ValueError for a digest with a comma."""
     if isinstance(shards, Shards):
         return shards.runs
     return tuple(map(_shard_run, _together(shards, _shard_follows)))
@@ -162,7 +162,7 @@ def _shard_run(shards: Sequence[ShardRecord]) -> ShardRun:
     sizes, digests = tuple(short([each.size for each in shards])), ",".join([each.digest for each in shards])
     run = ShardRun(key.attempt, key.step, first.mesh, first.tier, first.owner, key.rank, len(shards), sizes, digests)
     if not run.fits:
-        raise ValueError(f"the digests {digests!r} cannot be told apart")
+        raise ValueError(f"the digests {digests!r} cannot be separated: a digest must not contain a comma")
     return run
 
 
@@ -177,16 +177,16 @@ class WorkerRun(NamedTuple):
     rank: int  # the first
     width: int
     pids: tuple[int, ...]  # by rank
-    since: tuple[float, ...]  # by rank; a single one is that of all
+    since: tuple[float, ...]  # by rank; a single entry applies to all ranks
 
     @property
     def end(self) -> int:
-        """The first rank behind it."""
+        """The first rank after the run."""
         return self.rank + self.width
 
     @property
     def fits(self) -> bool:
-        """Whether there are as many values as ranks."""
+        """Whether the numbers of values and of ranks match."""
         return len(self.pids) == self.width and len(self.since) in (1, self.width)
 
     def records(self) -> Iterator[RunningWorker]:
@@ -196,14 +196,14 @@ class WorkerRun(NamedTuple):
 
 
 class Workers(_InRuns[RunningWorker]):
-    """Workers of a node."""
+    """The workers of a node."""
 
     __slots__ = ()
     runs: tuple[WorkerRun, ...]
 
 
 def worker_runs(workers: Iterable[RunningWorker]) -> tuple[WorkerRun, ...]:
-    """The same in runs that are as long as possible, in the same order."""
+    """Return the workers as runs, as long as possible and in the same order."""
     if isinstance(workers, Workers):
         return workers.runs
     return tuple(map(_worker_run, _together(workers, _worker_follows)))

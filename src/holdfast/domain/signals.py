@@ -1,6 +1,6 @@
-"""Signals: raw observations that agents send and detectors read. No conclusions here.
+"""Signals: raw observations that agents send and detectors read. Signals contain no conclusions.
 
-`at` is always Unix seconds on the agent's clock, taken when the thing happened. A rank's phase is what it said last.
+`at` is the time of the event, in Unix seconds of the agent's clock. A rank's phase is the last one that it has reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.domain.nodes import Preflight
 
 
 class Phase(StrEnum):
-    INIT = "init"  # forked, process group, building the model
+    INIT = "init"  # from the fork: process group, building the model
     RESTORE = "restore"
     COMPILE = "compile"
     STEP = "step"
@@ -26,7 +26,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
-    """An agent has started its ranks of a generation: what the detectors need to know of it."""
+    """An agent has started its ranks of a generation. Contains what detectors need to know about the generation."""
 
     node: str
     at: float
@@ -35,15 +35,15 @@ class GenerationStarted:
     mesh: Mesh
     ranks: tuple[int, ...]  # on this node
     hang: HangSpec
-    submission: str = ""  # tells submissions of one name apart; "" = not known
-    warning_settles_s: float = 0.0  # how long a warning must last to lead to anything; 0 = not told
+    submission: str = ""  # distinguishes submissions of the same job name; "" = not known
+    warning_settles_s: float = 0.0  # how long a warning must last before the policy is asked; 0 = not reported
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationStopped:
-    """An agent has stopped its ranks of a generation on purpose: silence from here on is no hang, exits are no crash.
+    """An agent has stopped its ranks of a generation on purpose. From now on silence is not a hang and exits are not crashes.
 
-    Or, when `finished`, all of them have ended well by themselves; what other nodes' ranks do is judged as before.
+    With `finished`, all ranks of the node have ended successfully by themselves; ranks of other nodes are judged as before.
     """
 
     node: str
@@ -68,18 +68,18 @@ class StepColumns:
     data_s: tuple[float, ...]  # time waiting for data inside the step
     stall_s: tuple[float, ...]  # checkpoint stall since the previous step
     tokens: tuple[int, ...]
-    loss: tuple[float, ...]  # NaN = not reported by this rank; a reported NaN travels as +inf
+    loss: tuple[float, ...]  # NaN = not reported by this rank; a reported NaN is sent as +inf
     grad_norm: tuple[float, ...]  # NaN = not reported
-    # Time inside the step in which this rank waited for others: NaN, or no column at all, = not measured.
+    # Time inside the step for which this rank waited for others. NaN or an empty column = not measured.
     comm_wait_s: tuple[float, ...] = ()
-    # This rank's gradient norm before the reduce: NaN, or no column at all, = not reported; a reported NaN travels as +inf.
+    # This rank's gradient norm before the reduce. NaN or an empty column = not reported; a reported NaN is sent as +inf.
     local_grad_norm: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedSteps:
-    """Optimizer steps of a script that reports none, as they were observed in its processes: one entry per (rank, block), all
-    columns of equal length. They say how ranks compare, and nothing about the job's progress."""
+    """Blocks of optimizer steps that were observed in the processes of a script that reports no steps: one entry per (rank,
+    block), all columns of equal length. They are used to compare ranks, not to judge the job's progress."""
 
     node: str
     at: float
@@ -87,15 +87,15 @@ class ObservedSteps:
     generation: int
     rank: tuple[int, ...]
     step: tuple[int, ...]  # optimizer steps begun by this process up to the end of the block
-    steps: tuple[int, ...]  # of the block, at least 1
-    started_at: tuple[float, ...]  # of the block
+    steps: tuple[int, ...]  # number of steps in the block, at least 1
+    started_at: tuple[float, ...]  # start of the block
     ended_at: tuple[float, ...]
-    comm_wait_s: tuple[float, ...]  # time in the whole block in which this rank waited for others
+    comm_wait_s: tuple[float, ...]  # time in the block for which this rank waited for others
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChecks:
-    """Checksums of the parameters that replicas hold alike: one entry per (rank, step), all columns of equal length."""
+    """Checksums of the parameters that are equal in all replicas: one entry per (rank, step), all columns of equal length."""
 
     node: str
     at: float
@@ -103,14 +103,14 @@ class ReplicaChecks:
     generation: int
     rank: tuple[int, ...]
     step: tuple[int, ...]
-    digest: tuple[str, ...]  # empty = this rank holds nothing that another replica holds as well
+    digest: tuple[str, ...]  # empty = this rank has no parameter that another replica has as well
     took_s: tuple[float, ...]
-    restored: tuple[bool, ...]  # right after a restore, before any step
+    restored: tuple[bool, ...]  # the check was made directly after a restore, before any step
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """Where each rank of a node stands at a tick; sent at every tick, also when nothing moved. Columns."""
+    """Progress of each rank of a node at a tick. Sent at every tick, also without a change. Columns."""
 
     node: str
     at: float
@@ -119,11 +119,11 @@ class RankProgress:
     rank: tuple[int, ...]
     step: tuple[int, ...]  # steps finished
     phase: tuple[Phase, ...]
-    phase_at: tuple[float, ...]  # since when it is in this phase
-    process_state: tuple[str, ...]  # /proc/PID/stat letter: R S D T Z, "" = gone
+    phase_at: tuple[float, ...]  # when the rank entered this phase
+    process_state: tuple[str, ...]  # /proc/PID/stat letter: R S D T Z, "" = the process has ended
     cpu_s: tuple[float, ...]  # user + system CPU seconds used so far
     collective_seq: tuple[int, ...]  # collectives entered, -1 = not known
-    observed: tuple[int, ...] = ()  # optimizer steps, of a script that reports no steps; () = none in any rank
+    observed: tuple[int, ...] = ()  # observed optimizer steps, if the script reports no steps; () = none in any rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,11 @@ class WorkerError:
     message: str
     frames: tuple[str, ...] = ()  # "file:line function", innermost last
     at: float = 0.0
-    # The newest collectives that the rank has entered, by its flight recorder: columns, for each group its last few.
+    # The newest collectives that the rank has entered, from its flight recorder: columns, the last few of each group.
     call_group: tuple[str, ...] = ()
     call_seq: tuple[int, ...] = ()
-    call: tuple[str, ...] = ()  # operation and sizes, in words that are equal when they are
-    uptime_s: float = 0.0  # when it was raised, as `WorkerExited.uptime_s`; 0.0 = not known
+    call: tuple[str, ...] = ()  # operation and sizes, as a text that is equal if they are equal
+    uptime_s: float = 0.0  # when the exception was raised, by the clock of `WorkerExited.uptime_s`; 0.0 = not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,28 +149,28 @@ class WorkerExited:
     generation: int
     rank: int
     pid: int
-    exit_code: int | None  # None when a signal ended it
-    signal: int | None
+    exit_code: int | None  # None if a POSIX signal ended the process
+    signal: int | None  # POSIX signal
     step: int  # last step finished
-    expected: bool  # the agent was told to stop it
+    expected: bool  # the agent has stopped the worker on an order
     error: WorkerError | None = None
     log_tail: tuple[str, ...] = ()
-    traceparent: str = ""  # of the signal's own span: what is concluded from it goes on in that trace
-    # When its last steps ended, `step` first, by the same clock as `at`: all ranks end a step at about the same time, so what
-    # happened when on two machines is told from it without comparing their clocks.
+    traceparent: str = ""  # of the signal's own span; findings that follow from the signal belong to the same trace
+    # Ends of the rank's last steps, `step` first, by the same clock as `at`. All ranks end a step at about the same time, so
+    # the order of failures on two machines can be derived from these times without comparing the machines' clocks.
     step_ends: tuple[float, ...] = ()
-    # When it ended and when its last steps did, by the monotonic clock of its node, which nobody sets. All processes of a
-    # machine share it; between two machines differences of it can be compared. 0.0, () = not known.
+    # End of the process, and ends of its last steps, by the monotonic clock of its node, which cannot be set. All processes of
+    # a machine share this clock; only differences can be compared between machines. 0.0 and () = not known.
     uptime_s: float = 0.0
     step_end_uptimes_s: tuple[float, ...] = ()
-    observed: int = 0  # optimizer steps that were observed in it, of a script that reports no steps
+    observed: int = 0  # optimizer steps that were observed in the worker, if the script reports no steps
 
 
 class KernelEvent(StrEnum):
-    """What a recognised kernel line is about. Diagnostics decides what that means."""
+    """The event that a recognised kernel line reports. Diagnostics decides what the event means."""
 
     XID = "xid"
-    OFF_THE_BUS = "off_the_bus"  # the driver says it in words, without a code
+    OFF_THE_BUS = "off_the_bus"  # the driver's message without an Xid code
     OOM_KILL = "oom_kill"
     SOFT_LOCKUP = "soft_lockup"
     HUNG_TASK = "hung_task"
@@ -180,12 +180,12 @@ class KernelEvent(StrEnum):
     MLX5_COMMAND = "mlx5_command"  # the adapter's firmware does not answer commands
     MACHINE_CHECK = "machine_check"
     NCCL_SEGFAULT = "nccl_segfault"
-    OTHER = "other"  # from an agent that does not say, or says what is not known here
+    OTHER = "other"  # the agent reported no event, or one that this version does not know
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLine:
-    """One kernel-log line that a collector recognised, or an Xid that NVML reported by itself (its text says so).
+    """One kernel-log line that a collector recognised, or an Xid that NVML reported by itself (recognisable by its text).
 
     `gpu` is resolved from the PCI address when possible.
     """
@@ -209,16 +209,16 @@ class HostSample:
     memory_used: int  # bytes
     memory_total: int
     disks: tuple[tuple[str, int, int], ...] = ()  # (path, used bytes, total bytes)
-    disk_latency: tuple[tuple[str, float], ...] = ()  # (path, seconds of one fsynced write; inf = it cannot be)
+    disk_latency: tuple[tuple[str, float], ...] = ()  # (path, seconds of one fsynced write; inf = the write failed)
     blocked: int | None = None  # tasks in uninterruptible sleep (D)
-    clock_offset_s: float | None = None  # of the kernel's clock discipline; None = it is not synchronised
-    files_left: int | None = None  # file descriptors that the agent has left for new work; 0 = it takes none
-    files_max: int | None = None  # its limit
+    clock_offset_s: float | None = None  # of the kernel's clock discipline; None = the clock is not synchronised
+    files_left: int | None = None  # file descriptors that the agent has left for new work; 0 = it accepts no new work
+    files_max: int | None = None  # the agent's limit of file descriptors
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """Columns over the GPUs of a node. `recovery_action` is NVML field 230, the driver's own verdict; -1 = not known."""
+    """Columns over the GPUs of a node. `recovery_action`: NVML field 230, the action that the driver requests; -1 = unknown."""
 
     node: str
     at: float
@@ -234,20 +234,20 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """What changes slowly about the GPUs of a node, read less often than `GpuSample`. Columns; -1 = not known.
+    """Slowly changing values of the GPUs of a node, read less often than `GpuSample`. Columns; -1 = not known.
 
-    Counters are cumulative as the driver keeps them; a driver that is loaded again starts them again.
+    Counters are cumulative, as the driver keeps them. They restart when the driver is loaded again.
     """
 
     node: str
     at: float
-    expected: int  # devices that this node should have; 0 = nobody said
+    expected: int  # devices that this node should have; 0 = not configured
     gpu: tuple[int, ...]
     uuid: tuple[str, ...]
     ecc_corrected: tuple[int, ...]  # volatile: since the driver was loaded
     ecc_uncorrected_ever: tuple[int, ...]  # aggregate: over the life of the board
     remapped_rows: tuple[int, ...]  # for uncorrectable errors
-    remap_pending: tuple[int, ...]  # 1 = a reset is needed to finish it
+    remap_pending: tuple[int, ...]  # 1 = a reset is needed to finish the remapping
     remap_failed: tuple[int, ...]  # 1 = no spare row is left: the board is to be returned
     nvlinks_up: tuple[int, ...]
     nvlinks_down: tuple[int, ...]
@@ -268,7 +268,7 @@ class GpuHealth:
 
 @dataclass(frozen=True, slots=True)
 class NicSample:
-    """InfiniBand and RoCE ports of a node, from /sys/class/infiniband. Columns; counters are cumulative, -1 = not there."""
+    """InfiniBand and RoCE ports of a node, from /sys/class/infiniband. Columns. Counters are cumulative; -1 = missing."""
 
     node: str
     at: float
@@ -289,12 +289,12 @@ class NicSample:
 class Verdict(StrEnum):
     OK = "ok"
     FAILED = "failed"
-    SKIPPED = "skipped"  # it could not look: neither healthy nor faulty
+    SKIPPED = "skipped"  # the check could not run: neither healthy nor faulty
 
 
 @dataclass(frozen=True, slots=True)
 class HealthChecks:
-    """What the health checks of another tool say. Columns: one row per check and GPU."""
+    """Results of the health checks of another tool. Columns: one row per check and GPU."""
 
     node: str
     at: float
@@ -302,12 +302,12 @@ class HealthChecks:
     check: tuple[str, ...]  # "gpu", "nvlink", "nic", "nic_state"
     gpu: tuple[int, ...]  # -1 = the whole node
     verdict: tuple[Verdict, ...]
-    reason: tuple[str, ...]  # in the tool's own words
+    reason: tuple[str, ...]  # the tool's own text
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What a plug-in's collector has measured, for a plug-in's detector. Columns. Holdfast's own detectors do not read it."""
+    """Values that a plug-in's collector measures for a plug-in's detector. Columns. Holdfast's own detectors ignore them."""
 
     node: str
     at: float
@@ -318,20 +318,20 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceNotice:
-    """The owner of the machine announces that it will be taken, or (`event` empty) that it will not after all."""
+    """The owner of the machine announces that the machine will be taken away, or (`event` empty) withdraws the announcement."""
 
     node: str
     at: float
     source: str  # "file", "gce", or `nodes.TERMINATION`
-    event: str  # as announced: "TERMINATE_ON_HOST_MAINTENANCE", or what the file says
+    event: str  # as announced: "TERMINATE_ON_HOST_MAINTENANCE", or the content of the file
     starts_at: float | None = None
-    incarnation: str = ""  # of the agent that was told to end; empty: the notice is of the machine
+    incarnation: str = ""  # of the agent that was asked to end; empty: the notice is about the machine
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTrouble:
-    """Something keeps checkpoints of a job from being made, moved or kept on this node. `kind` is a
-    `domain.replication.TroubleKind`, or one of a newer agent."""
+    """Checkpoints of a job cannot be made, copied or kept on this node. `kind` is a `domain.replication.TroubleKind`, or a kind
+    that a newer agent reports."""
 
     node: str
     at: float
@@ -344,7 +344,7 @@ class CheckpointTrouble:
 
 @dataclass(frozen=True, slots=True)
 class CollectorSilent:
-    """A collector missed its deadline `misses` times in a row: a wedged driver is itself a signal."""
+    """A collector missed its deadline `misses` times in a row. A driver that does not return is itself a signal."""
 
     node: str
     at: float
@@ -355,7 +355,7 @@ class CollectorSilent:
 
 @dataclass(frozen=True, slots=True)
 class NodeTested:
-    """A node has tested itself, because it is idle or because it is suspected."""
+    """A node has run its pre-flight test, because it is idle or a suspect."""
 
     node: str
     at: float
@@ -364,7 +364,7 @@ class NodeTested:
 
 @dataclass(frozen=True, slots=True)
 class NodeConnected:
-    """diagnostics' own: an agent opened its telemetry stream."""
+    """Created by diagnostics: an agent opened its telemetry stream."""
 
     node: str
     at: float
@@ -373,7 +373,7 @@ class NodeConnected:
 
 @dataclass(frozen=True, slots=True)
 class NodeBeat:
-    """diagnostics' own: a tick arrived (every tick is a beat). `at` is on diagnostics' clock."""
+    """Created by diagnostics: a tick arrived (every tick is a heartbeat). `at` is a time of diagnostics' clock."""
 
     node: str
     at: float
@@ -381,7 +381,7 @@ class NodeBeat:
 
 @dataclass(frozen=True, slots=True)
 class NodeDisconnected:
-    """diagnostics' own: the telemetry stream ended. `clean` = the agent said goodbye."""
+    """Created by diagnostics: a telemetry stream ended. `clean`: the agent announced it, or diagnostics refused the stream."""
 
     node: str
     at: float
@@ -390,7 +390,7 @@ class NodeDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class ClockTick:
-    """diagnostics' own: time passes; detectors conclude from silence here."""
+    """Created by diagnostics: time has passed. Detectors conclude from silence at clock ticks."""
 
     at: float
 
@@ -418,7 +418,7 @@ NodeSignal = (
 )
 Signal = NodeSignal | NodeConnected | NodeBeat | NodeDisconnected | ClockTick
 
-# Never dropped, sent again until acknowledged; the rest is dropped oldest-first when a buffer is full.
+# Never dropped, and sent again until acknowledged. Other signals are dropped, oldest first, if a buffer is full.
 RELIABLE = (
     GenerationStarted, GenerationStopped, WorkerExited, KernelLine, MaintenanceNotice, NodeTested, CheckpointTrouble,
 )  # fmt: skip
@@ -426,11 +426,11 @@ RELIABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What one agent sends at once: columnar, numbered per incarnation."""
+    """One telemetry message of an agent: columnar, numbered per incarnation."""
 
     node: str
     incarnation: str
     seq: int
     at: float
     signals: tuple[NodeSignal, ...] = field(default=())
-    dropped: int = 0  # signals dropped since the start because a buffer was full
+    dropped: int = 0  # signals dropped since the agent's start because a buffer was full

@@ -1,7 +1,7 @@
-"""The spans of an incident, made from what the services keep of it anyway. Pure; `tracing` shows how they hang together.
+"""Creates the spans of an incident from the data that the services keep anyway. Pure; `tracing` describes the tree of spans.
 
-Each service writes its own when it knows how they end. `of_trace` makes all of them from the incident's record alone: it is
-what the API and `holdfast incidents show --trace` show, with no collector anywhere. Ids are the same in both.
+Each service writes its own spans when their ends are known. `of_trace` creates all spans from the incident's record alone, for
+the API and `holdfast incidents show --trace`, without an OpenTelemetry Collector. Both have the same ids.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ AGENT = "holdfast-agent"
 DIAGNOSTICS = "holdfast-diagnostics"
 SUPERVISOR = "holdfast-supervisor"
 
-_PARTS = ("fork", "stop", "stage")  # of prepare; they overlap
+_PARTS = ("fork", "stop", "stage")  # parts of prepare; they overlap
 _NOBODY = "0" * 16
-# What a rank goes through, in this order, and what its spans are called.
+# The phases of a rank's start, in order, and the names of their spans.
 _STAGES = {"process_group": "process group", "build": "build", "restore": "restore", "first_step": "step"}
 
 
-# ---------------------------------------------------------------- what each service writes
+# ---------------------------------------------------------------- spans that each service writes
 
 
 def trace_of_signal(signal: WorkerExited | KernelLine) -> str:
-    """Traceparent of a signal that something broke. A repeat of the signal is in the same trace."""
+    """Traceparent of a signal that reports a failure. A repeat of the signal belongs to the same trace."""
     match signal:
         case WorkerExited():
             seed = f"{signal.job}/{signal.generation}/{signal.rank}/{signal.pid}"
@@ -39,7 +39,7 @@ def trace_of_signal(signal: WorkerExited | KernelLine) -> str:
 
 
 def of_signal(signal: WorkerExited | KernelLine, sent_at: float) -> Span | None:
-    """None for a signal that has no trace."""
+    """The span of a signal; None if the signal has no trace."""
     context = tracing.parse(signal.traceparent)
     if context is None:
         return None
@@ -53,7 +53,7 @@ def of_signal(signal: WorkerExited | KernelLine, sent_at: float) -> Span | None:
 
 
 def of_finding(finding: Finding) -> Span | None:
-    """From when the fault began until it was concluded. None for a finding without a trace."""
+    """The span of a finding, from the beginning of the fault to the conclusion; None if the finding has no trace."""
     context = tracing.parse(finding.traceparent)
     if context is None:
         return None
@@ -69,7 +69,7 @@ def of_finding(finding: Finding) -> Span | None:
 
 
 def of_incident(incident: Incident) -> tuple[Span, ...]:
-    """What the supervisor writes of an incident that has closed: the incident, the decision, the change of generation."""
+    """The spans that the supervisor writes for a closed incident: the incident, the decision, the change of generation."""
     context = context_of(incident)
     if context is None:
         return ()
@@ -92,13 +92,14 @@ def of_incident(incident: Incident) -> tuple[Span, ...]:
 
 
 def change_below(incident: Incident) -> str:
-    """Traceparent for the orders of the change that ends this incident, however often it has to be planned again."""
+    """Traceparent for the orders of the change that ends this incident; the same if the change is planned again."""
     context = context_of(incident)
     return context.child(tracing.CHANGE).traceparent if context else ""
 
 
 def context_of(incident: Incident) -> TraceContext | None:
-    """The incident's own span: below its finding's. What nobody found, such as a planned change, begins its own trace."""
+    """The incident's own span, a child of its finding's span. An incident without a finding, such as a planned change, begins a
+    new trace."""
     if not incident.trace_id:
         return None
     above = _finding_of(incident) or TraceContext(incident.trace_id, _NOBODY)
@@ -116,14 +117,14 @@ def of_first_step(
     end: float,
     phases_s: Iterable[tuple[str, float]],
 ) -> Iterator[Span]:
-    """From START until the rank has finished its first step, and the parts that it measured, one after the other."""
+    """The span from START to the end of the rank's first step, and spans of the parts that the rank measured, in sequence."""
     above = tracing.parse(change)
     if above is None:
         return
     context = above.child(tracing.FIRST_STEP, generation, rank)
     where = _where(job, generation, node, rank)
     yield Span(tracing.FIRST_STEP, AGENT, context, above.span_id, start, end, where)
-    seconds_of = dict(phases_s)  # a record has them in any order
+    seconds_of = dict(phases_s)  # records contain the phases in any order
     phases = [(title, seconds_of[name]) for name, title in _STAGES.items() if name in seconds_of]
     at = max(start, end - sum(seconds for _, seconds in phases))
     for title, seconds in phases:
@@ -135,7 +136,7 @@ def of_first_step(
 
 
 def of_trace(incident: Incident) -> tuple[Span, ...]:
-    """Every span that the incident's record tells of, parents before their children; an open one ends where it is known to."""
+    """All spans that follow from the incident's record, parents before children. An open span ends at the last known time."""
     own = of_incident(incident)
     if not own:
         return ()
@@ -146,7 +147,7 @@ def of_trace(incident: Incident) -> tuple[Span, ...]:
 
 
 def _before(incident: Incident) -> Iterator[Span]:
-    """The signal and the finding, as far as the incident remembers them."""
+    """The spans of the signal and of the finding, as far as the incident's record contains them."""
     if (context := _finding_of(incident)) is None:
         return
     where = _where(incident.job, incident.generation, incident.node, incident.rank)
@@ -193,11 +194,11 @@ def _preparation(job: str, generation: int, change: TraceContext, share: NodeTim
 
 
 def prepare_key(node: str, generation: int) -> tuple[object, ...]:
-    """What tells the preparation of one node from the others below one change."""
+    """The key that distinguishes the preparations of several nodes below one change."""
     return node, generation
 
 
-# ---------------------------------------------------------------- inside
+# ---------------------------------------------------------------- details
 
 
 def _decision(incident: Incident, context: TraceContext) -> Span:
@@ -232,18 +233,18 @@ def _finding_of(incident: Incident) -> TraceContext | None:
 
 
 def _end_of(incident: Incident) -> float:
-    """When the incident was over, or the last that is known of it."""
+    """The end of the incident, or the last known time in its record."""
     moments = (incident.t_detected, incident.t_decided, incident.t_prepared, incident.t_first_step)
     return max(moment for moment in moments if moment is not None)
 
 
 def _signal_of(context: TraceContext, evidence: Mapping[str, str]) -> str:
-    """Span id of the signal; empty when there was none, or when it belongs to another finding's trace."""
+    """Span id of the signal; empty if there is none, or if it belongs to the trace of another finding."""
     signal = tracing.parse(evidence.get(tracing.SIGNAL, ""))
     return signal.span_id if signal and signal.trace_id == context.trace_id else ""
 
 
 def _where(job: str, generation: int, node: str, rank: int | None) -> dict[str, Value]:
-    """What is known of the place."""
+    """The known attributes of the location."""
     place: dict[str, Value | None] = {"job": job or None, "generation": generation, "node": node or None, "rank": rank}
     return {name: value for name, value in place.items() if value is not None}

@@ -1,18 +1,18 @@
-"""One trace per incident: which spans it has, how they hang together, and how each finds its id. Pure.
+"""One trace per incident: its spans, their tree, and how span ids are derived. Pure.
 
-    worker exited | kernel line      agent         the signal; a fault that nothing announced begins with its finding
+    worker exited | kernel line      agent         the signal; without a signal, the trace begins with the finding
     └ finding                        diagnostics
       └ incident                     supervisor    a planned change begins here
         ├ decision                   supervisor    policy, action, reason
         └ generation change          supervisor
           ├ prepare                  agent         per node
           │ ├ stop, fork, stage      agent
-          │ └        └ fetch         replicator    per shard that came from elsewhere
+          │ └        └ fetch         replicator    per shard from another node or the object store
           └ first step               agent         per rank: from START to the end of its first step
             └ process group, build, restore, step  as the rank measured them
 
-Ids are derived from the parent's id and the span's name, not drawn: a span is written when its end is known, by whoever knows
-it then (another process, the standby that took over, the API from the record), and all of them come to the same id.
+Ids are not random but derived from the parent's id and the span's name. A span is written when its end is known, by the process
+that knows it then (another process, the standby that took over, or the API from the record). All of them derive the same id.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Value = str | int | float | bool
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?", re.ASCII)
 
-SIGNAL = "signal"  # in a finding's evidence: traceparent of the signal that it was concluded from
-TRACEPARENT = "traceparent"  # in an incident's evidence: of its root finding
+SIGNAL = "signal"  # in a finding's evidence: traceparent of the signal that the finding follows from
+TRACEPARENT = "traceparent"  # in an incident's evidence: traceparent of its root finding
 
 FINDING = "finding"
 INCIDENT = "incident"
@@ -73,7 +73,7 @@ ATTRIBUTES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Where in which trace: 32 and 16 lower-case hex digits."""
+    """A trace and a span in it. `trace_id`: 32 lower-case hex digits. `span_id`: 16."""
 
     trace_id: str
     span_id: str
@@ -84,33 +84,33 @@ class TraceContext:
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
     def child(self, *names: object) -> TraceContext:
-        """The span below this one that is called so: the same for everybody who asks."""
+        """The child span with this name. Every process derives the same id."""
         key = "/".join((self.trace_id, self.span_id, *map(str, names)))
         return TraceContext(self.trace_id, hashlib.blake2b(key.encode(), digest_size=8).hexdigest(), self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time. `start` and `end` are Unix seconds; `parent` is a span id, empty for the root."""
+    """A timed operation. `start` and `end` are Unix seconds; `parent` is a span id, empty for the root."""
 
     name: str
-    service: str  # who writes it: agent, diagnostics, supervisor, checkpoint-replicator
+    service: str  # the service that writes the span: agent, diagnostics, supervisor, checkpoint-replicator
     context: TraceContext
     parent: str
     start: float
     end: float
     attributes: Mapping[str, Value] = field(default_factory=dict)
-    error: str = ""  # why it failed; empty = it did not
+    error: str = ""  # why the operation failed; empty = it did not fail
 
 
 def new_trace(seed: str) -> TraceContext:
-    """The root of the trace that `seed` names."""
+    """The root of the trace that is derived from `seed`."""
     digest = hashlib.blake2b(seed.encode(), digest_size=24).hexdigest()
     return TraceContext(digest[:32], digest[32:])
 
 
 def parse(traceparent: str) -> TraceContext | None:
-    """None for anything that is not a valid W3C traceparent: a broken trace must not break an incident."""
+    """Parse a W3C traceparent. Returns None if it is not valid, because a broken trace must not break an incident."""
     match = _TRACEPARENT.fullmatch(traceparent)
     if match is None or traceparent.startswith("ff") or (traceparent.startswith("00") and len(traceparent) != 55):
         return None
@@ -121,12 +121,12 @@ def parse(traceparent: str) -> TraceContext | None:
 
 
 def trace_id_of(traceparent: str) -> str:
-    """The trace id, or an empty string when there is none."""
+    """The trace id; empty if `traceparent` is not valid."""
     context = parse(traceparent)
     return context.trace_id if context else ""
 
 
 def below(traceparent: str, *names: object) -> str:
-    """Traceparent of the span called so below this one; empty when there is nothing to be below."""
+    """Traceparent of the child span with this name; empty if `traceparent` is not valid."""
     context = parse(traceparent)
     return context.child(*names).traceparent if context else ""

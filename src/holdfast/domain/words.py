@@ -1,4 +1,4 @@
-"""English for messages."""
+"""English word forms for messages."""
 
 from __future__ import annotations
 

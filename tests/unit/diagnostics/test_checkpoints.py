@@ -24,7 +24,7 @@ def test_a_rank_whose_saves_are_missed_is_a_warning_with_the_reason() -> None:
     (finding,) = watch(trouble(), trouble())  # an agent that reconnects sends it again
     assert (finding.kind, finding.severity) == (FindingKind.CHECKPOINT, Severity.WARNING)
     assert (finding.node, finding.job, finding.rank, finding.since) == ("n1", "gpt", 3, T0)
-    assert finding.summary == "The saves of rank 3 on n1 do not happen (job gpt): 3 in a row: no image is free"
+    assert finding.summary == "Saves of rank 3 on n1 are missed (job gpt): 3 in a row: no image is free"
 
 
 def test_the_same_trouble_later_is_another_finding() -> None:

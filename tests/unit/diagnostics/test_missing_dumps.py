@@ -197,4 +197,4 @@ def test_a_rank_out_of_sight_that_all_others_may_wait_for_is_suspected() -> None
     found = find_blocking_ranks(rows(*((rank, "0", "0-3", 9, 9) for rank in (0, 1, 2))), heard=(0, 1, 2))
     assert found is not None
     assert (found.standing, found.ranks) == (Standing.UNREACHABLE, (3,))
-    assert "nothing is heard of its node" in found.reason
+    assert "its node sends no telemetry" in found.reason

@@ -83,7 +83,7 @@ def test_a_script_that_stops_is_warned_of_and_withdrawn_when_it_goes_on(script: 
         1,
     )
     assert found.since == T0 + 1000.0
-    assert "No rank of plain has begun an optimizer step for 301 s, after 1000 of them" in found.summary
+    assert "No rank of plain has begun an optimizer step for 301 s, after 1000 steps" in found.summary
     assert found.evidence["process_states"] == "S 2"
     [over] = script.run(1)
     assert (over.severity, over.contradicts) == (Severity.INFO, found.id)
@@ -103,7 +103,7 @@ def test_a_pause_that_ended_by_itself_is_learned(script: Script) -> None:
     script.run(100)
     assert script.run(700, stepping=False) == []
     [found] = script.run(30, stepping=False)
-    assert "its longest pause before took 241 s" in found.summary
+    assert "the longest earlier pause took 241 s" in found.summary
 
 
 def test_what_was_learned_survives_a_restart(script: Script) -> None:

@@ -73,7 +73,7 @@ def test_a_collective_error_alone_is_reported_late_and_with_doubt(fleet: Fleet) 
     assert (found.kind, found.rank, found.node) == (FindingKind.WORKER_EXCEPTION, None, "")  # culprit not known
     assert found.evidence["first"] == "rank 0 on n0"
     assert found.confidence < 0.5
-    assert "no rank or node that failed first was seen" in found.summary
+    assert "no rank or node that failed first is known" in found.summary
 
 
 @pytest.mark.parametrize("heard", ["before the errors", "after them"])
@@ -286,7 +286,7 @@ def test_collective_errors_never_make_a_loop(fleet: Fleet) -> None:
 def test_a_failure_after_a_restart_is_not_called_one_before_the_first_step(fleet: Fleet) -> None:
     """Restored to step 10; the rank had not stepped again, or its agent does not know."""
     fails_again(fleet, generation=2, step=0)
-    assert "before its first step since it was started again (the job had finished step 10)" in fleet.only().summary
+    assert "before its first step after a restart (the job had finished step 10)" in fleet.only().summary
     assert fleet.only().evidence["blame"] == "unknown"
 
 
@@ -328,7 +328,7 @@ def test_an_estimated_date_is_called_one(fleet: Fleet) -> None:
     fleet.found.clear()
     fleet.start(2, connect=False)
     fleet.exits(0, signal=9)
-    assert fleet.only().evidence["dated"] == "the end of the process, as its agent saw it"
+    assert fleet.only().evidence["dated"] == "the end of the process by the agent's clock"
     fleet.breaks("n1")
     fleet.run(until=fleet.now + UNWITNESSED_GRACE_S + 1.0)
     assert fleet.found[-1].evidence["dated"] == "estimate: its last sign of life"

@@ -202,4 +202,4 @@ def test_a_program_that_fails_on_many_gpus_is_at_fault_itself() -> None:
     for name in ("a", "b", "c"):
         found = run_job(fleet, name, (31, 2), (31, 3))
         assert found[-1].severity is Severity.INFO
-    assert "own error" in fleet.found[-1].summary
+    assert "error of the program" in fleet.found[-1].summary

@@ -1,14 +1,14 @@
-"""Ticks that have been read but not folded yet: the overload behaviour of this service.
+"""Queues of ticks that have been read but not folded yet. They decide how diagnostics behaves under overload.
 
-Reading a tick is cheap and continues while others are folded, in time slices, because an unread tick may be urgent. Without
-overload a tick waits for microseconds. Under overload:
+Ticks are folded in time slices. Between two slices further ticks are read, because reading is cheap and an unread tick may be
+urgent. Without overload a tick waits for microseconds. Under overload:
 
-* of each stream at most `WAITING_MAX` ticks wait. For another one, the oldest tick that carries only telemetry is dropped and
-  counted, because the present state of a node is worth more than its past;
-* streams with a tick that must not be dropped (exits, kernel lines) are folded first, so that findings are not delayed;
-* a stream with `KEPT_MAX` such ticks waiting is not read until there is room.
+* At most `WAITING_MAX` ticks of each stream wait. When another tick arrives, the oldest tick that contains only telemetry is
+  dropped and counted, because the present state of a node is worth more than its past.
+* Streams with a tick that must not be dropped (exits, kernel lines) are folded first, so that findings are not delayed.
+* A stream with `KEPT_MAX` ticks that must not be dropped is not read until these ticks have been folded.
 
-Ticks of one stream are folded in the order in which they arrived, and the end of the stream after the last of them.
+Ticks of one stream are folded in the order in which they arrived. The end of the stream is folded after its last tick.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import structlog
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.wire.telemetry import count_droppable, is_reliable
 
-WAITING_MAX = 4  # ticks of one stream, which are seconds
-KEPT_MAX = 64  # waiting ticks that must not be dropped, at which reading of the stream pauses
-SLICE_S = 0.002  # of folding, after which the readers, and one stream that opens, get a turn
+WAITING_MAX = 4  # ticks of one stream; an agent sends one tick per second
+KEPT_MAX = 64  # waiting ticks that must not be dropped; at this number, reading of the stream pauses
+SLICE_S = 0.002  # longest time of folding before other tasks may run: the readers, and a stream that opens
 _LOG_EVERY_S = 10.0
 
 log = structlog.get_logger("holdfast.diagnostics.backlog")
@@ -34,8 +34,8 @@ log = structlog.get_logger("holdfast.diagnostics.backlog")
 
 @dataclass(eq=False, slots=True)
 class Line:
-    """The waiting ticks of one stream. `fold` is called with each tick in order. If it raises, `refuse` gets the exception and
-    the rest is dropped. `ended` is called once, after the last tick."""
+    """The waiting ticks of one stream. `fold` is called with each tick in order. If `fold` raises, `refuse` is called with the
+    exception and the remaining ticks are dropped. `ended` is called once, after the last tick."""
 
     fold: Callable[[pb.Tick], Awaitable[None]]
     refuse: Callable[[Exception], None]
@@ -61,7 +61,7 @@ class Backlog:
         self.dropped = 0
 
     async def put(self, line: Line, message: pb.Tick) -> None:
-        """Queue a tick. Blocks only while `KEPT_MAX` ticks of the stream wait that must not be dropped."""
+        """Queue a tick. Blocks only while `KEPT_MAX` ticks that must not be dropped wait in this stream."""
         while line.kept >= KEPT_MAX:
             await line.room.wait()
         if line.refused:
@@ -80,7 +80,7 @@ class Backlog:
             self._queue(line, urgent=True)
 
     async def fold(self) -> None:
-        """A loop for the service's task group: ends only by an exception."""
+        """Fold queued ticks, in a loop for the service's task group. Ends only by an exception."""
         try:
             while True:
                 await self._work.wait()
@@ -122,7 +122,7 @@ class Backlog:
         try:
             while line.waiting:
                 await line.fold(line.waiting.popleft())
-        except Exception as error:  # ends this stream only: a message that cannot be folded, or a bug that it exposes
+        except Exception as error:  # a malformed tick, or a bug that the tick exposes: only this stream ends
             line.refused = True
             line.waiting.clear()
             line.refuse(error)
@@ -145,4 +145,4 @@ class Backlog:
             self._log_dropped()
 
     def _log_dropped(self) -> None:
-        log.warning("telemetry dropped", reason="more arrives than can be folded", signals_so_far=self.dropped)
+        log.warning("telemetry dropped", reason="ticks arrive faster than they are folded", signals_so_far=self.dropped)

@@ -1,4 +1,4 @@
-"""The one table with a limit of this service: whatever agents send, memory stays bounded. Pure."""
+"""A mapping with a limit, so that the memory of diagnostics stays bounded whatever agents send. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ V = TypeVar("V")
 
 
 class Bounded(OrderedDict[K, V]):
-    """A mapping of at most `limit` entries, in the order in which they were last written; reading does not change the order.
+    """A mapping of at most `limit` entries, ordered by their last write. Reading does not change the order.
 
-    Writing beyond the limit removes the entries that were written longest ago; `evicted` counts them. With `weigh` the limit is
-    of the sum of the values' weights at the time of a write, and the entry just written always stays.
+    Writing beyond the limit removes the entries that were written longest ago; `evicted` counts the removed entries. With
+    `weigh`, the limit applies to the sum of the values' weights at the time of a write. The entry just written always stays.
     """
 
     def __init__(self, limit: int, *, weigh: Callable[[V], int] | None = None) -> None:
@@ -31,7 +31,7 @@ class Bounded(OrderedDict[K, V]):
             self.evicted += 1
 
     def get_or_add(self, key: K, make: Callable[[], V]) -> V:
-        """The value of `key`, which is made and written if there is none."""
+        """The value of `key`. If the key is missing, `make()` is written and returned."""
         try:
             return self[key]
         except KeyError:

@@ -1,14 +1,15 @@
-"""The engine: one signal in, findings and finished steps out. Pure: no clock, no I/O, the same sequence gives the same answer.
+"""Engine of diagnostics: folds one signal and returns findings and finished steps. Pure: no clock and no I/O. The same sequence
+of signals gives the same result.
 
-Each item is folded into the roster and then passed to the detectors that read its type, in their order. A finding of a
-detector is passed to the detectors that read findings before the next detector sees the item. The engine then adds to each
-finding
+The engine folds each item into the roster and then passes it to the detectors that read its type, in their order. If a detector
+reports a finding, the detectors that read findings receive the finding before the next detector receives the item. The engine
+adds to each finding
 
 * the job that runs on the node, if the detector has named only the node;
-* `supersedes`: a lost node or a broken GPU replaces the worker failure that it caused;
-* a place in a trace.
+* `supersedes`: the finding about a lost node or a broken GPU replaces the finding about the worker failure that it caused;
+* a trace context (`traceparent`).
 
-Each finding leaves once. While a finding holds it is repeated at growing intervals (`holding`).
+The engine returns each finding once. While a finding holds, the engine repeats it at growing intervals (`holding`).
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from holdfast.domain.signals import (
     WorkerExited,
 )
 
-_FINDINGS_MAX = 10_000  # remembered, so that each is reported once
-_FAULTS_MAX = 64  # of one generation: its first failure is a root, a few corrections follow
+_FINDINGS_MAX = 10_000  # ids of reported findings that are kept, so that each finding is reported once
+_FAULTS_MAX = 64  # worker failures kept per generation: the root failure and a few corrections
 _WORKER_KINDS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION})
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What one signal led to."""
+    """The findings and finished steps that follow from one signal."""
 
     findings: tuple[Finding, ...] = ()
     steps: tuple[StepRecord, ...] = ()
@@ -52,7 +53,10 @@ _NOTHING = Folded()
 
 
 class Engine:
-    """Holds the state of all detectors. `gap_after_s`: a longer time between two clock ticks is a gap in the telemetry."""
+    """Keeps the state of all detectors.
+
+    `gap_after_s`: a longer time between two clock ticks is a gap in the telemetry. `correlate_s`: a worker failure that was
+    reported longer ago is not superseded."""
 
     def __init__(
         self, detectors: Sequence[Detector[Any]], *, gap_after_s: float = 1.0, correlate_s: float = 60.0
@@ -101,17 +105,18 @@ class Engine:
         return Folded((*findings, *repeats), records)
 
     def gap(self, gap_s: float, now: float) -> Folded:
-        """This process did not run for `gap_s`. Its clock may show less: it may have been set in the meantime."""
+        """Report to the detectors that this process did not run for `gap_s`. The wall clock may show a shorter gap, because it
+        may have been set in the meantime."""
         return Folded(tuple(self._observe(TelemetryGap(at=now, gap_s=gap_s), now)))
 
     def _passed(self, now: float) -> Iterator[Finding]:
-        """Report a jump of time to the detectors: this process was stopped or starved, or its clock was set."""
+        """Report a jump of the clock to the detectors: this process was stopped or got no CPU time, or its clock was set."""
         before, self._clock = self._clock, now
         if before is not None and not 0.0 <= now - before <= self._gap_after_s:
             yield from self._observe(TelemetryGap(at=now, gap_s=now - before), now)
 
     def _started(self, item: GenerationStarted, now: float) -> list[Finding]:
-        """Follow each job's generations. At a new run everything that is known of the earlier one is forgotten."""
+        """Record the start of a generation. If a new run begins, drop all data of the job's earlier run."""
         findings: list[Finding] = []
         if self._roster.is_new_run(item):
             began = RunStarted(item.job)
@@ -142,7 +147,7 @@ class Engine:
         return route
 
     def _report(self, finding: Finding) -> Finding | None:
-        """Return the finding to publish; None if it has been reported before."""
+        """Return the finding to publish; None if the same finding has been reported before."""
         earlier = self._reported.get(finding.id)
         if earlier is not None and 0.0 <= finding.at - earlier.at <= finding.ttl_s:
             return None
@@ -150,14 +155,14 @@ class Engine:
         finding = _traced(finding)
         self._reported[finding.id] = finding
         if finding.kind in _WORKER_KINDS:
-            # By generation: in a storm of thousands of faults each lost node looks for its own worker failures.
+            # Grouped by generation, so that each of thousands of lost nodes searches only the failures of its generation.
             key = (finding.job, finding.generation)
             self._worker_faults.get_or_add(key, lambda: deque(maxlen=_FAULTS_MAX)).append(finding)
         self._holding.reported(finding)
         return finding
 
     def _attribute(self, finding: Finding) -> Finding:
-        """A fault of a node is a fault of the job that runs there, when there is exactly one."""
+        """Add the job to a finding about a node, if exactly one job runs on that node."""
         running = self._roster.on(finding.node)
         if finding.job or len(running) != 1:
             return finding
@@ -165,7 +170,7 @@ class Engine:
         return replace(finding, job=job, generation=placement.generation)
 
     def _correlate(self, finding: Finding) -> Finding:
-        """A lost node or a fatal GPU error supersedes the worker failure that was reported shortly before it."""
+        """Let a lost node or a fatal GPU error supersede the worker failure that was reported shortly before."""
         root = (finding.kind is FindingKind.NODE_LOST and finding.severity is Severity.ERROR) or (
             finding.kind is FindingKind.GPU_ERROR and finding.severity is Severity.FATAL
         )
@@ -180,9 +185,9 @@ class Engine:
 
 
 def _traced(finding: Finding) -> Finding:
-    """Give the finding its place in a trace: below the signal that the detector named, or at the root of a new trace.
+    """Add a trace context: a child of the signal that the detector named, or the root of a new trace.
 
-    Both are derived from the finding's id, so that the same fault found again belongs to the same trace."""
+    Both are derived from the finding's id, so that a second finding about the same fault belongs to the same trace."""
     signal = tracing.parse(finding.traceparent)
     if signal is None:
         return replace(finding, traceparent=tracing.new_trace(f"{finding.id}@{finding.since:.0f}").traceparent)

@@ -1,4 +1,4 @@
-"""Finds the rank that a hung job waits for, from the flight-recorder dumps that its ranks left on disk.
+"""Finds the rank that a hung job waits for, in the flight-recorder dumps that its ranks wrote to disk.
 
     python -m holdfast.diagnostics.flight_dumps DIR
 
@@ -26,33 +26,35 @@ _NAME = re.compile(r".*?(\d+)(?:\.json|\.pickle|\.pkl)?")
 
 @dataclass(frozen=True, slots=True)
 class Dumps:
-    """The dumps of a directory. `rejected`: files that cannot be read as dumps, each with the reason."""
+    """The dumps of a directory. `rejected`: (file name, reason) of files that are not valid dumps."""
 
     rows: CollectiveRows
     ranks: tuple[int, ...]
     rejected: tuple[tuple[str, str], ...] = ()
 
     def diagnosis(self) -> Waiting | None:
-        """The ranks that the others wait for. A missing dump proves nothing about its rank."""
+        """Return the ranks that the others wait for; None if no rank is inside a collective. A missing dump proves nothing
+        about its rank."""
         return find_blocking_ranks(self.rows, missing=self.missing())
 
     def missing(self) -> tuple[int, ...]:
-        """Members of the dumps' groups that have no dump themselves."""
+        """Ranks without a dump that are members of a group in another rank's dump."""
         return tuple(sorted(self._world() - set(self.ranks)))
 
     def _world(self) -> set[int]:
-        """Every rank of the job, from the dumps' `pg_config`; in gloo's dumps it is empty, and the highest rank counts."""
+        """All ranks of the job, from the dumps' `pg_config`. In dumps of gloo `pg_config` is empty; then all ranks up to the
+        highest one with a dump."""
         named = set(chain.from_iterable(map(expand, set(self.rows.members))))
         return named or set(range(max(self.ranks, default=-1) + 1))
 
 
 def read(directory: Path) -> Dumps:
-    """Read every dump in `directory`. Raises `NotFound` if none can be read."""
+    """Read all dumps in `directory`. Raises `NotFound` if it contains no valid dump."""
     parts, ranks, rejected = [], [], []
     named = ((path, _NAME.fullmatch(path.name)) for path in sorted(directory.iterdir())[:FILES_MAX] if path.is_file())
     for path, found in named:
         if found is None:
-            continue  # not named like a dump: a log, a readme
+            continue  # the name is not that of a dump: a log or a readme
         rank = int(found[1])
         try:
             parts.append(_rows(path, rank))
@@ -61,7 +63,7 @@ def read(directory: Path) -> Dumps:
             rejected.append((path.name, str(error)))
     if not ranks:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in rejected)
-        raise NotFound(f"{directory} holds no flight-recorder dump whose name ends with a rank{reasons}")
+        raise NotFound(f"{directory} contains no valid flight-recorder dump whose name ends with a rank{reasons}")
     return Dumps(CollectiveRows.of(parts), tuple(ranks), tuple(rejected))
 
 

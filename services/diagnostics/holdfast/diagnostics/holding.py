@@ -1,9 +1,9 @@
-"""Findings that still hold are published again, so that a lost entry of the event log is not final. Pure.
+"""Repeats findings that still hold, so that a lost entry of the event log does not lose the finding. Pure.
 
-Theory of operation. A finding of a generation that calls for an action holds until the generation is stopped, replaced, or
-has finished a step on every rank. A lost node holds until its agent reconnects. Any finding holds until a better root
-supersedes it. While a finding holds it is repeated after 30 s and then at intervals that double, up to 8 minutes. A repeat
-has the same id and the same `at`, by which the supervisor recognises it, and counts `repeat` up.
+Theory of operation. A finding of severity error or fatal about a generation holds until the generation is stopped or replaced,
+or has finished a step on every rank. The finding about a lost node holds until its agent reconnects. Any finding ends when
+another finding supersedes it. While a finding holds, it is repeated after 30 s and then at intervals that double, up to
+8 minutes. A repeat has the same id and the same `at`, by which the supervisor recognises it, and a higher `repeat`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 REPEAT_FIRST_S = 30.0
 REPEAT_S_MAX = 480.0
 _HELD_MAX = 4096
-_REPORTS_LAG_S = 5.0  # steps that were finished before a fault may be reported this much after it
+_REPORTS_LAG_S = 5.0  # a step that was finished before a fault may be reported up to this long after the fault
 _CALL_FOR_ACTION = (Severity.ERROR, Severity.FATAL)
 
 
@@ -27,15 +27,15 @@ class _Held:
 
 
 class Holding:
-    """The findings that were reported and still hold, by id."""
+    """The reported findings that still hold, by id."""
 
     def __init__(self) -> None:
-        self._held: dict[str, _Held] = {}  # at most `_HELD_MAX`, the oldest first
+        self._held: dict[str, _Held] = {}  # by id; at most `_HELD_MAX`, the oldest first
         self._of_job: dict[str, dict[str, None]] = {}  # job → the ids of its findings
         self._next_at = float("inf")
 
     def reported(self, finding: Finding) -> None:
-        """Note a finding that is reported for the first time."""
+        """Record a finding that is reported for the first time."""
         self._drop(finding.supersedes)
         if finding.kind is FindingKind.NODE_LOST and finding.severity is Severity.INFO:
             self._drop(finding.contradicts)
@@ -50,13 +50,14 @@ class Holding:
         self._next_at = min(self._next_at, finding.at + REPEAT_FIRST_S)
 
     def over(self, job: str, *, before: int | None = None) -> None:
-        """Drop findings of the generations of `job` before this number; None = of the whole job."""
+        """Drop the findings about generations of `job` with a number below `before`; None = all findings about the job."""
         for held in self._of(job):
             if before is None or held.finding.generation < before:
                 self._drop(held.finding.id)
 
     def stepped(self, record: StepRecord, now: float) -> None:
-        """Every rank of a generation has finished a step, so none is lost, dead or stuck. Hardware may still be broken."""
+        """Drop findings that a finished step disproves: every rank has finished it, so no rank is lost, dead or hung. Fatal
+        findings are kept, because hardware may still be broken."""
         for held in self._of(record.job):
             finding = held.finding
             recent = now - finding.at <= _REPORTS_LAG_S
@@ -76,7 +77,7 @@ class Holding:
             del self._of_job[held.finding.job]
 
     def due(self, now: float) -> tuple[Finding, ...]:
-        """The findings to repeat now. After the clock was set back none waits longer than its interval."""
+        """The findings to repeat now. Even if the clock was set back, no repeat waits longer than its interval."""
         if now < self._next_at and (not self._held or self._next_at - now <= REPEAT_S_MAX):
             return ()
         repeats = []

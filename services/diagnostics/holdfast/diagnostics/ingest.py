@@ -1,8 +1,8 @@
-"""The gRPC adapter of the intake: one `Telemetry.Stream` per agent.
+"""gRPC adapter of the intake: one `Telemetry.Stream` per agent.
 
-Reading, folding and acknowledging are separate, so that ticks, which are also the node's heartbeat, are read while others are
-folded (`backlog`) and while an acknowledgement waits for the event log. A tick that cannot be folded ends the stream of its
-agent with a message that names the cause, and no other stream.
+Ticks are also the node's heartbeat. Reading, folding and acknowledging are therefore separate: ticks are read while others are
+folded (`backlog`) and while an acknowledgement waits for the event log. If a tick cannot be folded, only the stream of its
+agent ends, with a message that names the cause.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.v1 import telemetry_pb2_grpc as pb_grpc
 from holdfast.wire.telemetry import decode_tick
 
 SERVICE = "holdfast.v1.Telemetry"
-# A full outbox of an agent that could not send for long is about 2 MiB.
+# The outbox of an agent that could not send for a long time is full at about 2 MiB.
 _TICK_BYTES_MAX = 4 << 20
 
 log = structlog.get_logger("holdfast.diagnostics.ingest")
@@ -39,7 +39,7 @@ class _Refusal:
 
 
 class TelemetryServicer(pb_grpc.TelemetryServicer):
-    """`refused` counts streams that this side has ended because of a tick."""
+    """`refused` counts the streams that diagnostics has ended because a tick could not be folded."""
 
     def __init__(self, intake: Intake, backlog: Backlog, publisher: Publisher, *, clock: Callable[[], float]) -> None:
         self._intake = intake
@@ -118,14 +118,14 @@ def _refusal(error: Exception) -> _Refusal:
         case Replaced():
             return _Refusal(grpc.StatusCode.ABORTED, str(error))
         case _:
-            log.error("tick not folded: please report this bug", exc_info=error)
+            log.error("tick not folded, please report this bug", exc_info=error)
             return _Refusal(
                 grpc.StatusCode.INTERNAL, f"diagnostics failed to fold a tick: {type(error).__name__}: {error}"
             )
 
 
 class _Acks:
-    """Acknowledgements of one stream, in order: each covers all ticks before it."""
+    """Acknowledgements of one stream, in order. Each acknowledgement covers all earlier ticks."""
 
     def __init__(self, publisher: Publisher, clock: Callable[[], float]) -> None:
         self._publisher = publisher
@@ -136,12 +136,12 @@ class _Acks:
 
     def add(self, receipt: Receipt) -> None:
         if self._waiting and not self._waiting[-1][0].must_hold:
-            self._waiting.pop()  # covered by the new one
+            self._waiting.pop()  # the new acknowledgement covers this tick
         self._waiting.append((receipt, self._clock() + receipt.settle_s))
         self._changed.set()
 
     def close(self) -> None:
-        """Let `send` end after the waiting acknowledgements."""
+        """Make `send` return after the waiting acknowledgements have been sent."""
         self._closed = True
         self._changed.set()
 

@@ -1,7 +1,7 @@
-"""Intake: passes what arrives from agents to the engine, in order. The transport is in `ingest`.
+"""Intake: passes the ticks of agents to the engine, in order. The transport is in `ingest`.
 
-A tick is folded once per (node, incarnation, seq), however often it is sent. The opening of a stream, each tick and the end
-of a stream become signals of their own, from which liveness is concluded. `Receipt` states when a tick may be acknowledged.
+A tick is folded once per (node, incarnation, seq), however often it is sent. The start of a stream, each tick and the end of a
+stream are also folded as signals, which the `liveness` detector reads. `Receipt` states when a tick may be acknowledged.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ from holdfast.domain.signals import (
 from holdfast.domain.tracing import trace_id_of
 from holdfast.runtime import metrics, telemetry
 
-# Detectors that delay a conclusion (about an exit, a broken stream) need a clock of 20 ms. While only routine telemetry arrives
-# 250 ms are enough, at a tenth of the cost. `ATTENTION_S` is longer than all delays of less than a second.
+# Detectors that delay a conclusion (about an exit or a broken stream) need a clock tick every 20 ms. While only routine
+# telemetry arrives, a clock tick every 250 ms is enough, at a tenth of the cost. `ATTENTION_S` is longer than all delays of
+# less than a second.
 CLOCK_TICK_S = 0.02
 CALM_CLOCK_TICK_S = 0.25
 ATTENTION_S = 2.0
 _ROUTINE = (ClockTick, NodeBeat, StepColumns, ObservedSteps, RankProgress, HostSample, GpuSample, GpuHealth, NicSample)
 # A detector may delay its conclusion about an exit. The tick is acknowledged only afterwards, so that a crash of this process
-# in the meantime does not lose the exit.
+# during the delay does not lose the exit.
 SETTLE_S = 0.5
 _WORLD_MAX = 1_000_000  # ranks of one generation; detectors allocate memory for each, so a larger mesh is rejected
-_NODES_MAX = 50_000  # without a stream
+_NODES_MAX = 50_000  # disconnected nodes that are kept
 _WINDOW = 1024  # sequence numbers remembered per incarnation
-# Limits of texts that end up in findings, in Redis and on terminals; agents send at most a fraction of them.
+# Limits of texts that are copied to findings, to Redis and to terminals. Agents send at most a fraction of these sizes.
 _LINE_CHARS_MAX = 16 << 10
 _TAIL_CHARS_MAX = 256 << 10
 _CALLS_MAX = 4096
@@ -65,14 +66,14 @@ log = structlog.get_logger("holdfast.diagnostics.intake")
 
 @dataclass(slots=True)
 class SeqWindow:
-    """The sequence numbers of an incarnation that have been folded: the newest, and a bit for each of the 1,024 before it."""
+    """The folded sequence numbers of an incarnation: the newest number, and one bit for each of the 1,024 numbers before it."""
 
     newest: int = -1
     bits: int = 0
 
     def add(self, seq: int) -> bool:
-        """Add `seq`. Returns False if it is known. A number older than the window counts as new, because folding a tick twice
-        is safer than losing it."""
+        """Add `seq`. Returns False if `seq` was added before. A number older than the window counts as new, because folding a
+        tick twice is safer than losing a tick."""
         if seq > self.newest:
             self.bits = ((self.bits << min(seq - self.newest, _WINDOW)) | 1) & ((1 << _WINDOW) - 1)
             self.newest = seq
@@ -92,38 +93,38 @@ class NodeStream:
 
     node: str = ""
     incarnation: str = ""
-    seqs: SeqWindow = field(default_factory=SeqWindow)  # of the incarnation, over all of its streams
-    goodbye: bool = False  # the agent's last tick announced that it leaves on purpose
+    seqs: SeqWindow = field(default_factory=SeqWindow)  # of the incarnation, over all its streams
+    goodbye: bool = False  # the agent's last tick announced that the agent ends on purpose
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A folded tick. It may be acknowledged after `settle_s`, when the findings that it led to are published."""
+    """A folded tick. The tick may be acknowledged after `settle_s`, when the findings that follow from it are published."""
 
     seq: int
-    must_hold: bool  # it carries a signal that the agent repeats until it is acknowledged
+    must_hold: bool  # the tick contains a signal that the agent repeats until the tick is acknowledged
     settle_s: float
 
 
 class Replaced(Exception):
-    """Another stream of the same node was opened later; this one is obsolete."""
+    """The stream is obsolete: its node has opened another stream since."""
 
 
 class Intake:
-    """The only caller of the engine. Each method calls it between two awaits, so no lock is needed."""
+    """The only caller of the engine. Each method calls the engine between two awaits, so no lock is needed."""
 
     def __init__(self, engine: Engine, publisher: Publisher, *, clock: Callable[[], float]) -> None:
         self._engine = engine
         self._publisher = publisher
         self._clock = clock
         self._streams: dict[str, NodeStream] = {}
-        self._closed: Bounded[str, NodeStream] = Bounded(_NODES_MAX)  # each node's last one
+        self._closed: Bounded[str, NodeStream] = Bounded(_NODES_MAX)  # by node: the last stream that was closed
         self._plausibility = Plausibility()
         self._attentive_until = 0.0
-        self._stirred = anyio.Event()
+        self._woken = anyio.Event()
 
     async def tick(self, stream: NodeStream, tick: Tick) -> Receipt:
-        """Fold one tick. Raises `MalformedMessage` for what must not be folded and `Replaced` for an old stream."""
+        """Fold one tick. Raises `MalformedMessage` if the tick breaks a limit, and `Replaced` if the stream is obsolete."""
         _check(stream, tick)
         await self._publisher.wait_for_room()
         if not stream.node:
@@ -143,14 +144,14 @@ class Intake:
         return Receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0)
 
     def heard(self, stream: NodeStream) -> None:
-        """Record the arrival of a tick that is folded later, so that its node does not count as silent."""
+        """Record a heartbeat for a tick that is folded later, so that its node does not count as silent."""
         if stream.node and self._streams.get(stream.node) is stream:
             now = self._clock()
             self._fold(NodeBeat(stream.node, now), now)
 
     def close(self, stream: NodeStream, *, clean: bool) -> None:
-        """Record the end of a stream. `clean`: after a goodbye, or because this side refused it. Neither is a fault of the
-        node."""
+        """Record the end of a stream. `clean`: the agent announced the end, or diagnostics refused the stream. Neither is a
+        fault of the node."""
         if stream.node and self._streams.get(stream.node) is stream:
             self._closed[stream.node] = self._streams.pop(stream.node)
             now = self._clock()
@@ -158,9 +159,9 @@ class Intake:
             log.info("node disconnected", node=stream.node, clean=clean)
 
     async def watch_clock(self) -> None:
-        """A loop for the service's task group: folds the clock ticks, from which alone detectors conclude from silence.
+        """Fold clock ticks, in a loop for the service's task group. Detectors conclude from silence only at clock ticks.
 
-        There are no ticks while findings cannot be buffered: ticks of agents are not folded then either.
+        While no more findings can be buffered, no clock ticks are folded, because ticks of agents are not folded then either.
         """
         while True:
             await self._publisher.wait_for_room()
@@ -169,17 +170,17 @@ class Intake:
             if now < self._attentive_until:
                 await anyio.sleep(CLOCK_TICK_S)
                 continue
-            self._stirred = anyio.Event()
+            self._woken = anyio.Event()
             with anyio.move_on_after(CALM_CLOCK_TICK_S):
-                await self._stirred.wait()
+                await self._woken.wait()
 
     def frozen(self, length_s: float) -> None:
-        """This process did not run for `length_s`: detectors ignore silence in that interval."""
+        """Record that this process did not run for `length_s`. Detectors ignore silence in that interval."""
         now = self._clock()
         self._publish(self._engine.gap(length_s, now))
 
     def _log_rejected(self, tick: Tick, reasons: tuple[str, ...]) -> None:
-        """Log the 1st, 2nd, 4th, 8th … rejection of each kind."""
+        """Log the 1st, 2nd, 4th, 8th … rejection for each reason."""
         for reason in reasons:
             so_far = self._plausibility.rejected[reason]
             if so_far.bit_count() == 1:
@@ -198,7 +199,7 @@ class Intake:
     def _fold(self, signal: Signal, now: float) -> None:
         if not isinstance(signal, _ROUTINE):
             self._attentive_until = now + ATTENTION_S
-            self._stirred.set()
+            self._woken.set()
         self._publish(self._engine.fold(signal, now))
 
     def _publish(self, folded: Folded) -> None:
@@ -225,12 +226,12 @@ class Intake:
 
 
 def _check(stream: NodeStream, tick: Tick) -> None:
-    """Check that all ticks of a stream are from one node, and that sizes are within limits."""
+    """Check that all ticks of a stream are from one incarnation of one node, and that sizes are within limits."""
     if stream.node and (tick.node, tick.incarnation) != (stream.node, stream.incarnation):
         raise MalformedMessage(
             "tick.node",
             f"{tick.node!r} ({tick.incarnation!r}) on the stream of {stream.node!r} ({stream.incarnation!r}); "
-            "one stream speaks for one incarnation of one node",
+            "one stream carries the ticks of one incarnation of one node",
         )
     for signal in tick.signals:
         match signal:
@@ -255,4 +256,4 @@ def _check_generation(signal: GenerationStarted) -> None:
     if not (hang.floor_s > 0 and hang.factor >= 1 and hang.init_s > 0):
         raise MalformedMessage("generation_started.hang", f"{hang}: needs floor_s > 0, factor ≥ 1, init_s > 0")
     if not 0.0 <= signal.warning_settles_s < math.inf:
-        raise MalformedMessage("generation_started.warning_settles_s", f"{signal.warning_settles_s} is no duration")
+        raise MalformedMessage("generation_started.warning_settles_s", f"{signal.warning_settles_s} is not a duration")

@@ -1,7 +1,7 @@
-"""Rejects signals that can be decoded and cannot be true: ranks outside the mesh, impossible times, excessive counts. Pure.
+"""Rejects signals that can be decoded but cannot be true: ranks outside the mesh, impossible times, excessive counts. Pure.
 
-A rejected signal is counted by kind and reason, and the rest of its tick is folded: a worker that reports nonsense must not
-make its node look dead, and detectors need not expect such values.
+A rejected signal is counted by kind and reason, and the rest of its tick is folded. A worker that reports impossible values
+therefore does not make its node look dead, and detectors need not expect such values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from operator import gt
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.domain.signals import GenerationStarted, NodeSignal, ObservedSteps, RankProgress, StepColumns
 
-COUNT_MAX = 1 << 53  # steps, tokens: what a float holds exactly
+COUNT_MAX = 1 << 53  # steps, tokens: the integers up to this one are exact as floats
 TIME_MAX_S = 1e11  # Unix seconds: about the year 5100
 _GENERATIONS_MAX = 4096
 
@@ -22,14 +22,14 @@ Key = tuple[str, int]  # (job, generation)
 
 
 class Plausibility:
-    """`rejected` counts "kind: reason" since the start."""
+    """`rejected` counts the rejected signals by "kind: reason" since the start of the process."""
 
     def __init__(self) -> None:
         self._world_sizes: Bounded[Key, int] = Bounded(_GENERATIONS_MAX)
         self.rejected: Counter[str] = Counter()
 
     def screen(self, signals: Iterable[NodeSignal]) -> tuple[tuple[NodeSignal, ...], tuple[str, ...]]:
-        """Return the signals that may be true, and the reason for each of the others."""
+        """Return the signals that may be true, and the reason for each rejected signal."""
         kept, reasons = list[NodeSignal](), list[str]()
         for signal in signals:
             reason = self._impossible(signal)
@@ -47,7 +47,7 @@ class Plausibility:
             case ObservedSteps():
                 return self._of_ranks(signal) or _of_observed(signal)
             case RankProgress(observed=observed):
-                beyond = "a step beyond all counting" if observed and max(observed) > COUNT_MAX else None
+                beyond = "a step number above the maximum" if observed and max(observed) > COUNT_MAX else None
                 return self._of_ranks(signal) or beyond
             case GenerationStarted():
                 self._world_sizes[(signal.job, signal.generation)] = signal.mesh.world_size
@@ -61,32 +61,33 @@ class Plausibility:
         if max(item.rank) >= self._world_sizes.get((item.job, item.generation), math.inf):
             return "a rank that its generation does not have"
         if max(item.step) > COUNT_MAX:
-            return "a step beyond all counting"
+            return "a step number above the maximum"
         return None
 
 
 def _of_steps(item: StepColumns) -> str | None:
-    """Check sums instead of values, because every node sends these: one NaN or infinity makes the sum NaN or infinite."""
+    """Return the reason to reject `item`, or None. Checks sums instead of values, because every node sends steps each second:
+    one NaN or infinity makes the sum NaN or infinite."""
     if not item.rank:
         return None
     if not math.isfinite(sum(item.started_at) + sum(item.ended_at) + sum(item.data_s) + sum(item.stall_s)):
-        return "a time that is none"
+        return "an impossible time"
     if not 0.0 <= min(item.started_at) <= max(item.ended_at) <= TIME_MAX_S:
-        return "a time that is none"
+        return "an impossible time"
     if any(map(gt, item.started_at, item.ended_at)):
         return "a step that ends before it starts"
     if min(item.data_s) < 0.0 or min(item.stall_s) < 0.0:
         return "a negative duration"
-    return "tokens beyond all counting" if max(item.tokens) > COUNT_MAX else None
+    return "a token count above the maximum" if max(item.tokens) > COUNT_MAX else None
 
 
 def _of_observed(item: ObservedSteps) -> str | None:
     if not item.rank:
         return None
     if not math.isfinite(sum(item.started_at) + sum(item.ended_at) + sum(item.comm_wait_s)):
-        return "a time that is none"
+        return "an impossible time"
     if not 0.0 <= min(item.started_at) <= max(item.ended_at) <= TIME_MAX_S:
-        return "a time that is none"
+        return "an impossible time"
     if any(map(gt, item.started_at, item.ended_at)):
         return "a step that ends before it starts"
     if min(item.comm_wait_s) < 0.0:

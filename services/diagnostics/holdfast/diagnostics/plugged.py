@@ -1,7 +1,7 @@
-"""Detectors of other packages (`holdfast.plugins`), behind a guard: one that raises starts again without
-memory, and one that raises again and again is left out. Holdfast's own detectors are not affected.
+"""Runs the detectors of other packages (`holdfast.plugins`) behind a guard. If a detector raises an exception, it starts again
+with a new state. If it raises too often, it is left out. Holdfast's own detectors are not affected.
 
-Only the type of what a plug-in returns is checked. Each of its findings carries the plug-in's name in its evidence.
+The guard checks only the types of the findings that a plug-in returns. It adds the plug-in's name to the evidence of each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.domain.errors import PluginError
 from holdfast.domain.findings import Finding
 from holdfast.plugins import Group, Plugin
 
-FAILURES_MAX = 8  # after this many exceptions it is left out until the process restarts
+FAILURES_MAX = 8  # after this many exceptions the detector is left out until the process restarts
 EVIDENCE = "plugin"  # evidence key with the plug-in's name
 
 log = structlog.get_logger("holdfast.diagnostics.plugins")
@@ -54,12 +54,12 @@ class Plugged:
             return state, tuple(
                 replace(finding, evidence={**finding.evidence, EVIDENCE: self.name}) for finding in found
             )
-        except Exception as error:  # foreign code: no exception of it may end diagnostics
+        except Exception as error:  # code of another package: none of its exceptions may end diagnostics
             state.failures += 1
             log.error(
-                "detector of a plug-in failed; it starts again without memory"
+                "detector of a plug-in failed; the detector starts again with a new state"
                 if state.failures < FAILURES_MAX
-                else "detector of a plug-in failed too often; it is left out until diagnostics starts again",
+                else "detector of a plug-in failed too often; the detector is left out until diagnostics restarts",
                 plugin=self.name,
                 failures=state.failures,
                 item=type(item).__name__,
@@ -70,15 +70,15 @@ class Plugged:
 
 
 def plugged() -> Iterator[Plugged]:
-    """Return all installed detectors. One that cannot be built is logged and left out."""
+    """Return all installed detectors of other packages. A detector that cannot be built is logged and left out."""
     for plugin, detector in plugins.build_all(Group.DETECTORS, left_out=_left_out):
         try:
             guarded = Plugged(plugin.name, detector, tuple(detector.reads))
             guarded.initial()
-        except Exception as error:  # foreign code
+        except Exception as error:  # code of another package
             _left_out(plugin, PluginError(plugin.group, str(plugin), f"{type(error).__name__}: {error}"))
             continue
-        log.info("detector of a plug-in", plugin=str(plugin), reads=[kind.__name__ for kind in guarded.reads])
+        log.info("detector of a plug-in loaded", plugin=str(plugin), reads=[kind.__name__ for kind in guarded.reads])
         yield guarded
 
 

@@ -1,8 +1,8 @@
-"""Writes findings to the event log immediately and finished steps in small batches.
+"""Writes findings to the event log immediately, and finished steps in small batches.
 
-Findings are never dropped. While the event log is not available they wait here: `wait_published` delays the acknowledgements
-of the ticks that they came from, and while `findings_max` of them wait, `wait_for_room` delays reading of further ticks.
-Steps are telemetry: beyond `steps_max` the oldest are dropped and counted.
+Findings are never dropped. While the event log is not available, findings wait here. `wait_published` then delays the
+acknowledgements of the ticks that the findings came from. While `findings_max` findings wait, `wait_for_room` delays the
+folding of further ticks. Steps are telemetry: beyond `steps_max`, the oldest steps are dropped and counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger("holdfast.diagnostics.publisher")
 
 
 class Publisher:
-    """Buffers between the fold, which must not block, and the event log, which may."""
+    """Buffer between the fold, which must not block, and the event log, which may block."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Publisher:
         steps_every_s: float = 0.5,
     ) -> None:
         self._log = event_log
-        self._findings: deque[tuple[float, Finding]] = deque()  # with the event loop's time at which each was concluded
+        self._findings: deque[tuple[float, Finding]] = deque()  # (time of the event loop at `offer`, finding)
         self._findings_max = findings_max
         self._steps: deque[StepRecord] = deque(maxlen=steps_max)
         self._steps_every_s = steps_every_s
@@ -51,9 +51,9 @@ class Publisher:
         self.steps_dropped = 0
 
     def offer(self, findings: Sequence[Finding], steps: Sequence[StepRecord]) -> None:
-        """Buffer what a fold produced. Never blocks; callers await `wait_for_room` before they fold more.
+        """Buffer the findings and steps of a fold. Never blocks; callers await `wait_for_room` before they fold more.
 
-        A repeated finding is not buffered behind others: it will be repeated again.
+        While findings wait, a repeat of a finding is not buffered, because the finding will be repeated again.
         """
         findings = [finding for finding in findings if not (finding.repeat and self._findings)]
         if findings:
@@ -78,7 +78,7 @@ class Publisher:
             await self._progress.wait()
 
     async def publish_findings(self) -> None:
-        """A loop for the service's task group: ends only by an exception."""
+        """Publish findings, in a loop for the service's task group. Ends only by an exception."""
         while True:
             await self._findings_offered.wait()
             self._findings_offered = anyio.Event()
@@ -92,7 +92,7 @@ class Publisher:
                 self._progress = anyio.Event()
 
     async def publish_steps(self) -> None:
-        """A loop for the service's task group: ends only by an exception."""
+        """Publish finished steps, in a loop for the service's task group. Ends only by an exception."""
         while True:
             await self._steps_offered.wait()
             await anyio.sleep(self._steps_every_s)  # collects a batch; steps are not urgent
@@ -102,8 +102,8 @@ class Publisher:
             await self._append(STEPS, partial(step_entries, batch))
 
     async def _append(self, stream: str, entries: Callable[[], Sequence[Entry]]) -> None:
-        """Append `entries()`, which is called for each attempt, until the event log accepts them. An attempt with an unknown
-        outcome is repeated, because readers recognise entries by their id."""
+        """Append `entries()` and retry until the event log accepts them; `entries` is called for each attempt. An attempt with
+        an unknown outcome is repeated, because readers recognise repeated entries by their id."""
         backoff, tries = Backoff(), 0
         while True:
             try:
@@ -120,6 +120,6 @@ class Publisher:
 
 
 def _dated(concluded: Sequence[tuple[float, Finding]]) -> list[Entry]:
-    """The entries of findings, each with the time that it has waited here."""
+    """The entries of findings. Each contains the time for which its finding has waited in this buffer."""
     now_s = anyio.current_time()
     return [finding_entry(replace(finding, waited_s=finding.waited_s + now_s - at_s)) for at_s, finding in concluded]

@@ -1,15 +1,15 @@
-"""The generations of each job and the ranks of each node, folded once for all detectors. Pure.
+"""Roster: the generations of each job and the ranks of each node, folded once for all detectors. Pure.
 
-Agents report it in pieces. A node reports the start of its ranks, once a second how far they are, each exit, and that it has
-stopped them. From these follow
+A node reports the start of its ranks, their progress once a second, each exit, and that it has stopped its ranks. The roster
+derives from these signals
 
-* the *newest* generation of a job, by its starts and its progress; reports of older ones are ignored;
-* the *placement* of a generation's ranks on nodes, also for a process that started after the generation did;
-* which nodes have *left* a generation, and whether the generation is *over*: one node that stops it on purpose is enough,
-  because the supervisor then stops all of them;
+* the *newest* generation of a job, by starts and progress; reports of older generations are ignored;
+* the *placement* of a generation's ranks on nodes, also if diagnostics started after the generation did;
+* the nodes that have *left* a generation, and whether the generation is *over*: one node that stops it on purpose is enough,
+  because the supervisor then stops all nodes;
 * a new *run*: the same job name, submitted again. All earlier data of the job is dropped.
 
-The engine folds each signal here before the detectors see it. Detectors read the roster and never change it.
+The engine folds each signal here before it passes the signal to the detectors. Detectors read the roster and never change it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, WorkerExited
 
-_JOBS_MAX = 16_384  # the jobs without progress for longest are dropped first
-_GENERATIONS_MAX = 4  # of a job, at least 2; signals about older ones are not kept
+_JOBS_MAX = 16_384  # the jobs that have made no progress for the longest time are dropped first
+_GENERATIONS_MAX = 4  # of a job, at least 2; signals about older generations are not kept
 _NODES_MAX = 50_000
 _JOBS_PER_NODE_MAX = 64
 _NONE: Mapping[str, Placement] = {}
@@ -31,7 +31,7 @@ _NONE: Mapping[str, Placement] = {}
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """A known job name was submitted again. The state of detectors about the job is of an earlier run."""
+    """A known job name was submitted again. The state that detectors keep about the job belongs to an earlier run."""
 
     job: str
 
@@ -46,18 +46,18 @@ class Placement:
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """One generation of a job, as far as its nodes have reported it to this process."""
+    """One generation of a job, as far as nodes have reported it to this process."""
 
     job: str
     number: int
-    over: bool = False  # some node has stopped it on purpose
+    over: bool = False  # some node has stopped the generation on purpose
     mesh: Mesh | None = None  # None: no node has reported its start
     hang: HangSpec = field(default_factory=HangSpec)
     started_at: float | None = None  # the earliest start, agents' clocks
     starts: dict[str, float] = field(default_factory=dict)  # node → its newest start, agent's clock
-    spread: bool = False  # over more than one node
+    spread: bool = False  # the ranks are on more than one node
     nodes: set[str] = field(default_factory=set)
-    node_of: dict[int, str] = field(default_factory=dict)  # rank → node, of ranks whose start or exit was reported
+    node_of: dict[int, str] = field(default_factory=dict)  # rank → node, for ranks whose start or exit was reported
     left: set[str] = field(default_factory=set)  # nodes that stopped their ranks, or whose ranks have all finished
 
     @property
@@ -74,20 +74,20 @@ class Generation:
 class _Job:
     generations: dict[int, Generation] = field(default_factory=dict)  # by number
     newest: int = -1
-    started: int = -1  # the newest of which a start was reported
-    submission: str = ""  # of that one; "" = its agents do not report it
-    ended: bool = False  # some node has left that one
-    stopped: int = -1  # the newest that some node stopped on purpose
+    started: int = -1  # the newest generation whose start was reported
+    submission: str = ""  # of the generation `started`; "" = its agents do not report the submission
+    ended: bool = False  # some node has left the generation `started`
+    stopped: int = -1  # the newest generation that some node stopped on purpose
     began_at: float | None = None  # the earliest start of the run, agents' clocks
-    left: Bounded[str, int] = field(default_factory=lambda: Bounded(_NODES_MAX))  # node → the newest that it has left
+    left: Bounded[str, int] = field(default_factory=lambda: Bounded(_NODES_MAX))  # node → newest generation it has left
 
     def generation(self, job: str, number: int) -> Generation | None:
-        """Return the generation `number`, created if it is new; None if it is older than those that are kept."""
+        """Return the generation `number`, which is created if it is new; None if it is older than all generations kept."""
         known = self.generations.get(number)
         if known is not None:
             return known
         if len(self.generations) >= _GENERATIONS_MAX:
-            # The one that runs is kept, whatever exits and stops of others are reported.
+            # The running generation is kept, whatever exits and stops of other generations are reported.
             oldest = min(kept for kept in self.generations if kept != self.newest)
             if number < oldest and number != self.newest:
                 return None
@@ -103,26 +103,26 @@ class _Node:
 
 
 class Roster:
-    """`observe` folds; all other methods are queries. Tables are updated in place."""
+    """`observe` folds one item; all other methods are queries. Tables are updated in place."""
 
     def __init__(self) -> None:
         self._jobs: Bounded[str, _Job] = Bounded(_JOBS_MAX)
         self._nodes: Bounded[str, _Node] = Bounded(_NODES_MAX)
 
-    # ---------------------------------------------------------------- questions
+    # ---------------------------------------------------------------- queries
 
     def generation(self, job: str, number: int) -> Generation | None:
-        """Any generation that is still kept."""
+        """The generation `number` of `job`; None if it is not kept."""
         known = self._jobs.get(job)
         return None if known is None else known.generations.get(number)
 
     def current(self, job: str, number: int) -> Generation | None:
-        """The generation `number` if it is the newest of `job`; None for an older one, and for a job that is not known."""
+        """The generation `number` if it is the newest of `job`; None if it is older or the job is not known."""
         known = self._jobs.get(job)
         return known.generations.get(number) if known is not None and number == known.newest else None
 
     def newest_started(self, job: str) -> int:
-        """The highest number of which a start was reported; -1 = none."""
+        """The highest generation number whose start was reported; -1 = none."""
         known = self._jobs.get(job)
         return -1 if known is None else known.started
 
@@ -132,19 +132,20 @@ class Roster:
         return None if known is None else known.began_at
 
     def on(self, node: str) -> Mapping[str, Placement]:
-        """Job → its ranks on `node`, without those that the node has stopped."""
+        """Job → its ranks on `node`, without the ranks that the node has stopped."""
         known = self._nodes.get(node)
         return _NONE if known is None else known.jobs
 
     def last_job(self, node: str) -> str:
-        """The job that started ranks on `node` last; "" = none did."""
+        """The last job that started ranks on `node`; "" = none."""
         known = self._nodes.get(node)
         return "" if known is None else known.last_job
 
     def is_new_run(self, item: GenerationStarted) -> bool:
-        """Whether `item`, not folded yet, belongs to another run of a known job. Submissions decide, never clocks.
+        """Whether `item`, which is not folded yet, belongs to another run of a known job. Clocks are never compared.
 
-        Where agents do not report submissions, orders do: a number at or below one that was stopped starts again.
+        The submission decides if agents report it. Otherwise a run is new if some node has left the newest generation and a
+        generation with the same or a lower number starts.
         """
         job = self._jobs.get(item.job)
         if job is None or job.started < 0:
@@ -153,10 +154,10 @@ class Roster:
             return item.submission != job.submission
         return job.ended and item.generation <= job.started
 
-    # ---------------------------------------------------------------- the fold
+    # ---------------------------------------------------------------- fold
 
     def observe(self, item: object) -> None:
-        """Fold one item; types without information about placements are ignored."""
+        """Fold one item. Items without information about placements are ignored."""
         match item:
             case RankProgress():
                 self._progress(item)
@@ -174,7 +175,7 @@ class Roster:
                 pass
 
     def _progress(self, item: RankProgress) -> None:
-        """The hot path: every node, every second. Nearly always nothing is new."""
+        """Fold progress. Hot path: called for every node every second, and nearly always without a change."""
         node = self._nodes.get(item.node)
         if node is not None and item.job in self._jobs:
             self._jobs.move_to_end(item.job)
@@ -215,7 +216,7 @@ class Roster:
             del node.jobs[item.job]
 
     def _place(self, name: str, job_name: str, number: int, ranks: tuple[int, ...]) -> None:
-        """Record a start, unless it is late: the node has left this generation, or runs a newer one."""
+        """Record a placement, unless the signal is late: the node has left this generation or runs a newer one."""
         job, node = self._job(job_name), self._nodes.get_or_add(name, _Node)
         job.newest = max(number, job.newest)
         generation = job.generation(job_name, number)
@@ -229,7 +230,7 @@ class Roster:
             node.jobs[job_name] = Placement(number, ranks)
 
     def _forget(self, name: str) -> None:
-        """Looks at the job's own nodes only."""
+        """Drop the job. Work depends on the job's own nodes only."""
         job = self._jobs.pop(name, None)
         for node in {node for each in job.generations.values() for node in each.nodes} if job is not None else ():
             known = self._nodes.get(node)

@@ -1,4 +1,4 @@
-"""The composition root of diagnostics: creates and wires all parts, and runs them until the service is cancelled."""
+"""Composition root of diagnostics: creates and connects all parts, and runs them until the service is cancelled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = structlog.get_logger("holdfast.diagnostics")
 
 
 async def serve(settings: DiagnosticsSettings) -> None:
-    """Run on Redis. Raises `Unavailable` if Redis cannot be reached at the start; later the service waits for Redis."""
+    """Run on Redis. Raises `Unavailable` if Redis cannot be reached at the start; after that, waits for Redis."""
     collect_seldom()
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:

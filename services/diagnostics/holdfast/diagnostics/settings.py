@@ -1,4 +1,4 @@
-"""The settings of diagnostics: environment variables with the prefix `HOLDFAST_`, read once in `__main__`."""
+"""Settings of diagnostics: environment variables with the prefix `HOLDFAST_`, read once in `__main__`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class DiagnosticsSettings(ServiceSettings):
     fleet: str = "main"
     diagnostics_listen: str = "127.0.0.1:8472"  # host:port; port 0 = any free port
     xid_overrides: Path | None = None  # a CSV with rows that replace rows of the Xid catalogue
-    # Time after which a node whose stream broke is lost, if its agent does not reconnect; agents try at least once a second.
-    # The second is for nodes of whose ranks the other nodes' steps tell nothing (see `detectors/liveness.py`).
+    # Time between the break of a node's stream and the report that the node is lost, unless its agent reconnects. Agents try
+    # at least once a second. `unwitnessed_grace_s` applies if the steps of other nodes are no evidence about the node's ranks
+    # (see `detectors/liveness.py`).
     reconnect_grace_s: float = Field(default=RECONNECT_GRACE_S, gt=0, le=60)
     unwitnessed_grace_s: float = Field(default=UNWITNESSED_GRACE_S, gt=0, le=600)
     silence_s: float = Field(

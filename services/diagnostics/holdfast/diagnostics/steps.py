@@ -1,8 +1,8 @@
 """Combines the steps of single ranks into steps of the job: one record when every rank has finished a step. Pure.
 
-Step columns are telemetry: some are dropped, and of thousands of nodes one report of nearly every step is missing. A step is
-therefore finished when every rank has reported it *or a later one*, because a rank that finished step n + 1 has finished step
-n. The sums of such a step lack what was dropped.
+Step columns are telemetry and may be dropped: with thousands of nodes, at least one report is missing for nearly every step. A
+step is therefore finished when every rank has reported this step *or a later one*, because a rank that finished step n + 1 has
+finished step n. The sums of a step lack the values of dropped reports.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class _Step:
 @dataclass(slots=True)
 class _Generation:
     world_size: int
-    ranks_at: dict[int, int]  # how many ranks have which newest step: a few steps, whatever the number of ranks
-    # The newest step of each rank that has reported one: a repeat or a reordered entry adds nothing. A node states the number
-    # of ranks, so nothing is as large as that number before as many have reported.
+    ranks_at: dict[int, int]  # step → number of ranks with this newest step; few entries, however many ranks
+    # Rank → its newest step, for ranks that have reported one. Repeated and late reports do not change it. `world_size` is a
+    # number that a node reported, so this table grows with the ranks that have reported and is not allocated in advance.
     finished: dict[int, int] = field(default_factory=dict)
-    slowest: int = -1  # the least of them: what all ranks have finished
+    slowest: int = -1  # the smallest key of `ranks_at`: the newest step that all ranks have finished
     open: Bounded[int, _Step] = field(default_factory=lambda: Bounded(_OPEN_STEPS_MAX))
 
     def advance(self, rank: int, step: int) -> None:
@@ -76,13 +76,13 @@ class StepState:
 
 
 def started(state: StepState, item: GenerationStarted) -> None:
-    """Note the number of ranks of a generation. Each of its nodes reports it; the first report is enough."""
+    """Record the number of ranks of a generation. Each node reports the start; the first report is enough."""
     key = (item.job, item.generation)
     if key in state.generations:
         return
     state.generations.pop(
         (item.job, item.generation - 2), None
-    )  # late ticks of the generation before are still counted
+    )  # the previous generation is kept: its late ticks still count
     follow(state, key, item.mesh.world_size)
 
 
@@ -101,7 +101,7 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
     """Add one node's finished steps; returns the steps that are now complete, in order. Updates `state` in place."""
     generation = state.generations.get((columns.job, columns.generation))
     if generation is None:
-        return ()  # its number of ranks is not known yet: agents report it on every new stream
+        return ()  # the number of ranks is not known yet; agents report it on every new stream
     before = generation.slowest
     for step, rows in _by_step(columns):
         new = [
@@ -121,7 +121,7 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
 
 
 def _by_step(columns: StepColumns) -> Iterable[tuple[int, Sequence[int]]]:
-    """(step, rows) in order of first occurrence. Nearly always a node reports one step of all its ranks."""
+    """Return (step, rows) in order of first occurrence. Nearly always a node reports the same step for all its ranks."""
     if len(set(columns.step)) == 1:
         return ((columns.step[0], range(len(columns.step))),)
     rows: dict[int, list[int]] = {}

@@ -1,8 +1,8 @@
-"""The Xid catalogue: what an NVIDIA driver error means and what to do. Data, with operators' overrides on top.
+"""The Xid catalogue: the meaning of NVIDIA driver errors and the recommended actions. Operators can override its rows.
 
-Three tables, documented in `ORIGIN.md`: `xid.csv` (each code, its class and first action), `rules.csv` (bursts and
-escalations) and `nvlink5.csv` (sub-codes with more information than their log line). Sources disagree on many codes, so the
-table can be corrected without a release: rows of the file named by `HOLDFAST_XID_OVERRIDES` replace the shipped rows.
+It consists of three tables, documented in `ORIGIN.md`: `xid.csv` (each code, its class and first action), `rules.csv` (bursts
+and escalations) and `nvlink5.csv` (sub-codes with more information than their log line). Sources disagree on many codes, so
+operators can correct the table without a release: rows of the file named by `HOLDFAST_XID_OVERRIDES` replace the shipped rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeVar
 from holdfast.domain.errors import InvalidSpec
 
 _ROWS_MAX = 10_000
-BURST_S = 60.0  # lines within this time are one fault, unless rules.csv has another value
+BURST_S = 60.0  # lines within this time belong to one fault, unless rules.csv has another value
 _VERSION = re.compile(r"#\s*version\s+(\S+)")
 
 
@@ -27,12 +27,12 @@ class FirstAction(StrEnum):
     """The first action that the catalogue recommends."""
 
     IGNORE = "IGNORE"
-    REPORT = "REPORT"  # unused by the driver, or for its vendor: report only
+    REPORT = "REPORT"  # a code that the driver does not use, or that is for its vendor: report only
     WATCH = "WATCH"
     DIAG = "DIAG"  # run a diagnostic when the node is free
     RESTART_PROCESS = "RESTART_PROCESS"
     GPU_RESET = "GPU_RESET"
-    DRAIN_THEN_GPU_RESET = "DRAIN_THEN_GPU_RESET"  # the job may continue; reset the GPU at its next boundary
+    DRAIN_THEN_GPU_RESET = "DRAIN_THEN_GPU_RESET"  # the job may continue; reset the GPU when it next stops
     NODE_REBOOT = "NODE_REBOOT"
     REPLACE_NODE = "REPLACE_NODE"
     BY_SUBCODE = "BY_SUBCODE"  # NVLink 5: the line contains fatal or nonfatal
@@ -55,24 +55,24 @@ class Role(StrEnum):
     """The cause that a code indicates."""
 
     HARDWARE = "hardware"  # the machine or its firmware
-    APPLICATION = "application"  # the program's own error as a rule
-    AFTERMATH = "aftermath"  # follows another fault, or a killed process
+    APPLICATION = "application"  # usually an error of the program
+    AFTERMATH = "aftermath"  # follows from another fault, or from a killed process
     VERDICT = "verdict"  # an action that the driver requests, on every GPU of a node after one fault
     NOTE = "note"  # unused, informational or unknown
 
 
 class Scope(StrEnum):
-    """What two faults must have in common, besides the GPU, to count as a repetition."""
+    """What two faults of a GPU must have in common to count as a repetition."""
 
     GPU = "gpu"
     LINK = "link"
     UNIT = "unit"  # GPC and TPC
-    JOBS = "jobs"  # in other jobs, each of which had the error on this GPU alone
+    JOBS = "jobs"  # faults in several jobs, each of which had the error only on this GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    count: int  # including the fault at hand
+    count: int  # including the current fault
     window_s: float
     scope: Scope
     then: FirstAction
@@ -108,7 +108,7 @@ class LinkRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Catalogue(Mapping[int, XidRow]):
-    """Rows by code. `version` names the shipped data, and the file of overrides when there is one."""
+    """Rows by code. `version`: version of the shipped data, and the name of the file of overrides if there is one."""
 
     rows: Mapping[int, XidRow]
     links: tuple[LinkRule, ...] = ()
@@ -148,8 +148,8 @@ class _Rules:
 
 
 def load(overrides: Path | None = None) -> Catalogue:
-    """Load the shipped tables and the operator's rows, which replace them. Raises `InvalidSpec` that names file, line
-    and value."""
+    """Load the shipped tables, and the operator's rows, which replace shipped rows. Raises `InvalidSpec` with file, line and
+    value."""
     text = _shipped("xid.csv")
     rows = {row.xid: row for row in _parse(text, "xid.csv")}
     version = found[1] if (found := _VERSION.match(text)) else "unversioned"

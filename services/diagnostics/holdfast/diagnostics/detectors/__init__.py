@@ -1,4 +1,4 @@
-"""The detectors, in the order in which they read an item. A new one is a file here and a line in `standard`."""
+"""Registry of the detectors, in the order in which they read an item. A new one is a file here and a line in `standard`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ __all__ = ["Detector", "Observed", "TelemetryGap", "standard"]
 
 
 def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple[Detector[Any], ...]:
-    """All detectors of production. A detector that explains the evidence of another comes first: lost nodes, exits, hangs."""
+    """Return all detectors of production. A detector whose finding explains the signals of another detector comes first: lost
+    nodes before exits before hangs."""
     return (
         liveness or Liveness(),
         GpuError(catalogue),

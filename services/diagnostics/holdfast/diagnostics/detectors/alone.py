@@ -1,4 +1,4 @@
-"""One detector without the engine, for tests and benchmarks: its state, its roster, and its unmodified findings."""
+"""Runs one detector without the engine, for tests and benchmarks: its state, its roster, and its unmodified findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Alone(Generic[State]):
         self.state = detector.initial()
 
     def observe(self, item: Observed, now: float) -> tuple[Finding, ...]:
-        """`now`: diagnostics' clock, Unix seconds. Only the engine recognises a new run: here it is passed as `RunStarted`."""
+        """Fold `item` at `now` (diagnostics' clock, Unix seconds). Only the engine recognises a new run; callers of this method
+        pass `RunStarted` instead."""
         self.roster.observe(item)
         self.state, findings = self.detector.observe(self.state, item, now, self.roster)
         return findings

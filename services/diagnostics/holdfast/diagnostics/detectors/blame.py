@@ -1,24 +1,24 @@
-"""Failure attribution: whether the user's script, the hardware or neither is held responsible. Pure.
+"""Failure attribution: decides whether the user's script, the hardware or neither is responsible. Pure.
 
-The rules, first match wins; sources are ByteRobust (SOSP'25), NVRx's restart policy and NVSentinel's:
+The first rule that matches decides. Sources are ByteRobust (SOSP'25) and the restart policies of NVRx and NVSentinel:
 
-1. a hardware finding on the same node within a minute of the failure, and since the job first started: hardware, whatever the
-exception is; 2. the kernel ran out of memory there, or the exception is about memory: an error class of its own, the user's
-as a rule; 3. an error that broken hardware raises too (an illegal address, an ECC error; not a kernel's assertion): the
-user's once it was seen on two nodes; the node's if two other jobs ended like that on it and on none of their other nodes;
-else not known. A repetition on the same node proves nothing about the script; 4. a file system, a service or a driver that
-fails: not known, however often; a file or package that is missing: the user's only if it was missing on two nodes; 5. the
-same exception again at the same place: the user's; the same signal or exit code only if seen on two nodes; 6. a signal or
-exit code on a node where two other jobs ended like that, and on none of their other nodes: hardware. Signals sent from
-outside (SIGKILL …) do not count; 7. an exception of the script's own, before the first step and soon after the start: the
-user's.
+1. a hardware finding on the same node within a minute of the failure, and since the first start of the job: hardware, whatever
+the exception is; 2. the kernel ran out of memory on the node, or the exception is about memory: an error class of its own, the
+user's if it repeats; 3. an error that broken hardware raises as well (an illegal address, an ECC error; not the assertion of a
+kernel): the user's if it was seen on two nodes; hardware if two other jobs failed in this way on the node and on none of their
+other nodes; otherwise not known. A repetition on the same node proves nothing about the script; 4. a file system, a service or
+a driver that fails: not known, however often; a missing file or package: the user's only if it was missing on two nodes; 5. the
+same exception again at the same place: the user's; the same POSIX signal or exit code only if it was seen on two nodes; 6. a
+POSIX signal or exit code on a node where two other jobs failed in this way, and on none of their other nodes: hardware. Signals
+from outside (SIGKILL …) do not count; 7. an exception of the script, before the first step and soon after the start: user's.
 
-"The user's" does not stop the job by itself: after a failure on one node the policy tries another node first, if it can.
+An attribution to the user does not stop the job by itself: after a failure on one node the policy tries another node first, if
+there is one.
 
-The attribution also carries the probability of a user's fault by the time to failure alone (`prior_user`). It decides nothing
-here; the supervisor uses it for what counts against a node.
+The attribution also contains the probability of a user's fault by the time to failure alone (`prior_user`). No rule here uses
+it; the supervisor uses it to weigh faults of a node.
 
-Not a detector of its own: `worker_exit` calls it and writes the answer into the finding's evidence.
+Not a detector: `worker_exit` calls this module and writes the result into the finding's evidence.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Facts besides the exit itself."""
+    """Facts in addition to the exit itself."""
 
     hardware: str = ""  # the summary of a hardware finding on this node within a minute
-    host_oom: bool = False  # the kernel killed for memory on this node within a minute
+    host_oom: bool = False  # the kernel killed a process for lack of memory on this node within a minute
     tries: int = 1  # how often this exception was seen at this place
-    nodes: int = 1  # on how many nodes
-    # Other jobs that, within a day, failed on this node as a broken node causes it, and on no other of their nodes.
+    nodes: int = 1  # number of nodes on which it was seen
+    # Other jobs that failed on this node within a day in a way that a broken node can cause, and on no other of their nodes.
     other_jobs: int = 0
     after_s: float = 0.0  # since the job's first generation started
     before_first_step: bool = False
@@ -74,17 +74,19 @@ class Context:
 
 
 def may_be_the_nodes(exit_: WorkerExited, *, host_oom: bool = False) -> bool:
-    """Whether a broken node can end a worker like this: not by a script's exception, memory, NaN or an external signal."""
+    """Whether a broken node can cause this exit. It cannot cause a script's exception, a lack of memory, a NaN or a POSIX
+    signal from outside."""
     if exit_.error is None and exit_.signal in FROM_OUTSIDE:
         return False
     return class_of(exit_.error, exit_.signal, host_oom=host_oom) in (ErrorClass.DEVICE, ErrorClass.CRASH)
 
 
 def prior_user(after_s: float) -> float:
-    """P(user's fault) by the time to failure alone: two exponentials, mixed as often as each was seen.
+    """Return the probability of a user's fault by the time to failure alone: a mixture of two exponentials, weighted by their
+    observed frequencies.
 
-    Source: Acme's failure study: 1,890 script errors after 2.4 minutes on average (0.7 to 4, by kind), 281 of infrastructure
-    after 1,303 minutes (ECC). A prior only: nothing is stopped or replaced because of it.
+    Source: Acme's failure study: 1,890 script errors after 2.4 minutes on average (0.7 to 4, by kind), 281 infrastructure
+    errors after 1,303 minutes (ECC). This is only a prior: no job is stopped and no node replaced because of it.
     """
     user = _USER_EVENTS / _USER_MEAN_S * math.exp(-after_s / _USER_MEAN_S)
     machine = _MACHINE_EVENTS / _MACHINE_MEAN_S * math.exp(-after_s / _MACHINE_MEAN_S)
@@ -92,13 +94,13 @@ def prior_user(after_s: float) -> float:
 
 
 def blame(exit_: WorkerExited, context: Context) -> Blame:
-    """Attribute the root failure of a generation. Not for cascading failures."""
+    """Attribute the root failure of a generation. Not to be used for cascading failures."""
     return replace(_attribute(exit_, context), after_s=context.after_s, prior_user=prior_user(context.after_s))
 
 
 _NOT_THE_SCRIPT = {
     ErrorClass.STORAGE: "a file system failed, and no script makes it fail",
-    ErrorClass.SERVICE: "a service on the network did not answer, and that may pass",
+    ErrorClass.SERVICE: "a service on the network did not answer, which may be temporary",
     ErrorClass.NODE: "the node's own driver or libraries failed, and no script makes them fail",
 }
 

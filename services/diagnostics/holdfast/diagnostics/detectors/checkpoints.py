@@ -1,6 +1,6 @@
-"""Checkpoints that are not made, moved or kept: agents and replicators report the cause, and again while it lasts.
+"""Reports checkpoints that cannot be made, copied or kept. Agents and replicators report the cause, repeatedly while it lasts.
 
-A warning: the run is healthy, but its next fault costs more than the checkpoint interval.
+The finding is a warning: the job is healthy, but its next fault costs more than the checkpoint interval.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from holdfast.domain.signals import CheckpointTrouble
 REASON_CHARS_MAX = 500
 
 _WORDS = {
-    TroubleKind.SAVES_MISSED: "The saves of {place} on {node} do not happen",
-    TroubleKind.TIER_FAILS: "On {node} no copies come to {place}",
+    TroubleKind.SAVES_MISSED: "Saves of {place} on {node} are missed",
+    TroubleKind.TIER_FAILS: "On {node} no shards are copied to {place}",
     TroubleKind.IMAGE_LOCKED: "On {node} the image {place} stays locked",
-    TroubleKind.SET_ASIDE: "On {node} a damaged file was set aside, {place}",
+    TroubleKind.SET_ASIDE: "On {node} a damaged file was renamed, {place}",
     TroubleKind.LEFT_ALONE: "On {node} a file cannot be used, {place}",
 }
 
 
 @dataclass(slots=True)
 class CheckpointState:
-    # By node, job, kind, place and time. An agent sends a signal again when its acknowledgement may have been lost, too.
+    # By node, job, kind, place and time, because an agent sends a signal again if the acknowledgement may have been lost.
     reported: Lasting[tuple[str, str, str, str, float]] = field(default_factory=Lasting)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """CHECKPOINT."""
+    """Reports CHECKPOINT."""
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:

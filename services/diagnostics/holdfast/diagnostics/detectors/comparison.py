@@ -1,17 +1,18 @@
 """Compares one number per rank and step. Columnar arithmetic only.
 
 Ranks are compared with their *group*, the ranks of the same pipeline stage: they hold the same layers, while stages
-legitimately differ. A rank's *excess* in a step is its own work over the median of its group without itself, minus one: 0.2
-is 20 % slower. The median leaves the rank out because in a group of two or three it would otherwise be compared with itself.
+legitimately differ. A rank's *excess* in a step is its own work divided by the median of its group without the rank, minus one:
+0.2 is 20 % slower. The median excludes the rank because a rank in a group of two or three would otherwise be compared with
+itself.
 
-Much of what makes a rank slow in a step is its data: long sequences. All stages of a replica work on the same samples, so the
-excess of the *other* stages is a measure of the data; without stages the rank's tokens are. What this covariate explains (one
-slope per stage, least squares over the window) is subtracted before a rank is judged. On a real job with sequence imbalance
-it explains nearly everything.
+A rank is often slow in a step because of its data, such as long sequences. All stages of a replica work on the same samples, so
+the excess of the *other* stages is a measure of the data; without stages, the rank's number of tokens is. The part of the
+excess that this covariate explains (one slope per stage, least squares over the window) is subtracted before a rank is judged.
+On a real job with sequence imbalance the covariate explains nearly everything.
 
-A rank is an outlier if its mean excess over the window is above both a floor and `z` standard errors. The error is the
-largest of its own noise, its stage's usual noise, and the spread of all ranks' means: ranks that always differ a little raise
-the bar for each other.
+A rank is an outlier if its mean excess over the window is above both a floor and `z` standard errors. The error is the largest
+of the rank's own noise, its stage's usual noise, and the spread of all ranks' means. Ranks that always differ a little
+therefore raise the limit for each other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from holdfast.diagnostics.thresholds import StragglerThresholds
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 
 PIPELINE = "pp"
-_SPREAD_MIN_RANKS = 8  # fewer have no meaningful spread
+_SPREAD_MIN_RANKS = 8  # fewer ranks have no meaningful spread
 SAMPLE = 512  # ranks from which the usual noise is estimated
 _MAD_TO_SIGMA = 1.4826
 
@@ -34,10 +35,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A mesh as stages × replicas × members (the other dimensions). `ranks` has that shape and holds rank numbers."""
+    """A mesh as stages × replicas × members (the other dimensions). `ranks` has this shape and contains rank numbers."""
 
     ranks: NDArray[np.int64]
-    in_order: bool  # the numbers go up by one: laying out needs no copy
+    in_order: bool  # the rank numbers are consecutive, so that `lay` needs no copy
 
     @classmethod
     def of(cls, mesh: Mesh) -> Grid:
@@ -59,16 +60,16 @@ class Grid:
         return int(self.ranks.shape[1] * self.ranks.shape[2])
 
     def lay(self, by_rank: Floats) -> Floats:
-        """One value per rank, as stages × group; a view of `by_rank` if the ranks are in order."""
+        """Arrange one value per rank as stages × group. Returns a view of `by_rank` if the ranks are in order."""
         if self.in_order:
             return by_rank.reshape(self.stages, -1)
         return by_rank[self.ranks.reshape(self.stages, -1)]
 
 
 def median_of_others(work: Floats) -> tuple[Floats, Floats]:
-    """For each element of each row the median of the row without it, and the lower median of each whole row.
+    """Return for each element the median of its row without the element, and for each row the lower median of the whole row.
 
-    Rows need at least two elements, none NaN.
+    Rows need at least two elements; no element may be NaN.
     """
     n = work.shape[1]
     half = n // 2
@@ -82,7 +83,7 @@ def median_of_others(work: Floats) -> tuple[Floats, Floats]:
 
 
 def excess(work: Floats) -> tuple[Floats, Floats]:
-    """The excess of each rank, 0 in a group of one; and the lower median of each stage's work."""
+    """Return the excess of each rank, which is 0 in a group of one, and the lower median of each stage's work."""
     if work.shape[1] < 2:
         return np.zeros_like(work), work[:, 0].copy()
     over, usual = median_of_others(work)
@@ -93,7 +94,7 @@ def excess(work: Floats) -> tuple[Floats, Floats]:
 
 
 def data_effect(over: Floats, grid: Grid) -> Floats | None:
-    """The excess of the other stages of each rank's replica, a measure of its data; None with one stage or one replica."""
+    """Return the excess of the other stages of each rank's replica, a measure of its data; None with one stage or replica."""
     if grid.stages < 2 or grid.ranks.shape[1] < 2:
         return None
     replicas = np.median(over.reshape(grid.ranks.shape), axis=2)  # stages × replicas
@@ -106,16 +107,16 @@ def data_effect(over: Floats, grid: Grid) -> Floats | None:
 
 @dataclass(frozen=True, slots=True)
 class Outliers:
-    """Ranks that may be outliers, one entry each. `raw`: mean excess. `adjusted`: without what the data explains. `bar`: the
-    limit of `adjusted`."""
+    """Ranks that may be outliers, one entry each. `raw`: mean excess. `adjusted`: mean excess without the part that the data
+    explains. `bar`: the limit of `adjusted`."""
 
     stage: NDArray[np.intp]
     peer: NDArray[np.intp]
     raw: Floats
     adjusted: Floats
     bar: Floats
-    is_slow: NDArray[np.bool_]  # by itself
-    is_loaded: NDArray[np.bool_]  # because of its data: slow, but not after subtracting the effect of the data
+    is_slow: NDArray[np.bool_]  # slow whatever its data
+    is_loaded: NDArray[np.bool_]  # slow because of its data: not slow after subtracting the effect of the data
     explained: float  # share of all ranks' variation that the data explains
 
 
@@ -123,15 +124,16 @@ class Outliers:
 class _Noise:
     """The usual noise of this window."""
 
-    variance: Floats  # of one rank over the steps, the median by stage
-    spread: np.float32  # of the ranks' means, robust sigma
+    variance: Floats  # variance of one rank over the steps; the median of each stage
+    spread: np.float32  # robust sigma of the ranks' means
 
 
 def outliers(raw: Floats, cause: Floats, mean: Floats, limits: StragglerThresholds) -> Outliers:
-    """Judge a window: steps × stages × group of excess and of its covariate, both within ±clip; `mean` of `raw` over the steps.
+    """Judge a window. `raw`: excess, and `cause`: its covariate, both steps × stages × group within ±clip. `mean`: mean of
+    `raw` over the steps.
 
     Only ranks with a mean above a third of the floor are judged, and the usual noise is estimated from a regular sample of all
-    ranks, so that 100,000 ranks cost little more than their mean.
+    ranks, so that 100,000 ranks cost little more than the computation of their mean.
     """
     stage, peer = np.nonzero(mean > limits.floor / 3)
     some = raw[:, :, :: max(1, raw.shape[2] // SAMPLE)]
@@ -159,7 +161,7 @@ def _usual(over: Floats) -> _Noise:
 def _above(
     over: Floats, stage: NDArray[np.intp], usual: _Noise, limits: StragglerThresholds
 ) -> tuple[NDArray[np.bool_], Floats]:
-    """Whether each chosen rank (steps × ranks) is over its bar and most steps show it; and the bars."""
+    """Return whether each chosen rank (steps × ranks) is above its limit and most of its steps show this, and the limits."""
     steps = over.shape[0]
     variance = np.maximum(over.var(axis=0), usual.variance[stage])
     error = np.maximum(np.sqrt(variance / max(1, steps - 1)), usual.spread)
@@ -169,7 +171,7 @@ def _above(
 
 
 def began(over: Floats) -> int:
-    """The index of the step from which on one rank's excess is higher: the split that explains the window best."""
+    """The index of the first step with a higher excess of one rank: the split that explains the window best."""
     steps = over.shape[0]
     sums = np.concatenate(([0.0], np.cumsum(over, dtype=np.float64)))
     total = sums[-1]

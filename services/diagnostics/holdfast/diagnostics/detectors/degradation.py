@@ -1,13 +1,13 @@
-"""Degradation: what gets worse before it fails. Error counters that grow, throttled clocks, disks and memory that fill.
+"""Detects degradation before a failure: error counters that grow, throttled clocks, disks and memory that fill.
 
-Every number is kept as a short series, thinned to `points` per window, per node and subject (`trends`). Three kinds of trend
-are judged once a series spans most of the window:
+For each node and subject, every number is kept as a short series with `points` readings per window (`trends`). When a series
+spans most of the window, three kinds of trend are judged:
 
 * a rate (PCIe replays, symbol errors): the growth per second is over a published limit;
 * a share of readings with new errors (NVLink, corrected ECC): one burst is normal, errors in half of all readings are not;
 * a level that reaches its limit soon, by a straight line through the series (disk, memory).
 
-All are warnings with the trend as evidence.
+All findings are warnings, with the trend as evidence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import GpuHealth, HostSample, NicSample
 
 _SOURCES_MAX = 60_000  # (node, source) pairs
-_COLUMNS_MAX = 512  # per pair: a node has some 40
+_COLUMNS_MAX = 512  # per pair; a usual node has about 40
 _SPAN = 0.8  # share of the window that a series must cover
 _PCIE_5 = 5
 _NS = 1e-9
@@ -38,7 +38,7 @@ _NS = 1e-9
 class _Source:
     """One kind of reading of one node."""
 
-    subjects: Hashable  # of the columns; other subjects start new series
+    subjects: Hashable  # of the columns; a change of the subjects starts new series
     trends: Trends
     reported: Recurring[_Condition] = field(default_factory=Recurring)
 
@@ -59,7 +59,7 @@ class _Condition:
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """DEGRADATION."""
+    """Reports DEGRADATION."""
 
     limits: DegradationThresholds = field(default_factory=DegradationThresholds)
 
@@ -110,7 +110,7 @@ class Degradation:
         *,
         counters: bool,
     ) -> _Source | None:
-        """Add the reading. Returns the source, or None if there is nothing new to judge, or not enough yet."""
+        """Add the reading. Returns the source, or None if the reading was not kept or the series is still too short."""
         reading = list(chain.from_iterable(columns))
         if not 0 < len(reading) <= _COLUMNS_MAX:
             return None

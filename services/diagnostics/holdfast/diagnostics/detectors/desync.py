@@ -1,8 +1,10 @@
-"""Finds the rank that is out of step, when several end in the same broken collective. A pure function over their last calls.
+"""Finds the rank whose collective calls differ, if several ranks fail in the same collective. A pure function over their last
+calls.
 
-Collectives of a group are numbered on every member. A rank that has skipped one, or called one more, is at another number
-than the others, or calls another operation at the same number; the call of its neighbour fails first. The majority decides:
-among at least three members whose calls are known, the rank that differs from more than half of them is out of step.
+The collectives of a group are numbered on every member. A rank that has skipped a collective, or has called an additional one,
+has another number than the other members, or calls another operation with the same number. The call of another rank fails
+first. The majority decides: among at least three members whose calls are known, a rank that differs from more than half of them
+is out of step.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from typing import TypeVar
 from holdfast.diagnostics.detectors.waiting import EQUAL_SIZES
 from holdfast.domain.signals import WorkerExited
 
-_MEMBERS_MIN = 3  # of two that differ, either may be out of step
+_MEMBERS_MIN = 3  # if two members differ, either may be out of step
 
 V = TypeVar("V", int, str)
 
 
 def odd_one_out(exits: Iterable[WorkerExited]) -> tuple[int, str] | None:
-    """The rank whose calls differ from the majority's, and how they differ; None if there is none."""
+    """Return the rank whose calls differ from the majority's, and how they differ; None if there is no such rank."""
     groups: dict[str, dict[int, dict[int, str]]] = defaultdict(dict)  # group → rank → number → call
     for exit_ in exits:
         if exit_.error is not None:
@@ -48,12 +50,12 @@ def _odd_in(group: str, members: Mapping[int, Mapping[int, str]]) -> tuple[int, 
 
 
 def _comparable(call: str) -> str:
-    """The call, with its sizes only if all members pass tensors of one size."""
+    """Return the call in comparable form: with the sizes only if all members must pass tensors of one size."""
     return call if call.startswith(EQUAL_SIZES) else call.partition(" ")[0]
 
 
 def _minority(values: Mapping[int, V]) -> tuple[list[int], V | None]:
-    """The keys whose value differs from the value of more than half, and that value; ([], None) without such a majority."""
+    """Return the keys whose value differs from the majority's value, and this value; ([], None) if there is no majority."""
     (common, count), *_ = Counter(values.values()).most_common()
     if count * 2 <= len(values):
         return [], None

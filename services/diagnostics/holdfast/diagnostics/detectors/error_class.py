@@ -1,7 +1,7 @@
 """Classifies the error that ended a worker, by its type and its message. Pure.
 
-The patterns are the messages of torch, CUDA, the C library and the clients of common services, as users have reported them
-(tests/data/endings has the threads). The first class that matches counts. An error that Python itself raises for wrong code
+The patterns match messages of torch, CUDA, the C library and the clients of common services, as users have reported them
+(tests/data/endings lists the sources). The first class that matches decides. An error that Python itself raises for wrong code
 (a `TypeError`, a `KeyError` …) is the script's own, whatever its message contains.
 """
 
@@ -19,19 +19,19 @@ class ErrorClass(StrEnum):
     DEVICE_OOM = "device_oom"  # the GPU has no memory left
     HOST_OOM = "host_oom"
     NAN = "nan"
-    DEVICE = "device"  # an error of the GPU, which a bug in a kernel causes as well as a broken board
-    NODE = "node"  # the driver or the libraries of the node, never the script
-    STORAGE = "storage"  # a file system that is full, over its quota, or does not answer
-    SERVICE = "service"  # a model hub, a tracker, name resolution: no answer, or not in time
+    DEVICE = "device"  # an error of the GPU; the cause may be a bug in a kernel or a broken board
+    NODE = "node"  # an error of the node's driver or libraries, never of the script
+    STORAGE = "storage"  # a file system is full, over its quota, or does not answer
+    SERVICE = "service"  # a model hub, a tracker or name resolution did not answer in time
     ENVIRONMENT = "environment"  # a missing file, mount or package: a typo, or the installation of this node
     SCRIPT = "script"  # any other exception
     CRASH = "crash"  # ended without an exception
 
 
-# Not caused by the script, and not cured by other code: it passes, or an operator repairs it.
+# Neither caused by the script nor avoidable by other code: temporary, or repaired by an operator.
 OUTAGES = frozenset({ErrorClass.STORAGE, ErrorClass.SERVICE})
 
-# Raised for wrong code, by the interpreter itself.
+# Exceptions that the interpreter itself raises for wrong code.
 _OWN = frozenset(
     {
         "TypeError",
@@ -68,7 +68,7 @@ _ENVIRONMENT = re.compile(r"No such file or directory|Permission denied")
 
 
 def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom: bool = False) -> ErrorClass:
-    """Classify the end of a worker. `ended_by`: the signal. `host_oom`: the kernel has just run out of memory on its node."""
+    """Classify the end of a worker. `ended_by`: POSIX signal. `host_oom`: the kernel of its node has just run out of memory."""
     if error is None:
         return ErrorClass.HOST_OOM if host_oom and ended_by == signal.SIGKILL else ErrorClass.CRASH
     name, message = error.type.rpartition(".")[2], error.message

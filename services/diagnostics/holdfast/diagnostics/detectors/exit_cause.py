@@ -1,8 +1,8 @@
-"""Classifies exits: a failure of the rank itself, or a cascading failure because another rank went away. Pure.
+"""Classifies exits: a failure of the rank itself, or a cascading failure because another rank has ended. Pure.
 
-When one rank of a job dies, the others fail in their next collective, within milliseconds and with every wording that gloo,
-NCCL and the TCPStore have. The peer that such a message names is not evidence (three peers of one dead rank named three
-different ones), so only the class of the error is used.
+When one rank of a job ends, the others fail in their next collective within milliseconds, with various messages of gloo, NCCL
+and the TCPStore. The rank that such a message names is not evidence: three ranks that had lost the same rank named three
+different ones. Only the class of the error is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import IntEnum
 from holdfast.diagnostics.detectors.outage import of_a_client
 from holdfast.domain.signals import WorkerExited
 
-_LOG_LINES_MAX = 8  # of the end of the log; earlier lines may mention NCCL in passing
+_LOG_LINES_MAX = 8  # last lines of the log; earlier lines may mention NCCL in another context
 
 _COLLECTIVE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
 # An exception of any other type is the script's own, whatever its message contains.
@@ -42,10 +42,10 @@ _COLLECTIVE_TEXT = re.compile(
 
 
 class Cause(IntEnum):
-    """Kind of failure; the more likely root sorts first."""
+    """Kind of failure; the kind that is more likely the root sorts first."""
 
-    OWN = 0  # a signal, an exit code, the script's own exception
-    COLLECTIVE = 1  # a communication error: some other rank went away
+    OWN = 0  # a POSIX signal, an exit code, the script's own exception
+    COLLECTIVE = 1  # a communication error: some other rank has ended
 
 
 def is_failure(exit_: WorkerExited) -> bool:
@@ -54,12 +54,12 @@ def is_failure(exit_: WorkerExited) -> bool:
 
 
 def is_clean(exit_: WorkerExited) -> bool:
-    """Whether the script came to its end."""
+    """Whether the worker ended with code 0 and not on an order."""
     return not exit_.expected and exit_.signal is None and exit_.exit_code == 0
 
 
 def cause_of(exit_: WorkerExited) -> Cause:
-    """Distinguish a failure of the rank itself from a cascading one."""
+    """Distinguish a failure of the rank itself from a cascading failure."""
     if exit_.error is not None:
         name = exit_.error.type.rpartition(".")[2]
         if name in _COLLECTIVE_TYPES:
@@ -68,8 +68,8 @@ def cause_of(exit_: WorkerExited) -> Cause:
             return Cause.OWN
         cascading = name in _TRANSPORT_TYPES and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
         return Cause.COLLECTIVE if cascading else Cause.OWN
-    # Without an error file only the log remains. NCCL's watchdog ends a process by abort(); any other signal is a failure of
-    # this process itself.
+    # Without an error file only the log is available. NCCL's watchdog ends a process by abort(); any other POSIX signal is a
+    # failure of this process itself.
     if exit_.signal is not None and exit_.signal != signal.SIGABRT:
         return Cause.OWN
     log_end = exit_.log_tail[-_LOG_LINES_MAX:]
@@ -77,7 +77,7 @@ def cause_of(exit_: WorkerExited) -> Cause:
 
 
 def failed_at(exit_: WorkerExited) -> float:
-    """Time of the failure: that of the exception if it is known, because a teardown can take seconds."""
+    """Time of the failure: the time of the exception if it is known, because the end of a process can take seconds."""
     if exit_.error is not None and 0.0 < exit_.error.at <= exit_.at:
         return exit_.error.at
     return exit_.at
@@ -89,14 +89,14 @@ def _has_uptimes(exit_: WorkerExited) -> bool:
 
 
 def _failed_uptime_s(exit_: WorkerExited) -> float:
-    """As `failed_at`, by the monotonic clock of its node; 0.0 when that is not known."""
+    """As `failed_at`, by the monotonic clock of the node; 0.0 if that time is not known."""
     if exit_.error is not None and 0.0 < exit_.error.uptime_s <= exit_.uptime_s:
         return exit_.error.uptime_s
     return exit_.uptime_s
 
 
 def _after_step_s(exit_: WorkerExited, back: int) -> float:
-    """Seconds from the end of its last step but `back` to the failure, by the monotonic clock if the agent sent it."""
+    """Seconds from the end of a step, `back` steps before the last one, to the failure; by the monotonic clock if known."""
     if _has_uptimes(exit_) and len(exit_.step_end_uptimes_s) == len(exit_.step_ends):
         return _failed_uptime_s(exit_) - exit_.step_end_uptimes_s[back]
     return failed_at(exit_) - exit_.step_ends[back]
@@ -105,8 +105,8 @@ def _after_step_s(exit_: WorkerExited, back: int) -> float:
 def earlier_by(exit_: WorkerExited, other: WorkerExited) -> float:
     """Seconds by which `exit_` failed before `other`.
 
-    On one node by its monotonic clock. Between nodes each failure is measured on its own node, from the end of the newest step
-    that both exits list: all ranks end a step at about the same time. Only without such a step are two clocks compared.
+    On one node the monotonic clock is used. Between nodes each failure is measured on its own node, from the end of the newest
+    step that both exits list, because all ranks end a step at about the same time. Without such a step two clocks are compared.
     """
     if exit_.node == other.node and _has_uptimes(exit_) and _has_uptimes(other):
         return _failed_uptime_s(other) - _failed_uptime_s(exit_)
@@ -118,7 +118,7 @@ def earlier_by(exit_: WorkerExited, other: WorkerExited) -> float:
 
 
 def first_of(exits: Iterable[WorkerExited]) -> WorkerExited | None:
-    """The exit that failed, or ended, first; of several at the same time that of the lowest rank. None if there is none."""
+    """Return the exit that failed, or ended, first; if several are at the same time, that of the lowest rank. None if empty."""
     first: WorkerExited | None = None
     for each in sorted(exits, key=lambda each: each.rank):
         if first is None or earlier_by(each, first) > 0.0:
@@ -127,7 +127,7 @@ def first_of(exits: Iterable[WorkerExited]) -> WorkerExited | None:
 
 
 def ending(exit_: WorkerExited) -> str:
-    """`was killed by SIGKILL`, `exited with code 3`, `raised ValueError: bad batch`: for a sentence."""
+    """How the worker ended, as a verb phrase: `was killed by SIGKILL`, `exited with code 3`, `raised ValueError: bad batch`."""
     if exit_.error is not None:
         message = " ".join(exit_.error.message.split())
         return f"raised {exit_.error.type}" + (f": {message[:200]}" if message else "")

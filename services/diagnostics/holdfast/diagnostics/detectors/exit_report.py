@@ -1,4 +1,4 @@
-"""The finding about a worker's exit: summary and evidence. Pure."""
+"""Writes the finding about a worker's exit: summary and evidence. Pure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from holdfast.diagnostics.detectors.exit_cause import Cause, ending, failed_at, 
 from holdfast.domain.findings import DATED, ESTIMATE, Attribution, Blamed, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import WorkerExited
 
-_FRAMES_MAX = 12  # innermost, in the evidence
+_FRAMES_MAX = 12  # innermost frames, in the evidence
 _LOG_LINES_MAX = 10
 COMMUNICATION = "communication"  # the error class of collective errors without a known root
 
 
 def when(exit_: WorkerExited, finished: int, early: bool) -> str:
-    """The point in the run at which the rank failed, as part of a sentence, as far as its steps are known."""
+    """When the rank failed, as part of a sentence. `finished`: the newest step that every rank has finished; 0 = not known."""
     if exit_.step > 0:
         return f"after step {exit_.step}"
     if exit_.observed:
         return f"after {exit_.observed} optimizer step{'s' if exit_.observed > 1 else ''} (observed: the script reports none)"
     if finished:
-        return f"before its first step since it was started again (the job had finished step {finished})"
+        return f"before its first step after a restart (the job had finished step {finished})"
     return "before its first step" if early else "without having reported a step"
 
 
 def _dated(exit_: WorkerExited, cause: Cause) -> str:
     if cause is Cause.COLLECTIVE:
-        return f"{ESTIMATE}the first communication error that was seen; what caused it came before"
-    return "the exception's own time" if failed_at(exit_) < exit_.at else "the end of the process, as its agent saw it"
+        return f"{ESTIMATE}the first communication error that was reported; its cause occurred before"
+    return "the time of the exception" if failed_at(exit_) < exit_.at else "the end of the process by the agent's clock"
 
 
 def report(
@@ -70,7 +70,7 @@ def report(
         evidence["root"] = "left early"
         evidence["collective_errors"] = str(max(1, cascading))
         summary = (
-            f"{where} ended with exit code 0 {place} while others went on, and their communication with it failed."
+            f"{where} ended with exit code 0 {place} while others continued, and their communication with it failed."
         )
     elif cause is Cause.COLLECTIVE:
         confidence, ladder = 0.3, (Remedy.RESTART_PROCESS,)
@@ -78,7 +78,7 @@ def report(
         evidence["root"] = "not seen"
         evidence["collective_errors"] = str(max(1, cascading))
         summary = (
-            f"{where} {ending(exit_)} {place}: a communication error, and no rank or node that failed first was seen."
+            f"{where} {ending(exit_)} {place}: a communication error, and no rank or node that failed first is known."
         )
     elif failure is not None and failure.tries > 1 and judged is not None and judged.who is Who.USER:
         kind, ladder = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
@@ -86,7 +86,7 @@ def report(
         evidence["nodes"] = str(len(failure.nodes))
         evidence["step"] = str(failure.step)
         at = f"after step {failure.step}" if failure.step > 0 else "before the first step"
-        summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not cure it."
+        summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not help."
     elif judged is not None and judged.who is Who.HARDWARE:
         ladder = (Remedy.REPLACE_NODE,)
     elif exit_.error is not None:

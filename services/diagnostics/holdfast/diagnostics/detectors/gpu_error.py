@@ -1,13 +1,13 @@
-"""GPU errors: Xid lines judged by the catalogue, and requests of the driver (NVML's recovery action, a lost GPU).
+"""Detects GPU errors: Xid lines judged by the catalogue, and requests of the driver (NVML's recovery action, a lost GPU).
 
-One finding per physical fault. A fault produces many lines: a burst of the same code, other codes of the same GPU as it
-fails, 43 and 45 afterwards, 154 on all eight GPUs of a node after one 79. Within a burst, a line of the same GPU that does not
-require a stronger action is ignored; one that does replaces the finding (`supersedes`). Killing a process that uses a GPU also
-produces a 45.
+Each physical fault leads to one finding, although it produces many lines: a burst of the same code, other codes of the failing
+GPU, 43 and 45 afterwards, and 154 on all eight GPUs of a node after one 79. Within a burst, a line of the same GPU that does
+not require a stronger action is ignored; a line that does replaces the finding (`supersedes`). A 45 is also produced when a
+process that uses a GPU is killed.
 
-Errors of the application class never count against a node, however often they come in one job: a bug hits the same rank, and
-so the same GPU, each time. They count against a GPU if they come there in *several* jobs, each of which had them on no other
-GPU.
+Errors of the application class in one job never count against a node, however often they occur, because a bug affects the same
+rank, and therefore the same GPU, each time. They count against a GPU if they occur on it in *several* jobs, each of which had
+them on no other GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from holdfast.domain.signals import (
 
 _NODES_MAX = 20_000
 _JOBS_MAX = 4096
-_PLACES_MAX = 64  # GPUs remembered per job
+_PLACES_MAX = 64  # GPUs kept per job
 _FAULTS_PER_NODE_MAX = 64
 _AFTER_A_KILL = 45
 _OFF_THE_BUS = 79
@@ -88,16 +88,16 @@ class _Node:
 class GpuState:
     nodes: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_NODES_MAX))
     places: Bounded[str, set[tuple[str, str]]] = field(default_factory=lambda: Bounded(_JOBS_MAX))
-    """Job → where application errors came in it, (node, GPU)."""
+    """Job → (node, GPU) on which application errors of the job occurred."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuError:
     catalogue: Catalogue
     burst_s: float = (
-        60.0  # lines of different codes that belong to one fault; the reference: ±60 s around the first failure
+        60.0  # lines of different codes within this time belong to one fault; reference: ±60 s around the first failure
     )
-    memory_s: float = 86_400.0  # faults remembered: the longest window of rules.csv
+    memory_s: float = 86_400.0  # faults are kept for the longest window of rules.csv
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -152,7 +152,7 @@ class GpuError:
         superseded = max(same, key=lambda fault: RANK[fault.severity], default=None)
         request_first = superseded is not None and superseded.role is Role.VERDICT and row.role is Role.HARDWARE
         if superseded is not None and RANK[judged.severity] <= RANK[superseded.severity] and not request_first:
-            return ()  # the same fault, whose finding already requires this action
+            return ()  # the same fault; its finding already requires this action or a stronger one
         earlier = sum(known.xid == xid and known.gpu == gpu for known in node.faults)
         id_ = f"xid:{line.node}:{gpu}:{xid}:{line.at:.0f}"
         node.faults.append(_Fault(xid, row.role, gpu, line.at, judged.severity, id_, job, details.link, details.unit))
@@ -166,7 +166,7 @@ class GpuError:
     def _is_known(
         self, node: _Node, row: XidRow, line: KernelLine, gpu: str, details: Details, recent: list[_Fault]
     ) -> bool:
-        """Whether the line belongs to a known fault. Each line of a burst prolongs it."""
+        """Whether the line belongs to a known fault. Each line of a burst prolongs the burst."""
         for fault in recent:
             same_link = fault.link == details.link or not details.link
             close = abs(line.at - fault.at) <= row.burst_s
@@ -182,15 +182,15 @@ class GpuError:
     def _judge(
         self, state: GpuState, node: _Node, job: str, row: XidRow, line: KernelLine, gpu: str, details: Details
     ) -> Judged | None:
-        """The catalogue's judgement, refined by the line and by earlier faults of the GPU. None = nothing to do."""
+        """The catalogue's judgement, refined by the line and by earlier faults of the GPU; None if no action is necessary."""
         action, why, blame = self._first_action(row, line, details)
         if action is None:
             return None
         severity, ladder = JUDGEMENTS[action]
         if row.source != "catalogue":
-            return Judged(action, severity, ladder, f"{row.source} says so", blame)
+            return Judged(action, severity, ladder, f"as configured in {row.source}", blame)
         if blame:
-            why = f"{why}; the fault is the {blame}'s" if blame != "cable" else f"{why}; look at the cable"
+            why = f"{why}; the fault is the {blame}'s" if blame != "cable" else f"{why}; check the cable"
             return Judged(action, severity, ladder[:1], why, blame)
         if row.xid == _DOUBLE_BIT and any(fault.xid == _REMAP_FAILED and fault.gpu == gpu for fault in node.faults):
             why = "its memory could not be remapped before, so it must be replaced"
@@ -209,7 +209,7 @@ class GpuError:
                 action = rule.then
                 worse, ladder = JUDGEMENTS[action]
                 if row.first_action in JOB_GOES_ON and row.role is Role.HARDWARE:
-                    worse = Severity.WARNING  # the job continues; act at its next boundary
+                    worse = Severity.WARNING  # the job continues; the action follows when the job next stops
                 scope = {Scope.JOBS: "job with it on this GPU alone"}.get(
                     rule.scope, f"time on this {rule.scope.value}"
                 )
@@ -218,7 +218,7 @@ class GpuError:
         return Judged(action, severity, ladder, why)
 
     def _first_action(self, row: XidRow, line: KernelLine, details: Details) -> tuple[FirstAction | None, str, str]:
-        """(action, reason, the part to blame instead)."""
+        """Return (action, reason, the part that is responsible instead of this GPU)."""
         rule = self.catalogue.link_rule(row.xid, details.unit, details.subcode)
         if rule is not None and row.first_action is FirstAction.BY_SUBCODE and not details.nonfatal:
             return rule.first_action, f"sub-code {details.subcode} of {details.unit}", rule.blame
@@ -226,7 +226,7 @@ class GpuError:
             case FirstAction.FOLLOW_NVML_RECOVERY_ACTION:
                 return *recovery_in(line.text), ""
             case FirstAction.BY_SUBCODE if details.nonfatal:
-                return FirstAction.IGNORE, "the line says that it is not fatal", ""
+                return FirstAction.IGNORE, "a nonfatal link error", ""
             case FirstAction.BY_SUBCODE:
                 return FirstAction.GPU_RESET, "a fatal link error", ""
             case FirstAction.FOLLOW_48:
@@ -245,7 +245,7 @@ class GpuError:
         gpu: str,
         details: Details,
     ) -> int:
-        """The occurrences in the rule's scope, this one included."""
+        """The number of occurrences in the rule's scope, including this one."""
         before = [fault for fault in node.faults if fault.gpu == gpu and line.at - fault.at <= rule.window_s]
         match rule.scope:
             case Scope.JOBS:
@@ -289,8 +289,8 @@ class GpuError:
     # ---------------------------------------------------------------- requests of the driver
 
     def _sample(self, node: _Node, sample: GpuSample, now: float, job: str) -> tuple[Finding, ...]:
-        """Return at most one finding, at the GPU with the worst action, because a fault changes the recovery action of every
-        GPU of its node."""
+        """Return at most one finding, about the GPU with the most severe action, because a fault changes the recovery action of
+        every GPU of its node."""
         requests = list[Request]()
         lost = frozenset(uuid for uuid, gone in zip(sample.uuid, sample.lost, strict=True) if gone)
         for gpu, uuid, code in zip(sample.gpu, sample.uuid, sample.recovery_action, strict=True):
@@ -298,7 +298,7 @@ class GpuError:
             if uuid in lost and uuid not in node.lost:
                 requests.append(Request(gpu, uuid, FirstAction.REPLACE_NODE, "the driver has lost it"))
             elif code > 0 and code != before:
-                what, action = RECOVERY.get(code, (f"recovery action {code}, not known here", FirstAction.WATCH))
+                what, action = RECOVERY.get(code, (f"unknown recovery action {code}", FirstAction.WATCH))
                 requests.append(Request(gpu, uuid, action or FirstAction.IGNORE, f"the driver asks: {what}"))
         node.lost = lost
         node.recovery = {uuid: node.recovery[uuid] for uuid in sample.uuid}
@@ -318,7 +318,7 @@ class GpuError:
 
 
 def _same_gpu(one: str, other: str) -> bool:
-    """A line that names no GPU is about the GPU that other lines name at the same time."""
+    """Whether both are the same GPU. A line that names no GPU is about the GPU that other lines name at the same time."""
     return one == other or not one or not other
 
 
@@ -335,8 +335,8 @@ def _only_here(state: GpuState, job: str, place: tuple[str, str]) -> bool:
 def _programs_own(state: GpuState, job: str) -> str:
     count = len(state.places.get(job, ())) if job else 0
     if count > 1:
-        return f"the program's own error: it came on {count} GPUs"
-    return "the program's own error as a rule"
+        return f"an error of the program: it occurred on {count} GPUs"
+    return "usually an error of the program"
 
 
 def _node(state: GpuState, name: str) -> _Node:
@@ -344,7 +344,7 @@ def _node(state: GpuState, name: str) -> _Node:
 
 
 def _gravity(request: Request) -> tuple[int, bool]:
-    """Order of severity: a lost GPU is worse than a node that must reboot, although both end the run."""
+    """Sort key by severity: a lost GPU is worse than a node that must reboot, although both stop the job."""
     return RANK[JUDGEMENTS[request.action][0]], request.action is FirstAction.REPLACE_NODE
 
 

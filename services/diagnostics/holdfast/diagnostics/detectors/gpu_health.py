@@ -1,10 +1,10 @@
-"""GPU health that changes slowly: the difference between what a GPU has and what it should have. Warnings for the next boundary
-of the job.
+"""Detects deviations of a GPU from its expected state. Reports warnings, for actions when the job next stops.
 
-Faults that stop a run come as an Xid or as NVML's recovery action (`gpu_error`); trends of counters are in `degradation`.
-Here are states: fewer devices than expected, memory rows that wait for a reset or have no spare left, links that are down, a
-PCIe link narrower or slower than possible while the GPU works, a fabric that is not up. A state must hold for `samples`
-readings. It is over when `absent` readings have not shown it: a PCIe link is not judged while its GPU is idle.
+Faults that stop a job are reported as an Xid or as NVML's recovery action (`gpu_error`); `degradation` judges trends of
+counters. This detector judges states: fewer devices than expected, memory rows that wait for a reset or have no spare row left,
+links that are down, a PCIe link that is narrower or slower than possible while the GPU works, a fabric that is not complete. A
+state must hold for `samples` readings. It ends when `absent` readings have not shown it, because a PCIe link is not judged
+while its GPU is idle.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ class _Lack:
 @dataclass(slots=True)
 class HealthState:
     seen: Bounded[str, dict[tuple[str, str], int]] = field(default_factory=lambda: Bounded(_NODES_MAX))
-    """Node → (GPU, rule) → readings in a row; of a state that was reported, less than 0 those that did not show it."""
+    """Node → (GPU, rule) → number of readings in a row that show the state. For a reported state, a negative number counts the
+    readings that do not show it."""
     lasting: Lasting[tuple[str, str, str]] = field(default_factory=Lasting)  # by node, GPU, rule
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    samples: int = 2  # one reading may coincide with a reload of the driver
+    samples: int = 2  # a single reading may coincide with a reload of the driver
     absent: int = 10
-    busy_percent: int = 50  # idle GPUs shift their PCIe link down: only a working one is judged
+    busy_percent: int = 50  # idle GPUs slow down their PCIe link, so only the link of a working GPU is judged
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -89,11 +90,11 @@ class GpuHealth:
     def _of_gpu(self, item: Health, row: int) -> Iterator[tuple[str, str, tuple[Remedy, ...], dict[str, str]]]:
         rows = {"remapped_rows": str(item.remapped_rows[row])}
         if item.remap_failed[row] == 1:
-            yield "remap_failed", "has no spare memory row left: it is to be returned", (Remedy.REPLACE_NODE,), rows
+            yield "remap_failed", "has no spare memory row left: return the board", (Remedy.REPLACE_NODE,), rows
         elif item.remap_pending[row] == 1:
             yield "remap_pending", "waits for a reset to replace a memory row", _RESET, rows
         down = item.nvlinks_down[row]
-        if down > 0 and item.nvlinks_up[row] > 0:  # none up: a board whose links are not used
+        if down > 0 and item.nvlinks_up[row] > 0:  # if no link is up, the board does not use its links
             links = {"up": str(item.nvlinks_up[row]), "down": str(down)}
             yield "nvlink_down", f"has {down} NVLinks down", _UPWARDS, links
         if item.utilization[row] >= self.busy_percent:

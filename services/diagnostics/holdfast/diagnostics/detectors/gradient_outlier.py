@@ -1,10 +1,10 @@
-"""A rank whose own gradient, before the reduce, differs from those of its comparison group.
+"""Detects a rank whose own gradient, before the reduce, differs from those of its comparison group.
 
-After the reduce, a wrong gradient is in every replica, and all of them are wrong alike. Before it, ranks at the same position
-of different replicas have gradients of different data and of the same parameters. Their norms scatter. One that is several
-times the median of the others, or not a number while theirs are, stands out. Most flipped bits change a norm by less than the
-scatter and are not detected, and an unusual batch looks like a faulty device. The finding is therefore a warning that names
-rank and node, and counts how often.
+After the reduce, a wrong gradient is in every replica, and all replicas are wrong in the same way. Before the reduce, ranks at
+the same position of different replicas have gradients of the same parameters for different data, and their norms scatter. A
+norm is an outlier if it is several times the median of the others, or not a number while the others are. Most flipped bits
+change a norm by less than the scatter and are not detected, and an unusual batch looks like a faulty device. The finding is
+therefore a warning, which names rank and node and counts the occurrences.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Job:
     generation: Generation
     scatter: deque[float]  # robust sigma of the logarithms, by step
     open: Bounded[int, _Open] = field(default_factory=lambda: Bounded(_OPEN_MAX))
-    seen: dict[int, int] = field(default_factory=dict)  # rank → steps at which it stood out
+    seen: dict[int, int] = field(default_factory=dict)  # rank → number of steps at which it was an outlier
     reported: Recurring[_Outlier] = field(default_factory=Recurring)
 
 
@@ -71,7 +71,7 @@ class _Outlier:
 
 @dataclass(frozen=True, slots=True)
 class GradientOutlier:
-    """NUMERICAL, a warning, about one rank."""
+    """Reports NUMERICAL, a warning about one rank."""
 
     limits: GradientThresholds = field(default_factory=GradientThresholds)
 
@@ -143,7 +143,7 @@ class GradientOutlier:
         for outlier in found:
             job.seen[outlier.rank] = job.seen.get(outlier.rank, 0) + 1
         if len(found) > max(1, limits.share_max * mesh.world_size):
-            return  # many at once: the data or the job itself is the cause
+            return  # with many outliers at once, the cause is the data or the job itself
         for due in job.reported.due(found, number, now, limits.quiet_steps, limits.repeat_s):
             yield _finding(job, item, due.condition, number, now)
 

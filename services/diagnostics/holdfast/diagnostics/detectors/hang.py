@@ -1,29 +1,28 @@
-"""Hangs: no rank of a generation makes progress for longer than its history explains.
+"""Detects hangs: no rank of a generation makes progress for longer than its history explains.
 
-Theory of operation, per (job, generation). *Progress* is any rank finishing a step; *activity* is progress or a change of
-phase. The time without activity that is allowed depends on what is known:
+Theory of operation, per (job, generation). *Progress* means that a rank finishes a step; *activity* is progress or a change of
+phase. A *stall* is a time without activity. The allowed duration of a stall is the first of these that applies:
 
-* a stall is *proven* (`proof`): `max(stuck_s, factor × p99)`, where p99 is that of the job's steps (`rhythm`);
-* any rank is in another phase than `step`, or the generation is in its first steps: `init_s`. Compiling, restoring,
-  evaluating and saving may take long, and first steps are not a rhythm;
-* ranks still enter collectives: `init_s`, because a long step is not a hang;
-* else `max(floor_s, factor × p99)`, more at a position where the job has paused before. After that time only a warning is
-  reported: it may be a pause that the script did not announce. After `unproven` times as long, at most `init_s`, it is an
-  error. If all ranks may be computing (they use CPU time, none stands out, no recorder shows a rank that waits), it is an
-  error after `init_s`, because an evaluation by all ranks looks the same.
+* `max(stuck_s, factor × p99)` if the stall is *proven* (`proof`); p99 is that of the job's step times (`rhythm`);
+* `init_s` if any rank is in another phase than `step`, or the generation is in its first steps. Compiling, restoring,
+  evaluating and saving may take long, and the first steps do not show the job's rhythm;
+* `init_s` if ranks still enter collectives, because a long step is not a hang;
+* otherwise `max(floor_s, factor × p99)`, and more at a position where the job has paused before. After that time only a
+  warning is reported, because the stall may be a pause that the script did not announce. After `unproven` times as long, at
+  most `init_s`, an error is reported. If all ranks may be computing (they use CPU time, none stands out, and no recorder shows
+  a rank that waits), the error is reported only after `init_s`, because an evaluation by all ranks looks the same.
 
-A script that does not use `holdfast.train` reports no progress that could stop: of its ranks only a process that stays
-stopped, dead or traced is reported, and the stall begins with its first report. A rank that has ended with code 0 is no longer
-waited for.
+A script that does not use `holdfast.train` reports no progress. For its ranks, only a process that stays stopped, dead or
+traced is reported; the stall begins with the first report of that state. A rank that has ended with code 0 is not waited for.
 
-From `baseline_s` on a *baseline* of every rank's CPU time is kept, which shows which ranks have worked since. A diagnosis
-uses the agents' reports about silent ranks (`StallSnapshot`), and waits `evidence_s` for them beyond the allowance unless a
-process is dead or stopped. It needs a report of every node from after the allowance: `liveness` handles a node without
-contact, and a diagnostics process that was itself suspended makes no report. Each stall leads to at most one warning and one
-error; progress ends the stall.
+After `baseline_s` the CPU time of every rank is stored as a *baseline*, which shows later which ranks have worked since. A
+diagnosis uses the agents' reports about silent ranks (`StallSnapshot`), and waits for them for `evidence_s` beyond the
+allowance unless a process is dead or stopped. It needs a report of every node from after the allowance: `liveness` handles a
+node without contact, and after a suspension of diagnostics itself the reports are too old. Each stall leads to at most one
+warning and one error. Activity ends the stall.
 
 A lost node explains a stall for `explained_s`. If the generation is neither stopped nor makes progress in that time, or the
-node reconnects, the stall is judged after all, without the node.
+node reconnects, the stall is judged after all, without the lost node.
 """
 
 from __future__ import annotations
@@ -67,14 +66,14 @@ from holdfast.domain.signals import (
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    stuck_s: float = 2.0  # the least time after which a proven stall is reported
-    unproven: float = 10.0  # times the allowance, after which a stall that is not proven is an error, too
-    baseline_s: float = 1.0  # without activity, after which a baseline is taken
-    report_s: float = 0.9  # a process counts as stopped or dead after this: in two reports of its agent
-    fresh_s: float = 3.0  # a stall is not judged while a node has not reported for longer
-    # How long a diagnosis waits for flight recorders and stacks: one tick, and time to answer.
+    stuck_s: float = 2.0  # shortest time after which a proven stall is reported
+    unproven: float = 10.0  # multiple of the allowance after which a stall that is not proven is an error as well
+    baseline_s: float = 1.0  # time without activity after which a baseline is taken
+    report_s: float = 0.9  # a process counts as stopped or dead after this time: in two reports of its agent
+    fresh_s: float = 3.0  # a stall is not judged while some node has not reported for longer than this
+    # How long a diagnosis waits for flight recorders and stacks: one tick, and time for the answers.
     evidence_s: float = 1.5
-    explained_s: float = 10.0  # a lost node explains a stall for so long
+    explained_s: float = 10.0  # how long a lost node explains a stall
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -156,18 +155,18 @@ class Hang:
         return tuple(findings)
 
     def _proven(self, generation: Watched, stall: Stall, now: float) -> Rule | None:
-        """The rule of a proven stall, if its time is used up."""
+        """The rule of a proven stall, if the stall exceeds the rule's allowance."""
         signalled = self._lasting(generation, generation.signalled_at, self.report_s)
         reported = generation.has_reported and generation.steps >= FIRST_STEPS and stall.only_stepping
         if not signalled and not (reported and all_reported(generation)):
             return None
         allowance_s = max(self.stuck_s, generation.hang.factor * generation.rhythm.slow_s)
-        # The checks below look at every node: return early where none of them can succeed.
+        # The checks below read the reports of every node. Return early if none of them can succeed.
         began = generation.still_since
         if now < generation.prove_at or now - began + TICK_S < allowance_s:
             return None
         still_s = max(now - began, still_by_agents(generation, now))
-        if still_s < allowance_s or self._unheard(generation, now, began + self.baseline_s):
+        if still_s < allowance_s or self._lacks_reports(generation, now, began + self.baseline_s):
             return None
         generation.prove_at = now + self.baseline_s
         evidence = evidence_of(generation, stall)
@@ -183,7 +182,7 @@ class Hang:
         return Rule(words, still_s, allowance_s, Severity.ERROR, generation.looked)
 
     def _unproven(self, generation: Watched, stall: Stall, now: float) -> Rule | None:
-        """The rule of a stall that may end by itself, if its time is used up: first a warning, later an error."""
+        """The rule of a stall that may end by itself, if the stall exceeds its allowance: first a warning, later an error."""
         still_s = now - generation.still_since
         allowance_s, words = self._allowance(generation, stall, now)
         if still_s < allowance_s:
@@ -194,7 +193,7 @@ class Hang:
             error_s = allowance_s
         if generation.warned and (still_s < error_s or now < generation.computes_until):
             return None
-        if self._unheard(generation, now, generation.still_since + allowance_s):
+        if self._lacks_reports(generation, now, generation.still_since + allowance_s):
             return None
         bar_s = error_s if generation.warned else allowance_s
         if still_s < bar_s + self.evidence_s and lacks_evidence(generation):
@@ -202,7 +201,7 @@ class Hang:
         if still_s < error_s:
             return Rule(words, still_s, allowance_s, Severity.WARNING)
         if still_s < init_s and error_s > allowance_s and may_compute(evidence_of(generation, stall), now):
-            # Checking 100,000 ranks takes long, so it is repeated after one more allowance, a tenth of what has passed.
+            # Checking 100,000 ranks takes long, so the check is repeated only after one more allowance.
             generation.computes_until = min(now + allowance_s, generation.active_at + max(init_s, error_s))
             return None if generation.warned else Rule(words, still_s, allowance_s, Severity.WARNING)
         if error_s > allowance_s:
@@ -210,7 +209,7 @@ class Hang:
         return Rule(words, still_s, error_s, Severity.ERROR)
 
     def _allowance(self, generation: Watched, stall: Stall, now: float) -> tuple[float, str]:
-        """The seconds without activity that are allowed, and the rule in words."""
+        """The allowed seconds without activity, and the rule as text."""
         hang, rhythm = generation.hang, generation.rhythm
         if not self._traced(generation):
             if not generation.has_reported:
@@ -230,19 +229,19 @@ class Hang:
         return hang.floor_s, "floor_s"
 
     def _traced(self, generation: Watched) -> bool:
-        """Whether a process stays stopped for longer than a profiler stops it, or all of the job's processes are."""
+        """Whether a process is traced for longer than by a profiler, or processes stay stopped or dead for that long."""
         floor_s = generation.hang.floor_s - TICK_S  # reports come once a second
         return self._lasting(generation, generation.traced_at, floor_s) or self._lasting(
             generation, generation.signalled_at, floor_s
         )
 
     def _lasting(self, generation: Watched, since: dict[str, float], for_s: float) -> bool:
-        """Whether some node has reported it for so long: its newest report is so much later than the first."""
+        """Whether some node has reported the state for `for_s`: its newest report is that much later than its first."""
         return any(generation.heard_at[node] - at >= for_s - 1e-6 for node, at in since.items())
 
-    def _unheard(self, generation: Watched, now: float, since: float) -> bool:
-        """Whether some node has not reported lately, or not after `since`: its ranks may have made progress."""
+    def _lacks_reports(self, generation: Watched, now: float, since: float) -> bool:
+        """Whether some node has not reported within `fresh_s`, or not after `since`: its ranks may have made progress."""
         return any(
-            now - (heard := generation.heard_at[node]) > self.fresh_s or heard < since - 1e-6
+            now - (reported_at := generation.heard_at[node]) > self.fresh_s or reported_at < since - 1e-6
             for node in judged(generation)
         )

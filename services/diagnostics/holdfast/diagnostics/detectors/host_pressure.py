@@ -1,7 +1,8 @@
-"""Host pressure: memory or a disk close to full, a disk that is slow or cannot be written to, tasks that wait in the kernel, a
-wrong clock, a collector that does not answer. All are warnings.
+"""Detects host pressure: memory or a disk that is nearly full, a disk that is slow or cannot be written to, tasks that wait in
+the kernel, a wrong clock, a collector that does not answer. All findings are warnings.
 
-With hysteresis: what was reported is over when the value is below `clear`, so that values around the limit are one finding.
+The limits have hysteresis: a reported condition ends when the value is below `clear`, so that values around the limit lead to
+one finding.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class HostPressure:
     warn: float = 0.95  # share in use
     clear: float = 0.90
     latency_s: float = 1.0  # one write of 4 KiB: a healthy disk under load needs tens of milliseconds
-    blocked_per_cpu: float = 1.0  # tasks in state D: as many as CPUs
-    clock_s: float = 0.1  # the skew that the order of signals of several nodes tolerates
-    clear_factor: float = 0.5  # of the three limits above, below which the condition has ended
+    blocked_per_cpu: float = 1.0  # tasks in state D per CPU
+    clock_s: float = 0.1  # the clock skew that is tolerated when signals of several nodes are ordered
+    clear_factor: float = 0.5  # share of the three limits above below which the condition has ended
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -70,7 +71,7 @@ class HostPressure:
         return tuple(findings)
 
     def _measures(self, item: HostSample) -> Iterator[tuple[str, float, float, str]]:
-        """(resource, value, limit, words). Values that the sample lacks are not judged."""
+        """Yield (resource, value, limit, text). Values that the sample does not contain are not judged."""
         for path, seconds in item.disk_latency:
             late = "cannot be written to" if seconds == math.inf else f"needs {seconds:.1f} s for a small write"
             yield f"latency {path}", seconds, self.latency_s, f"{path} {late}"

@@ -1,8 +1,8 @@
-"""Kernel messages about the machine: out of memory, stalls, disks and network adapters that fail.
+"""Reports kernel messages about the machine: out of memory, stalls, disks and network adapters that fail.
 
-One finding per node, event and subject (the process, the disk, the adapter) until no line has come for `quiet_s`; while lines
-come it is repeated. All are warnings. A fault that stops a run is also seen as an exit, a hang or a lost node, and the warning
-then explains it. Systems that act on a kernel line alone have stopped healthy runs.
+There is one finding per node, event and subject (the process, the disk, the adapter) until no line has arrived for `quiet_s`.
+While lines arrive, the finding is repeated. All findings are warnings, because systems that act on a kernel line alone have
+stopped healthy jobs. A fault that stops a job is also detected as an exit, a hang or a lost node; the warning then explains it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
     KernelEvent.HUNG_TASK: _Meaning(
         FindingKind.KERNEL_STALL,
         Severity.WARNING,
-        "has a task that has not come back from the kernel for minutes",
+        "has a task that has been blocked in the kernel for minutes",
         _NODE,
         re.compile(r"task (\S+?):\d+"),
     ),
     KernelEvent.NVME_TIMEOUT: _Meaning(
         FindingKind.STORAGE_FAULT,
         Severity.WARNING,
-        "has a disk that answers late or not at all",
+        "has a disk that responds late or not at all",
         (Remedy.WATCH, Remedy.REPLACE_NODE),
         re.compile(r"\b(nvme\d+)"),
     ),
@@ -68,7 +68,7 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
     KernelEvent.MLX5_HEALTH: _Meaning(
         FindingKind.NETWORK_FAULT,
         Severity.WARNING,
-        "has a network adapter whose driver has given it up",
+        "has a network adapter that its driver reports as failed",
         _NODE,
         re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)"),
     ),
@@ -88,7 +88,7 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
     KernelEvent.NCCL_SEGFAULT: _Meaning(
         FindingKind.HOST_PRESSURE,
         Severity.INFO,
-        "had a process die inside libnccl",
+        "had a process that crashed inside libnccl",
         (Remedy.RESTART_PROCESS,),
     ),
 }

@@ -1,7 +1,7 @@
-"""Reports a state when it begins, again every `REPEAT_S` while it is seen, and that it is over. Pure.
+"""Reports a state when it begins, again every `REPEAT_S` while it holds, and when it ends. Pure.
 
-For states that readings show, such as a port that is down; `recurring` is for conditions of a step. The supervisor asks the
-policy about a warning that lasts, and forgets one that is not repeated. A repeat has the id of the first report.
+Used for states that readings show, such as a port that is down; `recurring` is for conditions of steps. The supervisor asks the
+policy about a warning that lasts, and drops a warning that is not repeated. A repeat has the id of the first report.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True)
 class _Known:
-    finding: Finding  # as it was reported last
-    seen_at: float  # diagnostics' clock, like `finding.at`
+    finding: Finding  # as last reported
+    seen_at: float  # when the state was last seen, diagnostics' clock, like `finding.at`
 
 
 @dataclass(slots=True)
 class Lasting(Generic[K]):
-    """The states that hold, by what identifies them."""
+    """The states that hold, by key."""
 
     known: Bounded[K, _Known] = field(default_factory=lambda: Bounded(_STATES_MAX))
 
@@ -38,7 +38,8 @@ class Lasting(Generic[K]):
     def seen(
         self, key: K, now: float, finding: Callable[[], Finding], *, quiet_s: float = math.inf
     ) -> Iterator[Finding]:
-        """The state holds: its finding, if it is to be reported now. Seen again after more than `quiet_s` it is a new one."""
+        """Record that the state holds, and yield its finding if a report is due. After more than `quiet_s` without a reading
+        that showed it, the state counts as new."""
         known = self.known.get(key)
         if known is None or now - known.seen_at > quiet_s:
             self.known[key] = _Known(finding(), now)
@@ -51,7 +52,7 @@ class Lasting(Generic[K]):
             yield known.finding
 
     def over(self, key: K, now: float) -> Iterator[Finding]:
-        """The state is over: its withdrawal, if it was reported."""
+        """Record that the state has ended, and yield the withdrawal if the state was reported."""
         if (known := self.known.pop(key, None)) is not None:
             yield _withdrawal(known.finding, now)
 

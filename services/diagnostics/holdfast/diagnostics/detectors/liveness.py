@@ -1,27 +1,28 @@
-"""Lost nodes: the agent's telemetry stream broke and the agent did not reconnect, or its heartbeats stopped.
+"""Detects lost nodes: the agent's telemetry stream broke and the agent did not reconnect, or its heartbeats stopped.
 
-Theory of operation. A node is *connected* (in order of its last heartbeat), *in doubt* (the stream broke without a goodbye,
-or it has been silent for `silence_s`) or *gone* (said goodbye, or reported lost). Doubt becomes NODE_LOST
+Theory of operation. A node is *connected* (ordered by last heartbeat), *in doubt* (the stream broke without a goodbye, or the
+node has been silent for `silence_s`) or *gone* (the agent sent a goodbye, or the node was reported lost). A node in doubt is
+reported as NODE_LOST
 
-* at once when a new incarnation of the agent connects: the workers of the old one died with it;
+* at once if a new incarnation of the agent connects: the workers of the old incarnation ended with it;
 * `corroborated_s` after the break, if ranks on other nodes of its generation fail in a collective and no rank has failed
   first: these nodes are the second witness;
-* `reconnect_grace_s` after the break, if the steps of its generation's other nodes have stopped with it;
+* `reconnect_grace_s` after the break, if the steps of the other nodes of its generation have stopped with it;
 * `unwitnessed_grace_s` after the break otherwise.
 
-If the same incarnation reconnects before that, nothing is reported. If it reconnects later, the finding is withdrawn by
-another one of the same kind and severity info. Only nodes that this process has itself been connected to are ever lost.
+If the same incarnation reconnects before the report, nothing is reported. If it reconnects later, a finding of the same kind
+and of severity info withdraws the report. Only a node that has been connected to this process can be reported as lost.
 
-The other nodes of its generations are a third witness. A step needs every rank, so while they finish steps, a node without
-contact still trains, and only its agent or its connection has failed. The doubt then waits for as long as the next step may
-take at the present step time; while steps continue, only a warning is reported. Failing collectives outweigh this. Often no
-other node can testify: in the first steps of a generation, in a pause (an evaluation, a save), for a job on one node, for a
-script that reports no steps. A broken connection of seconds is then more likely than a lost node, and a healthy run must not
-be stopped for it: such a node has `unwitnessed_grace_s`, in which every running agent reconnects.
+The other nodes of its generations are a third witness. A step needs every rank. While other nodes finish steps, a node without
+contact therefore still trains, and only its agent or its connection has failed. The report is then delayed for as long as the
+next step may take at the current step time; while steps continue, only a warning is reported. Failing collectives outweigh
+this. Often the steps of other nodes are no evidence: in the first steps of a generation, in a pause (an evaluation, a save),
+for a job on one node, for a script that reports no steps. A connection that is broken for seconds is then more likely than a
+lost node, and must not stop a healthy run. Such a node has `unwitnessed_grace_s`, in which every running agent reconnects.
 
-If many nodes become doubtful within one second, this process has more likely lost its own network. That is one HOST_PRESSURE
-finding, and doubts without a second witness wait for `mass_grace_s`, in which every running agent reconnects. A node that is
-still missing then, while others are connected, is reported with low confidence, because a complete rack can fail.
+If many nodes become doubtful within one second, this process has more likely lost its own network. It reports one HOST_PRESSURE
+finding, and nodes without a second witness have `mass_grace_s`, in which every running agent reconnects. A node that is still
+missing then, while others are connected, is reported with low confidence, because a complete rack can fail.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from holdfast.domain.signals import (
     WorkerExited,
 )
 
-_GONE_MAX = 4096  # nodes remembered after they left, for the comparison of incarnations
+_GONE_MAX = 4096  # nodes that are kept after they left, for the comparison of incarnations
 _WITNESSES_MAX = 1024  # generations
 _PACES_MAX = 4096  # generations
 _PACE_STEPS = 20
 _NAMED_MAX = 32  # nodes in the evidence
-# The longest pause that an agent makes between two tries, and half of it to connect and speak.
+# The longest pause of an agent between two attempts, and half of it for the connection and the first tick.
 RECONNECT_GRACE_S = 1.5 * TELEMETRY_RETRY_S_MAX
-UNWITNESSED_GRACE_S = 15.0  # every running agent has tried many times
+UNWITNESSED_GRACE_S = 15.0  # enough for many attempts of a running agent
 
 Key = tuple[str, int]  # (job, generation)
 
@@ -64,33 +65,33 @@ Key = tuple[str, int]  # (job, generation)
 class _Node:
     incarnation: str
     last_beat: float
-    # Jobs that the roster still places here, although their workers are gone: this agent has not reported them since it
-    # started, said goodbye or was reported lost.
+    # Jobs that the roster still places on the node although their workers have ended: the agent has not reported these jobs
+    # since it started, sent a goodbye or was reported lost.
     absent: set[str] = field(default_factory=set)
-    lost: tuple[Finding, ...] = ()  # the findings about its loss, until it reconnects
+    lost: tuple[Finding, ...] = ()  # findings about the loss of the node, until it reconnects
 
 
 @dataclass(slots=True)
 class _Pace:
-    """The step time of a generation, from the connected nodes."""
+    """The step time of a generation, from the reports of connected nodes."""
 
     step: int = -1
     at: float = 0.0  # diagnostics' clock: when `step` was first reported
-    stepped: bool = False  # a step was finished while this process listened
-    # The node that reported last and the last one before it: is there a report since some time from any node but this one?
+    stepped: bool = False  # a step was finished since this process receives reports
+    # The node of the newest report, its time, and the time of the newest report of any other node.
     node: str = ""
-    heard_at: float = 0.0
-    other_heard_at: float = 0.0
+    reported_at: float = 0.0
+    other_reported_at: float = 0.0
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
 
-    def heard(self, node: str, now: float) -> None:
+    def note_report(self, node: str, now: float) -> None:
         if node != self.node:
-            self.node, self.other_heard_at = node, self.heard_at
-        self.heard_at = now
+            self.node, self.other_reported_at = node, self.reported_at
+        self.reported_at = now
 
-    def heard_besides(self, node: str) -> float:
-        """When any other node reported last, whether steps or none. 0 = never."""
-        return self.other_heard_at if node == self.node else self.heard_at
+    def reported_besides(self, node: str) -> float:
+        """When any node other than `node` last sent a report, with or without new steps. 0 = never."""
+        return self.other_reported_at if node == self.node else self.reported_at
 
 
 @dataclass(slots=True)
@@ -98,17 +99,17 @@ class _Doubt:
     since: float  # last heartbeat
     began: float
     why: str
-    broken: bool = False  # otherwise the stream is open and silent
-    suspended_until: float = 0.0  # part of a mass event
-    excused: bool = False  # reported as a node without contact that still trains
+    broken: bool = False  # the stream broke; otherwise the stream is open and silent
+    suspended_until: float = 0.0  # 0 = the doubt is not part of a mass event
+    excused: bool = False  # a warning about a node without contact that still trains was reported
 
 
 @dataclass(slots=True)
 class _FailedNodes:
-    """Nodes whose ranks failed in collectives of a generation. `explained`: some rank is known to have failed first."""
+    """Nodes whose ranks failed in collectives of a generation. `explained`: a rank is known that failed first."""
 
     at: float
-    nodes: dict[str, None] = field(default_factory=dict)  # in the order in which their errors came
+    nodes: dict[str, None] = field(default_factory=dict)  # in the order in which their errors arrived
     explained: bool = False
 
 
@@ -125,7 +126,7 @@ class LivenessState:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """NODE_LOST, and one HOST_PRESSURE if diagnostics has lost its own network."""
+    """Reports NODE_LOST, and one HOST_PRESSURE if diagnostics has lost its own network."""
 
     reconnect_grace_s: float = RECONNECT_GRACE_S
     corroborated_s: float = 0.05
@@ -134,12 +135,14 @@ class Liveness:
     mass_window_s: float = 1.0
     mass_fraction: float = 0.3
     mass_nodes_min: int = 3
-    mass_grace_s: float = 15.0  # by then every running agent has tried many times
-    unwitnessed_grace_s: float = UNWITNESSED_GRACE_S  # while the steps of other nodes tell nothing of this one
-    next_step: float = 1.25  # steps continue if the next one comes within this many times the slowest recent one,
-    report_s: float = 1.5  # and the time that an agent may need to report it
-    next_step_s_max: float = 60.0  # the longest wait for a step
-    excuse_s: float = 10.0  # a node without contact is a warning after this time if steps continue
+    mass_grace_s: float = 15.0  # enough for many attempts of a running agent
+    unwitnessed_grace_s: float = UNWITNESSED_GRACE_S  # if the steps of other nodes are no evidence about the node
+    # Steps continue if the next step ends within `next_step` times the slowest recent step, at most `next_step_s_max`, and is
+    # reported within `report_s` after that.
+    next_step: float = 1.25
+    report_s: float = 1.5
+    next_step_s_max: float = 60.0
+    excuse_s: float = 10.0  # if steps continue, a node without contact is reported as a warning after this time
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -199,7 +202,7 @@ class Liveness:
             findings = _withdraw(old, now)
         else:
             if old is not None and (running := _running(old, item.node, roster)):
-                why = "its agent has been restarted, so its workers are gone"
+                why = "its agent has been restarted, so its workers have ended"
                 findings = _lost(item.node, old, running, old.last_beat, why, confidence=1.0, now=now)
             state.nodes[item.node] = _Node(item.incarnation, now, absent=set(roster.on(item.node)))
         state.doubts.pop(item.node, None)
@@ -236,18 +239,18 @@ class Liveness:
                 witnesses, count = self._witnesses(state, running, name, now)
                 why = f"{why}, and ranks on {_some(witnesses, count)} fail in their collectives"
             elif doubt.suspended_until > now or (doubt.suspended_until and not state.connected):
-                continue  # suspended in this pass; or no node is connected, so that silence proves nothing
+                continue  # suspended in this pass, or no node is connected, so that silence proves nothing
             elif not doubt.suspended_until and (together := self._mass(state, doubt)):
                 findings.append(self._suspend(state, together, now))
                 continue
-            elif self._goes_on(state, running, now):
+            elif self._steps_continue(state, running, now):
                 findings += self._excuse(state, name, doubt, running, now)
                 continue
             elif now - doubt.began < self.unwitnessed_grace_s and not self._is_witnessed(state, name, running, doubt):
                 continue
             else:
                 if doubt.broken:
-                    why += f" and it did not come back within {now - doubt.began:.2f} s"
+                    why += f" and its agent did not reconnect within {now - doubt.began:.2f} s"
                 confidence = 0.6 if doubt.suspended_until else 0.9
             lost = _lost(name, node, running, doubt.since, why, confidence=confidence, now=now, witnesses=witnesses)
             findings += lost
@@ -255,30 +258,30 @@ class Liveness:
             _leave(state, name, roster)
         return tuple(findings)
 
-    def _goes_on(self, state: LivenessState, running: Mapping[str, Placement], now: float) -> bool:
-        """Whether the other ranks of a generation in `running` still finish steps, which takes all of its ranks."""
+    def _steps_continue(self, state: LivenessState, running: Mapping[str, Placement], now: float) -> bool:
+        """Whether other ranks of a generation in `running` still finish steps, which needs all ranks of the generation."""
         for job, placement in running.items():
             pace = state.paces.get((job, placement.generation))
             if pace is None or not pace.intervals_s:
-                continue  # its step time is not known
+                continue  # the step time is not known
             if now - max(pace.at, state.gap_until) < self._next_s(pace):
                 return True
         return False
 
     def _is_witnessed(self, state: LivenessState, name: str, running: Mapping[str, Placement], doubt: _Doubt) -> bool:
-        """Whether the node's loss would show in the steps of others: in one of its generations another node is heard, the
-        step time is known, and steps had not stopped before. An idle node needs no witness."""
+        """Whether a loss of the node would stop the steps of other nodes: in one of its generations another node sends reports,
+        the step time is known, and steps had not stopped before. An idle node needs no witness."""
         for job, placement in running.items():
             pace = state.paces.get((job, placement.generation))
-            if pace is None or not pace.intervals_s or pace.heard_besides(name) <= doubt.began:
+            if pace is None or not pace.intervals_s or pace.reported_besides(name) <= doubt.began:
                 continue
             if doubt.began - pace.at <= self._next_s(pace):
                 return True
         return not running
 
     def _next_s(self, pace: _Pace) -> float:
-        """How long the next step may take, until it is reported."""
-        usual_s = nlargest(2, pace.intervals_s)[-1]  # the slowest may include a compilation or a save
+        """How long the next step may take until it is reported, in seconds."""
+        usual_s = nlargest(2, pace.intervals_s)[-1]  # not the slowest, which may include a compilation or a save
         return min(self.next_step * usual_s, self.next_step_s_max) + self.report_s
 
     def _excuse(
@@ -296,8 +299,8 @@ class Liveness:
                 severity=Severity.WARNING,
                 at=now,
                 since=min(doubt.since, now),
-                summary=f"Node {name} is not heard ({doubt.why}), but the other ranks of {jobs} go on finishing steps, so its "
-                "ranks train: look at its agent and at its network to the control plane.",
+                summary=f"Node {name} is disconnected ({doubt.why}), but the other ranks of {jobs} still finish steps, so its "
+                "ranks train: check its agent and its network to the control plane.",
                 node=name,
                 confidence=0.9,
                 evidence={"incarnation": state.nodes[name].incarnation, "last_beat": f"{doubt.since:.3f}"},
@@ -306,7 +309,8 @@ class Liveness:
         )
 
     def _find_silent(self, state: LivenessState, now: float) -> None:
-        """Move nodes whose heartbeats stopped from connected to doubt. The oldest heartbeat is first, so few are looked at."""
+        """Move nodes whose heartbeats stopped from connected to doubt. Nodes are ordered by their last heartbeat, so that only
+        a few are checked."""
         while state.connected:
             name = next(iter(state.connected))
             last_beat = max(state.nodes[name].last_beat, state.gap_until)
@@ -330,9 +334,9 @@ class Liveness:
     def _witnesses(
         self, state: LivenessState, running: Mapping[str, Placement], name: str, now: float
     ) -> tuple[list[str], int]:
-        """Some of the other nodes of its generations whose ranks fail in collectives, and how many there are.
+        """Return some of the other nodes of its generations whose ranks fail in collectives, and their number.
 
-        All of 12,500 names would be sorted once for each of the nodes that a rack takes with it.
+        Only some, because 12,500 names would otherwise be sorted for each lost node of a rack.
         """
         witnessing = [*self._witnessing(state, running, name, now)]
         names = {each for nodes in witnessing for each in islice((each for each in nodes if each != name), _NAMED_MAX)}
@@ -343,7 +347,7 @@ class Liveness:
     def _witnessing(
         self, state: LivenessState, running: Mapping[str, Placement], name: str, now: float
     ) -> Iterator[Mapping[str, None]]:
-        """For each generation in `running` the nodes whose ranks fail in collectives, if no rank is known to have failed
+        """Yield for each generation in `running` the nodes whose ranks fail in collectives, unless a rank is known that failed
         first."""
         for job, placement in running.items():
             witness = state.witnesses.get((job, placement.generation))
@@ -353,10 +357,10 @@ class Liveness:
                 yield witness.nodes
 
     def _mass(self, state: LivenessState, doubt: _Doubt) -> list[str]:
-        """The nodes that became doubtful together with this one, if they are too many to have failed independently."""
+        """The nodes that became doubtful together with this node; empty if few enough to have failed independently."""
         bar = self.mass_fraction * (len(state.connected) + len(state.doubts))
         if len(state.doubts) < self.mass_nodes_min or len(state.doubts) <= bar:
-            return []  # too few in any case; in a storm this is called for each of thousands of nodes
+            return []  # too few in any case; an early return, because this may be called for each of thousands of nodes
         together = [
             name for name, other in sorted(state.doubts.items()) if abs(other.began - doubt.began) <= self.mass_window_s
         ]
@@ -374,7 +378,7 @@ class Liveness:
             severity=Severity.WARNING,
             at=now,
             since=since,
-            summary=f"Diagnostics lost sight of {len(names)} of {seen} nodes at once: more likely its own network than theirs.",
+            summary=f"Diagnostics lost contact with {len(names)} of {seen} nodes at once: probably its own network failed.",
             confidence=0.7,
             evidence={"nodes": ", ".join(names[:32]), "count": str(len(names)), "seen": str(seen)},
             ladder=(Remedy.WATCH,),
@@ -389,7 +393,7 @@ def _beat(state: LivenessState, name: str, now: float) -> tuple[Finding, ...]:
             return ()
         state.nodes[name] = node
     node.last_beat = now
-    if name not in state.connected:  # it was silent on an open stream
+    if name not in state.connected:  # the node was silent on an open stream
         state.doubts.pop(name, None)
         state.connected[name] = None
     state.connected.move_to_end(name)
@@ -406,7 +410,7 @@ def _withdraw(node: _Node, now: float) -> tuple[Finding, ...]:
             severity=Severity.INFO,
             at=now,
             since=now,
-            summary=f"Node {lost.node} is heard again, from the same agent: it was not lost.",
+            summary=f"Node {lost.node} has reconnected with the same agent: it was not lost.",
             node=lost.node,
             job=lost.job,
             generation=lost.generation,
@@ -425,21 +429,21 @@ def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
     if pace is None:
         pace = state.paces[key] = _Pace(step, now)
     elif step > pace.step:
-        if pace.stepped:  # the first one began before it was heard of
+        if pace.stepped:  # the start of the first reported step is not known
             pace.intervals_s.append((now - pace.at) / (step - pace.step))
         pace.step, pace.at, pace.stepped = step, now, True
-    pace.heard(item.node, now)
+    pace.note_report(item.node, now)
 
 
 def _present(state: LivenessState, item: RankProgress | GenerationStarted) -> None:
-    """Record that the node reports running ranks of this job."""
+    """Record that the node reports ranks of this job."""
     node = state.nodes.get(item.node) or state.gone.get(item.node)
     if node is not None and node.absent:
         node.absent.discard(item.job)
 
 
 def _running(node: _Node, name: str, roster: Roster) -> Mapping[str, Placement]:
-    """Return the node's ranks: those of the roster, without the jobs that its agent has not reported since it started."""
+    """Return the node's ranks from the roster, without jobs that its agent has not reported since it started."""
     placed = roster.on(name)
     if not node.absent:
         return placed
@@ -459,7 +463,7 @@ def _note_collective_error(state: LivenessState, exit_: WorkerExited, now: float
 
 
 def _leave(state: LivenessState, name: str, roster: Roster) -> None:
-    """Drop the ranks of a node that has said goodbye or is reported lost."""
+    """Drop the ranks of a node whose agent has sent a goodbye, or that is reported lost."""
     state.connected.pop(name, None)
     state.doubts.pop(name, None)
     node = state.gone[name] = state.nodes.pop(name)
@@ -477,7 +481,7 @@ def _lost(
     now: float,
     witnesses: Sequence[str] = (),
 ) -> tuple[Finding, ...]:
-    """One finding per job that the node ran. For an idle node one warning without a job."""
+    """One finding per job that the node ran; for an idle node, one warning without a job."""
     evidence = {"incarnation": node.incarnation, "last_beat": f"{since:.3f}", "silent_s": f"{now - since:.3f}"}
     evidence[DATED] = f"{ESTIMATE}its last sign of life"
     if witnesses:

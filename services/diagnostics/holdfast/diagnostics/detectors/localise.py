@@ -1,19 +1,19 @@
-"""Names the rank that the others wait for. A pure function over what `/proc` and the trainer report of each rank.
+"""Names the rank that the others wait for. A pure function over each rank's data from `/proc` and from the trainer library.
 
-In synchronous training every rank stops when one does, so an idle rank is not evidence, but the way in which it waits is. The
-rules are tried from the hardest evidence to the softest. Rules about progress narrow the suspects, the others name one:
+In synchronous training every rank stops when one rank stops. An idle rank is therefore not evidence, but the way in which it
+waits is. The rules are tried in order, those with the strongest evidence first. Rules about progress only exclude ranks; the
+other rules name a rank:
 
 1. a process that is dead or stopped (SIGSTOP, a debugger); 2. the result of the flight recorders (`waiting`): the rank that
 the others wait for, or that no rank is to be named; 3. the only rank whose interpreter's lock is held by one of its threads,
 or the only one that sleeps in another kernel function; 4. the only rank that is behind the others in steps; 5. the rank that
 is in another phase than the others (a checkpoint, an evaluation that does not end); 6. uninterruptible sleep without CPU
-time: storage, a mount or the kernel; 7. the only one that uses CPU while the others sleep (a loop, a held interpreter lock),
-or sleeps while the others spin.
+time: storage, a mount or the kernel; 7. the only rank that uses CPU time while the others sleep (a loop, a held interpreter
+lock), or that sleeps while the others spin.
 
-The reason also states the activity of the named process: it holds its interpreter's lock, computes, or waits for
-storage.
+The reason also states the activity of the named process: it holds its interpreter's lock, computes, or waits for storage.
 
-If no rank stands out, none is named: the cause is the network, storage, or a deadlock in the script.
+If no rank stands out, no rank is named: the cause is the network, storage, or a deadlock in the script.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IDLE = 0.1
 _WINDOW_MIN_S = 0.2  # CPU accounting has a resolution of 10 ms: a shorter window is too coarse
 _STOPPED = frozenset("Tt")
 GONE = frozenset({"", "Z", "X"})
-WAITS_FOR_A_THREAD = "futex"  # /proc/PID/wchan of a thread that waits for another one
+WAITS_FOR_A_THREAD = "futex"  # /proc/PID/wchan of a thread that waits for another thread
 _CONFIDENCE = {
     Standing.MISMATCH: 0.95,
     Standing.ABSENT: 0.95,
@@ -51,11 +51,11 @@ class RankView:
     node: str
     step: int
     phase: Phase
-    state: str  # /proc letter, "" = gone
-    state_before: str  # the same at the start of the window
+    state: str  # /proc letter, "" = the process has ended
+    state_before: str  # `state` at the start of the window
     cpu: float
     window_s: float
-    collectives: int = -1  # entered, all groups together; -1 = not known. Not comparable between ranks
+    collectives: int = -1  # number entered, in all groups; -1 = not known. Not comparable between ranks
     interpreter: str = ""  # as in `StallSnapshot`
     kernel: str = ""
     stack: str = ""
@@ -69,13 +69,13 @@ class Diagnosis:
     reason: str
     confidence: float
     suspects: tuple[int, ...] = ()
-    stopped: bool = False  # by SIGSTOP or a debugger: somebody did it
+    stopped: bool = False  # by SIGSTOP or a debugger: caused by a person or another program
 
 
 def localise(ranks: Sequence[RankView], waiting: Waiting | None = None) -> Diagnosis:
     """Name the rank that the others wait for, with the reason in English. `ranks` must not be empty.
 
-    `waiting`: the result of the wait-for graph; None if nothing is known of the collectives.
+    `waiting`: the result of the wait-for graph; None if the collectives are not known.
     """
     diagnosis = _dead_or_stopped(ranks) or _waited_for(ranks, waiting) or _by_process(ranks)
     culprit = next((view for view in ranks if view.rank == diagnosis.rank), None)
@@ -90,7 +90,7 @@ def _waited_for(ranks: Sequence[RankView], waiting: Waiting | None) -> Diagnosis
         named = waiting.ranks if len(waiting.ranks) > 1 else ()
         return Diagnosis(waiting.ranks[0], waiting.reason, _CONFIDENCE[waiting.standing], named)
     if waiting.standing in (Standing.IN_FLIGHT, Standing.UNDELIVERED) and (stuck := _kernel(ranks)) is not None:
-        return stuck  # a thread that is blocked in the kernel can keep its rank inside an operation
+        return stuck  # a thread that is blocked in the kernel may be the reason why an operation does not finish
     return Diagnosis(None, waiting.reason, _CONFIDENCE[waiting.standing], waiting.among)
 
 
@@ -118,7 +118,7 @@ def _by_process(ranks: Sequence[RankView]) -> Diagnosis:
 
 
 def _dead_or_stopped(ranks: Sequence[RankView]) -> Diagnosis | None:
-    for letters, what in ((GONE, "its process is gone"), (_STOPPED, f"its {STOPPED}")):
+    for letters, what in ((GONE, "its process is dead"), (_STOPPED, f"its {STOPPED}")):
         found = [view for view in ranks if view.state in letters]
         stopped = letters is _STOPPED
         if len(found) == 1:
@@ -136,11 +136,11 @@ def _odd_interpreter(ranks: Sequence[RankView]) -> Diagnosis | None:
     held = [view for view in ranks if view.interpreter == "held"]
     if len(held) != 1 or any(view.interpreter != "free" for view in ranks if view is not held[0]):
         return None
-    return Diagnosis(held[0].rank, "its interpreter alone does not answer", 0.9)
+    return Diagnosis(held[0].rank, "it is the only rank whose interpreter does not answer", 0.9)
 
 
 def _odd_sleep(ranks: Sequence[RankView]) -> Diagnosis | None:
-    """All others wait for one of their threads, as inside a collective or a receive of gloo's."""
+    """The only rank that does not wait for one of its own threads, as ranks do inside a collective or a receive of gloo."""
     elsewhere = [view for view in ranks if not view.kernel.startswith(WAITS_FOR_A_THREAD)]
     if len(elsewhere) != 1 or not elsewhere[0].kernel or elsewhere[0].state != "S":
         return None
@@ -155,7 +155,7 @@ def _behind(ranks: Sequence[RankView]) -> Sequence[RankView]:
 
 
 def _doing(view: RankView) -> str:
-    """What the process of the rank does, unless it only waits."""
+    """The activity of the rank's process; empty if it only waits."""
     if view.state in _STOPPED or view.state in GONE:
         return ""
     if view.state == view.state_before == "D":
@@ -187,10 +187,10 @@ def _kernel(ranks: Sequence[RankView]) -> Diagnosis | None:
 
 def _odd_cpu(ranks: Sequence[RankView]) -> Diagnosis | None:
     if len(ranks) < 3 or min(view.window_s for view in ranks) < _WINDOW_MIN_S:
-        return None  # of two, either may be the odd one
+        return None  # if two ranks differ, either may be the cause
     busy = [view for view in ranks if view.cpu >= _BUSY]
     idle = [view for view in ranks if view.cpu <= IDLE]
-    if not busy:  # on an overloaded machine no rank gets half a CPU: count those that want to run
+    if not busy:  # on an overloaded machine no rank gets half a CPU: count the ranks that are ready to run
         busy = [view for view in ranks if view.state == view.state_before == "R"]
         idle = [view for view in ranks if view.state == "S" and view.cpu <= IDLE and view not in busy]
     if len(busy) == 1 and len(idle) == len(ranks) - 1 and busy[0].cpu >= 2 * max(view.cpu for view in idle):

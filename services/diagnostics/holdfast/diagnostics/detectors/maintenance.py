@@ -1,6 +1,6 @@
-"""Maintenance notices: the owner of a machine announces that it will be taken away.
+"""Reports maintenance notices: the owner of a machine announces that the machine will be taken away.
 
-A warning with the time. Whether to save, to swap the node or to wait is the decision of the policy.
+The finding is a warning with the time. The policy decides whether to save, to replace the node or to wait.
 """
 
 from __future__ import annotations

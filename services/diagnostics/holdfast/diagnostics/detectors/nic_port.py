@@ -1,8 +1,8 @@
-"""InfiniBand and RoCE ports: a port that is down, flaps or disappeared, or counts errors that healthy ports never count.
+"""Detects InfiniBand and RoCE ports that are down, flap or are missing, or count errors that healthy ports never have.
 
-Only ports that were seen active are judged: an unused port is always down. All findings are warnings, repeated while the state
-lasts. A run that needs the port fails by itself and is reported as such; then the warning is the explanation. Rates of errors
-that healthy ports also have are not judged here.
+Only ports that were active before are judged, because an unused port is always down. All findings are warnings, repeated while
+the state lasts. A job that needs the port fails by itself, and the failure is reported; the warning then explains it. Rates of
+errors that healthy ports also have are judged by `degradation`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.domain.signals import NicSample
 _NODES_MAX = 50_000
 _PORTS_MAX = 64  # of a node
 _ACTIVE = "ACTIVE"
-# NVSentinel's fatal counters: any growth.
+# NVSentinel's fatal counters: any growth is reported.
 _FATAL = ("link_downed", "buffer_overruns", "integrity_errors", "rnr_retries")
 
 
@@ -29,15 +29,15 @@ _FATAL = ("link_downed", "buffer_overruns", "integrity_errors", "rnr_retries")
 class _Port:
     active: bool = False  # in the last sample
     down_since: float | None = None
-    missed: int = 0  # samples without it
-    downs: list[float] = field(default_factory=list)  # ends of long downs
+    missed: int = 0  # samples in a row without this port
+    downs: list[float] = field(default_factory=list)  # ends of the times for which it was down for `flap_s` or longer
     counters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Node:
     ports: Bounded[str, _Port] = field(default_factory=lambda: Bounded(_PORTS_MAX))
-    calm: NicSample | None = None  # the last sample, when every port that was ever seen was active in it
+    calm: NicSample | None = None  # the last sample, if every known port was active in it
 
 
 @dataclass(slots=True)
@@ -49,11 +49,11 @@ class NicState:
 @dataclass(frozen=True, slots=True)
 class NicPort:
     down_s: float = 240.0  # gpud: a port that is down for more than 4 min is a drop
-    flap_s: float = 25.0  # gpud: three downs of 25 s or more are a flap
+    flap_s: float = 25.0  # gpud: a port that was down three times for 25 s or more flaps
     flaps: int = 3
     flap_window_s: float = 86_400.0
     missing: int = 3  # NVSentinel: a device missing over three polls
-    quiet_s: float = 3600.0  # a counter that grows again within it still counts the same errors
+    quiet_s: float = 3600.0  # if a counter grows again within this time, the finding is the same
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -81,7 +81,7 @@ class NicPort:
                 findings += state.lasting.seen(
                     (item.node, name, "missing"),
                     now,
-                    partial(_finding, item, name, "missing", "has left the machine", {}, now),
+                    partial(_finding, item, name, "missing", "is missing on the machine", {}, now),
                 )
         all_active = len(ports) == len(seen) and all(word == _ACTIVE for word in item.state)
         node.calm = item if all_active else None
@@ -106,7 +106,7 @@ class NicPort:
         for counter in _FATAL:
             value: int = getattr(item, counter)[row]
             before, port.counters[counter] = port.counters.get(counter, value), value
-            if 0 <= before < value:  # smaller: the driver was loaded again
+            if 0 <= before < value:  # a smaller value: the driver was loaded again
                 numbers = {"counter": counter, "before": str(before), "now": str(value)}
                 words = f"counts {value - before} more {counter.replace('_', ' ')}"
                 finding = partial(_finding, item, name, counter, words, numbers, now)
@@ -123,11 +123,11 @@ class NicPort:
         if len(port.downs) == self.flaps:
             port.downs.clear()
             numbers = {"downs": str(self.flaps), "longer_than_s": f"{self.flap_s:.0f}"}
-            yield _finding(item, name, "flap", f"went down and came back {self.flaps} times", numbers, now)
+            yield _finding(item, name, "flap", f"went down and came up {self.flaps} times", numbers, now)
 
 
 def _is_same(before: NicSample, item: NicSample) -> bool:
-    """The usual case, detected by comparing a few tuples."""
+    """Whether the sample shows no change: the usual case, detected by comparing a few tuples."""
     if (before.device, before.port, before.state) != (item.device, item.port, item.state):
         return False
     return all(getattr(before, counter) == getattr(item, counter) for counter in _FATAL)

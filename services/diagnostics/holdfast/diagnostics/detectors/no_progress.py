@@ -1,12 +1,12 @@
-"""No progress of a script that reports no steps: its ranks run, and none of them has begun another optimizer step for long.
+"""Detects missing progress of a script that reports no steps: its ranks run, but begin no optimizer step for a long time.
 
 Agents count the optimizer steps of such a script (`holdfast.train.observed_steps`) and report the counts at every tick. A hang
-looks like this, and so does an evaluation, an export or a download, which nobody announces. So the finding is a warning that
-names what is known: the job runs on, and its policy decides.
+looks like this, but so does an evaluation, an export or a download, which the script does not announce. The finding is
+therefore a warning with the known facts; the job continues, and its policy decides.
 
-The allowance is the longer of `least_s` and `factor` times the longest pause that ended by itself in this run. Nothing is
-concluded while a node of the generation is silent, about a generation without any observed step, and about a job that reports
-its own steps, for which the `hang` detector is there.
+The allowance is `least_s`, or `factor` times the longest pause of this run that ended by itself if that is longer. Nothing is
+reported while a node of the generation is silent, about a generation without an observed step, or about a job that reports its
+own steps, which the `hang` detector judges.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NODES_MAX = 50_000  # of one job
 
 @dataclass(slots=True)
 class _Node:
-    heard_at: float  # diagnostics' clock, like all times here
-    observed: int  # of the rank that is furthest
+    reported_at: float  # diagnostics' clock, like all times here
+    observed: int  # of the rank with the most observed steps
     states: tuple[str, ...]  # of its processes
 
 
@@ -37,7 +37,7 @@ class _Node:
 class _Job:
     generation: int
     grew_at: float
-    longest_s: float = 0.0  # of the pauses that ended, also in earlier generations
+    longest_s: float = 0.0  # longest pause that has ended, also in earlier generations
     nodes: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_NODES_MAX))
 
 
@@ -52,8 +52,8 @@ class ProgressState:
 class NoProgress:
     least_s: float = 300.0
     factor: float = 3.0
-    silent_s: float = 5.0  # a node that was not heard for longer may have stepped
-    look_s: float = 1.0  # from one look at all jobs to the next
+    silent_s: float = 5.0  # a node that has not reported for longer may have begun a step
+    look_s: float = 1.0  # interval between checks of all jobs
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -83,7 +83,7 @@ class NoProgress:
     def _progress(self, state: ProgressState, item: RankProgress, now: float) -> Findings:
         job = state.jobs.get(item.job)
         if not item.observed or max(item.observed) == 0:
-            # Not begun, or the script has reported a step of its own.
+            # No step was observed yet, or the script has reported a step itself.
             own = job is not None and item.generation == job.generation and item.node in job.nodes
             return _forget(state, item.job, now) if own else ()
         if job is None or item.generation > job.generation:
@@ -112,7 +112,7 @@ class NoProgress:
             pause_s, allowance_s = now - job.grew_at, max(self.least_s, self.factor * job.longest_s)
             if pause_s <= allowance_s or generation.nodes - job.nodes.keys():
                 continue
-            if any(now - node.heard_at > self.silent_s for node in job.nodes.values()):
+            if any(now - node.reported_at > self.silent_s for node in job.nodes.values()):
                 continue
             found += tuple(state.stopped.seen(name, now, partial(_stopped, name, job, allowance_s, now)))
         return found
@@ -133,8 +133,8 @@ def _stopped(name: str, job: _Job, allowance_s: float, now: float) -> Finding:
         severity=Severity.WARNING,
         at=now,
         since=job.grew_at,
-        summary=f"No rank of {name} has begun an optimizer step for {pause_s:.0f} s, after {furthest} of them; its longest "
-        f"pause before took {job.longest_s:.0f} s. Its script reports no steps, so this is a hang or a long pause.",
+        summary=f"No rank of {name} has begun an optimizer step for {pause_s:.0f} s, after {furthest} steps; the longest "
+        f"earlier pause took {job.longest_s:.0f} s. The script reports no steps, so this is a hang or a long pause.",
         job=name,
         generation=job.generation,
         confidence=0.5,

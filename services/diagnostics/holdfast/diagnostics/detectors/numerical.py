@@ -1,14 +1,14 @@
-"""Numerical health: a loss or a gradient norm that is not a number, or far above its past values.
+"""Detects a loss or a gradient norm that is not a number, or far above its past values.
 
-The values are those that ranks report with each step. A spike is a warning: training passes through many of them. A loss that
-is not finite is a warning at first, and an error after `persist_steps` such steps: no optimizer recovers from weights that
-are NaN. The error names the last step with a finite loss, up to which the state may be trusted. A gradient norm that is not
-finite stays a warning, because a loss scaler produces such steps on purpose and skips them.
+The values are those that ranks report with each step. A spike is a warning, because many spikes occur in normal training. A
+loss that is not finite is a warning at first, and an error after `persist_steps` such steps, because no optimizer recovers from
+weights that are NaN. The error names the last step with a finite loss, up to which the state may be correct. A gradient norm
+that is not finite remains a warning, because a loss scaler produces such steps on purpose and skips them.
 
-After a rollback steps are repeated, with their former losses, which may be far above those of the abandoned steps. The
-history of a repeated step, and of all steps after it, is therefore dropped.
+After a rollback, steps are repeated with their former losses, which may be far above those of the abandoned steps. The history
+of a repeated step, and of all steps after it, is therefore dropped.
 
-The rank that reported a bad value first is evidence, not the cause: after the reduction every rank has the value.
+The ranks that reported a bad value first are evidence, not the cause: after the reduction every rank has the value.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from holdfast.domain.findings import DATED, Finding, FindingKind, Remedy, Severi
 from holdfast.domain.signals import StepColumns
 
 _JOBS_MAX = 4096
-_OPEN_MAX = 64  # steps of one generation that not every rank has finished
-_RANKS_MAX = 8  # named in the evidence
+_OPEN_MAX = 64  # steps of one generation that some rank has not finished
+_RANKS_MAX = 8  # ranks named in the evidence
 
 _MAD_TO_SIGMA = 1.4826
 _VALUE_MAX = 1e100  # larger values would overflow
@@ -52,10 +52,10 @@ class _Job:
     grads: deque[tuple[int, float]]
     open: Bounded[int, _Open] = field(default_factory=lambda: Bounded(_OPEN_MAX))
     finite_step: int = 0  # newest step with a finite loss
-    bad_steps: int = 0  # in a row
-    bad_since: int = 0
-    bad_since_at: float = 0.0  # end of that step, Unix seconds
-    first_bad: tuple[int, ...] = ()  # ranks that reported it in its first step
+    bad_steps: int = 0  # steps in a row without a finite loss
+    bad_since: int = 0  # first of these steps
+    bad_since_at: float = 0.0  # end of the step `bad_since`, Unix seconds
+    first_bad: tuple[int, ...] = ()  # ranks that reported the loss of the step `bad_since`
     reported: Recurring[_Condition] = field(default_factory=Recurring)
 
 
@@ -76,7 +76,7 @@ class _Condition:
 
 @dataclass(frozen=True, slots=True)
 class Numerical:
-    """NUMERICAL."""
+    """Reports NUMERICAL."""
 
     limits: NumericalThresholds = field(default_factory=NumericalThresholds)
 
@@ -103,7 +103,7 @@ class Numerical:
         return state, ()
 
     def _job(self, state: NumericalState, generation: Generation | None) -> _Job | None:
-        """The job's memory; None without a current generation. A new generation keeps the history of healthy steps."""
+        """The state of the job; None without a current generation. A new generation keeps the history of healthy steps."""
         if generation is None:
             return None
         job = state.jobs.get(generation.job)
@@ -160,12 +160,12 @@ def _collect(job: _Job | None, item: StepColumns) -> None:
     if job is None:
         return
     for rank, step, loss, grad in zip(item.rank, item.step, item.loss, item.grad_norm, strict=True):
-        if grad != grad and not math.isinf(loss):  # the usual case: no norm reported, and a finite loss or none
+        if grad != grad and not math.isinf(loss):  # the usual case: no gradient norm, and a finite loss or none
             continue
         reported = job.open.get(step)
         if reported is None:
             reported = job.open[step] = _Open()
-        if math.isinf(loss):  # a NaN that was reported travels as +inf
+        if math.isinf(loss):  # a reported NaN is sent as +inf
             reported.bad_loss.append(rank)
         if math.isinf(grad):
             reported.bad_grad.append(rank)
@@ -176,13 +176,13 @@ def _collect(job: _Job | None, item: StepColumns) -> None:
 def _spike(
     history: deque[tuple[int, float]], value: float, factor: float, limits: NumericalThresholds
 ) -> tuple[str, dict[str, str]] | None:
-    """Words and numbers if `value` is far above its history, else None. Values of any sign: a loss may be negative."""
+    """Return text and evidence if `value` is far above its history, else None. Values may be negative, as a loss may be."""
     if len(history) < limits.history_min:
         return None
     values = (each for _, each in history)
     past = np.clip(np.fromiter(values, np.float64, len(history)), -_VALUE_MAX, _VALUE_MAX)
     usual = float(np.median(past[-limits.history_min :]))
-    # Differences from step to step, so that the slope of a steeply falling loss does not count as noise.
+    # The noise is estimated from differences between steps, so that the slope of a steeply falling loss is not part of it.
     sigma = _MAD_TO_SIGMA * float(np.median(np.abs(np.diff(past)))) / math.sqrt(2.0)
     if value - usual <= max(limits.z * sigma, (factor - 1.0) * abs(usual)):
         return None
@@ -214,7 +214,7 @@ def _not_finite(job: _Job, record: StepRecord, persist_steps: int) -> _Condition
 
 def _finding(record: StepRecord, condition: _Condition, job: _Job, times: int, now: float) -> Finding:
     lasting = condition.severity is Severity.ERROR
-    flapping = f" It is the {times}th time." if times > 1 else ""
+    flapping = f" Occurrences so far: {times}." if times > 1 else ""
     return Finding(
         id=f"numerical:{record.job}:{record.generation}:{condition.key}:{job.bad_since if lasting else record.step}",
         kind=FindingKind.NUMERICAL,

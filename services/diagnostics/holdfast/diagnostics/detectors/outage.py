@@ -1,17 +1,16 @@
-"""Recognises exceptions of a file system or of a service that failed: no script causes them, and other code does not cure them.
-Pure.
+"""Recognises exceptions because of a failed file system or service, which no script causes and no other code avoids. Pure.
 
-A file system is recognised by its error number, in the notation of each library, and by the C library's messages.
+A failed file system is recognised by its error number, in the notation of each library, and by the C library's messages.
 
-A service is recognised only in exceptions of its client: by the module of the exception's type, or by the package in which it
-was raised (a tracker raises a `ValueError`, an object store's file system an `OSError`). The first rule that applies decides:
+A failed service is recognised only in exceptions of its client: by the module of the exception's type, or by the package that
+raised it (a tracker raises a `ValueError`, an object store's file system an `OSError`). The first rule that applies decides:
 
 1. a message about too many requests or expired credentials: an outage, whatever the status;
-2. an HTTP status, or a code of the store or RPC: an outage if the server failed (5xx, 408, 425, 429 …), else a refusal;
+2. an HTTP status, or a code of the store or RPC: an outage if the server failed (5xx, 408, 425, 429 …), otherwise a refusal;
 3. a message of a refusal (no permission, no such key);
 4. the name of the type, or a message about connections and time-outs: an outage.
 
-Any other exception is an outage only if its message is unmistakable. A refusal is a problem of the script or its environment.
+Any other exception is an outage only if its message is unambiguous. A refusal is a problem of the script or its environment.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ import re
 
 from holdfast.domain.signals import WorkerError
 
-# Linux error numbers. Messages only if they are unambiguous.
+# Linux error numbers, with their messages if these are unambiguous.
 _STORAGE_ERRNOS: dict[int, str] = {
     5: "input/output error",  # EIO
-    6: "",  # ENXIO: the device is gone
+    6: "",  # ENXIO: the device no longer exists
     19: "",  # ENODEV
     28: "no space left",  # ENOSPC
     30: "read-only file system",  # EROFS
@@ -44,14 +43,14 @@ _STORAGE_ERRNOS: dict[int, str] = {
     126: "required key not available",  # ENOKEY: Kerberos, encrypted directories
     127: "key has expired",  # EKEYEXPIRED
 }
-# As Python, HDF5 and C++ libraries, and Rust (twice) write an error number.
+# The notations of error numbers in Python, in HDF5 and C++ libraries, and in Rust (two).
 _ERRNO = re.compile(r"errno[ =:]*(\d+)|\(os error (\d+)\)|Os \{ code: (\d+)", re.IGNORECASE)
 _STORAGE = re.compile(
     "|".join(re.escape(words) for words in _STORAGE_ERRNOS.values() if words)
     + r"|stale nfs file handle|PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error|file write failed",
     re.IGNORECASE,
 )
-# A network file system that gives up raises a socket's error number together with the file's name.
+# A network file system that has failed raises the error number of a socket together with the name of the file.
 _NETWORK_ERRNO_OF_A_FILE = re.compile(r"\[Errno (?:100|101|103|110|113)\] [^:]*: '/")
 
 
@@ -73,7 +72,7 @@ _CLIENTS = _names(
     # RPC and data bases
     "grpc redis pymongo psycopg2 psycopg pymysql sqlalchemy kafka paramiko msal",
 )
-# Modules that only re-raise: the frame that counts is the next outer one.
+# Modules that only re-raise exceptions: the next outer frame decides.
 _PASSING = _names("asyncio concurrent contextlib functools threading tenacity backoff retrying retry")
 
 _TRANSIENT_NAME = re.compile(
@@ -170,7 +169,7 @@ def is_service(error: WorkerError) -> bool:
 
 
 def of_a_client(error: WorkerError) -> bool:
-    """Whether the client of a remote service raised it: not the communication between ranks, and not the script itself."""
+    """Whether the client of a remote service raised the exception, and neither the script nor the communication of ranks."""
     if (error.type.partition(".")[0] in _CLIENTS and "." in error.type) or "ConnectionPool(host=" in error.message:
         return True
     return _raised_in(error) in _CLIENTS
@@ -206,7 +205,7 @@ def _is_of_the_server(status: int) -> bool:
 
 
 def _raised_in(error: WorkerError) -> str:
-    """The package in which it was raised, inside a data loader's worker if it came from one. Empty without frames."""
+    """The package that raised the exception, in a data loader's worker if it was raised there. Empty without frames."""
     files = [frame.rpartition(":")[0] for frame in error.frames]
     if files and files[-1].endswith("torch/_utils.py"):
         files = _WORKERS_FILE.findall(error.message)

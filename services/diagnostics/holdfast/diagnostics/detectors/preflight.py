@@ -1,9 +1,9 @@
-"""Results of a node's pre-flight test. A wrong product takes the node out of service; other failures are reported, and the
-supervisor gives the node no ranks while they last.
+"""Reports the results of a node's pre-flight test. A wrong matrix product takes the node out of service. Other failures are
+reported, and the supervisor gives the node no ranks while they last.
 
 A node tests itself when it joins, when it has become idle, at intervals, and when a job's state is corrupt and no node could
-be named. Its exact matrix products have one right result: a device with another result corrupts whatever it trains, so the
-node is not used again until an operator has checked it.
+be named. Its exact matrix products have one correct result. A device with another result corrupts any training, so the node is
+not used again until an operator has checked it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NODES_MAX = 50_000
 
 @dataclass(slots=True)
 class PreflightState:
-    # Node → checks that failed last.
+    # Node → failed checks of the last test.
     failing: Bounded[str, tuple[str, ...]] = field(default_factory=lambda: Bounded(_NODES_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """SILENT_CORRUPTION for a wrong product; PREFLIGHT, a warning, for other failures, once until they change."""
+    """Reports SILENT_CORRUPTION for a wrong product, and PREFLIGHT, a warning, for other failures, once until they change."""
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -62,7 +62,7 @@ def _wrong(item: NodeTested, check: Check, now: float) -> Finding:
         severity=Severity.FATAL,
         at=now,
         since=min(item.at, now),
-        summary=f"{item.node} computes wrongly: {check.detail}.",
+        summary=f"{item.node} computes wrong results: {check.detail}.",
         node=item.node,
         confidence=0.99,
         evidence={"rule": "self_test", "check": check.name, "detail": check.detail},
@@ -73,9 +73,9 @@ def _wrong(item: NodeTested, check: Check, now: float) -> Finding:
 def _changed(item: NodeTested, failed: list[Check], before: tuple[str, ...], now: float) -> Finding:
     words = "; ".join(f"{check.name}: {check.detail}" for check in failed)
     summary = (
-        f"{item.node} failed its pre-flight and gets no ranks ({words})."
+        f"{item.node} failed its pre-flight test and gets no ranks ({words})."
         if failed
-        else f"{item.node} passes its pre-flight again ({', '.join(before)})."
+        else f"{item.node} passes its pre-flight test again ({', '.join(before)})."
     )
     return Finding(
         id=f"preflight:{item.node}:{item.at:.0f}",

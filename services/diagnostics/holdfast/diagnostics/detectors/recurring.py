@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from holdfast.diagnostics.bounded import Bounded
 
-_KEYS_MAX = 1024  # per table; the oldest is forgotten first
+_KEYS_MAX = 1024  # per table; the oldest entry is dropped first
 _FLAPS = 3  # at its third occurrence a condition is reported as flapping, once
 
 
@@ -24,17 +24,17 @@ K = TypeVar("K", bound=Keyed)
 
 @dataclass(frozen=True, slots=True)
 class Report(Generic[K]):
-    """What is to be said of a condition now."""
+    """A report of a condition that is due."""
 
     condition: K
-    times: int  # occurrences
+    times: int  # number of occurrences
     first: int  # position of the first report of this occurrence
-    repeat: int  # reports of this occurrence before this one
+    repeat: int  # number of earlier reports of this occurrence
 
 
 @dataclass(slots=True)
 class _Known(Generic[K]):
-    condition: K  # as it was reported last
+    condition: K  # as last reported
     reported_at: float  # diagnostics' clock, Unix seconds
     members: frozenset[int]
     active: bool = True
@@ -42,24 +42,24 @@ class _Known(Generic[K]):
     times: int = 1
     first: int = 0
     repeat: int = 0
-    reported_as: int = 1  # the number of occurrences that the newest report had
+    reported_as: int = 1  # the number of occurrences in the newest report
     withdrawn: bool = False
 
 
 @dataclass(slots=True)
 class Recurring(Generic[K]):
-    """The conditions of one subject that have been reported. Positions grow: step numbers, or seconds."""
+    """The reported conditions of one subject. Positions grow; they are step numbers or seconds."""
 
     known: Bounded[str, _Known[K]] = field(default_factory=lambda: Bounded(_KEYS_MAX))
 
     def due(
         self, conditions: Sequence[K], position: int, now: float, quiet: int, repeat_s: float
     ) -> Iterator[Report[K]]:
-        """Those of `conditions` to report now. `conditions`: all that hold now.
+        """Yield the reports that are due. `conditions`: all conditions that hold now.
 
-        A new condition, or one with more members than were reported, is due at once. One that lasts is due every `repeat_s`.
-        One that returns after more than `quiet` counts as new. One that returns sooner is due at its occurrence `_FLAPS`, and
-        then every `repeat_s`.
+        A new condition, or a condition with additional members, is due at once. A condition that lasts is due every `repeat_s`.
+        A condition that returns after more than `quiet` positions counts as new. A condition that returns sooner is due at its
+        occurrence `_FLAPS`, and then every `repeat_s`.
         """
         current = {condition.key for condition in conditions}
         for key, old in self.known.items():
@@ -71,10 +71,10 @@ class Recurring(Generic[K]):
                 self.known[condition.key] = _Known(condition, now, condition.members, first=position)
                 yield Report(condition, 1, position, 0)
                 continue
-            came_back, known.active = not known.active, True
-            known.times += came_back
+            returned, known.active = not known.active, True
+            known.times += returned
             more = not condition.members <= known.members
-            if more or (came_back and known.times == _FLAPS) or not 0.0 <= now - known.reported_at < repeat_s:
+            if more or (returned and known.times == _FLAPS) or not 0.0 <= now - known.reported_at < repeat_s:
                 again = known.times == known.reported_as
                 known.first, known.repeat = (known.first, known.repeat + 1) if again else (position, 0)
                 known.reported_at, known.members = now, known.members | condition.members
@@ -82,8 +82,8 @@ class Recurring(Generic[K]):
                 yield Report(condition, known.times, known.first, known.repeat)
 
     def over(self, position: int, gone: int) -> Iterator[tuple[K, int]]:
-        """The conditions that have been missing for `gone` positions, each as it was reported last. A report is withdrawn once;
-        a condition that flaps is not over while it is only away."""
+        """Yield the conditions that have been missing for `gone` positions, each as last reported, with its number of
+        occurrences. Each report is withdrawn once. The absence of a flapping condition does not withdraw it."""
         for known in self.known.values():
             missing = not known.active and position - known.gone_at >= gone
             if missing and not known.withdrawn and known.times < _FLAPS:

@@ -1,12 +1,13 @@
-"""Recognises the same exception at the same step again: a bug in the script or its data, which a restart cannot cure. Pure.
+"""Recognises the same exception at the same step again: a bug in the script or its data, which a restart cannot fix. Pure.
 
-Two failures are the same if type and stack frames agree (not the message, which holds addresses, sizes and indices) and the
-job made no new step between them. If the step is not known (a script without `holdfast.train`, or a failure before the first
-step), both must also have come soon after the start: a rare crash hours apart is not a loop.
+Two failures are the same if type and stack frames agree and the job has finished no new step between them. The message is not
+compared, because it contains addresses, sizes and indices. If the step is not known (a script without `holdfast.train`, or a
+failure before the first step), both failures must also have occurred soon after the start: rare crashes that are hours apart
+are not a loop.
 
-A crash without an exception has the signal or the exit code as its fingerprint; `blame` counts it only on two nodes.
+The fingerprint of a crash without an exception is the POSIX signal or the exit code; `blame` counts it only on two nodes.
 
-Not a detector of its own: its finding *replaces* the plain WORKER_EXCEPTION, so `worker_exit` calls it.
+Not a detector: `worker_exit` calls this module, because the finding *replaces* the plain WORKER_EXCEPTION.
 """
 
 from __future__ import annotations
@@ -19,30 +20,30 @@ from dataclasses import dataclass, replace
 from holdfast.diagnostics.detectors.blame import FROM_OUTSIDE
 from holdfast.domain.signals import WorkerError, WorkerExited
 
-ROOTS_MAX = 8  # different failures remembered per job
+ROOTS_MAX = 8  # different failures kept per job
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One root failure of a job, and in how many generations it has been seen without progress in between."""
+    """One root failure of a job, and the number of generations in which it was seen without progress in between."""
 
     fingerprint: str
     step: int  # last step that the rank had finished
     generation: int
     early: bool  # soon after the generation started
     tries: int = 1
-    nodes: frozenset[str] = frozenset()  # where it was seen
+    nodes: frozenset[str] = frozenset()  # nodes on which it was seen
 
 
 def fingerprint(error: WorkerError) -> str:
-    """Type and frames, as 16 hex digits; without frames the message with its numbers removed."""
+    """Hash of type and frames, as 16 hex digits. Without frames, the message with its numbers removed is used."""
     where = error.frames or (_NUMBER.sub("#", error.message),)
     return hashlib.blake2s("\n".join((error.type, *where)).encode(), digest_size=8).hexdigest()
 
 
 def fingerprint_of(exit_: WorkerExited) -> str:
-    """Of the exception, or of the exit code or signal. Empty if the process was ended from outside."""
+    """Fingerprint of the exception, or else of the exit code or POSIX signal. Empty if the process was ended from outside."""
     if exit_.error is not None:
         return fingerprint(exit_.error)
     if exit_.signal in FROM_OUTSIDE:
@@ -51,21 +52,21 @@ def fingerprint_of(exit_: WorkerExited) -> str:
 
 
 def got_past(known: Mapping[str, Failure], step: int) -> dict[str, Failure]:
-    """Drop the failures that the job has passed by finishing `step`: they were no bugs of the script, or other ones."""
+    """Drop the failures at steps that the job has now passed by finishing `step`: they do not repeat at their step."""
     return {print_: failure for print_, failure in known.items() if step <= failure.step}
 
 
 def remembered(known: Mapping[str, Failure], failure: Failure) -> dict[str, Failure]:
-    """`known` with `failure` as the newest. Each is counted separately: two bugs that alternate do not hide each other."""
+    """Return `known` with `failure` added. Failures are counted separately, so that alternating bugs do not hide each other."""
     others = {print_: each for print_, each in known.items() if print_ != failure.fingerprint}
     newest = sorted(others.values(), key=lambda each: each.generation)[-(ROOTS_MAX - 1) :]
     return {each.fingerprint: each for each in (*newest, failure)}
 
 
 def judge(last: Failure | None, print_: str, *, step: int, generation: int, early: bool, node: str) -> Failure:
-    """The failure with its count; `tries` > 1: the same failure again.
+    """Return the failure with its count; `tries` > 1: the same failure again.
 
-    `last` must have been forgotten by the caller when the job has since finished a step beyond it.
+    If the job has since finished a step beyond `last`, the caller must have dropped `last` (`got_past`).
     """
     new = Failure(fingerprint=print_, step=step, generation=generation, early=early, nodes=frozenset({node}))
     if last is None or last.fingerprint != print_:
@@ -76,5 +77,5 @@ def judge(last: Failure | None, print_: str, *, step: int, generation: int, earl
     same_place = (step == last.step and step > 0) or (step == 0 and early and (last.step > 0 or last.early))
     if not same_place:
         return new
-    # A rank that failed before its first step in this generation had restored the step at which it failed before.
+    # A rank that failed before its first step in this generation had restored the step of the earlier failure.
     return Failure(print_, step or last.step, generation, early, last.tries + 1, last.nodes | {node})

@@ -1,8 +1,8 @@
-"""The rhythm of a job: how long its steps take, and after which of them it pauses. Pure; kept over the job's generations.
+"""The rhythm of a job: the duration of its steps, and the steps after which it pauses. Pure; kept across the job's generations.
 
-An interval beyond the allowance that ended by itself is a *pause*: an evaluation, a save to a remote store. It is not part of
-the rhythm, but its position is remembered: a job that pauses after step 100 does so again after step 200. Three such
-intervals in a row are not pauses: the job has become slower, and its rhythm changes.
+An interval beyond the allowance that ended by itself is a *pause*, such as an evaluation or a save to a remote store. A pause
+is not part of the rhythm, but its position is kept: a job that pauses after step 100 probably pauses again after step 200.
+Three such intervals in a row are not pauses; the job has become slower, and its rhythm changes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 HISTORY = 200  # steps
-HISTORY_MIN = 3  # fewer are not a rhythm
+HISTORY_MIN = 3  # steps; the rhythm is not known from fewer
 _PAUSES_MAX = 32  # the newest
 _SLOWER_AFTER = 3  # intervals in a row
 
 
 @dataclass(slots=True)
 class Rhythm:
-    """`intervals_s` of the newest steps, pauses left out."""
+    """`intervals_s`: durations of the newest steps, without pauses."""
 
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     _pauses: deque[tuple[int, float]] = field(
@@ -38,7 +38,7 @@ class Rhythm:
         return p99(self.intervals_s)
 
     def learn(self, step: int, took_s: float, allowance_s: float) -> None:
-        """`step` was finished `took_s` after the one before, for which `allowance_s` was allowed."""
+        """Record that `step` was finished `took_s` after the previous step, with an allowance of `allowance_s`."""
         if not self.known or took_s <= allowance_s:
             self.intervals_s.append(took_s)
             self._in_a_row.clear()
@@ -50,9 +50,9 @@ class Rhythm:
             self._in_a_row.clear()
 
     def pause_s(self, step: int) -> float:
-        """The longest pause seen at the position of `step`; 0.0 if there was none.
+        """The longest known pause at the position of `step`; 0.0 if there is none.
 
-        Positions repeat: at the multiples of a step with a pause, and at the distance between two steps with pauses.
+        Positions repeat at multiples of a step with a pause, and at the distance between two steps with pauses.
         """
         at_multiples = (took_s for after, took_s in self._pauses if after > 0 and step % after == 0)
         return max([*at_multiples, *self._apart(step)], default=0.0)

@@ -1,6 +1,6 @@
-"""Results of another tool's health checks: a warning for operators, and an explanation of a fault that stops a run.
+"""Reports failed health checks of another tool: a warning for operators, and an explanation if a fault stops the run.
 
-A check must fail `samples` times in a row. The failure is over when the check passes. A check that could not run (`skipped`)
+A check must fail `samples` times in a row. The failure ends when the check passes. A check that could not run (`skipped`)
 counts neither as failed nor as passed.
 """
 

@@ -1,17 +1,19 @@
-"""Silent corruption: replicas that must hold the same bits do not.
+"""Detects silent corruption: replicas that must hold the same bits differ.
 
-Ranks at the same position of different replicas report a checksum of their parameters; all of them must be equal. If one
-differs, the state has changed without an error, and every checkpoint since the last step at which all agreed is doubtful.
+Ranks at the same position of different replicas report a checksum of their parameters. All of these checksums must be equal. If
+one differs, the state has changed without an error, and every checkpoint since the last step at which all replicas agreed may
+be corrupt.
 
-* Three replicas or more: the differing ranks are named if a majority of their position agrees and all of them are on one
-  node. Memory or arithmetic of that node is broken: it is replaced, and not used again until an operator has checked it.
-* Two replicas: one of them differs, and it cannot be decided which. No rank is named; the nodes are asked to run their
-  pre-flight test before the job continues from the last step that passed.
-* Directly after a restore the checkpoint differs, not a node: an older checkpoint is restored.
+* Three replicas or more: the differing ranks are named if a majority at their position agrees and all differing ranks are on
+  one node. The memory or the arithmetic of this node is broken. The node is replaced, and not used again until an operator has
+  checked it.
+* Two replicas: it is not known which of them is wrong. No rank is named. The nodes run their pre-flight test before the job
+  continues from the last step that passed.
+* Directly after a restore the checkpoint is corrupt, not a node. An older checkpoint is restored.
 
-Three guards, because a wrong finding costs a healthy node. Replicas are expected to agree only after they agreed once
-(experts spread over dp, or local SGD, never do). A step that differs again after the rollback is attributed to the script and
-leads to a warning only. A missing report leads to no finding.
+Three rules prevent a wrong finding, which would cost a healthy node. Replicas are expected to agree only after they have agreed
+once (experts distributed over dp, or local SGD, never agree). If a step differs again after the rollback, the script is
+probably the cause, and only a warning is reported. A missing report leads to no finding.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import ReplicaChecks
 
 _JOBS_MAX = 4096
-_OPEN_MAX = 16  # steps of a generation that not every rank has reported
+_OPEN_MAX = 16  # steps of a generation that some rank has not reported
 _VERIFIED_MAX = 256
 _FAILED_MAX = 64
 _NAMED_MAX = 8  # ranks in the evidence
@@ -47,10 +49,10 @@ class _Step:
 class _Job:
     generation: Generation
     open: Bounded[int, _Step] = field(default_factory=lambda: Bounded(_OPEN_MAX))
-    agreed: bool = False  # all replicas agreed once: since then they are expected to
+    agreed: bool = False  # all replicas have agreed once; from then on they are expected to agree
     verified: deque[int] = field(default_factory=lambda: deque(maxlen=_VERIFIED_MAX))  # steps that passed, ascending
     failed: deque[int] = field(default_factory=lambda: deque(maxlen=_FAILED_MAX))  # steps that did not pass
-    quiet: bool = False  # this generation has a finding: it gets no other one
+    quiet: bool = False  # this generation has a finding; no other finding about it is reported
     warned: set[str] = field(default_factory=set)
 
 
@@ -73,7 +75,7 @@ class _Difference:
 
 @dataclass(frozen=True, slots=True)
 class SilentCorruption:
-    """SILENT_CORRUPTION, from checksums of replicated parameters."""
+    """Reports SILENT_CORRUPTION, from checksums of replicated parameters."""
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -99,7 +101,7 @@ class SilentCorruption:
 
 
 def _job(state: CorruptionState, generation: Generation) -> _Job:
-    """The job's memory. A new generation keeps which steps have passed."""
+    """The state of the job. A new generation keeps the list of steps that have passed."""
     job = state.jobs.get_or_add(generation.job, lambda: _Job(generation))
     if job.generation is not generation:
         job.generation, job.quiet = generation, False
@@ -121,7 +123,7 @@ def _collect(job: _Job, mesh: Mesh, item: ReplicaChecks, now: float) -> list[Fin
         step.took_s, step.restored = max(step.took_s, took_s), restored
         if len(step.digests) == mesh.world_size:
             for done in [one for one in job.open if one <= number]:
-                del job.open[done]  # older steps lack reports that were dropped: they are not judged
+                del job.open[done]  # reports of older steps were dropped: these steps are not judged
             finding = _judge(job, mesh, item, number, step, now)
             found += [finding] if finding is not None else []
     return found
@@ -129,7 +131,7 @@ def _collect(job: _Job, mesh: Mesh, item: ReplicaChecks, now: float) -> list[Fin
 
 def _judge(job: _Job, mesh: Mesh, item: ReplicaChecks, number: int, step: _Step, now: float) -> Finding | None:
     while job.verified and job.verified[-1] >= number:
-        job.verified.pop()  # of a lineage that was abandoned by a rollback
+        job.verified.pop()  # steps of a lineage that was abandoned by a rollback
     if not any(step.digests.values()):
         return _once(job, "empty", _nothing_to_compare(item, number, now))
     difference = _compare(mesh, step.digests)
@@ -183,9 +185,9 @@ def _corrupt(
     named = not step.restored and not difference.undecided and len(nodes) == 1 and nodes != [""]
     evidence = _evidence(job, mesh, number, step, difference)
     verified: int | None
-    evidence[DATED] = f"{ESTIMATE}the check that found it; the state may have gone wrong earlier"
+    evidence[DATED] = f"{ESTIMATE}the check that found the difference; the state may have become corrupt earlier"
     if step.restored:
-        what = f"what was restored at step {number} differs between replicas: the checkpoint is corrupt, not a node"
+        what = f"the state restored at step {number} differs between replicas: the checkpoint is corrupt, not a node"
         verified = job.verified[-1] if job.verified else max(0, number - 1)
     else:
         verified = job.verified[-1] if job.verified else None
@@ -219,14 +221,14 @@ def _doubtful(
     job: _Job, mesh: Mesh, item: ReplicaChecks, number: int, step: _Step, difference: _Difference, now: float
 ) -> Finding:
     if job.agreed:
-        why = "they did so at the same step before the rollback: the cause is probably the script"
+        why = "they also differed at the same step before the rollback: the cause is probably the script"
     else:
-        why = "they were never seen to agree: this check does not fit the job, or it has been corrupt for longer"
+        why = "they have never agreed: this check does not fit the job, or the state has been corrupt for longer"
     return _warning(
         item,
         number,
         now,
-        f"parameters differ between replicas at step {number} (rank {_listed(difference.ranks)}); {why}. Nothing is done",
+        f"parameters differ between replicas at step {number} (rank {_listed(difference.ranks)}); {why}. No action is taken",
         _evidence(job, mesh, number, step, difference) | {"because": why},
     )
 

@@ -1,6 +1,6 @@
-"""Evaluates a window of judged steps: which ranks are slow and why, what they cost, and other reasons for long steps.
+"""Evaluates a window of judged steps: the slow ranks, the reason and the cost, and other reasons for long steps.
 
-Steps come from `stragglers`, the arithmetic over ranks from `comparison`. This module writes the sentences and the evidence.
+Steps come from `stragglers`, the arithmetic over ranks from `comparison`. This module writes the texts and the evidence.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _RANKS_IN_EVIDENCE_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One finished step as stages × peers."""
+    """One finished step, as arrays of stages × comparison group."""
 
     step: int
     work: Floats  # seconds
     over: Floats  # excess, not limited
-    data: Floats  # seconds waited for data
-    stage_s: Floats  # work of each stage: the lower median, so that one slow rank of two is not its stage
+    data: Floats  # seconds of waiting for data
+    stage_s: Floats  # work of each stage: the lower median, so that one slow rank of two does not make its stage slow
     worst: Floats  # largest excess of each stage, within ±clip
     duration_s: float  # median over a sample of the ranks
-    last_wait_s: float  # wait of the rank that waited least; NaN = not measured
+    last_wait_s: float  # shortest wait of any rank; NaN = not measured
 
 
 @dataclass(slots=True)
@@ -46,18 +46,18 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition that holds now. `key` distinguishes it from others of the same generation."""
+    """One condition that holds now. `key` distinguishes the condition from others of the same generation."""
 
     key: str
     kind: FindingKind
-    what: str  # after the job's name, up to the full stop
+    what: str  # the summary after the job's name, without the full stop
     since: int  # step
     evidence: dict[str, str]
     node: str = ""
     rank: int | None = None
     confidence: float = 0.9
-    cost_share: float | None = None  # of the job's rate
-    members: frozenset[int] = frozenset()  # its ranks
+    cost_share: float | None = None  # share of the job's rate
+    members: frozenset[int] = frozenset()  # ranks
 
 
 def conditions(window: Window, found: Outliers, limits: StragglerThresholds) -> Iterator[Condition]:
@@ -70,7 +70,7 @@ def conditions(window: Window, found: Outliers, limits: StragglerThresholds) -> 
 
 
 def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
-    """The slow ranks by node, because nodes can be replaced."""
+    """The slow ranks, grouped by node because nodes can be replaced."""
     nodes: dict[str, list[int]] = {}
     order = np.argsort(-found.adjusted, kind="stable")
     flat = window.grid.ranks.reshape(window.grid.stages, -1)
@@ -88,7 +88,7 @@ def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
         others = window.grid.group_size - 1
         against = f"its {others} peers" if others else "its own past"
         cause = "data_loading" if waiting > 0.5 else ("own_past" if not others else "slow_worker")
-        why = ", because its data comes late" if cause == "data_loading" else ""
+        why = ", because its data arrives late" if cause == "data_loading" else ""
         cost = _cost(window, {(int(found.stage[i]), int(found.peer[i])) for i in entries})
         more = f" (so are ranks {_list(ranks[1:])})" if len(ranks) > 1 else ""
         yield Condition(
@@ -116,7 +116,7 @@ def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
 
 
 def _data_share(window: Window, stage: int, peer: int, start: int) -> float:
-    """The share of the excess that is time waited for data."""
+    """The share of the excess that is waiting for data."""
     shares = []
     for one in list(window.steps)[start:]:
         late = one.data[stage, peer] - np.median(one.data[stage])
@@ -126,7 +126,7 @@ def _data_share(window: Window, stage: int, peer: int, start: int) -> float:
 
 
 def _cost(window: Window, slow: set[tuple[int, int]]) -> float:
-    """The share of a step that the job would gain if these ranks worked like the slowest of the others of their stage."""
+    """The share of a step that the job would gain if these ranks were as fast as the slowest other rank of their stage."""
     shares = []
     rows, columns = (list(index) for index in zip(*sorted(slow), strict=True))
     for one in window.steps:
@@ -140,7 +140,7 @@ def _cost(window: Window, slow: set[tuple[int, int]]) -> float:
 
 
 def _loaded(window: Window, found: Outliers, limits: StragglerThresholds) -> Iterator[Condition]:
-    """Ranks that are slow as their data explains: the same ones in each step, or varying ones."""
+    """Ranks whose data explains why they are slow: the same ranks in each step, or varying ranks."""
     flat = window.grid.ranks.reshape(window.grid.stages, -1)
     ranks = [int(flat[found.stage[i], found.peer[i]]) for i in np.nonzero(found.is_loaded)[0].tolist()]
     uneven = float(np.mean([one.worst for one in window.steps]))
@@ -181,7 +181,7 @@ def _long_stage(window: Window, limits: StragglerThresholds) -> Iterator[Conditi
 
 
 def _slow_collective(window: Window, limits: StragglerThresholds) -> Iterator[Condition]:
-    """The rank that waits least waits for no other rank: its wait is the communication itself."""
+    """A longer wait on all ranks. The rank that waits least waits for no other rank; its wait is the communication itself."""
     waits = np.array([one.last_wait_s for one in window.steps])
     if np.isnan(waits).any():
         return

@@ -1,4 +1,4 @@
-"""Conclusions from a stall: views of its ranks, the wait-for graph over them, and the finding with its evidence. Pure."""
+"""Draws conclusions from a stall: views of its ranks, the wait-for graph, and the finding with its evidence. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANKS_IN_EVIDENCE_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Facts that cannot change without ending the stall, taken at its beginning."""
+    """Facts at the beginning of a stall; a change of any of them ends the stall."""
 
     began: float
     baseline_at: float
@@ -30,7 +30,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that is known of a generation's ranks, by node. `ended`: ranks that left with exit code 0."""
+    """The known facts about a generation's ranks, by node. `ended`: ranks that ended with exit code 0."""
 
     stall: Stall
     still_since: float  # diagnostics' clock
@@ -87,12 +87,12 @@ def _waiting(evidence: Evidence) -> Waiting | None:
         unreachable |= dict.fromkeys(silent, "its flight recorder does not answer")
     messaging = [rank for standing in evidence.standing.values() for rank in _messaging(standing, evidence.latest)]
     rows = [standing.rows for _, standing in sorted(evidence.standing.items())]
-    heard = {rank for item in evidence.latest.values() for rank in item.rank} | evidence.ended
-    return find_blocking_ranks(CollectiveRows.of(rows), unreachable, messaging, heard=heard)
+    reporting = {rank for item in evidence.latest.values() for rank in item.rank} | evidence.ended
+    return find_blocking_ranks(CollectiveRows.of(rows), unreachable, messaging, heard=reporting)
 
 
 def _messaging(standing: StallSnapshot, latest: Mapping[str, RankProgress]) -> Iterator[int]:
-    """Ranks that may be waiting for a message that their recorder does not show: they sleep in a kernel function in which
+    """Yield ranks that may be waiting for a message that their recorder does not show. They sleep in a kernel function in which
     blocked threads sleep, or in an unknown one, and do not hold the interpreter's lock."""
     progress = latest.get(standing.node)
     states = {} if progress is None else dict(zip(progress.rank, progress.process_state, strict=True))
@@ -105,44 +105,44 @@ def _messaging(standing: StallSnapshot, latest: Mapping[str, RankProgress]) -> I
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The result of the wait-for graph, computed once: it may have a million rows."""
+    """The result of the wait-for graph, computed once per stall because the graph may have a million rows."""
 
     waiting: Waiting | None
 
     def proof(self, evidence: Evidence, now: float) -> str:
-        """Why the stall cannot end by itself; empty when it may."""
+        """Why the stall cannot end by itself; empty if it may end."""
         views = _views(evidence, now)
         if signalled(views):
-            return "a process is stopped or gone"
-        return "the others wait for what cannot come" if never_ends(views, self.waiting, evidence.ended) else ""
+            return "a process is stopped or has ended"
+        return "the others wait for a rank that cannot go on" if never_ends(views, self.waiting, evidence.ended) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The allowance that was used up."""
+    """The allowance that a stall has exceeded."""
 
     words: str
     still_s: float
     allowance_s: float
-    severity: Severity = Severity.ERROR  # a warning: the stall may end by itself
+    severity: Severity = Severity.ERROR  # WARNING: the stall may end by itself
     look: Look | None = None  # basis of the proof; None: not proven
 
 
 def look(evidence: Evidence) -> Look:
-    """Judge the collectives of every rank."""
+    """Evaluate the collectives of all ranks."""
     return Look(_waiting(evidence))
 
 
 def may_compute(evidence: Evidence, now: float) -> bool:
-    """Whether this may be an evaluation by all ranks: none stands out, no recorder shows one that waits, and most use CPU
-    time."""
+    """Whether this may be an evaluation by all ranks: no rank stands out, no recorder shows a rank that waits, and most ranks
+    use CPU time."""
     views, waiting = _views(evidence, now), _waiting(evidence)
     busy = sum(view.cpu > IDLE for view in views)
     return waiting is None and 2 * busy > len(views) and localise(views).rank is None
 
 
 def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -> Finding | None:
-    """The finding about `generation`; None if no rank of it is known to run."""
+    """The finding about `generation`; None if none of its ranks is known to run."""
     job, number = generation.job, generation.number
     views = _views(evidence, now)
     if not views:
@@ -159,7 +159,7 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
         what = f"is held up for {rule.still_s:.1f} s (its steps are not known)"
         dated = f"{ESTIMATE}the first report of its process's state"
     warning = rule.severity is Severity.WARNING
-    may_end = " Nobody is provably stuck: it may be a pause that the script did not announce." if warning else ""
+    may_end = " The hang is not proven: it may be a pause that the script did not announce." if warning else ""
     return Finding(
         id=f"hang:{job}:{number}:{step}" + (":warning" if warning else ""),
         kind=FindingKind.HANG,
@@ -188,7 +188,7 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
 
 
 def _table(views: list[RankView], diagnosis: Diagnosis) -> str:
-    """The numbers behind the diagnosis, suspects first, one rank per line."""
+    """The data behind the diagnosis, one rank per line, suspected ranks first."""
     named = {diagnosis.rank, *diagnosis.suspects}
     ordered = sorted(views, key=lambda view: (view.rank not in named, view.rank))
     lines = [

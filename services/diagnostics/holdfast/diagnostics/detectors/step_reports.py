@@ -1,7 +1,7 @@
-"""The reports of a generation's ranks about each step, as columns that are filled until the step is finished.
+"""Collects the reports of a generation's ranks about each step, in columns that are filled until the step is finished.
 
-The hot path of `stragglers`: every node, every step. Values are stored at their place at once, so that judging a step finds a
-complete table. 32-bit floats are enough for ratios, and 100,000 of them fit into the cache.
+This is the hot path of `stragglers`: it is called for every node and every step. Each value is stored at its final place, so
+that the table is complete when the step is judged. 32-bit floats are enough for ratios, and 100,000 of them fit into the cache.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.comparison import Floats
 from holdfast.domain.signals import StepColumns
 
-_OPEN_MAX = 8  # steps that wait to be complete; ranks are never this far apart
+_OPEN_MAX = 8  # steps that are not complete; ranks are never this far apart
 _HUGE = 1e30  # larger than any true value, and within the range of 32 bits
 _WAIT, _DATA, _TOKENS, _DURATION = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """One step: a value per rank in each column, NaN where nothing was reported."""
+    """One step: a value per rank in each column; NaN = not reported."""
 
     columns: Floats
 
     @property
     def wait_s(self) -> Floats:
-        """Time waited for others; NaN = not measured."""
+        """Time of waiting for other ranks; NaN = not measured."""
         return np.asarray(self.columns[_WAIT])
 
     @property
@@ -44,7 +44,8 @@ class Reports:
         return np.asarray(self.columns[_DURATION])
 
     def fill(self, missing_max: float) -> bool:
-        """Fill in the median for ranks without a report, because telemetry may be dropped. False if too many lack one."""
+        """Fill in the median for ranks without a report, because telemetry may be dropped. Returns False if too many ranks lack
+        a report."""
         if not math.isnan(self.duration_s.min()):
             return True
         missing = np.isnan(self.duration_s)
@@ -56,13 +57,13 @@ class Reports:
 
 @dataclass(slots=True)
 class StepReports:
-    """Open steps of a generation with `ranks` ranks. Beyond `_OPEN_MAX` the one opened longest ago is dropped."""
+    """Open steps of a generation with `ranks` ranks. Beyond `_OPEN_MAX`, the step that was opened first is dropped."""
 
     ranks: int
     open: Bounded[int, Floats] = field(
         default_factory=lambda: Bounded(_OPEN_MAX)
-    )  # step → what its ranks have reported
-    closed: int = 0  # newest step that was read
+    )  # step → the values that its ranks have reported
+    closed: int = 0  # newest step that was returned by `close`
 
     def collect(self, item: StepColumns) -> None:
         """Store one node's finished steps. Ranks outside of the generation are ignored."""
@@ -75,7 +76,7 @@ class StepReports:
         ranks = np.array(item.rank)
         for step in set(item.step):
             if step <= self.closed:
-                continue  # late: the step has been judged
+                continue  # late report: the step has been judged
             columns = self.open.get_or_add(step, self._missing)
             here = ranks < self.ranks
             if len(item.step) > 1:
@@ -83,7 +84,7 @@ class StepReports:
             columns[:, ranks[here]] = rows[:, here]
 
     def close(self, step: int) -> Reports:
-        """The reports of `step`. Later reports of it and of earlier steps are ignored."""
+        """Return the reports of `step`. Later reports of this step and of earlier steps are ignored."""
         columns = self.open.get(step)
         self.closed = max(step, self.closed)
         for old in [old for old in self.open if old <= self.closed]:

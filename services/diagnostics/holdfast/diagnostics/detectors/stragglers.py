@@ -1,23 +1,22 @@
-"""Stragglers: ranks that are slower than the others step after step, and other reasons for long steps.
+"""Detects stragglers, which are ranks that are slower than the others step after step, and other reasons for long steps.
 
-Theory of operation, per (job, generation). A rank's *own work* in a step is the duration of the step without the time for
-which it waited for other ranks (`comm_wait_s`). In synchronous training all ranks' steps take equally long. Where that wait
-is not measured, only the time for which a rank waited for its data can be distinguished: own work is then that time, on top of
-the shortest remainder. Of a script that reports no steps, blocks of optimizer steps are compared that were observed in its
-processes (`ObservedSteps`), as if the mean of a block were a step.
+Theory of operation, per (job, generation). In synchronous training the steps of all ranks take equally long. A rank's *own
+work* in a step is therefore the duration of the step minus the time for which the rank waited for other ranks (`comm_wait_s`).
+If that wait is not measured, only the time for which a rank waited for its data can be distinguished. Own work is then this
+time plus the shortest remainder of any rank. If a script reports no steps, blocks of optimizer steps that were observed in its
+processes (`ObservedSteps`) are compared, as if the mean of a block were a step.
 
-When every rank has finished a step, the step is laid out by pipeline stage and compared (`comparison`). A window of steps
-shows
+When every rank has finished a step, the step is arranged by pipeline stage and compared (`comparison`). A window of steps shows
 
-* a rank slower than the others whatever its data: STRAGGLER, with the excess, its first step, and what the job would gain
-  without its node; slow data loading is distinguished from slow work;
-* ranks that are slow as their data explains, or a stage that is longer than the others: IMBALANCE, which names no rank;
+* a rank that is slower than the others whatever its data: STRAGGLER, with the excess, its first step, and the gain of the job
+  without the rank's node; slow data loading is distinguished from slow work;
+* ranks whose data explains why they are slow, or a stage that is longer than the others: IMBALANCE, which names no rank;
 * a wait that has grown even on the rank that waits least: SLOW_COLLECTIVE, the network.
 
-If a stage has one rank only, ranks are compared with their own past, and with how the others' work has changed.
+If a stage has only one rank, ranks are compared with their own past, and with the change of the other ranks' work.
 
-All are warnings: the job runs on. A condition that ends and returns within `quiet_steps` is flapping, which is reported once.
-One that ends otherwise is withdrawn: a planned change that it was a reason for has none any more.
+All conditions are warnings, and the job continues. A condition that ends and returns within `quiet_steps` is flapping, which is
+reported once. If a condition ends otherwise, its report is withdrawn, so that no planned change is made because of it.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, Ste
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, ObservedSteps, StepColumns
 
-_RANKS_MAX = 1_000_000  # of all jobs; the job whose generation began first is no longer compared
+_RANKS_MAX = 1_000_000  # of all jobs; beyond it, the job whose generation began first is no longer compared
 REPEAT_S_MIN = 1.0
 TTL_S = 300.0
-SETTLED = 1.02  # of the time that a condition must last: a repeat shows that it has lasted longer
-_WARM_UP = 3  # first steps of a generation: they compile and allocate
+SETTLED = 1.02  # multiple of the time that a condition must last; a repeat after it shows that the condition has lasted
+_WARM_UP = 3  # first steps of a generation, which compile and allocate
 
 
 @dataclass(slots=True)
@@ -58,12 +57,12 @@ class _Run:
     mesh_ranks: int
     window: Window
     reports: StepReports
-    raw: Floats  # a ring over the window: excess and its covariate within ±clip, steps × stages × peers
-    cause: Floats
+    raw: Floats  # ring buffer of the window: excess within ±clip, steps × stages × comparison group
+    cause: Floats  # ring buffer of the covariate of `raw`, within ±clip
     total: Floats  # sum of `raw` over the window, updated with each step
-    alone: bool  # stages of one rank: compared with their past
-    repeat_s: float  # until a condition that lasts is reported again
-    finished: int = 0  # steps
+    alone: bool  # each stage has one rank, which is compared with its past
+    repeat_s: float  # time after which a condition that lasts is reported again
+    finished: int = 0  # number of steps
     judged: int = 0
     past: list[Floats] = field(default_factory=list)  # work of the first steps, until `usual` is known
     usual: Floats | None = None
@@ -83,7 +82,7 @@ class StragglerState:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """STRAGGLER, IMBALANCE and SLOW_COLLECTIVE."""
+    """Reports STRAGGLER, IMBALANCE and SLOW_COLLECTIVE."""
 
     limits: StragglerThresholds = field(default_factory=StragglerThresholds)
 
@@ -119,14 +118,14 @@ class Stragglers:
         return state, ()
 
     def _limits_of(self, item: GenerationStarted) -> StragglerThresholds:
-        """A condition that lasts is reported again when the job wants to act on it, if that is sooner."""
+        """The thresholds of a job: a condition that lasts is reported again when the policy may be asked, if that is sooner."""
         if not item.warning_settles_s:
             return self.limits
         repeat_s = max(REPEAT_S_MIN, SETTLED * item.warning_settles_s)
         return replace(self.limits, repeat_s=min(self.limits.repeat_s, repeat_s))
 
     def _observed(self, run: _Run, item: ObservedSteps, now: float) -> tuple[Finding, ...]:
-        """Blocks of steps of one node; those that every rank has finished are judged."""
+        """Fold one node's blocks of steps, and judge the blocks that every rank has finished."""
         if run.observed is None:
             run.observed = steps.StepState()
             steps.follow(run.observed, (item.job, item.generation), run.mesh_ranks)
@@ -155,10 +154,10 @@ class Stragglers:
         return tuple(findings)
 
     def _judge(self, run: _Run, step: int, reports: Reports) -> Judged | None:
-        """The step as work of each rank and excess over its peers; None when it cannot be compared."""
+        """Compute each rank's work in the step and its excess over its group; None if the step cannot be compared."""
         if not reports.fill(self.limits.missing):
             return None
-        last_wait_s = float(reports.wait_s.min())  # NaN when any is
+        last_wait_s = float(reports.wait_s.min())  # NaN if any wait is NaN
         measured = not math.isnan(last_wait_s)
         if measured:
             own = np.maximum(reports.duration_s - reports.wait_s, reports.data_s)
@@ -180,7 +179,7 @@ class Stragglers:
             step=step,
             work=work,
             over=over,
-            data=grid.lay(reports.data_s).copy(),  # a view would keep all columns alive
+            data=grid.lay(reports.data_s).copy(),  # a view would keep all columns in memory
             stage_s=stage_s,
             worst=self._remember(run, over, cause),
             duration_s=float(np.median(reports.duration_s[:: max(1, run.mesh_ranks // comparison.SAMPLE)])),
@@ -194,7 +193,7 @@ class Stragglers:
         np.subtract(run.total, ring, out=run.total)
         np.clip(over, -clip, clip, out=ring)
         np.clip(cause, -clip, clip, out=run.cause[slot])
-        if slot == 0:  # summed afresh once a window, so that rounding errors do not accumulate
+        if slot == 0:  # summed from scratch once per window, so that rounding errors do not accumulate
             run.raw.sum(axis=0, out=run.total)
         else:
             np.add(run.total, ring, out=run.total)
@@ -236,7 +235,7 @@ def _new_run(generation: Generation, mesh: Mesh, limits: StragglerThresholds) ->
 
 
 def _mean_steps(item: ObservedSteps) -> StepColumns:
-    """Each block as its mean step, which ends with the block."""
+    """Convert each block to its mean step, which ends with the block."""
     nothing, unknown = (0.0,) * len(item.rank), (math.nan,) * len(item.rank)
     spans = zip(item.started_at, item.ended_at, item.steps, strict=True)
     return StepColumns(
@@ -265,7 +264,7 @@ def _token_excess(tokens: Floats, grid: Grid) -> Floats:
 
 
 def _against_past(run: _Run, work: Floats, steps: int) -> Floats | None:
-    """Each rank's work relative to its past, compared with the others; None until the past is known."""
+    """Each rank's excess of work relative to its past, compared with the other ranks; None until the past is known."""
     if run.usual is None:
         run.past.append(work)
         if len(run.past) == steps:
@@ -282,7 +281,7 @@ def _id(record: StepRecord, key: str, times: int) -> str:
 
 
 def _over(record: StepRecord, condition: Condition, times: int, now: float) -> Finding:
-    """What was reported is over: nobody needs to act on it any more."""
+    """The withdrawal of a reported condition."""
     reported = _id(record, condition.key, times)
     return Finding(
         id=f"{reported}:over:{record.step}",
@@ -316,7 +315,7 @@ def _finding(record: StepRecord, condition: Condition, times: int, now: float, r
         rank=condition.rank,
         confidence=condition.confidence,
         cost_share=condition.cost_share,
-        ttl_s=min(TTL_S, repeat_s / 2),  # within it, the same finding is not reported again
+        ttl_s=min(TTL_S, repeat_s / 2),  # within the TTL, the engine drops repeats of the finding
         evidence={**condition.evidence, "since_step": str(condition.since), "times": str(times)},
         ladder=(Remedy.WATCH, Remedy.REPLACE_NODE) if condition.kind is FindingKind.STRAGGLER else (Remedy.WATCH,),
     )

@@ -1,8 +1,8 @@
-"""Many short series with common times, in one array: a fleet of 100,000 GPUs has a million of them. Pure.
+"""Many short series with common times, in one array, because a fleet of 100,000 GPUs has a million of them. Pure.
 
-One row per kept reading, one column per subject. Readings closer together than `every_s` are not kept. A gap longer than the
-window, or a clock that was set back, restarts all columns. A counter that falls was reset by its driver: its column restarts
-with the next row. An unknown (negative) value keeps the one before.
+There is one row per kept reading and one column per subject. Readings closer together than `every_s` are not kept. A gap longer
+than the window, or a clock that was set back, restarts all columns. A counter that decreases was reset by its driver; its
+column restarts with the next row. For an unknown (negative) value the previous value is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Trends:
-    """`points` rows at most, one every `every_s` or so; a column is judged once it spans `span_s`."""
+    """At most `points` rows, about one every `every_s`. A column is judged when it spans `span_s`."""
 
     columns: int
     points: int
@@ -28,8 +28,8 @@ class Trends:
     rows: int = 0
     at: Floats = field(init=False)
     values: Floats = field(init=False)
-    starts: NDArray[np.int64] = field(init=False)  # first row of each column that counts
-    restart: NDArray[np.bool_] = field(init=False)  # columns that begin with the next row
+    starts: NDArray[np.int64] = field(init=False)  # first valid row of each column
+    restart: NDArray[np.bool_] = field(init=False)  # columns that restart with the next row
 
     def __post_init__(self) -> None:
         self.at = np.zeros(self.points)
@@ -37,7 +37,7 @@ class Trends:
         self._forget()
 
     def add(self, at: float, reading: Sequence[float], *, counters: bool) -> bool:
-        """Add a reading; False when it is not kept, so that nothing has changed. `counters` never fall, levels may."""
+        """Add a reading. Returns False if it is not kept. `counters`: the values never decrease, unlike levels."""
         now = np.asarray(reading, np.float64)
         if self.rows:
             gap_s = at - float(self.at[self.rows - 1])
@@ -64,7 +64,7 @@ class Trends:
             self.values[self.rows, known_before] = self.values[self.rows - 1, known_before]
         self.at[self.rows] = at
         self.rows += 1
-        self.restart = unknown & ~(self.starts < self.rows - 1)  # never known yet: it begins when it is
+        self.restart = unknown & ~(self.starts < self.rows - 1)  # unknown so far: begins with a known value
 
     def _forget(self) -> None:
         self.rows = 0
@@ -75,7 +75,7 @@ class Trends:
 
     @property
     def young(self) -> bool:
-        """No column can span enough time yet."""
+        """Whether no column can span enough time yet."""
         return self.rows < 3 or float(self.at[self.rows - 1] - self.at[0]) < self.span_s
 
     @property
@@ -98,12 +98,12 @@ class Trends:
 
     @property
     def rate(self) -> Floats:
-        """Growth per second from the first row to the last; 0 of a single row."""
+        """Growth per second from the first row to the last; 0 for a single row."""
         return np.asarray((self.last - self.first) / np.maximum(self.span, 1e-9))
 
     @property
     def share_growing(self) -> Floats:
-        """The share of readings that are larger than the one before."""
+        """The share of readings that are larger than the previous reading."""
         larger = np.diff(self.values[: self.rows], axis=0) > 0.0
         counted = np.arange(self.rows - 1)[:, None] >= self.starts
         return np.asarray((larger & counted).sum(axis=0) / np.maximum(self.rows - 1 - self.starts, 1))

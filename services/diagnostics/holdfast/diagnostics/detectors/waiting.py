@@ -1,16 +1,17 @@
-"""Finds the rank that the others wait for, by the collectives that they are in. A pure function over rows of flight recorders.
+"""Finds the rank that the others wait for, by the collectives that ranks have entered. A pure function over rows of flight
+recorders.
 
-A rank *waits* if an operation that it has entered cannot finish because another rank has not entered it. A rank that is
-waited for and does not wait itself is a *root* of the wait-for graph: the job hangs there. Two facts per rank are enough
-(whether it waits, and whether others wait for it), so no edges are built and the cost is linear in the rows.
+A rank *waits* if an operation that it has entered cannot finish because another rank has not entered it. A rank that others
+wait for and that does not wait itself is a *root* of the wait-for graph, and the cause of the hang. Two facts per rank are
+enough (whether it waits, and whether others wait for it). The graph therefore has no edges, and the cost is linear in the rows.
 
-    mismatch     members call different operations at the same place in a group's sequence; the odd ones are named
+    mismatch     members call different operations at the same place in a group's sequence; the minority is named
     absent       a root outside of all collectives: it computes, loops, holds its interpreter's lock, or reads its data
     stalled      it has entered an operation that the other members have finished: its device or communication thread hangs
-    undelivered  more members are still inside an operation than can have finished it, or the node of one is not heard: data
-                 that was sent did not arrive; no rank is named
-    unreachable  a rank that the others may wait for does not answer, or has ended, and none is proven stuck; a rank of which
-                 only the dump is missing is not named: it may be late, or wait like the others
+    undelivered  more members are still inside an operation than can have finished it, or the node of a member sends no
+                 telemetry: data that was sent did not arrive; no rank is named
+    unreachable  a rank that the others may wait for does not answer, or has ended, and no rank is a proven root; a rank for
+                 which only the dump is missing is not named: it may be late, or wait like the others
     in flight    all members are inside the same operation and none has finished it: the network; no rank is named
     cycle        A waits for B in one group, B for A in another: the script's order of collectives; no rank is named
 """
@@ -25,11 +26,11 @@ from enum import StrEnum
 
 from holdfast.domain.collectives import CollectiveRows, expand
 
-# Every member contributes to every member's result, so one that has finished proves that all have taken part. This does not
-# hold for broadcast, reduce, gather and scatter: a root or a leaf may finish before the others have entered.
+# Every member contributes to every member's result. A member that has finished therefore proves that all have taken part. This
+# does not hold for broadcast, reduce, gather and scatter: a root or a leaf may finish before the others have entered.
 _SYMMETRIC = ("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather", "reduce_scatter", "_reduce_scatter",
               "all_to_all", "alltoall", "barrier")  # fmt: skip
-# Members pass tensors of one size to these; to the others (all_to_all, gather …) they may differ.
+# Operations to which all members pass tensors of one size; for others (all_to_all, gather …) the sizes may differ.
 EQUAL_SIZES = ("all_reduce", "allreduce", "_all_gather_base", "_reduce_scatter_base", "reduce", "broadcast")
 _OTHER_END = {"send": "recv", "recv": "send"}
 _SHOWN_MAX = 8
@@ -48,7 +49,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The result of the wait-for graph. If no rank is to be named, `ranks` is empty and `among` lists those concerned."""
+    """The result of the wait-for graph. If no rank is named, `ranks` is empty and `among` lists the ranks concerned."""
 
     standing: Standing
     ranks: tuple[int, ...]
@@ -79,7 +80,7 @@ class _Group:
 
     @property
     def label(self) -> str:
-        """Worked out once, when `places` is complete: each of 100,000 ranks has a reason with this label."""
+        """The name of the group in reasons. Computed once, when `places` is complete, because 100,000 reasons contain it."""
         if not self._label:
             self._label = f"{self.name} (ranks {_list(sorted(self.places))})"
         return self._label
@@ -87,17 +88,17 @@ class _Group:
 
 @dataclass(slots=True)
 class _Graph:
-    """Nodes only: for each rank one reason why it waits, why it is waited for, and why it is stalled."""
+    """The vertices of the graph: for each rank one reason why it waits, why others wait for it, and why it is stalled."""
 
-    inside: set[int]  # some operation is not finished
+    inside: set[int]  # ranks with an unfinished operation
     waits: dict[int, str] = field(default_factory=dict)
-    # Perhaps, for a rank of which nothing is known: this does not clear a rank that others are proven to wait for.
+    # Ranks that may wait for a rank whose state is unknown. This does not exonerate a rank that others are proven to wait for.
     may_wait: dict[int, str] = field(default_factory=dict)
-    waited: dict[int, str] = field(default_factory=dict)
+    waited: dict[int, str] = field(default_factory=dict)  # ranks that others wait for
     waiters: Counter[int] = field(default_factory=Counter)
     stalled: dict[int, str] = field(default_factory=dict)
     undelivered: Waiting | None = None
-    # Nothing is known of them, and other members are in an operation of their groups.
+    # Ranks in an unknown state, while other members of one of their groups are inside an operation.
     doubted: dict[int, str] = field(default_factory=dict)
     mismatches: list[Waiting] = field(default_factory=list)
 
@@ -109,12 +110,12 @@ def find_blocking_ranks(
     missing: Collection[int] = (),
     heard: Collection[int] | None = None,
 ) -> Waiting | None:
-    """Evaluate the wait-for graph. None if no rank is inside an operation: then collectives explain nothing.
+    """Evaluate the wait-for graph. Returns None if no rank is inside an operation: then collectives explain nothing.
 
-    `unreachable`: ranks whose recorders did not answer, with the known state ("it has ended"). `messaging`: ranks that
-    may be waiting for a message which their recorder does not show; they are not to be named for being outside of collectives.
-    `missing`: ranks without a dump, of which nothing is known: they are not named, even if others may wait for them.
-    `heard`: ranks whose nodes send telemetry, if that is known; other members of a group are on nodes that are not heard.
+    `unreachable`: ranks whose recorders did not answer, with the known state ("it has ended"). `messaging`: ranks that may be
+    waiting for a message which their recorder does not show; they are not named for being outside of collectives. `missing`:
+    ranks without a dump, whose state is unknown; they are not named, even if others may wait for them. `heard`: ranks whose
+    nodes send telemetry, if that is known; the nodes of all other members are without contact.
     """
     groups, pairs = _read(rows)
     graph = _Graph({rank for group in groups for rank, place in group.places.items() if place.pending >= 0})
@@ -126,7 +127,7 @@ def find_blocking_ranks(
     blank = {peer for peers in pairs.values() for peer in peers} - set(rows.rank)
     unknown = {
         **dict.fromkeys(blank, "its recorder shows no operation"),
-        **dict.fromkeys(sorted(away), "nothing is heard of its node"),
+        **dict.fromkeys(sorted(away), "its node sends no telemetry"),
         **dict.fromkeys(idle, "it is inside no collective"),
         **dict.fromkeys(missing, "its dump is missing"),
         **(unreachable or {}),
@@ -155,8 +156,8 @@ def _roots(graph: _Graph) -> Waiting | None:
 
 
 def _doubted(graph: _Graph, unknown: Mapping[int, str], missing: Collection[int]) -> Waiting | None:
-    """Suspect ranks that do not answer. A rank whose dump is missing is not suspected: the others' dumps look the same whether
-    it is late, or waits like them in the network or in a deadlock."""
+    """Suspect ranks that do not answer. A rank without a dump is not suspected, because the dumps of the others are the same
+    whether this rank is late, or waits like them in the network or in a deadlock."""
     if not graph.doubted:
         return None
     if ranks := tuple(sorted(graph.doubted.keys() - set(missing))):
@@ -173,7 +174,7 @@ def _doubted(graph: _Graph, unknown: Mapping[int, str], missing: Collection[int]
 
 
 def _nobody(graph: _Graph) -> Waiting:
-    """The chain of waiting ranks ends at one that does not wait, or is a cycle."""
+    """The result if no rank is a root: the waiting ranks form a cycle, or all members are inside the same operation."""
     ends = sorted(graph.waited.keys() - graph.waits.keys())
     if graph.waited and not ends:
         among = tuple(sorted(graph.waited))
@@ -220,7 +221,7 @@ def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str], away: Collec
 
 @dataclass(frozen=True, slots=True)
 class _SilentTookPart:
-    """Whether a waiting rank cannot be waiting for the members of which nothing is known."""
+    """Whether the members in an unknown state must have taken part, so that a waiting rank cannot wait for them."""
 
     silent: frozenset[int]
     completed: tuple[int, ...]  # of the other members, ascending
@@ -232,8 +233,8 @@ class _SilentTookPart:
         return cls(left_out, tuple(completed))
 
     def in_(self, place: _Place, rank: int) -> bool:
-        """Whether some member has finished an operation that takes all members, or all other members have finished it. `rank`
-        itself has not: its operation is pending."""
+        """Whether some member has finished an operation that needs all members, or all other members have finished it. `rank`
+        itself has not finished: its operation is pending."""
         finished = len(self.completed) - bisect_left(self.completed, place.pending)
         if place.kind.startswith(_SYMMETRIC):
             return finished > 0
@@ -255,17 +256,17 @@ def _fold_stalled(
     if not inside:
         return
     first = min(place.pending for place in inside.values())
-    unheard = [rank for rank in silent if rank in away]
-    finishers = sum(place.completed >= first for place in group.places.values()) + len(silent) - len(unheard)
-    if unheard or len(inside) > finishers:
-        # A rank that loses its connection may finish first: the others wait for what it sent.
+    no_contact = [rank for rank in silent if rank in away]
+    finishers = sum(place.completed >= first for place in group.places.values()) + len(silent) - len(no_contact)
+    if no_contact or len(inside) > finishers:
+        # A rank that loses its connection may finish first, while the others wait for the data that it sent.
         ranks = tuple(sorted(inside))
         reason = (
             f"ranks {_list(ranks)} are still inside {_what(inside[ranks[0]], group)}, which rank {finished_by} has finished: "
             + (
-                f"nothing is heard of the node of rank {unheard[0]}"
-                if unheard
-                else "what was sent to them did not arrive"
+                f"the node of rank {no_contact[0]} sends no telemetry"
+                if no_contact
+                else "data that was sent to them did not arrive"
             )
             + ": the network"
         )
@@ -274,12 +275,12 @@ def _fold_stalled(
     for rank, place in inside.items():
         graph.stalled.setdefault(
             rank, f"it is still inside {_what(place, group)}, which rank {finished_by} has finished: its device or its "
-            "communication thread stands still",
+            "communication thread hangs",
         )  # fmt: skip
 
 
 def _mismatches(group: _Group, waiting: Mapping[int, _Place]) -> Iterator[Waiting]:
-    """Members that call different operations at the same place of the sequence."""
+    """Yield members that call different operations at the same place of the sequence."""
     by_seq: dict[int, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, place in waiting.items():
         sizes = place.sizes if place.kind.startswith(EQUAL_SIZES) else ""
@@ -319,7 +320,7 @@ def _fold_pairs(
                 graph.waiters[peer] += 1
 
 
-# ---------------------------------------------------------------- reading, and words
+# ---------------------------------------------------------------- reading rows, and texts
 
 
 def _read(rows: CollectiveRows) -> tuple[list[_Group], dict[tuple[str, str, int], set[int]]]:
@@ -339,7 +340,7 @@ def _read(rows: CollectiveRows) -> tuple[list[_Group], dict[tuple[str, str, int]
             if members not in listed:
                 listed[members] = expand(members)
             if len(listed[members]) > left:
-                return [], {}  # no job has so many; of a part of the groups the wrong rank could be concluded
+                return [], {}  # no job has so many members; from a part of the groups a wrong rank could be concluded
             left -= len(listed[members])
             group = groups[(name, members)] = _Group(name, listed[members])
         group.places[rank] = _Place(entered, pending, kind, sizes)

@@ -1,4 +1,4 @@
-"""What is known of a generation's ranks, for the judgement of hangs: a fold over signals without conclusions. Pure."""
+"""The facts about a generation's ranks that the hang detector needs: a fold over signals, without conclusions. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holdfast.domain.job import HangSpec
 from holdfast.domain.signals import GenerationStarted, Phase, RankProgress, WorkerExited
 
 _JOBS_MAX = 4096
-FIRST_STEPS = 3  # of a generation: they initialise and compile
+FIRST_STEPS = 3  # of a generation: these steps initialise and compile
 TICK_S = 1.0  # between two reports of an agent
-_REPORTS_LAG_S = 2.0  # steps that finished before a crash may be reported this much after it
+_REPORTS_LAG_S = 2.0  # a step that finished before a crash may be reported up to this long after the crash
 _SIGNALLED = frozenset({"T", *GONE})
 _EXPLAINS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION})
 
@@ -29,27 +29,27 @@ class Watched:
     generation: Generation
     active_at: float  # diagnostics' clock: last progress or change of phase
     latest: dict[str, RankProgress] = field(default_factory=dict)  # by node
-    heard_at: dict[str, float] = field(default_factory=dict)  # by node, diagnostics' clock
-    # Node → since when one of its processes is in state T, or dead.
+    heard_at: dict[str, float] = field(default_factory=dict)  # last report by node, diagnostics' clock
+    # Node → time since which one of its processes is in state T, or dead.
     signalled_at: dict[str, float] = field(default_factory=dict)
-    traced_at: dict[str, float] = field(default_factory=dict)  # the same for state t: traced by a debugger
+    traced_at: dict[str, float] = field(default_factory=dict)  # likewise for state t: traced by a debugger
     ended: set[int] = field(default_factory=set)  # ranks that exited with code 0
     has_reported: bool = False  # some rank has reported a step or a phase by itself
-    steps: int = 0  # finished in this generation
-    step: int = 0  # the newest that every rank has finished
+    steps: int = 0  # number of steps finished in this generation
+    step: int = 0  # the newest step that every rank has finished
     standing: dict[str, StallSnapshot] = field(default_factory=dict)  # by node, of this stall
-    moved_at: float = float("-inf")  # diagnostics' clock: some rank was seen to enter another collective
+    moved_at: float = float("-inf")  # diagnostics' clock: when a rank last entered another collective
     phase_changed: bool = True  # since the last step
     last_end: float = 0.0
     rhythm: Rhythm = field(default_factory=Rhythm)
     stall: Stall | None = None
-    looked: Look | None = None  # at the flight recorders, until they report again
-    prove_at: float = float("-inf")  # time of the next proof: a look at 100,000 ranks takes long
-    warned: bool = False  # of this stall
-    computes_until: float = float("-inf")  # its ranks may be computing: not checked again before
+    looked: Look | None = None  # result of the flight recorders; None after they have reported again
+    prove_at: float = float("-inf")  # time of the next attempt to prove the stall: it takes long with 100,000 ranks
+    warned: bool = False  # a warning about this stall was reported
+    computes_until: float = float("-inf")  # the ranks may be computing; not checked again before this time
     settled: bool = False  # this stall is reported as an error, or another finding explains it
-    explained_at: float = float("-inf")  # when another finding explained it
-    lost: set[str] = field(default_factory=set)  # nodes
+    explained_at: float = float("-inf")  # when another finding explained the stall
+    lost: set[str] = field(default_factory=set)  # lost nodes
     lost_at: float = float("-inf")
 
     @property
@@ -58,8 +58,8 @@ class Watched:
 
     @property
     def still_since(self) -> float:
-        """The last progress or change of phase, by diagnostics' clock. A script that reports neither stands still from the
-        first report of a process that is stopped, dead or traced."""
+        """The beginning of the stall, by diagnostics' clock: the last progress or change of phase. If the script reports
+        neither, the first report of a process that is stopped, dead or traced."""
         if self.has_reported:
             return self.active_at
         return min((*self.signalled_at.values(), *self.traced_at.values()), default=self.active_at)
@@ -70,14 +70,14 @@ class HangState:
     jobs: Bounded[str, Watched] = field(default_factory=lambda: Bounded(_JOBS_MAX))
 
     def of(self, item: StallSnapshot | StepRecord | Finding | WorkerExited) -> Watched | None:
-        """What is known of the generation that `item` is about; None if it is not the one that is watched."""
+        """Return the state of the generation that `item` is about; None if another generation is watched."""
         known = self.jobs.get(item.job)
         return known if known is not None and known.generation.number == item.generation else None
 
 
 def opened(state: HangState, item: RankProgress | GenerationStarted, now: float, roster: Roster) -> Watched | None:
-    """The generation of `item`; None if it is over or not the newest. A generation that is over is kept until the next one
-    begins, which takes over its rhythm."""
+    """Return the generation of `item`; None if it is over or not the newest. A generation that is over is kept until the next
+    generation begins and takes over its rhythm."""
     generation = roster.current(item.job, item.generation)
     if generation is None or generation.over:
         return None
@@ -89,7 +89,8 @@ def opened(state: HangState, item: RankProgress | GenerationStarted, now: float,
 
 
 def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -> None:
-    """The hot path: every node, every tick. Comparing two tuples costs less than comparing rank by rank."""
+    """Fold progress. Hot path: called for every node at every tick. It compares whole tuples, which costs less than comparing
+    rank by rank."""
     generation = opened(state, item, now, roster)
     if generation is None:
         return
@@ -98,7 +99,7 @@ def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -
     generation.heard_at[item.node] = now
     if not _SIGNALLED.isdisjoint(item.process_state) and _is_signalled(generation, item):
         if _has_run(before, item):
-            generation.signalled_at[item.node] = now  # stopped again, not still
+            generation.signalled_at[item.node] = now  # the process has run in between, so it was stopped again
         else:
             generation.signalled_at.setdefault(item.node, now)
     elif generation.signalled_at:
@@ -119,7 +120,7 @@ def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -
         if before.step != item.step:
             active(generation, now)
             if now - generation.explained_at > _REPORTS_LAG_S:
-                generation.settled = False  # progress after all: the next stall is a new one
+                generation.settled = False  # there is progress after all: the next stall is a new stall
 
 
 def _is_signalled(generation: Watched, item: RankProgress) -> bool:
@@ -129,7 +130,7 @@ def _is_signalled(generation: Watched, item: RankProgress) -> bool:
 
 
 def _has_run(before: RankProgress | None, item: RankProgress) -> bool:
-    """Whether every stopped process has used CPU time since the last report, as one that is stopped and continued in turn."""
+    """Whether every stopped process has used CPU time since the last report, as if it is stopped and continued in turn."""
     if before is None or before.rank != item.rank:
         return False
     stopped = [i for i, state in enumerate(item.process_state) if state == "T"]
@@ -141,7 +142,7 @@ def _entered_more(before: RankProgress, item: RankProgress) -> bool:
 
 
 def lacks_evidence(generation: Watched) -> bool:
-    """Whether flight recorders may still add evidence to that of the processes."""
+    """Whether flight recorders may still add evidence to that of the process states."""
     counted = any(count >= 0 for item in generation.latest.values() for count in item.collective_seq)
     if not counted or generation.signalled_at or generation.traced_at:
         return False
@@ -149,15 +150,15 @@ def lacks_evidence(generation: Watched) -> bool:
 
 
 def all_reported(generation: Watched) -> bool:
-    """Whether every node that is not lost has reported on its silent ranks. Called at every tick, so names are compared only
-    if their number allows it."""
+    """Whether every node that is not lost has reported its silent ranks. Called at every tick, so names are compared only if
+    there are enough reports."""
     if len(generation.standing) < len(generation.latest) - len(generation.lost):
         return False
     return generation.standing.keys() >= judged(generation)
 
 
 def _reports(generation: Watched, before: RankProgress | None, item: RankProgress) -> bool:
-    """Whether a rank has reported by itself: agents show a silent one in phase `init` since they started it."""
+    """Whether a rank has reported by itself. Agents report a silent rank with phase `init` and the time of its start."""
     if any(phase is not Phase.INIT for phase in item.phase):
         return True
     if before is not None and (before.step, before.phase_at) != (item.step, item.phase_at):
@@ -173,7 +174,7 @@ def ended(state: HangState, exit_: WorkerExited) -> None:
     generation.ended.add(exit_.rank)
     latest = generation.latest.get(exit_.node)
     if latest is not None and generation.ended.issuperset(latest.rank):
-        leave(generation, exit_.node)  # its agent will not report it any more
+        leave(generation, exit_.node)  # its agent no longer reports these ranks
 
 
 def leave(generation: Watched, node: str) -> None:
@@ -184,7 +185,7 @@ def leave(generation: Watched, node: str) -> None:
 
 
 def explained(state: HangState, item: Finding, now: float) -> None:
-    """Another finding explains why no rank makes progress, or withdraws that explanation."""
+    """Record that another finding explains why no rank makes progress, or withdraws that explanation."""
     generation = state.of(item)
     if generation is None:
         return
@@ -209,7 +210,7 @@ def stepped(state: HangState, record: StepRecord, now: float) -> None:
         return
     active(generation, now)
     took_s = record.ended_at - record.started_at + record.stall_s
-    # Between two steps without a change of phase, what the script does outside of `run.step` belongs to the rhythm.
+    # Without a change of phase between two steps, the time that the script spends outside of `run.step` is part of the rhythm.
     if generation.last_end and not generation.phase_changed:
         took_s = max(took_s, record.ended_at - generation.last_end)
     if generation.steps >= FIRST_STEPS:
@@ -220,7 +221,7 @@ def stepped(state: HangState, record: StepRecord, now: float) -> None:
 
 
 def usual_s(generation: Watched) -> float:
-    """The time that a step may take by the job's rhythm alone."""
+    """The time that a step may take by the job's rhythm alone, in seconds."""
     return max(generation.hang.floor_s, generation.hang.factor * generation.rhythm.slow_s)
 
 
@@ -236,13 +237,13 @@ def stalled(generation: Watched, now: float) -> Stall:
 
 
 def judged(generation: Watched) -> set[str]:
-    """The nodes whose reports a diagnosis needs: those that are not lost."""
+    """The nodes whose reports a diagnosis needs: all nodes that are not lost."""
     return generation.latest.keys() - generation.lost
 
 
 def still_by_agents(generation: Watched, now: float) -> float:
-    """Seconds for which no rank had reported anything at the newest report of its agent, by the agent's clock. A report takes
-    one tick at most to arrive, which limits the effect of a clock that jumped."""
+    """Seconds without any change of phase, by the agents' clocks, up to the newest report of each agent. A report arrives after
+    one tick at most; this bound limits the effect of a clock that jumped."""
     if not generation.has_reported:
         return 0.0
     reports = (generation.latest[node] for node in judged(generation))

@@ -1,25 +1,27 @@
-"""Unexpected exits: the root failure of a generation, and how that rank failed.
+"""Detects unexpected exits: the root failure of a generation, and how that rank failed.
 
-Theory of operation, per (job, generation). The first exit that is a failure of its own (a signal, a code, the script's own
-exception) is reported at once. An exit by a collective error is held for `hold_s`, because nearly always its root is on the
-way: another rank's exit, a lost node. If this process has just started, or did not run for a while, the root may be with an
-agent that has not reconnected: held exits then wait until every rank of the generation has been reported, `agents_s` at most.
+Theory of operation, per (job, generation). The first exit whose cause is the rank itself (a POSIX signal, an exit code, the
+script's own exception) is reported at once. An exit by a collective error is held for `hold_s`, because its root (the exit of
+another rank, or a lost node) is nearly always reported within that time. If this process has just started, or did not run for
+a while, an agent that has not reconnected may report the root. Held exits then wait until every rank of the generation has
+been reported, for at most `agents_s`.
 
-If no root is reported, one of these is, in this order:
+If no root is reported, the finding names, in this order:
 
 * the rank whose collective calls differ from those of the majority (`desync`);
 * the rank that has ended with code 0 while the others needed it;
-* no rank and no node, with low confidence: which of several communication errors came first proves nothing.
+* no rank and no node, with low confidence, because the order of several communication errors proves nothing.
 
 Failures after the root are cascading and are not reported.
 
-A lost node explains collective errors and nothing else, for `explained_s`: within that time the generation is stopped if the
-supervisor confirms the loss. A loss that is withdrawn, because the node is heard again, explains nothing any more.
+A lost node explains collective errors, but no other failure, for `explained_s`: if the supervisor confirms the loss, it stops
+the generation within that time. If the loss is withdrawn because the node has reconnected, it explains nothing.
 
-Signals of several nodes arrive in any order. If a late one shows a better root (earlier by more than `skew_s`, or a failure
-of its own against a collective error), the finding is corrected by a new one with `supersedes=<id>` in its evidence. On one
-node the monotonic clock tells which failure was earlier. Between nodes each failure is dated by its own node's clock,
-relative to the newest step that both have finished; only without such a step are the clocks of two machines compared.
+Signals of several nodes arrive in any order. If a late signal shows a better root (a failure that is earlier by more than
+`skew_s`, or a rank's own failure instead of a collective error), a new finding with `supersedes=<id>` in its evidence replaces
+the first one. On one node, the monotonic clock gives the order of failures. Between nodes, each failure is dated by the clock
+of its own node, relative to the newest step that both ranks have finished. Without such a step the clocks of the two machines
+are compared.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
 
-_KEPT_MAX = 4096  # entries of each table; the oldest are forgotten first
+_KEPT_MAX = 4096  # entries of each table; the oldest are dropped first
 
 Key = tuple[str, int]  # (job, generation)
 
@@ -48,8 +50,8 @@ Key = tuple[str, int]  # (job, generation)
 class _Generation:
     """The exits of one generation."""
 
-    exited: set[int] = field(default_factory=set)  # ranks that failed: a signal that is sent again is not counted again
-    ended: dict[int, WorkerExited] = field(default_factory=dict)  # ranks that left with code 0
+    exited: set[int] = field(default_factory=set)  # ranks that failed; a repeated report is not counted again
+    ended: dict[int, WorkerExited] = field(default_factory=dict)  # ranks that ended with code 0
     root: WorkerExited | None = None
     root_cause: Cause = Cause.COLLECTIVE
     root_id: str = ""
@@ -57,8 +59,8 @@ class _Generation:
     held: list[WorkerExited] = field(default_factory=list)
     held_at: float = 0.0
     hold_until: float = 0.0
-    recorded: bool = False  # flight recorders show the calls of some that are held
-    lost: set[str] = field(default_factory=set)  # nodes: they explain collective errors
+    recorded: bool = False  # some held exits contain the calls of a flight recorder
+    lost: set[str] = field(default_factory=set)  # lost nodes, which explain collective errors
 
 
 @dataclass(slots=True)
@@ -72,26 +74,26 @@ class ExitState:
         default_factory=lambda: Bounded(_KEPT_MAX)
     )  # node → newest hardware finding
     out_of_memory: Bounded[str, float] = field(default_factory=lambda: Bounded(_KEPT_MAX))  # node → diagnostics' clock
-    # Job → node on which it failed → diagnostics' clock.
+    # Job → node on which the job failed → diagnostics' clock.
     places: Bounded[str, dict[str, float]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
-    # Node → jobs with ranks also on other nodes that ended on this one in a way that a broken node can cause.
+    # Node → jobs that failed on this node in a way that a broken node can cause, and that had ranks on other nodes as well.
     jobs_failed_by_node: Bounded[str, set[str]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
     looking_since: float | None = None  # diagnostics' clock: the start, or the end of the last gap in the telemetry
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """WORKER_CRASH, WORKER_EXCEPTION and, in place of the latter, REPEATED_EXCEPTION."""
+    """Reports WORKER_CRASH, WORKER_EXCEPTION and, instead of the latter, REPEATED_EXCEPTION."""
 
     hold_s: float = 0.3  # delay of collective errors, in which their root may be reported
-    agents_s: float = 5.0  # longer, while agents have not reconnected since this process started
-    gather_s: float = 2.0  # longer, for the calls of the other ranks, if flight recorders show them
-    explained_s: float = 10.0  # and for a generation with a lost node to be stopped
+    agents_s: float = 5.0  # longest delay while agents have not reconnected since this process started
+    gather_s: float = 2.0  # longest delay to receive the calls of the other ranks, if flight recorders show calls
+    explained_s: float = 10.0  # delay in which the supervisor may stop a generation with a lost node
     skew_s: float = 0.1  # assumed difference of the clocks of two nodes
     correct_within_s: float = 10.0  # a later correction would come after the recovery
-    near_s: float = 60.0  # a hardware finding explains failures of its node within this
+    near_s: float = 60.0  # a hardware finding explains failures of its node within this time
     memory_s: float = 86_400.0  # failures of other jobs on a node count for this long
-    early_s: float = 300.0  # after the start of a generation: "before the first step" means something only here
+    early_s: float = 300.0  # after the start of a generation; a later failure before the first step is not an early one
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -134,7 +136,7 @@ class WorkerExit:
                     del state.generations[key]
                     state.holding.discard(key)
             case Finding(kind=FindingKind.NODE_LOST) if item.job:
-                self._lost_or_back(state, item, now)
+                self._lost_or_reconnected(state, item, now)
             case Finding(kind=FindingKind.GPU_ERROR) if item.severity in (Severity.ERROR, Severity.FATAL):
                 state.hardware[item.node] = item
             case Finding(kind=FindingKind.HOST_OOM):
@@ -152,7 +154,7 @@ class WorkerExit:
             return ()
         placed = roster.generation(*key)
         if not is_failure(exit_) or (placed is not None and exit_.node in placed.left):
-            if generation.root is not None:  # it was stopped because of that, and may have raised the same before
+            if generation.root is not None:  # stopped because of the root; may have raised the same exception before
                 self._count_same_exception(state, generation.root, exit_)
             return ()
         generation.exited.add(exit_.rank)
@@ -171,8 +173,8 @@ class WorkerExit:
         generation.recorded = generation.recorded or (exit_.error is not None and bool(exit_.error.call))
         return ()
 
-    def _lost_or_back(self, state: ExitState, item: Finding, now: float) -> None:
-        """A lost node makes collective errors of the other nodes wait longer, until it is heard again."""
+    def _lost_or_reconnected(self, state: ExitState, item: Finding, now: float) -> None:
+        """Hold collective errors of the other nodes longer while a node is lost, until it reconnects."""
         generation = state.generations.get_or_add((item.job, item.generation), _Generation)
         if item.severity in (Severity.ERROR, Severity.FATAL):
             generation.lost.add(item.node)
@@ -183,8 +185,8 @@ class WorkerExit:
                 generation.hold_until = min(generation.hold_until, now + self.hold_s)
 
     def _count_same_exception(self, state: ExitState, root: WorkerExited, exit_: WorkerExited) -> None:
-        """Count the node if its rank raised the same exception as the root. Crashes, device and collective errors are not
-        counted: they spread from one rank to the next by themselves, also in the line of the script that the root failed in."""
+        """Count the node if its rank raised the same exception as the root. Crashes, device errors and collective errors are
+        not counted: they spread from rank to rank, and may appear in the same line of the script as the root failure."""
         if exit_.error is None or root.error is None or exit_.error.type != root.error.type:
             return
         if class_of(exit_.error) is ErrorClass.DEVICE:
@@ -206,7 +208,7 @@ class WorkerExit:
         now: float,
         roster: Roster,
     ) -> tuple[Finding, ...]:
-        """Replace the finding if this late exit is a better root. Otherwise the failure is cascading."""
+        """Replace the finding if this late exit is a better root; otherwise treat the exit as a cascading failure."""
         assert generation.root is not None
         if cause is Cause.COLLECTIVE or now - generation.root_found_at > self.correct_within_s:
             return ()
@@ -217,7 +219,7 @@ class WorkerExit:
         return (self._found(state, generation, exit_, cause, "", now, roster, supersedes=generation.root_id),)
 
     def _expire(self, state: ExitState, now: float, roster: Roster) -> tuple[Finding, ...]:
-        """Report collective errors whose root was not seen in time. A clock that was set back ends the wait as well."""
+        """Report collective errors whose root was not reported in time. The delay also ends if the clock was set back."""
         findings: list[Finding] = []
         for key in sorted(state.holding):
             generation = state.generations.get(key)
@@ -234,7 +236,7 @@ class WorkerExit:
         return tuple(findings)
 
     def _may_come(self, state: ExitState, generation: _Generation, placed: Generation | None, now: float) -> bool:
-        """Whether the root may still be reported: by an agent that has not been heard yet, or by a rank that has not ended."""
+        """Whether the root may still be reported: by an agent that has not connected yet, or for a rank that has not ended."""
         since = now if state.looking_since is None else state.looking_since
         world_size = 0 if placed is None else placed.world_size
         if not _is_complete(placed) and now - since < self.agents_s:
@@ -281,7 +283,7 @@ class WorkerExit:
     def _recurrence(
         self, state: ExitState, exit_: WorkerExited, cause: Cause, *, early: bool
     ) -> repeated_exception.Failure | None:
-        """How often this exception or signal has been seen; None for collective errors and external signals."""
+        """Count the occurrences of this exception or POSIX signal; None for collective errors and external signals."""
         fingerprint = repeated_exception.fingerprint_of(exit_)
         if not fingerprint or cause is not Cause.OWN:
             return None
@@ -313,10 +315,10 @@ class WorkerExit:
         others = failed_here - {exit_.job}
         out_of_memory = abs(now - state.out_of_memory.get(exit_.node, -1e12)) <= self.near_s
         if placed is not None and placed.spread and may_be_the_nodes(exit_, host_oom=out_of_memory):
-            # That the job has failed on no other node counts against this one only if the job has ranks on other nodes.
+            # The absence of failures on other nodes is evidence against this node only if the job has ranks on other nodes.
             state.jobs_failed_by_node[exit_.node] = failed_here | {exit_.job}
         hardware, began = state.hardware.get(exit_.node), exit_.at if began_at is None else began_at
-        # A finding from before the job first started was known when the job was placed on this node.
+        # A finding from before the first start of the job was known when the job was placed on this node.
         explains = hardware is not None and hardware.at >= began and abs(now - hardware.at) <= self.near_s
         context = Context(
             hardware=hardware.summary if hardware is not None and explains else "",
@@ -337,9 +339,10 @@ def _failed_here_only(state: ExitState, job: str, node: str, after: float) -> bo
 
 
 def _likely_root(generation: _Generation, skew_s: float) -> tuple[WorkerExited, Cause, str]:
-    """Of ranks that failed in collectives the one to report, its cause, and why it is the root; "" if that is not known."""
+    """Select the rank to report among ranks that failed in collectives: its exit, its cause, and why it is the root ("" = not
+    known)."""
     first = first_of(generation.held)
-    assert first is not None  # a generation is in `holding` because of one
+    assert first is not None  # a generation in `holding` has at least one held exit
     odd = odd_one_out(generation.held)
     if odd is not None:
         rank, why = odd
@@ -351,14 +354,14 @@ def _likely_root(generation: _Generation, skew_s: float) -> tuple[WorkerExited, 
 
 
 def _out_of_step(finding: Finding, why: str) -> Finding:
-    """Name the rank whose calls differ from the others'. As a rule the cause is the script's control flow, not the node."""
+    """Name the rank whose calls differ from the others'. The cause is usually the script's control flow, not the node."""
     who = f"Rank {finding.rank} on {finding.node} is out of step with the others: {why}; their collectives failed."
     evidence = {**finding.evidence, "root": "out of step", "because": why}
     return replace(finding, summary=who, confidence=0.8, evidence=evidence)
 
 
 def _root_unknown(finding: Finding, placed: Generation | None) -> Finding:
-    """The root is not known: name no rank, and the node only if the job runs on a single one."""
+    """Name no rank, because the root is not known, and name the node only if the job runs on a single node."""
     evidence = {**finding.evidence, "first": f"rank {finding.rank} on {finding.node}"}
     if placed is not None and len(placed.nodes) == 1 and _is_complete(placed):
         return replace(finding, evidence=evidence)
@@ -377,7 +380,7 @@ def _release(state: ExitState, key: Key, generation: _Generation) -> None:
 
 
 def _drop_held(state: ExitState, job: str, before: int) -> None:
-    """Generations of `job` before this number are over: why their ranks failed does not matter any more."""
+    """Drop the held exits of generations of `job` with a number below `before`: these generations are over."""
     for key in [key for key in state.holding if key[0] == job and key[1] < before]:
         generation = state.generations.get(key)
         if generation is not None:

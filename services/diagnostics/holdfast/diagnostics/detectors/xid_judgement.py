@@ -28,7 +28,7 @@ JUDGEMENTS: dict[FirstAction, Judgement] = {
 }
 RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.ERROR: 2, Severity.FATAL: 3}
 
-# NVML field 230, and its text in Xid 154. None = nothing to do.
+# Values of NVML field 230, their texts in Xid 154, and the action. None = no action is necessary.
 RECOVERY: dict[int, tuple[str, FirstAction | None]] = {
     0: ("none", None),
     1: ("GPU reset required", FirstAction.GPU_RESET),
@@ -54,7 +54,7 @@ _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """`link` and `unit` are empty, and `subcode` is -1, if the line has none."""
+    """Details of an Xid line. `link` and `unit` are empty, and `subcode` is -1, if the line does not contain them."""
 
     link: str = ""
     unit: str = ""
@@ -72,12 +72,12 @@ def details_of(text: str) -> Details:
 
 
 def is_nvml_event(text: str) -> bool:
-    """Whether NVML's event set reported the code, without text: codes that need the text are left to the kernel log."""
+    """Whether NVML's event set reported the code, without a text. Codes that need the text are judged by the kernel log."""
     return text.startswith("NVML event")
 
 
 def gpu_key(pci: str, gpu: int | None) -> str:
-    """One key for a GPU, for all spellings of its PCI address: "PCI:0000:3b:00", "00000000:3B:00.0"."""
+    """The key of a GPU, equal for all notations of its PCI address: "PCI:0000:3b:00", "00000000:3B:00.0"."""
     if match := _PCI.search(pci):
         domain, bus, device = match.groups()
         return f"{domain[-4:]}:{bus}:{device}".lower()
@@ -85,7 +85,7 @@ def gpu_key(pci: str, gpu: int | None) -> str:
 
 
 def recovery_in(text: str) -> tuple[FirstAction | None, str]:
-    """The action that an Xid 154 line names; WATCH if it names none."""
+    """The action that an Xid 154 line names, with the reason; WATCH if the line names no action."""
     words = text.lower().rpartition(" to ")[2]  # "… changed from 0x0 (None) to 0x1 (GPU Reset Required)"
     if "(none)" in words:
         return None, ""
