@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,7 +15,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.runtime.authorization import RULES, Accepts, Rule
 from holdfast.runtime.fleet import Membership
+from holdfast.runtime.grpc_access import Access
 from holdfast.runtime.grpc_fleet import Door
 from holdfast.runtime.grpc_options import COMMON, PING_INTERVAL_MS
 from holdfast.runtime.grpc_tracing import TakeContext
@@ -60,17 +62,19 @@ async def listen(
     services: Sequence[str],
     tls: Tls | None = None,
     membership: Membership | None = None,
+    rules: Mapping[str, Rule] = RULES,
     stop_grace_s: float = STOP_GRACE_S,
 ) -> AsyncIterator[Listening]:
     """Serve on `address` (`host:port`, port 0 = any, or `unix:/path`) for the duration of the block.
 
     `register` adds the servicers; `services` are their full names (`holdfast.v1.Telemetry`), for health and reflection. With
-    `membership`, only agents of that fleet may call them.
+    `membership`, only agents of that fleet may call them. `rules`: who may call which method; those without a rule are refused.
     Raises `Conflict` with the reason if the address cannot be bound. At the end, health turns NOT_SERVING and calls get
     `stop_grace_s` to end.
     """
     door = [Door(membership, services)] if membership is not None else []
-    server = grpc.aio.server(interceptors=[TakeContext(), *door], options=OPTIONS)
+    access = Access(tls.accepts if tls else Accepts(), tls.spiffe if tls else (), rules)
+    server = grpc.aio.server(interceptors=[access, TakeContext(), *door], options=OPTIONS)
     register(server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -20,6 +20,7 @@ from holdfast.log.redis import RedisLog
 from holdfast.runtime import freeze, telemetry
 from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.identities import Role
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.supervisor import providers
@@ -69,6 +70,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
     """Run on any event log until cancelled."""
     snapshot.prepare()
     records.prepare(Published, InboxEvent)
+    tls = settings.tls_as(Role.SUPERVISOR)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bind(settings.api_listen))
         api_url = settings.api_url or url_of(listener)
@@ -132,7 +134,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
                 settings.supervisor_listen,
                 lambda server: add_ControlServicer_to_server(control, server),
                 services=(SERVICE,),
-                tls=settings.tls,
+                tls=tls,
                 membership=settings.membership,
             )
         )
