@@ -32,7 +32,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 @asynccontextmanager
 async def connected(endpoint: str, tls: Tls | None, role: Role) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to a server of this role, which has proved it before anything is sent. Raises `OtherRole` if it is another, and
-    `AioRpcError` if it does not answer. Without TLS, any server is accepted."""
+    `AioRpcError` if it does not answer. Without TLS, any server is accepted. Files of certificates that have
+    changed are read again."""
+    tls = tls.renewed() if tls is not None else None
     pinned = await look(endpoint, tls, role) if tls is not None and tls.checks_identities else b""
     async with open_channel(endpoint, tls, pinned) as channel:
         yield channel

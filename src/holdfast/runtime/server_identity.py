@@ -57,7 +57,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # by the channel that follows
     context.load_verify_locations(cadata=tls.ca.decode(errors="replace"))
-    context.load_cert_chain(*tls.files)
+    context.load_cert_chain(*tls.files[:2])
     context.set_alpn_protocols(["h2"])
     return context
 

@@ -1,11 +1,17 @@
 """Mutual TLS: both ends present a certificate of one private CA, and what the certificates say of themselves decides who may do
-what (`identities`, `authorization`). Configured by three files, read once."""
+what (`identities`, `authorization`). Configured by three files.
+
+Files that are replaced are noticed when the next connection begins (`renewed`, `server_credentials`): a renewal needs no restart,
+and connections that are open stay open."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
+
+import structlog
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.authorization import Accepts
@@ -18,17 +24,20 @@ CERT, KEY, CA = "HOLDFAST_TLS_CERT", "HOLDFAST_TLS_KEY", "HOLDFAST_TLS_CA"
 IDENTITIES = "HOLDFAST_TLS_IDENTITIES"
 Demand = Literal["auto", "required", "optional"]
 
+log = structlog.get_logger("holdfast.runtime.tls")
+
 
 @dataclass(frozen=True, slots=True)
 class Tls:
     """PEM bytes of this side's certificate and key, and of the CA that signs the other side's. `identities`: of this side's
-    certificate. `accepts`: what is demanded of the other side's. `files`: of certificate and key.
-    `checks_identities`: whether a client reads the server's."""
+    certificate. `accepts`: what is demanded of the other side's. `files`: of certificate, key and CA; `seen`:
+    which state of them was read. `checks_identities`: whether a client reads the server's."""
 
     cert: bytes
     key: bytes = field(repr=False)
     ca: bytes
-    files: tuple[Path, Path]
+    files: tuple[Path, Path, Path]
+    seen: tuple[tuple[int, ...], ...] = ()
     identities: tuple[Identity, ...] = ()
     accepts: Accepts = field(default_factory=Accepts)
     spiffe: tuple[SpiffeRule, ...] = ()
@@ -52,12 +61,32 @@ class Tls:
         require_whole(cert=cert, key=key, ca=ca)
         if cert is None or key is None or ca is None:
             return None
+        files = (cert, key, ca)
+        seen = _state(files)  # first: what is replaced while it is read is read again
         pem = _read(CERT, cert)
         identities = () if demand is None else _own(cert, pem, fleet, spiffe)
         required = demand == "required" or (demand == "auto" and bool(identities))
         fleets = {each.fleet for each in identities}
         accepts = Accepts(fleet or (fleets.pop() if len(fleets) == 1 else ""), required)
-        return cls(pem, _read(KEY, key), _read(CA, ca), (cert, key), identities, accepts, spiffe, demand is not None)
+        checks = demand is not None
+        return cls(pem, _read(KEY, key), _read(CA, ca), files, seen, identities, accepts, spiffe, checks)
+
+    def renewed(self) -> Tls:
+        """Return what the files contain now; this object if they have not changed, or if what they contain now is no whole set:
+        files that are replaced one after the other, or a certificate that lacks an identity of this one."""
+        if (seen := _state(self.files)) == self.seen or not all(seen):
+            return self
+        cert, key, ca = self.files
+        try:
+            pem, key_pem = _read(CERT, cert), _read(KEY, key)
+            _require_pair(pem, key_pem, cert)
+            identities = _own(cert, pem, self.accepts.fleet, self.spiffe) if self.checks_identities else ()
+            if lost := set(self.identities) - set(identities):
+                raise InvalidSpec(CERT, str(cert), f"a certificate for {', '.join(sorted(each.uri for each in lost))}")
+            return replace(self, cert=pem, key=key_pem, ca=_read(CA, ca), seen=seen, identities=identities)
+        except InvalidSpec as error:
+            log.warning("renewed certificate not used, the one before is", reason=str(error))
+            return self
 
     def require(self, role: Role, name: str = "") -> None:
         """Raises `InvalidSpec` if this side's certificate has identities, or must have one, and none of them is this one."""
@@ -74,9 +103,25 @@ class Tls:
         return not self.identities and not self.accepts.required
 
     def server_credentials(self) -> grpc.ServerCredentials:
+        """Of this set of files, and of those that replace it: each handshake looks whether they have changed."""
         import grpc
 
-        return grpc.ssl_server_credentials([(self.key, self.cert)], root_certificates=self.ca, require_client_auth=True)
+        def configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
+            return grpc.ssl_server_certificate_configuration([(tls.key, tls.cert)], root_certificates=tls.ca)
+
+        used = self
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal used
+            if (now := used.renewed()) is used:
+                return None
+            used = now
+            log.info("certificate renewed", file=str(used.files[0]))
+            return configuration(used)
+
+        # None: unchanged, which the stubs do not know
+        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", changed)
+        return grpc.dynamic_ssl_server_credentials(configuration(self), fetch, require_client_authentication=True)
 
     def channel_credentials(self, pinned: bytes = b"") -> grpc.ChannelCredentials:
         """`pinned`: PEM of the only certificate that the server may present; empty = any of the CA for the server's name."""
@@ -113,6 +158,32 @@ def _own(path: Path, pem: bytes, fleet: str, spiffe: tuple[SpiffeRule, ...]) -> 
         raise InvalidSpec(error.field, error.value, error.expected, f"{CERT} ({path})") from None
     except ValueError as error:
         raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate ({error})") from None
+
+
+def _require_pair(cert: bytes, key: bytes, path: Path) -> None:
+    """Raises `InvalidSpec` if the key is not that of the certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        same = x509.load_pem_x509_certificate(cert).public_key() == load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError) as error:
+        raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate, and its key ({error})") from None
+    if not same:
+        raise InvalidSpec(CERT, str(path), f"the certificate of the key in {KEY}")
+
+
+def _state(files: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
+    """Return what shows that a file was replaced or written: empty for one that is not there."""
+    return tuple(_stat(path) for path in files)
+
+
+def _stat(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _read(variable: str, path: Path) -> bytes:
