@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import anyio
 import grpc
 import structlog
 
@@ -18,8 +19,10 @@ from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.authorization import RULES, Accepts, Arrival, Caller, Rule, Verdict, decide
 from holdfast.runtime.grpc_fleet import LOG_EVERY_S, LOGGED_MAX, REFUSED
 from holdfast.runtime.identities import Identity, SpiffeRule, identities_in
+from holdfast.runtime.revocation import Revocations, serial_of, shown
 
-URIS, SECURITY = "peer_uri", "transport_security_type"  # of gRPC's auth context
+URIS, SECURITY, PEM = "peer_uri", "transport_security_type", "x509_pem_cert"  # of gRPC's auth context
+REVOKED_EVERY_S = 2.0  # how often the CRL is looked at while calls are open
 
 log = structlog.get_logger("holdfast.runtime.access")
 _NOBODY_KNOWN = Caller()
@@ -34,8 +37,16 @@ def caller() -> Caller:
 class Access(grpc.aio.ServerInterceptor):
     """Guards every method of a server; to be its first interceptor, so that nothing else of a refused call runs."""
 
-    def __init__(self, accepts: Accepts, spiffe: Sequence[SpiffeRule] = (), rules: Mapping[str, Rule] = RULES) -> None:
+    def __init__(
+        self,
+        accepts: Accepts,
+        spiffe: Sequence[SpiffeRule] = (),
+        rules: Mapping[str, Rule] = RULES,
+        revocations: Revocations | None = None,
+    ) -> None:
         self._accepts, self._spiffe, self._rules = accepts, tuple(spiffe), rules
+        self._revocations = revocations
+        self._open: dict[int, set[anyio.CancelScope]] = {}  # by serial number of the certificate, if there is a CRL
         self._logged: dict[tuple[str, str], float] = {}
 
     async def intercept_service(
@@ -56,9 +67,15 @@ class Access(grpc.aio.ServerInterceptor):
             verdict = await self._enter(name, context)
             token = _caller.set(verdict.caller)
             try:
-                return await method(request, context)
+                answered, answer = False, None
+                with self._until_revoked(context):
+                    answer = await method(request, context)
+                    answered = True
             finally:
                 _caller.reset(token)
+            if not answered:
+                await self._refuse(name, context, "the certificate was revoked")
+            return answer
 
         return serve
 
@@ -74,11 +91,18 @@ class Access(grpc.aio.ServerInterceptor):
     async def _enter(self, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> Verdict:
         verdict = self._judge(name, context)
         if verdict.refusal:
-            self._log(name, context.peer(), verdict.refusal)
-            await context.abort(REFUSED, verdict.refusal)
+            await self._refuse(name, context, verdict.refusal)
         return verdict
 
+    async def _refuse(self, name: str, context: grpc.aio.ServicerContext[Any, Any], reason: str) -> None:
+        self._log(name, context.peer(), reason)
+        await context.abort(REFUSED, reason)
+
     def _judge(self, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> Verdict:
+        if self._revocations is not None:
+            self._revocations.refresh()
+            if (serial := _serial(context)) in self._revocations:
+                return Verdict(f"the certificate (serial number {shown(serial)}) was revoked")
         try:
             arrival = Arrival(context.peer().startswith("unix:"), self._identities(context.auth_context()))
         except InvalidSpec as error:
@@ -91,6 +115,40 @@ class Access(grpc.aio.ServerInterceptor):
         uris = [uri.decode(errors="replace") for uri in proved.get(URIS, ())]
         return identities_in(uris, self._accepts.fleet, self._spiffe)
 
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """During the block, calls of a certificate end within seconds after it was revoked."""
+        if self._revocations is None:
+            yield
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._end_revoked, self._revocations)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _end_revoked(self, revocations: Revocations) -> None:
+        while True:
+            await anyio.sleep(REVOKED_EVERY_S)
+            revocations.refresh()
+            for serial in [each for each in self._open if each in revocations]:
+                for scope in self._open[serial]:
+                    scope.cancel()
+
+    @contextmanager
+    def _until_revoked(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
+        if self._revocations is None:
+            yield
+            return
+        serial = _serial(context)
+        with anyio.CancelScope() as scope:
+            self._open.setdefault(serial, set()).add(scope)
+            try:
+                yield
+            finally:
+                self._open[serial].discard(scope)
+                if not self._open[serial]:
+                    del self._open[serial]
+
     def _log(self, method: str, peer: str, reason: str) -> None:
         host, now = peer.rpartition(":")[0], time.monotonic()
         if now - self._logged.get((host, reason), -LOG_EVERY_S) < LOG_EVERY_S:
@@ -99,3 +157,10 @@ class Access(grpc.aio.ServerInterceptor):
             self._logged.clear()
         self._logged[host, reason] = now
         log.warning("call refused", method=method, peer=peer, reason=reason, repeated_after_s=LOG_EVERY_S)
+
+
+def _serial(context: grpc.aio.ServicerContext[Any, Any]) -> int:
+    """Return the serial number of the caller's certificate; 0, which no CA gives, without TLS."""
+    for pem in context.auth_context().get(PEM, ()):
+        return serial_of(pem)
+    return 0

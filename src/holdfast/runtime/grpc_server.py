@@ -73,7 +73,7 @@ async def listen(
     `stop_grace_s` to end.
     """
     door = [Door(membership, services)] if membership is not None else []
-    access = Access(tls.accepts if tls else Accepts(), tls.spiffe if tls else (), rules)
+    access = _access(tls, rules)
     server = grpc.aio.server(interceptors=[access, TakeContext(), *door], options=OPTIONS)
     register(server)
     checks = health.aio.HealthServicer()
@@ -84,11 +84,18 @@ async def listen(
     try:
         for service in ("", *services):
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-        yield Listening(endpoint=_endpoint(address, port), port=0 if address.startswith("unix:") else port)
+        async with access.watching():
+            yield Listening(endpoint=_endpoint(address, port), port=0 if address.startswith("unix:") else port)
     finally:
         with anyio.CancelScope(shield=True):
             await checks.enter_graceful_shutdown()
             await server.stop(stop_grace_s)
+
+
+def _access(tls: Tls | None, rules: Mapping[str, Rule]) -> Access:
+    if tls is None:
+        return Access(Accepts(), (), rules)
+    return Access(tls.accepts, tls.spiffe, rules, tls.revocations())
 
 
 async def write_whole(context: grpc.aio.ServicerContext[Request, Response], message: Response) -> None:

@@ -18,6 +18,7 @@ from holdfast.domain.errors import InvalidSpec, OtherRole
 from holdfast.runtime import freeze
 from holdfast.runtime.authorization import refusal_of_roles
 from holdfast.runtime.identities import Role, identities_in
+from holdfast.runtime.revocation import serial_of, shown
 from holdfast.runtime.tls import Tls
 
 LOOK_TIMEOUT_S = 3.0
@@ -30,12 +31,19 @@ async def look(endpoint: str, tls: Tls, role: Role) -> bytes:
     certificate, fields = await _presented(endpoint, tls)
     uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
     try:
-        identities = identities_in(uris, tls.accepts.fleet, tls.spiffe)
+        return _checked(endpoint, tls, role, certificate, uris)
     except InvalidSpec as error:
         raise OtherRole(f"{endpoint}: {error}") from None
+
+
+def _checked(endpoint: str, tls: Tls, role: Role, certificate: bytes, uris: list[str]) -> bytes:
+    identities = identities_in(uris, tls.accepts.fleet, tls.spiffe)
     if reason := refusal_of_roles(identities, tls.accepts, frozenset({role}), f"{endpoint} must be a server for"):
         raise OtherRole(reason)
-    return ssl.DER_cert_to_PEM_cert(certificate).encode() if identities else b""
+    pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
+    if (revoked := tls.revocations()) is not None and (serial := serial_of(pem)) in revoked:
+        raise OtherRole(f"the certificate of {endpoint} (serial number {shown(serial)}) was revoked")
+    return pem if identities else b""
 
 
 async def _presented(endpoint: str, tls: Tls) -> tuple[bytes, dict[str, Any]]:

@@ -40,6 +40,7 @@ class ServiceSettings(BaseSettings):
     tls_ca: Path | None = None
     # Whether the other end's certificate must have an identity (holdfast://FLEET/ROLE). auto: if the own certificate has one
     tls_identities: Demand = "auto"
+    tls_crl: Path | None = None  # certificates that were revoked: a CRL in PEM, signed by the CA
     tls_spiffe: str = ""  # which spiffe:// URIs are which identities: `runtime.identities`
 
     @property
@@ -52,6 +53,7 @@ class ServiceSettings(BaseSettings):
             fleet=self.fleet,
             demand=self.tls_identities,
             spiffe=parse_spiffe(self.tls_spiffe),
+            crl=self.tls_crl,
         )
 
     def tls_as(self, role: Role, name: str = "") -> Tls | None:
@@ -60,6 +62,7 @@ class ServiceSettings(BaseSettings):
         loaded = self.tls
         if loaded is not None:
             loaded.require(role, name)
+            loaded.revocations()  # an agent reads it when it connects; what is wrong with it is said now
             if loaded.proves_nothing:
                 log.warning(
                     "any certificate of the CA is accepted for any node and service",

@@ -1,8 +1,8 @@
 """Mutual TLS: both ends present a certificate of one private CA, and what the certificates say of themselves decides who may do
 what (`identities`, `authorization`). Configured by three files.
 
-Files that are replaced are noticed when the next connection begins (`renewed`, `server_credentials`): a renewal needs no restart,
-and connections that are open stay open."""
+Files that are replaced are noticed when the next connection begins (`renewed`, `server_credentials`): a renewal needs no
+restart, and connections that are open stay open."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import structlog
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.authorization import Accepts
 from holdfast.runtime.identities import Identity, Role, SpiffeRule, identities_in
+from holdfast.runtime.revocation import Revocations
 
 if TYPE_CHECKING:  # imported on demand: a health check imports this module every few seconds, usually without TLS
     import grpc
@@ -31,7 +32,8 @@ log = structlog.get_logger("holdfast.runtime.tls")
 class Tls:
     """PEM bytes of this side's certificate and key, and of the CA that signs the other side's. `identities`: of this side's
     certificate. `accepts`: what is demanded of the other side's. `files`: of certificate, key and CA; `seen`:
-    which state of them was read. `checks_identities`: whether a client reads the server's."""
+    which state of them was read. `checks_identities`: whether a client reads the server's. `crl`: file of revoked
+    certificates."""
 
     cert: bytes
     key: bytes = field(repr=False)
@@ -42,6 +44,7 @@ class Tls:
     accepts: Accepts = field(default_factory=Accepts)
     spiffe: tuple[SpiffeRule, ...] = ()
     checks_identities: bool = False
+    crl: Path | None = None
 
     @classmethod
     def load(
@@ -53,6 +56,7 @@ class Tls:
         fleet: str = "",
         demand: Demand | None = None,
         spiffe: tuple[SpiffeRule, ...] = (),
+        crl: Path | None = None,
     ) -> Tls | None:
         """Read the files; None if none is named. Raises `InvalidSpec` that names a file that is missing or cannot be read.
 
@@ -69,7 +73,7 @@ class Tls:
         fleets = {each.fleet for each in identities}
         accepts = Accepts(fleet or (fleets.pop() if len(fleets) == 1 else ""), required)
         checks = demand is not None
-        return cls(pem, _read(KEY, key), _read(CA, ca), files, seen, identities, accepts, spiffe, checks)
+        return cls(pem, _read(KEY, key), _read(CA, ca), files, seen, identities, accepts, spiffe, checks, crl)
 
     def renewed(self) -> Tls:
         """Return what the files contain now; this object if they have not changed, or if what they contain now is no whole set:
@@ -96,6 +100,14 @@ class Tls:
         needed = Identity(self.accepts.fleet or "FLEET", role, name).uri
         shown = ", ".join(each.uri for each in self.identities) or "no identity"
         raise InvalidSpec(CERT, str(self.files[0]), f"a certificate for {needed}; this one is for {shown}")
+
+    def require_pair(self) -> None:
+        """Raises `InvalidSpec` if the key is not that of the certificate."""
+        _require_pair(self.cert, self.key, self.files[0])
+
+    def revocations(self) -> Revocations | None:
+        """Read the CRL; None if there is none. Raises `InvalidSpec`."""
+        return Revocations(self.crl, self.files[2]) if self.crl is not None else None
 
     @property
     def proves_nothing(self) -> bool:
@@ -130,6 +142,25 @@ class Tls:
         return grpc.ssl_channel_credentials(
             root_certificates=pinned or self.ca, private_key=self.key, certificate_chain=self.cert
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """When a certificate is valid, in seconds since 1970."""
+
+    begins_at: float
+    ends_at: float
+
+
+def lifetime_of(pem: bytes, variable: str, path: Path) -> Lifetime:
+    """Return the lifetime of the first certificate in `pem`. Raises `InvalidSpec` that names the file if it is none."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise InvalidSpec(variable, str(path), f"a PEM file with a certificate ({error})") from None
+    return Lifetime(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
 
 
 def require_whole(*, cert: Path | None, key: Path | None, ca: Path | None) -> None:

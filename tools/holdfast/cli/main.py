@@ -36,6 +36,7 @@ COMMANDS = MappingProxyType(
         "explain": "explain:register",
         "doctor": "doctor:register",
         "health": "health:register",
+        "ca": "ca:app",
         "simulate": "simulate:register",
     }
 )

@@ -14,9 +14,11 @@ from pathlib import Path
 from holdfast.cli.client import ENV_TOKEN
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.identities import SPIFFE
+from holdfast.runtime.revocation import CRL
 from holdfast.runtime.tls import CA, CERT, IDENTITIES, KEY, Tls
 
 TLS_FILES = (CERT, KEY, CA)
+FILES = (*TLS_FILES, CRL)
 PEERS = (IDENTITIES, SPIFFE)  # what is demanded of the other ends' certificates
 LOGGING = ("HOLDFAST_LOG_LEVEL", "HOLDFAST_LOG_FORMAT")
 UNSET, SET = "unset", "set"
@@ -25,8 +27,8 @@ UNSET, SET = "unset", "set"
 def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that are passed on: the token, TLS (files by absolute path), logging. Raises `InvalidSpec` for TLS
     that is not complete or cannot be read."""
-    given = {name: value for name in (ENV_TOKEN, *TLS_FILES, *PEERS, *LOGGING) if (value := environment.get(name, ""))}
-    files = {name: Path(given[name]).absolute() for name in TLS_FILES if name in given}
+    given = {name: value for name in (ENV_TOKEN, *FILES, *PEERS, *LOGGING) if (value := environment.get(name, ""))}
+    files = {name: Path(given[name]).absolute() for name in FILES if name in given}
     Tls.load(cert=files.get(CERT), key=files.get(KEY), ca=files.get(CA))
     return given | {name: str(path) for name, path in files.items()}
 
@@ -34,7 +36,7 @@ def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
 def shown(settings: Mapping[str, str]) -> dict[str, str]:
     """Return what may be recorded of the settings: the token only as set or not."""
     return {ENV_TOKEN: SET if settings.get(ENV_TOKEN) else UNSET} | {
-        name: settings.get(name) or UNSET for name in (*TLS_FILES, *PEERS)
+        name: settings.get(name) or UNSET for name in (*FILES, *PEERS)
     }
 
 
