@@ -20,11 +20,11 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def issue(folder: Path, leaf: str, *uris: str) -> Path:
+def issue(folder: Path, leaf: str, *uris: str, days: int = 30) -> Path:
     """One more leaf of the CA `ours`, with these URIs. Returns its PEM file; the key is beside it."""
     names = ",".join(["DNS:localhost", "IP:127.0.0.1", *(f"URI:{uri}" for uri in uris)])
     (folder / f"{leaf}.san").write_text(f"subjectAltName={names}")
-    return _sign(folder / leaf, folder / "ours-ca", folder / f"{leaf}.san")
+    return _sign(folder / leaf, folder / "ours-ca", folder / f"{leaf}.san", days)
 
 
 def files(folder: Path, leaf: str) -> dict[str, Path]:
@@ -38,10 +38,10 @@ def tls(folder: Path, leaf: str, ca: str) -> Tls:
     return loaded
 
 
-def _sign(leaf: Path, ca: Path, san: Path) -> Path:
+def _sign(leaf: Path, ca: Path, san: Path, days: int = 30) -> Path:
     _openssl("req", *CURVE, "-subj", f"/CN={leaf.name}", "-keyout", f"{leaf}.key", "-out", f"{leaf}.csr")
     signer = ["-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", f"{san}"]
-    _openssl("x509", "-req", "-in", f"{leaf}.csr", *signer, "-out", f"{leaf}.pem")
+    _openssl("x509", "-req", "-in", f"{leaf}.csr", "-days", str(days), *signer, "-out", f"{leaf}.pem")
     return Path(f"{leaf}.pem")
 
 

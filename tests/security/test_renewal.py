@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +24,11 @@ from holdfast.agent.reports import Reports
 from holdfast.agent.session import Session
 from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
+from holdfast.runtime import telemetry
 from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.identities import Role
+from holdfast.runtime.metrics import CERTIFICATE_EXPIRY, Metric
+from holdfast.runtime.renewal import renewed
 from holdfast.runtime.settings import ServiceSettings
 from holdfast.runtime.tls import Tls
 
@@ -107,14 +113,14 @@ async def test_an_agent_reconnects_with_the_renewed_certificate(renewable: Path,
 
 def test_files_that_are_not_whole_are_not_used(renewable: Path) -> None:
     before = tls_of(renewable, "agent")
-    assert before.renewed() is before
+    assert renewed(before) is before
     certificates.issue(renewable, "next", "holdfast://main/agent/node-0")
     certificates.issue(renewable, "other", "holdfast://main/agent/node-9")
     cert, key = renewable / "agent.pem", renewable / "agent.key"
 
     def refused(reason: str) -> None:
         with capture_logs() as logs:
-            assert before.renewed() is before
+            assert renewed(before) is before
         assert reason in logs[0]["reason"]
 
     shutil.copy(renewable / "next.pem", cert)
@@ -125,7 +131,23 @@ def test_files_that_are_not_whole_are_not_used(renewable: Path) -> None:
     cert.write_text("")
     refused("a PEM file with a certificate")
     cert.unlink()
-    assert before.renewed() is before, "between two files"
+    assert renewed(before) is before, "between two files"
     shutil.copy(renewable / "next.pem", cert)
     shutil.copy(renewable / "next.key", key)
-    assert before.renewed().cert == (renewable / "next.pem").read_bytes()
+    assert renewed(before).cert == (renewable / "next.pem").read_bytes()
+
+
+def test_the_metric_says_when_the_certificate_expires(renewable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[float] = []
+
+    def show(metric: Metric, points: Iterable[tuple[float, object]]) -> None:
+        assert metric is CERTIFICATE_EXPIRY
+        shown.extend(value for value, _ in points)
+
+    monkeypatch.setattr(telemetry, "show", show)
+    tls = ServiceSettings(fleet="main", **{**certificates.files(renewable, "supervisor")}).tls_as(Role.SUPERVISOR)  # type: ignore[arg-type]
+    assert tls is not None
+    certificates.issue(renewable, "supervisor", "holdfast://main/supervisor", days=3)
+    renewed(tls)
+    in_days = [round((at - time.time()) / 86400) for at in shown]
+    assert in_days == [30, 3]

@@ -13,6 +13,7 @@ import grpc
 from holdfast.runtime.grpc_options import COMMON
 from holdfast.runtime.grpc_tracing import SendContext
 from holdfast.runtime.identities import Role
+from holdfast.runtime.renewal import renewed
 from holdfast.runtime.server_identity import look
 from holdfast.runtime.tls import Tls
 
@@ -34,7 +35,7 @@ async def connected(endpoint: str, tls: Tls | None, role: Role) -> AsyncIterator
     """A channel to a server of this role, which has proved it before anything is sent. Raises `OtherRole` if it is another, and
     `AioRpcError` if it does not answer. Without TLS, any server is accepted. Files of certificates that have
     changed are read again."""
-    tls = tls.renewed() if tls is not None else None
+    tls = renewed(tls) if tls is not None else None
     pinned = await look(endpoint, tls, role) if tls is not None and tls.checks_identities else b""
     async with open_channel(endpoint, tls, pinned) as channel:
         yield channel

@@ -21,6 +21,8 @@ from holdfast.runtime.grpc_access import Access
 from holdfast.runtime.grpc_fleet import Door
 from holdfast.runtime.grpc_options import COMMON, PING_INTERVAL_MS
 from holdfast.runtime.grpc_tracing import TakeContext
+from holdfast.runtime.renewal import server_credentials
+from holdfast.runtime.revocation import revocations_of
 from holdfast.runtime.tls import Tls
 
 STOP_GRACE_S = 0.5
@@ -95,7 +97,7 @@ async def listen(
 def _access(tls: Tls | None, rules: Mapping[str, Rule]) -> Access:
     if tls is None:
         return Access(Accepts(), (), rules)
-    return Access(tls.accepts, tls.spiffe, rules, tls.revocations())
+    return Access(tls.accepts, tls.spiffe, rules, revocations_of(tls))
 
 
 async def write_whole(context: grpc.aio.ServicerContext[Request, Response], message: Response) -> None:
@@ -117,7 +119,7 @@ def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
         port = (
             server.add_insecure_port(address)
             if tls is None
-            else server.add_secure_port(address, tls.server_credentials())
+            else server.add_secure_port(address, server_credentials(tls))
         )
     except RuntimeError as error:
         raise Conflict(f"cannot listen on {address}: {error}") from error

@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.tls import Tls
 
 CRL = "HOLDFAST_TLS_CRL"
 
@@ -38,6 +39,11 @@ class Revocations:
 
     def __contains__(self, serial: int) -> bool:
         return serial in self._serials
+
+
+def revocations_of(tls: Tls) -> Revocations | None:
+    """Read the CRL; None if there is none. Raises `InvalidSpec`."""
+    return Revocations(tls.crl, tls.files[2]) if tls.crl is not None else None
 
 
 def serial_of(pem: bytes) -> int:

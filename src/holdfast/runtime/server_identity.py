@@ -18,7 +18,7 @@ from holdfast.domain.errors import InvalidSpec, OtherRole
 from holdfast.runtime import freeze
 from holdfast.runtime.authorization import refusal_of_roles
 from holdfast.runtime.identities import Role, identities_in
-from holdfast.runtime.revocation import serial_of, shown
+from holdfast.runtime.revocation import revocations_of, serial_of, shown
 from holdfast.runtime.tls import Tls
 
 LOOK_TIMEOUT_S = 3.0
@@ -41,7 +41,7 @@ def _checked(endpoint: str, tls: Tls, role: Role, certificate: bytes, uris: list
     if reason := refusal_of_roles(identities, tls.accepts, frozenset({role}), f"{endpoint} must be a server for"):
         raise OtherRole(reason)
     pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
-    if (revoked := tls.revocations()) is not None and (serial := serial_of(pem)) in revoked:
+    if (revoked := revocations_of(tls)) is not None and (serial := serial_of(pem)) in revoked:
         raise OtherRole(f"the certificate of {endpoint} (serial number {shown(serial)}) was revoked")
     return pem if identities else b""
 

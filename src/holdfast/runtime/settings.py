@@ -12,6 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.runtime.fleet import Membership, fleet_name, read_tokens
 from holdfast.runtime.identities import Role, parse_spiffe
+from holdfast.runtime.renewal import report_expiry
+from holdfast.runtime.revocation import revocations_of
 from holdfast.runtime.tls import CERT, IDENTITIES, Demand, Tls, require_whole
 
 ENV_PREFIX = "HOLDFAST_"
@@ -62,7 +64,8 @@ class ServiceSettings(BaseSettings):
         loaded = self.tls
         if loaded is not None:
             loaded.require(role, name)
-            loaded.revocations()  # an agent reads it when it connects; what is wrong with it is said now
+            report_expiry(loaded)
+            revocations_of(loaded)  # an agent reads it when it connects; what is wrong with it is said now
             if loaded.proves_nothing:
                 log.warning(
                     "any certificate of the CA is accepted for any node and service",

@@ -1,22 +1,16 @@
 """Mutual TLS: both ends present a certificate of one private CA, and what the certificates say of themselves decides who may do
-what (`identities`, `authorization`). Configured by three files.
-
-Files that are replaced are noticed when the next connection begins (`renewed`, `server_credentials`): a renewal needs no
-restart, and connections that are open stay open."""
+what (`identities`, `authorization`). Configured by three files. Renewed files: `renewal`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
-
-import structlog
+from typing import TYPE_CHECKING, Literal
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.authorization import Accepts
 from holdfast.runtime.identities import Identity, Role, SpiffeRule, identities_in
-from holdfast.runtime.revocation import Revocations
 
 if TYPE_CHECKING:  # imported on demand: a health check imports this module every few seconds, usually without TLS
     import grpc
@@ -24,8 +18,6 @@ if TYPE_CHECKING:  # imported on demand: a health check imports this module ever
 CERT, KEY, CA = "HOLDFAST_TLS_CERT", "HOLDFAST_TLS_KEY", "HOLDFAST_TLS_CA"
 IDENTITIES = "HOLDFAST_TLS_IDENTITIES"
 Demand = Literal["auto", "required", "optional"]
-
-log = structlog.get_logger("holdfast.runtime.tls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +58,14 @@ class Tls:
         if cert is None or key is None or ca is None:
             return None
         files = (cert, key, ca)
-        seen = _state(files)  # first: what is replaced while it is read is read again
-        pem = _read(CERT, cert)
-        identities = () if demand is None else _own(cert, pem, fleet, spiffe)
+        seen = state_of(files)  # first: what is replaced while it is read is read again
+        pem = read_pem(CERT, cert)
+        identities = () if demand is None else own_identities(cert, pem, fleet, spiffe)
         required = demand == "required" or (demand == "auto" and bool(identities))
         fleets = {each.fleet for each in identities}
         accepts = Accepts(fleet or (fleets.pop() if len(fleets) == 1 else ""), required)
         checks = demand is not None
-        return cls(pem, _read(KEY, key), _read(CA, ca), files, seen, identities, accepts, spiffe, checks, crl)
-
-    def renewed(self) -> Tls:
-        """Return what the files contain now; this object if they have not changed, or if what they contain now is no whole set:
-        files that are replaced one after the other, or a certificate that lacks an identity of this one."""
-        if (seen := _state(self.files)) == self.seen or not all(seen):
-            return self
-        cert, key, ca = self.files
-        try:
-            pem, key_pem = _read(CERT, cert), _read(KEY, key)
-            _require_pair(pem, key_pem, cert)
-            identities = _own(cert, pem, self.accepts.fleet, self.spiffe) if self.checks_identities else ()
-            if lost := set(self.identities) - set(identities):
-                raise InvalidSpec(CERT, str(cert), f"a certificate for {', '.join(sorted(each.uri for each in lost))}")
-            return replace(self, cert=pem, key=key_pem, ca=_read(CA, ca), seen=seen, identities=identities)
-        except InvalidSpec as error:
-            log.warning("renewed certificate not used, the one before is", reason=str(error))
-            return self
+        return cls(pem, read_pem(KEY, key), read_pem(CA, ca), files, seen, identities, accepts, spiffe, checks, crl)
 
     def require(self, role: Role, name: str = "") -> None:
         """Raises `InvalidSpec` if this side's certificate has identities, or must have one, and none of them is this one."""
@@ -103,37 +78,12 @@ class Tls:
 
     def require_pair(self) -> None:
         """Raises `InvalidSpec` if the key is not that of the certificate."""
-        _require_pair(self.cert, self.key, self.files[0])
-
-    def revocations(self) -> Revocations | None:
-        """Read the CRL; None if there is none. Raises `InvalidSpec`."""
-        return Revocations(self.crl, self.files[2]) if self.crl is not None else None
+        require_pair(self.cert, self.key, self.files[0])
 
     @property
     def proves_nothing(self) -> bool:
         """Whether any certificate of the CA is accepted as anybody."""
         return not self.identities and not self.accepts.required
-
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """Of this set of files, and of those that replace it: each handshake looks whether they have changed."""
-        import grpc
-
-        def configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
-            return grpc.ssl_server_certificate_configuration([(tls.key, tls.cert)], root_certificates=tls.ca)
-
-        used = self
-
-        def changed() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal used
-            if (now := used.renewed()) is used:
-                return None
-            used = now
-            log.info("certificate renewed", file=str(used.files[0]))
-            return configuration(used)
-
-        # None: unchanged, which the stubs do not know
-        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", changed)
-        return grpc.dynamic_ssl_server_credentials(configuration(self), fetch, require_client_authentication=True)
 
     def channel_credentials(self, pinned: bytes = b"") -> grpc.ChannelCredentials:
         """`pinned`: PEM of the only certificate that the server may present; empty = any of the CA for the server's name."""
@@ -182,7 +132,7 @@ def uris_of(pem: bytes) -> tuple[str, ...]:
     return tuple(names.value.get_values_for_type(x509.UniformResourceIdentifier))
 
 
-def _own(path: Path, pem: bytes, fleet: str, spiffe: tuple[SpiffeRule, ...]) -> tuple[Identity, ...]:
+def own_identities(path: Path, pem: bytes, fleet: str, spiffe: tuple[SpiffeRule, ...]) -> tuple[Identity, ...]:
     try:
         return identities_in(uris_of(pem), fleet, spiffe)
     except InvalidSpec as error:
@@ -191,7 +141,7 @@ def _own(path: Path, pem: bytes, fleet: str, spiffe: tuple[SpiffeRule, ...]) -> 
         raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate ({error})") from None
 
 
-def _require_pair(cert: bytes, key: bytes, path: Path) -> None:
+def require_pair(cert: bytes, key: bytes, path: Path) -> None:
     """Raises `InvalidSpec` if the key is not that of the certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -204,7 +154,7 @@ def _require_pair(cert: bytes, key: bytes, path: Path) -> None:
         raise InvalidSpec(CERT, str(path), f"the certificate of the key in {KEY}")
 
 
-def _state(files: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
+def state_of(files: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
     """Return what shows that a file was replaced or written: empty for one that is not there."""
     return tuple(_stat(path) for path in files)
 
@@ -217,7 +167,7 @@ def _stat(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _read(variable: str, path: Path) -> bytes:
+def read_pem(variable: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

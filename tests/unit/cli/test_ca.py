@@ -16,6 +16,7 @@ from holdfast.cli.authority import Authority
 from holdfast.cli.ca import app
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound
 from holdfast.runtime.identities import Identity, Role
+from holdfast.runtime.renewal import renewed
 from holdfast.runtime.revocation import Revocations
 from holdfast.runtime.tls import Tls
 
@@ -74,7 +75,7 @@ def test_a_service_without_a_name_for_agents_is_warned_about(directory: Path, tm
 def test_issuing_into_the_same_directory_renews(directory: Path, tmp_path: Path) -> None:
     before = issued(directory, tmp_path / "out", "agent/n1", "--days", "1")
     ca("issue", "agent/n1", "--dir", str(directory), "--out", str(tmp_path / "out"))
-    after = before.renewed()
+    after = renewed(before)
     assert after.cert != before.cert
     assert len(json.loads(ca("list", "--json", "--dir", str(directory)))) == 2
 
