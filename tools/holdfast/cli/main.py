@@ -37,6 +37,7 @@ COMMANDS = MappingProxyType(
         "doctor": "doctor:register",
         "health": "health:register",
         "ca": "ca:app",
+        "tokens": "tokens:app",
         "simulate": "simulate:register",
     }
 )

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from holdfast.cli.client import ENV_TOKEN
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.api_tokens import TOKENS_FILE
 from holdfast.runtime.identities import SPIFFE
 from holdfast.runtime.revocation import CRL
 from holdfast.runtime.tls import CA, CERT, IDENTITIES, KEY, Tls
 
 TLS_FILES = (CERT, KEY, CA)
-FILES = (*TLS_FILES, CRL)
+FILES = (*TLS_FILES, CRL, TOKENS_FILE)
 PEERS = (IDENTITIES, SPIFFE)  # what is demanded of the other ends' certificates
 LOGGING = ("HOLDFAST_LOG_LEVEL", "HOLDFAST_LOG_FORMAT")
 UNSET, SET = "unset", "set"
@@ -42,7 +43,8 @@ def shown(settings: Mapping[str, str]) -> dict[str, str]:
 
 def require_protection(host: str, settings: Mapping[str, str]) -> None:
     """Raises `InvalidSpec` for an address that other machines reach, without a token or TLS."""
-    missing = [name for name in (ENV_TOKEN, *TLS_FILES) if not settings.get(name)]
+    needed = (*(() if settings.get(TOKENS_FILE) else (ENV_TOKEN,)), *TLS_FILES)
+    missing = [name for name in needed if not settings.get(name)]
     if missing and not is_loopback(host):
         raise InvalidSpec(
             "--host",

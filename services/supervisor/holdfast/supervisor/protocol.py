@@ -97,6 +97,7 @@ class JobSubmitted:
         None  # the newest complete step, or the one asked for, that the name has in its object store
     )
     launcher: str = ""  # digest of the token with which its launcher finds it again; empty = nobody does
+    owner: str = ""  # name of the API's token that it was submitted with; empty = without one
 
 
 @dataclass(frozen=True, slots=True)

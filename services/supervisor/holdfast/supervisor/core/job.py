@@ -184,6 +184,7 @@ class Job:
     borrows_not_before: float = 0.0  # it asks no job for replicas before
     step_times: StepTimes = field(default_factory=StepTimes)  # of the last hour
     launcher: str = ""  # digest of the token with which its launcher finds it again; empty = nobody does
+    owner: str = ""  # name of the API's token that it was submitted with; empty = without one
 
     @property
     def phase(self) -> JobPhase:
