@@ -8,6 +8,7 @@ HoldfastError
 ├── Unavailable          Redis, a service or an agent does not answer
 │   ├── Unrestorable     no source has an intact copy of a shard; the requesting node is healthy
 │   └── OtherFleet       the other end of a connection belongs to another fleet, or does not prove that it belongs to this one
+│       └── OtherRole    the other end's certificate is not for the role that the connection needs
 ├── OutOfSpace           a file system is full; the message contains the needed and the free space
 ├── IncompatibleVersion  two components have different protocol versions
 ├── MalformedMessage     a message or record is malformed; it is rejected as a whole
@@ -80,6 +81,10 @@ class Unrestorable(Unavailable):
 
 class OtherFleet(Unavailable):
     """The other end of a connection belongs to another fleet, or does not prove that it belongs to this one."""
+
+
+class OtherRole(OtherFleet):
+    """The other end's certificate does not have the identity that the connection needs."""
 
 
 class OutOfSpace(HoldfastError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import anyio
@@ -11,6 +12,9 @@ import grpc
 
 from holdfast.runtime.grpc_options import COMMON
 from holdfast.runtime.grpc_tracing import SendContext
+from holdfast.runtime.identities import Role
+from holdfast.runtime.renewal import renewed
+from holdfast.runtime.server_identity import look
 from holdfast.runtime.tls import Tls
 
 Answer = TypeVar("Answer")
@@ -26,12 +30,27 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(endpoint: str, tls: Tls | None = None) -> grpc.aio.Channel:
-    """Return a channel to `host:port` or `unix:/path`, which connects on first use. Use it as an async context manager."""
+@asynccontextmanager
+async def connected(endpoint: str, tls: Tls | None, role: Role) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server of this role, which has proved it before anything is sent. Raises `OtherRole` if it is another, and
+    `AioRpcError` if it does not answer. Without TLS, any server is accepted. Files of certificates that have
+    changed are read again."""
+    tls = renewed(tls) if tls is not None else None
+    pinned = await look(endpoint, tls, role) if tls is not None and tls.checks_identities else b""
+    async with open_channel(endpoint, tls, pinned) as channel:
+        yield channel
+
+
+def open_channel(endpoint: str, tls: Tls | None = None, pinned: bytes = b"") -> grpc.aio.Channel:
+    """Return a channel to `host:port` or `unix:/path`, which connects on first use. Use it as an async context manager.
+
+    `pinned`: PEM of the only certificate that the server may present."""
     interceptors = [SendContext()]
     if tls is None:
         return grpc.aio.insecure_channel(endpoint, options=OPTIONS, interceptors=interceptors)
-    return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=OPTIONS, interceptors=interceptors)
+    return grpc.aio.secure_channel(
+        endpoint, tls.channel_credentials(pinned), options=OPTIONS, interceptors=interceptors
+    )
 
 
 async def cancellable(call: Awaitable[Answer]) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,10 +15,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.runtime.authorization import RULES, Accepts, Rule
 from holdfast.runtime.fleet import Membership
+from holdfast.runtime.grpc_access import Access
 from holdfast.runtime.grpc_fleet import Door
 from holdfast.runtime.grpc_options import COMMON, PING_INTERVAL_MS
 from holdfast.runtime.grpc_tracing import TakeContext
+from holdfast.runtime.renewal import server_credentials
+from holdfast.runtime.revocation import revocations_of
 from holdfast.runtime.tls import Tls
 
 STOP_GRACE_S = 0.5
@@ -60,17 +64,19 @@ async def listen(
     services: Sequence[str],
     tls: Tls | None = None,
     membership: Membership | None = None,
+    rules: Mapping[str, Rule] = RULES,
     stop_grace_s: float = STOP_GRACE_S,
 ) -> AsyncIterator[Listening]:
     """Serve on `address` (`host:port`, port 0 = any, or `unix:/path`) for the duration of the block.
 
     `register` adds the servicers; `services` are their full names (`holdfast.v1.Telemetry`), for health and reflection. With
-    `membership`, only agents of that fleet may call them.
+    `membership`, only agents of that fleet may call them. `rules`: who may call which method; those without a rule are refused.
     Raises `Conflict` with the reason if the address cannot be bound. At the end, health turns NOT_SERVING and calls get
     `stop_grace_s` to end.
     """
     door = [Door(membership, services)] if membership is not None else []
-    server = grpc.aio.server(interceptors=[TakeContext(), *door], options=OPTIONS)
+    access = _access(tls, rules)
+    server = grpc.aio.server(interceptors=[access, TakeContext(), *door], options=OPTIONS)
     register(server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -80,11 +86,18 @@ async def listen(
     try:
         for service in ("", *services):
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-        yield Listening(endpoint=_endpoint(address, port), port=0 if address.startswith("unix:") else port)
+        async with access.watching():
+            yield Listening(endpoint=_endpoint(address, port), port=0 if address.startswith("unix:") else port)
     finally:
         with anyio.CancelScope(shield=True):
             await checks.enter_graceful_shutdown()
             await server.stop(stop_grace_s)
+
+
+def _access(tls: Tls | None, rules: Mapping[str, Rule]) -> Access:
+    if tls is None:
+        return Access(Accepts(), (), rules)
+    return Access(tls.accepts, tls.spiffe, rules, revocations_of(tls))
 
 
 async def write_whole(context: grpc.aio.ServicerContext[Request, Response], message: Response) -> None:
@@ -106,7 +119,7 @@ def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
         port = (
             server.add_insecure_port(address)
             if tls is None
-            else server.add_secure_port(address, tls.server_credentials())
+            else server.add_secure_port(address, server_credentials(tls))
         )
     except RuntimeError as error:
         raise Conflict(f"cannot listen on {address}: {error}") from error

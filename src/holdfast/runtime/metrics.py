@@ -157,6 +157,15 @@ FROZEN = Metric(
     "time in which the service was frozen: it was stopped, or its machine was paused or starved",
 )
 
+CERTIFICATE_EXPIRY = Metric(
+    "holdfast.certificate.expiry",
+    "gauge",
+    "s",
+    (),
+    "agent, diagnostics, supervisor",
+    "time at which the certificate of the service expires, in seconds since 1970; absent without TLS",
+)
+
 METRICS = (
     JOB_TIME,
     STEP_RATE,
@@ -178,4 +187,5 @@ METRICS = (
     REPLICATED,
     CHECKPOINT_TROUBLES,
     FROZEN,
+    CERTIFICATE_EXPIRY,
 )

@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
+import structlog
 from pydantic import SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.runtime.fleet import Membership, fleet_name, read_tokens
-from holdfast.runtime.tls import Tls, require_whole
+from holdfast.runtime.identities import Role, parse_spiffe
+from holdfast.runtime.renewal import report_expiry
+from holdfast.runtime.revocation import revocations_of
+from holdfast.runtime.tls import CERT, IDENTITIES, Demand, Tls, require_whole
 
 ENV_PREFIX = "HOLDFAST_"
+log = structlog.get_logger("holdfast.runtime.settings")
 
 
 class ServiceSettings(BaseSettings):
@@ -35,11 +40,39 @@ class ServiceSettings(BaseSettings):
     tls_cert: Path | None = None  # mutual TLS: all three or none
     tls_key: Path | None = None
     tls_ca: Path | None = None
+    # Whether the other end's certificate must have an identity (holdfast://FLEET/ROLE). auto: if the own certificate has one
+    tls_identities: Demand = "auto"
+    tls_crl: Path | None = None  # certificates that were revoked: a CRL in PEM, signed by the CA
+    tls_spiffe: str = ""  # which spiffe:// URIs are which identities: `runtime.identities`
 
     @property
     def tls(self) -> Tls | None:
         """Read the three files; None if TLS is not configured. Raises `InvalidSpec` for a file that cannot be read."""
-        return Tls.load(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
+        return Tls.load(
+            cert=self.tls_cert,
+            key=self.tls_key,
+            ca=self.tls_ca,
+            fleet=self.fleet,
+            demand=self.tls_identities,
+            spiffe=parse_spiffe(self.tls_spiffe),
+            crl=self.tls_crl,
+        )
+
+    def tls_as(self, role: Role, name: str = "") -> Tls | None:
+        """As `tls`. Raises `InvalidSpec` if the certificate has identities, and not this one. Warns if identities are not
+        checked."""
+        loaded = self.tls
+        if loaded is not None:
+            loaded.require(role, name)
+            report_expiry(loaded)
+            revocations_of(loaded)  # an agent reads it when it connects; what is wrong with it is said now
+            if loaded.proves_nothing:
+                log.warning(
+                    "any certificate of the CA is accepted for any node and service",
+                    reason=f"the certificate has no identity ({CERT}: {self.tls_cert})",
+                    advice=f"issue certificates with identities (docs/security.md), then set {IDENTITIES}=required",
+                )
+        return loaded
 
     @property
     def membership(self) -> Membership:
@@ -54,6 +87,15 @@ class ServiceSettings(BaseSettings):
             return fleet_name(value) if value else value
         except InvalidSpec as error:
             raise ValueError(error.expected) from None
+
+    @field_validator("tls_spiffe")
+    @classmethod
+    def _spiffe_is_rules(cls, value: str) -> str:
+        try:
+            parse_spiffe(value)
+        except InvalidSpec as error:
+            raise ValueError(error.expected) from None
+        return value
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

@@ -1,46 +1,116 @@
-"""Mutual TLS: both ends present a certificate of one private CA. Configured by three files, read once."""
+"""Mutual TLS: both ends present a certificate of one private CA, and what the certificates say of themselves decides who may do
+what (`identities`, `authorization`). Configured by three files. Renewed files: `renewal`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.authorization import Accepts
+from holdfast.runtime.identities import Identity, Role, SpiffeRule, identities_in
 
 if TYPE_CHECKING:  # imported on demand: a health check imports this module every few seconds, usually without TLS
     import grpc
 
 CERT, KEY, CA = "HOLDFAST_TLS_CERT", "HOLDFAST_TLS_KEY", "HOLDFAST_TLS_CA"
+IDENTITIES = "HOLDFAST_TLS_IDENTITIES"
+Demand = Literal["auto", "required", "optional"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM bytes of this side's certificate and key, and of the CA that signs the other side's."""
+    """PEM bytes of this side's certificate and key, and of the CA that signs the other side's. `identities`: of this side's
+    certificate. `accepts`: what is demanded of the other side's. `files`: of certificate, key and CA; `seen`:
+    which state of them was read. `checks_identities`: whether a client reads the server's. `crl`: file of revoked
+    certificates."""
 
     cert: bytes
     key: bytes = field(repr=False)
     ca: bytes
+    files: tuple[Path, Path, Path]
+    seen: tuple[tuple[int, ...], ...] = ()
+    identities: tuple[Identity, ...] = ()
+    accepts: Accepts = field(default_factory=Accepts)
+    spiffe: tuple[SpiffeRule, ...] = ()
+    checks_identities: bool = False
+    crl: Path | None = None
 
     @classmethod
-    def load(cls, *, cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
-        """Read the files; None if none is named. Raises `InvalidSpec` that names a file that is missing or cannot be read."""
+    def load(
+        cls,
+        *,
+        cert: Path | None,
+        key: Path | None,
+        ca: Path | None,
+        fleet: str = "",
+        demand: Demand | None = None,
+        spiffe: tuple[SpiffeRule, ...] = (),
+        crl: Path | None = None,
+    ) -> Tls | None:
+        """Read the files; None if none is named. Raises `InvalidSpec` that names a file that is missing or cannot be read.
+
+        `fleet`: of this process, empty = not told; then it is that of the certificate. `demand`: whether the other side's
+        certificate must have an identity; `auto` = if this side's has one; None = identities are not looked at."""
         require_whole(cert=cert, key=key, ca=ca)
         if cert is None or key is None or ca is None:
             return None
-        return cls(cert=_read(CERT, cert), key=_read(KEY, key), ca=_read(CA, ca))
+        files = (cert, key, ca)
+        seen = state_of(files)  # first: what is replaced while it is read is read again
+        pem = read_pem(CERT, cert)
+        identities = () if demand is None else own_identities(cert, pem, fleet, spiffe)
+        required = demand == "required" or (demand == "auto" and bool(identities))
+        fleets = {each.fleet for each in identities}
+        accepts = Accepts(fleet or (fleets.pop() if len(fleets) == 1 else ""), required)
+        checks = demand is not None
+        return cls(pem, read_pem(KEY, key), read_pem(CA, ca), files, seen, identities, accepts, spiffe, checks, crl)
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        import grpc
+    def require(self, role: Role, name: str = "") -> None:
+        """Raises `InvalidSpec` if this side's certificate has identities, or must have one, and none of them is this one."""
+        mine = self.accepts.of_this_fleet(self.identities)
+        if any(each.stands_for(role, name) for each in mine) or not (self.identities or self.accepts.required):
+            return
+        needed = Identity(self.accepts.fleet or "FLEET", role, name).uri
+        shown = ", ".join(each.uri for each in self.identities) or "no identity"
+        raise InvalidSpec(CERT, str(self.files[0]), f"a certificate for {needed}; this one is for {shown}")
 
-        return grpc.ssl_server_credentials([(self.key, self.cert)], root_certificates=self.ca, require_client_auth=True)
+    def require_pair(self) -> None:
+        """Raises `InvalidSpec` if the key is not that of the certificate."""
+        require_pair(self.cert, self.key, self.files[0])
 
-    def channel_credentials(self) -> grpc.ChannelCredentials:
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether any certificate of the CA is accepted as anybody."""
+        return not self.identities and not self.accepts.required
+
+    def channel_credentials(self, pinned: bytes = b"") -> grpc.ChannelCredentials:
+        """`pinned`: PEM of the only certificate that the server may present; empty = any of the CA for the server's name."""
         import grpc
 
         return grpc.ssl_channel_credentials(
-            root_certificates=self.ca, private_key=self.key, certificate_chain=self.cert
+            root_certificates=pinned or self.ca, private_key=self.key, certificate_chain=self.cert
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """When a certificate is valid, in seconds since 1970."""
+
+    begins_at: float
+    ends_at: float
+
+
+def lifetime_of(pem: bytes, variable: str, path: Path) -> Lifetime:
+    """Return the lifetime of the first certificate in `pem`. Raises `InvalidSpec` that names the file if it is none."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise InvalidSpec(variable, str(path), f"a PEM file with a certificate ({error})") from None
+    return Lifetime(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
 
 
 def require_whole(*, cert: Path | None, key: Path | None, ca: Path | None) -> None:
@@ -51,7 +121,53 @@ def require_whole(*, cert: Path | None, key: Path | None, ca: Path | None) -> No
         raise InvalidSpec(missing[0], None, "a PEM file: mutual TLS needs certificate, key and CA together")
 
 
-def _read(variable: str, path: Path) -> bytes:
+def uris_of(pem: bytes) -> tuple[str, ...]:
+    """Return the URIs in the subjectAltName of a certificate (the first in `pem`). Raises `ValueError` if it is none."""
+    from cryptography import x509
+
+    try:
+        names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(names.value.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def own_identities(path: Path, pem: bytes, fleet: str, spiffe: tuple[SpiffeRule, ...]) -> tuple[Identity, ...]:
+    try:
+        return identities_in(uris_of(pem), fleet, spiffe)
+    except InvalidSpec as error:
+        raise InvalidSpec(error.field, error.value, error.expected, f"{CERT} ({path})") from None
+    except ValueError as error:
+        raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate ({error})") from None
+
+
+def require_pair(cert: bytes, key: bytes, path: Path) -> None:
+    """Raises `InvalidSpec` if the key is not that of the certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        same = x509.load_pem_x509_certificate(cert).public_key() == load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError) as error:
+        raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate, and its key ({error})") from None
+    if not same:
+        raise InvalidSpec(CERT, str(path), f"the certificate of the key in {KEY}")
+
+
+def state_of(files: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
+    """Return what shows that a file was replaced or written: empty for one that is not there."""
+    return tuple(_stat(path) for path in files)
+
+
+def _stat(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def read_pem(variable: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 
 from holdfast.runtime import telemetry
+from holdfast.runtime.authorization import Rule
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.runtime.grpc_server import listen
 
@@ -57,8 +59,18 @@ HANDLERS: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
 }
 
 
+RULES = {f"/t.T/{name}": Rule(anybody=True) for name in HANDLERS}
+
+
 def register(server: grpc.aio.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", HANDLERS),))
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[grpc.aio.Channel]:
+    listening = listen("127.0.0.1:0", register, services=["t.T"], rules=RULES)
+    async with listening as server, open_channel(server.endpoint) as channel:
+        yield channel
 
 
 async def call(channel: grpc.aio.Channel, kind: str, name: str = "", **options: Any) -> list[bytes]:
@@ -70,7 +82,7 @@ async def call(channel: grpc.aio.Channel, kind: str, name: str = "", **options: 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_handler_runs_below_the_callers_span(kind: str) -> None:
-    async with listen("127.0.0.1:0", register, services=["t.T"]) as server, open_channel(server.endpoint) as channel:
+    async with served() as channel:
         below = await call(channel, kind, metadata=[("traceparent", PARENT)])
         assert set(below) == {PARENT.encode()}
         assert len(below) == (1 if kind.endswith("_unary") else 3)
@@ -80,7 +92,7 @@ async def test_a_handler_runs_below_the_callers_span(kind: str) -> None:
 
 
 async def test_a_call_takes_the_current_span_along() -> None:
-    async with listen("127.0.0.1:0", register, services=["t.T"]) as server, open_channel(server.endpoint) as channel:
+    async with served() as channel:
         with telemetry.span("prepare", PARENT) as context:
             assert context is not None
             assert await call(channel, "unary_unary", timeout=5) == [context.traceparent.encode()]
@@ -90,7 +102,7 @@ async def test_a_call_takes_the_current_span_along() -> None:
 
 
 async def test_errors_pass_through() -> None:
-    async with listen("127.0.0.1:0", register, services=["t.T"]) as server, open_channel(server.endpoint) as channel:
+    async with served() as channel:
         with telemetry.span("prepare", PARENT), pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(channel, "unary_unary", "no_such_method")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -14,6 +14,7 @@ from supervising import facts, job_body
 
 from holdfast.domain.orders import Hello, Inventory
 from holdfast.log.memory import MemoryLog
+from holdfast.runtime.api_tokens import TokensFile
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.core import State, step
@@ -50,8 +51,8 @@ class Api:
         """`name` reports once."""
         self.fold(NodeReported(at, name, "i1", 2, report))
 
-    def job(self, *, at: float = 1000.0, **changes: Any) -> None:
-        self.fold(JobSubmitted(at, parse_job(job_body(**changes)), "secret-token"))
+    def job(self, *, at: float = 1000.0, owner: str = "", **changes: Any) -> None:
+        self.fold(JobSubmitted(at, parse_job(job_body(**changes)), "secret-token", owner=owner))
 
 
 MakeApi = Callable[..., Any]
@@ -69,7 +70,7 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
     free = list(applications)
     policies = PolicyRunner()
 
-    async def make(token: str = "", cluster: Any = None) -> Api:
+    async def make(token: str = "", cluster: Any = None, tokens: TokensFile | None = None) -> Api:
         log, progress = MemoryLog(block_s=0.02), Progress()
         history = await SqliteHistory.open(tmp_path / "history.sqlite3")
 
@@ -77,7 +78,7 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
             return made.picture
 
         backend = Backend(
-            identity=Identity("sup-1", "0.1.0", token),
+            identity=Identity("sup-1", "0.1.0", token, tokens),
             log=log,
             history=history,
             look=look,

@@ -29,10 +29,12 @@ from holdfast.domain.errors import HoldfastError, NotFound, PluginError
 from holdfast.domain.words import plural
 from holdfast.log import durability
 from holdfast.plugins import Group
+from holdfast.runtime.tls import CA, CERT, KEY, Lifetime, Tls, lifetime_of
 from holdfast.shards.opening import ASIDE
 from holdfast.stores import StoreKind
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
+EXPIRY_NOTE_SHARE, EXPIRY_PROBLEM_SHARE = 1 / 3, 1 / 10  # of a certificate's life that is left
 CLUSTER_ADVICE = (
     "until it is mended, cordons and maintenance of machines are not noticed, and notices end within the hour "
     "(docs/kubernetes.md, the bridge)"
@@ -220,6 +222,47 @@ def _cluster(client: Client) -> Iterator[Check]:
         yield Check("Kubernetes", "ok", f"watched: {', '.join(each['what'] for each in bridge['watched'])}")
 
 
+def _certificates() -> Iterator[Check]:
+    """What is configured for this shell; services may have other files."""
+    given = {name: Path(value) for name in (CERT, KEY, CA) if (value := os.environ.get(name))}
+    if not given:
+        return
+    try:
+        tls = Tls.load(cert=given.get(CERT), key=given.get(KEY), ca=given.get(CA), demand="auto")
+        if tls is None:
+            return
+        tls.require_pair()
+        now = time.time()
+        yield _expiry("certificate", lifetime_of(tls.cert, CERT, given[CERT]), now, "renew it (holdfast ca issue)")
+        yield _expiry("CA", lifetime_of(tls.ca, CA, given[CA]), now, "make a new CA before that, and add it to ca.crt")
+    except HoldfastError as error:
+        yield Check("certificate", "problem", str(error), "docs/security.md")
+        return
+    if tls.identities:
+        yield Check("identities", "ok", ", ".join(each.uri for each in tls.identities))
+    else:
+        yield Check(
+            "identities",
+            "note",
+            "the certificate has none: any certificate of the CA is accepted for any node",
+            "issue certificates with identities (docs/security.md)",
+        )
+
+
+def _expiry(what: str, lifetime: Lifetime, now: float, advice: str) -> Check:
+    """A note when a third of its life is left, a problem when a tenth is."""
+    left_s = lifetime.ends_at - now
+    share = left_s / (lifetime.ends_at - lifetime.begins_at)
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(lifetime.ends_at))
+    if left_s <= 0:
+        return Check(what, "problem", f"expired at {until}", advice)
+    if lifetime.begins_at > now:
+        return Check(what, "problem", "not valid yet: one of the machines' clocks is wrong", "set the clock")
+    level = "problem" if share < EXPIRY_PROBLEM_SHARE else "note" if share < EXPIRY_NOTE_SHARE else "ok"
+    left = plural(int(left_s // 86400), "day") if left_s >= 86400 else plural(int(left_s // 3600), "hour")
+    return Check(what, level, f"valid until {until}, for {left}", "" if level == "ok" else advice)
+
+
 PROBES: tuple[Callable[[], Iterator[Check]], ...] = (
     _python,
     _torch,
@@ -229,5 +272,6 @@ PROBES: tuple[Callable[[], Iterator[Check]], ...] = (
     _redis,
     _shared_memory,
     _set_aside,
+    _certificates,
     _plugins,
 )

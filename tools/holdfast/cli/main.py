@@ -37,6 +37,8 @@ COMMANDS = MappingProxyType(
         "explain": "explain:register",
         "doctor": "doctor:register",
         "health": "health:register",
+        "ca": "ca:app",
+        "tokens": "tokens:app",
         "simulate": "simulate:register",
     }
 )

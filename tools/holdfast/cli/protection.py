@@ -13,7 +13,10 @@ from pathlib import Path
 
 from holdfast.cli.client import ENV_TOKEN
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.tls import CA, CERT, KEY, Tls
+from holdfast.runtime.api_tokens import TOKENS_FILE
+from holdfast.runtime.identities import SPIFFE
+from holdfast.runtime.revocation import CRL
+from holdfast.runtime.tls import CA, CERT, IDENTITIES, KEY, Tls
 
 TLS_FILES = (CERT, KEY, CA)
 ALERT_URLS_FILE = "HOLDFAST_ALERT_URLS_FILE"
@@ -25,6 +28,8 @@ ALERTS = (
     "HOLDFAST_ALERT_SECRET",
     "HOLDFAST_ALERT_LINK",
 )
+FILES = (*TLS_FILES, CRL, TOKENS_FILE)
+PEERS = (IDENTITIES, SPIFFE)  # what is demanded of the other ends' certificates
 LOGGING = ("HOLDFAST_LOG_LEVEL", "HOLDFAST_LOG_FORMAT")
 UNSET, SET = "unset", "set"
 
@@ -32,8 +37,9 @@ UNSET, SET = "unset", "set"
 def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that are passed on: the token, TLS and alerts (files by absolute path), logging. Raises `InvalidSpec`
     for TLS that is not complete or cannot be read."""
-    given = {name: value for name in (ENV_TOKEN, *TLS_FILES, *ALERTS, *LOGGING) if (value := environment.get(name, ""))}
-    files = {name: Path(given[name]).absolute() for name in TLS_FILES if name in given}
+    names = (ENV_TOKEN, *FILES, *PEERS, *ALERTS, *LOGGING)
+    given = {name: value for name in names if (value := environment.get(name, ""))}
+    files = {name: Path(given[name]).absolute() for name in FILES if name in given}
     Tls.load(cert=files.get(CERT), key=files.get(KEY), ca=files.get(CA))
     if ALERT_URLS_FILE in given:
         files[ALERT_URLS_FILE] = Path(given[ALERT_URLS_FILE]).absolute()
@@ -43,13 +49,14 @@ def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
 def shown(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings in a form that may be stored: of the token only whether it is set."""
     return {ENV_TOKEN: SET if settings.get(ENV_TOKEN) else UNSET} | {
-        name: settings.get(name) or UNSET for name in TLS_FILES
+        name: settings.get(name) or UNSET for name in (*FILES, *PEERS)
     }
 
 
 def require_protection(host: str, settings: Mapping[str, str]) -> None:
     """Raises `InvalidSpec` if other machines reach the address, and a token or TLS is missing."""
-    missing = [name for name in (ENV_TOKEN, *TLS_FILES) if not settings.get(name)]
+    needed = (*(() if settings.get(TOKENS_FILE) else (ENV_TOKEN,)), *TLS_FILES)
+    missing = [name for name in needed if not settings.get(name)]
     if missing and not is_loopback(host):
         raise InvalidSpec(
             "--host",

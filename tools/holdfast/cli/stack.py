@@ -44,6 +44,7 @@ from holdfast.cli.stack_record import SERVICES, StackRecord, pid_file
 from holdfast.cli.tending import Part, Tender, last_lines
 from holdfast.domain.errors import Conflict, NotFound, Unavailable
 from holdfast.log.embedded import EmbeddedRedis
+from holdfast.runtime.api_tokens import TOKENS_FILE
 from holdfast.runtime.children import tied
 from holdfast.runtime.fleet import JOIN_OPTIONAL, JOIN_TOKEN, JOIN_TOKEN_FILE
 from holdfast.runtime.survivors import noted
@@ -562,9 +563,9 @@ class LocalStack:
             )
 
     def _settings_of(self, part: str) -> dict[str, str]:
-        """Return what the options say to this part: the API's token is for who serves it, not for agents and workers, and the
+        """Return what the options say to this part: the API's tokens are for who serves it, not for agents and workers, and the
         addresses of alerts are for who sends them."""
-        others = {ENV_TOKEN} if part not in SERVICES else set()
+        others = {ENV_TOKEN, TOKENS_FILE} if part not in SERVICES else set()
         others |= set(protection.ALERTS) if part != "supervisor" else set()
         names = set(self._options.environment) - others
         return {name: value for name, value in self._options.environment.items() if name in names}

@@ -64,6 +64,7 @@ from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
+from holdfast.runtime.identities import Role
 from holdfast.runtime.service import Farewell, guarded
 from holdfast.wire.control import encode_beat
 
@@ -101,6 +102,7 @@ class Agent:
         self._settings, self._descriptors, self._tasks = settings, descriptors, tasks
         self._incarnation = uuid.uuid4().hex
         membership = settings.membership
+        tls = settings.tls_as(Role.AGENT, settings.node)
         marked = {MARK: str(settings.agent_dir)}
         places = _places(settings)
         workers_ended = anyio.Event()
@@ -141,7 +143,7 @@ class Agent:
             lost=lambda: self._pool.notes_lost,
             last_words=workers_ended,
             membership=membership,
-            tls=settings.tls,
+            tls=tls,
         )
 
         self._readers = [Pausable(self._collecting(each)) for each in self._collectors if isinstance(each, _READS_GPUS)]
@@ -208,7 +210,7 @@ class Agent:
             on_saved_by_all=self._replicator.retain,
             beat=lambda: encode_beat(time.time(), self._pool.worker_set.version, self._pool.steps()),
             membership=membership,
-            tls=settings.tls,
+            tls=tls,
         )
 
     # ------------------------------------------------------------------ on the way up

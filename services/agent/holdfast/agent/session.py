@@ -22,7 +22,8 @@ from holdfast.domain.replication import CommonCheckpoint
 from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.fleet import Introduction, Membership
-from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.grpc_channel import connected
+from holdfast.runtime.identities import Role
 from holdfast.runtime.tls import Tls
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub
@@ -100,7 +101,7 @@ class Session:
             self._foreign.discard(endpoint)
             introduction = self._membership.introduce()
             try:
-                async with open_channel(endpoint, self._tls) as channel:
+                async with connected(endpoint, self._tls, Role.SUPERVISOR) as channel:
                     call = ControlStub(channel).Session(metadata=introduction.metadata)
                     await self._converse(call, introduction, backoff, endpoint)
             except* grpc.aio.AioRpcError as group:

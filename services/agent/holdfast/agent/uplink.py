@@ -23,7 +23,8 @@ from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.fleet import Introduction, Membership
-from holdfast.runtime.grpc_channel import cancellable, open_channel
+from holdfast.runtime.grpc_channel import cancellable, connected
+from holdfast.runtime.identities import Role
 from holdfast.runtime.tls import Tls
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.v1.telemetry_pb2_grpc import TelemetryStub
@@ -128,7 +129,7 @@ class Uplink:
             self._foreign.discard(endpoint)
             introduction = self._membership.introduce()
             try:
-                async with open_channel(endpoint, self._tls) as channel:
+                async with connected(endpoint, self._tls, Role.DIAGNOSTICS) as channel:
                     call = TelemetryStub(channel).Stream(metadata=introduction.metadata)
                     await self._stream(call, introduction, backoff, endpoint)
             except* grpc.aio.AioRpcError as group:
@@ -204,10 +205,13 @@ class Uplink:
                     return
 
     async def _reached(self, endpoint: str) -> bool:
-        async with open_channel(endpoint, self._tls) as channel:
-            with anyio.move_on_after(REACH_TIMEOUT_S):
-                await cancellable(channel.channel_ready())
-                return True
+        try:
+            async with connected(endpoint, self._tls, Role.DIAGNOSTICS) as channel:
+                with anyio.move_on_after(REACH_TIMEOUT_S):
+                    await cancellable(channel.channel_ready())
+                    return True
+        except (grpc.aio.AioRpcError, OtherFleet):
+            pass
         return False
 
     async def _hear(self, call: _Call, backoff: Backoff, ended: anyio.Event, endpoint: str) -> None:

@@ -19,6 +19,8 @@ from holdfast.diagnostics.backlog import Backlog, Line
 from holdfast.diagnostics.intake import Intake, NodeStream, Receipt, Replaced
 from holdfast.diagnostics.publisher import Publisher
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage
+from holdfast.runtime.authorization import Caller
+from holdfast.runtime.grpc_access import caller
 from holdfast.runtime.grpc_server import write_whole
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.v1 import telemetry_pb2_grpc as pb_grpc
@@ -30,6 +32,10 @@ _TICK_BYTES_MAX = 4 << 20
 
 log = structlog.get_logger("holdfast.diagnostics.ingest")
 Context = grpc.aio.ServicerContext[pb.Tick, pb.TickAck]
+
+
+class NotItsNode(Exception):
+    """A tick names a node for which the certificate of the stream does not stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class TelemetryServicer(pb_grpc.TelemetryServicer):
     async def Stream(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.Tick], context: Context
     ) -> None:
-        agent = _Agent(self._intake, _Acks(self._publisher, self._clock))
+        agent = _Agent(self._intake, _Acks(self._publisher, self._clock), caller())
         line = Line(fold=agent.fold, refuse=agent.refuse, ended=agent.ended)
         try:
             async with anyio.create_task_group() as tasks:
@@ -84,8 +90,9 @@ class TelemetryServicer(pb_grpc.TelemetryServicer):
 class _Agent:
     """The callbacks of one stream for the backlog."""
 
-    def __init__(self, intake: Intake, acks: _Acks) -> None:
+    def __init__(self, intake: Intake, acks: _Acks, caller: Caller) -> None:
         self._intake = intake
+        self._caller = caller
         self.acks = acks
         self.stream = NodeStream()
         self.refusal: _Refusal | None = None
@@ -95,7 +102,10 @@ class _Agent:
     async def fold(self, message: pb.Tick) -> None:
         if (size := message.ByteSize()) > _TICK_BYTES_MAX:
             raise MalformedMessage("tick", f"{size} bytes; at most {_TICK_BYTES_MAX}")
-        receipt = await self._intake.tick(self.stream, decode_tick(message))
+        tick = decode_tick(message)
+        if reason := self._caller.refusal_for(tick.node):
+            raise NotItsNode(reason)
+        receipt = await self._intake.tick(self.stream, tick)
         if receipt.must_hold or message.wants_ack:
             self.acks.add(receipt)
         self.stream.goodbye = message.goodbye
@@ -115,6 +125,8 @@ def _refusal(error: Exception) -> _Refusal:
             return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         case HoldfastError():
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        case NotItsNode():
+            return _Refusal(grpc.StatusCode.PERMISSION_DENIED, str(error))
         case Replaced():
             return _Refusal(grpc.StatusCode.ABORTED, str(error))
         case _:

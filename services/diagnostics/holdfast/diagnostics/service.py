@@ -23,6 +23,7 @@ from holdfast.log.redis import RedisLog
 from holdfast.runtime import freeze, metrics, telemetry
 from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.identities import Role
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
@@ -44,6 +45,7 @@ async def serve(settings: DiagnosticsSettings) -> None:
 
 async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
     """Run on any event log until cancelled."""
+    tls = settings.tls_as(Role.DIAGNOSTICS)
     catalogue = xid.load(settings.xid_overrides)
     liveness = Liveness(
         reconnect_grace_s=settings.reconnect_grace_s,
@@ -63,7 +65,7 @@ async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
             settings.diagnostics_listen,
             lambda server: add_TelemetryServicer_to_server(servicer, server),
             services=(SERVICE,),
-            tls=settings.tls,
+            tls=tls,
             membership=settings.membership,
         ) as listening,
     ):

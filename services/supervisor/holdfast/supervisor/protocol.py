@@ -97,6 +97,7 @@ class JobSubmitted:
         None  # in the object store under this name: the requested step, or else the newest complete one
     )
     launcher: str = ""  # digest of the token by which the launcher finds its job again; empty = no launcher
+    owner: str = ""  # name of the API's token that it was submitted with; empty = without one
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ from holdfast.log import durability
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
 from holdfast.runtime import freeze, telemetry
+from holdfast.runtime.api_tokens import TOKENS_FILE, TokensFile
 from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.identities import Role
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.supervisor import providers
@@ -71,6 +73,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
     """Run on any event log until cancelled."""
     snapshot.prepare()
     records.prepare(Published, InboxEvent)
+    tls = settings.tls_as(Role.SUPERVISOR)
+    tokens = TokensFile(settings.api_tokens_file) if settings.api_tokens_file is not None else None
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bind(settings.api_listen))
         api_url = settings.api_url or url_of(listener)
@@ -124,7 +128,9 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         )
         viewer = Viewer(leader.picture, event_log)
         backend = Backend(
-            identity=Identity(settings.supervisor_name, version(DISTRIBUTION), settings.api_token.get_secret_value()),
+            identity=Identity(
+                settings.supervisor_name, version(DISTRIBUTION), settings.api_token.get_secret_value(), tokens
+            ),
             log=event_log,
             history=history,
             look=viewer.look,
@@ -147,7 +153,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
                 settings.supervisor_listen,
                 lambda server: add_ControlServicer_to_server(control, server),
                 services=(SERVICE,),
-                tls=settings.tls,
+                tls=tls,
                 membership=settings.membership,
             )
         )
@@ -168,8 +174,10 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         leading = await stack.enter_async_context(anyio.create_task_group())
         guarded(leading, "leader", leader.run)
         await _first_picture(viewer)
-        if not settings.api_token.get_secret_value() and not ip_address(listener.getsockname()[0]).is_loopback:
-            log.warning("the API accepts requests without a token", api=api_url, advice="set HOLDFAST_API_TOKEN")
+        is_open = tokens is None and not settings.api_token.get_secret_value()
+        if is_open and not ip_address(listener.getsockname()[0]).is_loopback:
+            advice = f"set HOLDFAST_API_TOKEN or {TOKENS_FILE}"
+            log.warning("the API accepts requests without a token", api=api_url, advice=advice)
         announce(settings.ready_file, {"control": listening.endpoint, "api": api_url})
         log.info("serving", control=listening.endpoint, api=api_url)
         await anyio.sleep_forever()

@@ -32,7 +32,10 @@ class SupervisorSettings(ServiceSettings):
     supervisor_listen: str = "127.0.0.1:8471"  # for agents; port 0 takes a free one
     api_listen: str = "127.0.0.1:8470"  # HTTP
     api_url: str = ""  # the API's address for clients, if it is not where it listens; a standby refers clients to it
-    api_token: SecretStr = SecretStr("")  # bearer token that requests must carry; empty = none
+    api_token: SecretStr = SecretStr("")  # bearer token of the admin; empty = none
+    api_tokens_file: Path | None = (
+        None  # tokens with roles, of `holdfast tokens`; without either, everybody is an admin
+    )
     data_dir: Path
     diagnostics: str = ""  # endpoints of diagnostics, comma-separated, best first; sent to agents
     supervisor_name: str = Field(default_factory=socket.gethostname, min_length=1)

@@ -16,6 +16,7 @@ import structlog
 from holdfast.domain.errors import HoldfastError, MalformedMessage
 from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello
+from holdfast.runtime.grpc_access import caller
 from holdfast.runtime.grpc_server import write_whole
 from holdfast.supervisor.agents.sessions import AgentSession, Refused, Sessions
 from holdfast.supervisor.protocol import NodeReported
@@ -63,7 +64,10 @@ class ControlServicer(pb_grpc.ControlServicer):
         if sessions is None:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, NOT_THE_LEADER)
         first = await _first(messages)
-        session = sessions.open(_facts(first), context.peer())
+        facts = _facts(first)
+        if reason := caller().refusal_for(facts.node):
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+        session = sessions.open(facts, context.peer())
         log.info("session", node=session.node, peer=session.peer, incarnation=session.incarnation)
         welcome = encode_welcome(sessions.epoch, self._supervisor, self._diagnostics, sessions.peers(session))
         session.offer(welcome)

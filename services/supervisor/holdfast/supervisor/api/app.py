@@ -6,7 +6,8 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi_offline import FastAPIOffline
 
 from holdfast.supervisor.api import dashboard, events, incidents, jobs, nodes, operations, problems
-from holdfast.supervisor.api.backend import Backend, authorize
+from holdfast.supervisor.api.access import authorize
+from holdfast.supervisor.api.backend import Backend
 from holdfast.supervisor.api.forwarding import Forwarding, ToLeader
 from holdfast.supervisor.api.limits import BodyLimit
 

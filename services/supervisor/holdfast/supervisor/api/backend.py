@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import Depends, Header, Query, Request, Response
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.domain.job import PolicySpec
@@ -21,9 +19,10 @@ from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
 from holdfast.plugins import POLICY_PREFIX
+from holdfast.runtime.api_tokens import TokensFile
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.api.models import Operation
-from holdfast.supervisor.api.problems import NotLeading, Unauthorized
+from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader.inbox import request_entry
 from holdfast.supervisor.leader.picture import Look, Picture, Progress
@@ -40,7 +39,8 @@ class Identity:
 
     supervisor: str
     version: str
-    token: str = ""  # bearer token that requests must carry; empty = none
+    token: str = ""  # bearer token of the admin; empty = none
+    tokens: TokensFile | None = None  # those of others; without either, nobody needs one
 
 
 class Backend:
@@ -133,19 +133,6 @@ def _backend(request: Request) -> Backend:
 
 
 Serving = Annotated[Backend, Depends(_backend)]
-_bearer = HTTPBearer(auto_error=False, description="The value of HOLDFAST_API_TOKEN, when the supervisor has one.")
-
-
-def authorize(
-    backend: Serving, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None
-) -> None:
-    """Raises `Unauthorized` when a token is configured and the request does not carry it."""
-    wanted = backend.identity.token
-    given = credentials.credentials if credentials else ""
-    if wanted and not secrets.compare_digest(given.encode(), wanted.encode()):
-        raise Unauthorized("this API wants the header `Authorization: Bearer <token>` with its HOLDFAST_API_TOKEN")
-
-
 IdempotencyKey = Annotated[
     str | None,
     Header(

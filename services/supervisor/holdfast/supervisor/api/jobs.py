@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from anyio import move_on_after, to_thread
-from fastapi import APIRouter, Body, Header, Query
+from fastapi import APIRouter, Body, Header, Query, Request
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.faults import CONTROL_PLANE
 from holdfast.domain.job import JobSpec
 from holdfast.supervisor.api import models, views
+from holdfast.supervisor.api.access import Asking, require_own
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving, number_of
 from holdfast.supervisor.core import holders, saved_steps
 from holdfast.supervisor.core.job import Job
@@ -50,6 +51,8 @@ _JOB_BODY = {"requestBody": {"content": {"application/json": {"schema": {"$ref":
 @router.post("", status_code=202, openapi_extra=_JOB_BODY)
 async def submit(
     body: Annotated[dict[str, Any], Body()],
+    request: Request,
+    asking: Asking,
     backend: Serving,
     commands: Commands,
     resume: Annotated[bool, Query(description="go on from the newest complete checkpoint of this name")] = False,
@@ -65,12 +68,13 @@ async def submit(
         raise InvalidSpec("step", step, "no step without resume")
     start = StartFrom.CHECKPOINT if resume else StartFrom.SCRATCH if fresh else StartFrom.NOTHING
     spec = parse_job(body)
+    await require_own(backend, asking, spec.name, request)
     spec = spec.with_policy(await backend.usable(spec.policy_spec))
-    return await _submit(commands, spec, start, step, _digest(launcher))
+    return await _submit(commands, spec, start, step, _digest(launcher), asking.name)
 
 
 async def _submit(
-    commands: Commands, spec: JobSpec, start: StartFrom, step: int | None, launcher: str = ""
+    commands: Commands, spec: JobSpec, start: StartFrom, step: int | None, launcher: str, owner: str
 ) -> models.Operation:
     if start is StartFrom.CHECKPOINT:
         spec = replace(spec, resume=None)  # its own checkpoints are newer than what it may have started from once
@@ -80,7 +84,7 @@ async def _submit(
         with move_on_after(STORE_LOOK_S):
             found = await to_thread.run_sync(own_checkpoint, spec, step, abandon_on_cancel=True)
     token = secrets.token_hex(TOKEN_BYTES)
-    return await commands.command(JobSubmitted(time.time(), spec, token, resumed, start, step, found, launcher))
+    return await commands.command(JobSubmitted(time.time(), spec, token, resumed, start, step, found, launcher, owner))
 
 
 @router.get("")
@@ -113,7 +117,7 @@ async def resume(
     """Submit a job that is over again, as it was submitted last, to go on from its newest complete checkpoint, or from the
     step that is named."""
     _, job = await _find(backend, name)
-    return await _submit(commands, job.spec, StartFrom.CHECKPOINT, body.step if body else None, job.launcher)
+    return await _submit(commands, job.spec, StartFrom.CHECKPOINT, body.step if body else None, job.launcher, job.owner)
 
 
 @router.post("/{name}/attach")

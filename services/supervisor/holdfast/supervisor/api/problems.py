@@ -35,10 +35,15 @@ class Unauthorized(HoldfastError):
     """The bearer token is missing or wrong."""
 
 
+class Forbidden(HoldfastError):
+    """The token is valid, and not for this request."""
+
+
 # What each error of ours is in HTTP; the first that fits counts.
 _STATUS: tuple[tuple[type[HoldfastError], HTTPStatus], ...] = (
     (InvalidSpec, HTTPStatus.UNPROCESSABLE_ENTITY),
     (Unauthorized, HTTPStatus.UNAUTHORIZED),
+    (Forbidden, HTTPStatus.FORBIDDEN),
     (NotFound, HTTPStatus.NOT_FOUND),
     (Conflict, HTTPStatus.CONFLICT),
     (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),

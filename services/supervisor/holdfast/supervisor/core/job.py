@@ -184,6 +184,7 @@ class Job:
     borrows_not_before: float = 0.0  # it does not ask other jobs for replicas before this time
     step_times: StepTimes = field(default_factory=StepTimes)  # of the last hour
     launcher: str = ""  # digest of the token by which the launcher finds its job again; empty = no launcher
+    owner: str = ""  # name of the API's token that it was submitted with; empty = without one
 
     @property
     def phase(self) -> JobPhase:

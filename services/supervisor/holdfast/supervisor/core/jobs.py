@@ -104,6 +104,7 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
         generation=evolve(old.generation, placements=()) if old and old.generation else None,
         checkpoints=Checkpoints((Segment(resumed.attempt, resumed.step),) if resumed else (), resumed=resumed),
         launcher=event.launcher,
+        owner=event.owner,
     )
     if event.start is StartFrom.CHECKPOINT and resumed is not None:
         job = _continued(job, old, resumed, event)

@@ -1,0 +1,164 @@
+"""Who may ask the REST API for what: one table of routes and roles, and the decision on one request.
+
+    Authorization: Bearer TOKEN ──► principal (name, role) ──► row of the route ──► owner of the job, if the row asks for it
+
+A route without a row is refused. `HOLDFAST_API_TOKEN` is the token of the principal `admin`; the others are in
+`HOLDFAST_API_TOKENS_FILE`. Without either, everybody who reaches the API is an admin.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated
+
+import structlog
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from holdfast.runtime.api_tokens import ApiRole
+from holdfast.supervisor.api.backend import Backend, Serving
+from holdfast.supervisor.api.problems import Forbidden, Unauthorized
+
+PREFIX = "/v1/"
+ADMIN = "admin"  # principal of HOLDFAST_API_TOKEN
+log = structlog.get_logger("holdfast.supervisor.api.access")
+_bearer = HTTPBearer(auto_error=False, description="HOLDFAST_API_TOKEN, or a token of `holdfast tokens create`.")
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks. `name`: of the token; empty = nobody had to say."""
+
+    name: str
+    role: ApiRole
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRule:
+    """`own_job`: a submitter may ask for its own jobs only."""
+
+    role: ApiRole
+    own_job: bool = False
+
+
+_READ = RouteRule(ApiRole.VIEWER)
+_SUBMIT = RouteRule(ApiRole.SUBMITTER)
+_OWN = RouteRule(ApiRole.SUBMITTER, own_job=True)
+_OPERATE = RouteRule(ApiRole.OPERATOR)
+
+ROUTES: Mapping[str, RouteRule] = MappingProxyType(
+    {
+        "GET /v1/jobs": _READ,
+        "POST /v1/jobs": _SUBMIT,  # whose name it is: `may_take`
+        "GET /v1/jobs/{name}": _READ,
+        "DELETE /v1/jobs/{name}": _OWN,
+        "POST /v1/jobs/{name}/stop": _OWN,
+        "POST /v1/jobs/{name}/resume": _OWN,
+        "POST /v1/jobs/{name}/attach": _OWN,
+        "POST /v1/jobs/{name}/checkpoint": _OWN,
+        "POST /v1/jobs/{name}/resize": _OWN,
+        "GET /v1/jobs/{name}/checkpoints": _READ,
+        "GET /v1/jobs/{name}/checkpoints/{attempt}/{step}": _READ,
+        "GET /v1/jobs/{name}/checkpoints/{attempt}/{step}/sources": _OWN,  # has the job's secret
+        "POST /v1/jobs/{name}/checkpoints/prune": _OWN,
+        "GET /v1/jobs/{name}/policy": _READ,
+        "POST /v1/jobs/{name}/policy": _OWN,
+        "GET /v1/jobs/{name}/policy/questions": _READ,
+        "POST /v1/jobs/{name}/faults": _OPERATE,  # they strike nodes and the control plane
+        "GET /v1/jobs/{name}/goodput": _READ,
+        "GET /v1/nodes": _READ,
+        "GET /v1/nodes/{name}": _READ,
+        "POST /v1/nodes/{name}/cordon": _OPERATE,
+        "POST /v1/nodes/{name}/uncordon": _OPERATE,
+        "POST /v1/nodes/{name}/restart-agent": _OPERATE,
+        "PUT /v1/nodes/{name}/notices/{source}": _OPERATE,
+        "DELETE /v1/nodes/{name}/notices/{source}": _OPERATE,
+        "POST /v1/nodes/{name}/repair": _OPERATE,
+        "GET /v1/incidents": _READ,
+        "GET /v1/incidents/{incident_id}": _READ,
+        "GET /v1/incidents/{incident_id}/trace": _READ,
+        "GET /v1/findings": _READ,
+        "GET /v1/findings/{finding_id}": _READ,
+        "GET /v1/actions": _READ,
+        "GET /v1/operations/{operation}": _READ,
+        "GET /v1/breaker": _READ,
+        "POST /v1/breaker/reset": _OPERATE,
+        "GET /v1/kubernetes": _READ,
+        "GET /v1/version": _READ,
+        "GET /v1/events": _READ,
+    }
+)
+
+
+async def authorize(
+    request: Request,
+    backend: Serving,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None,
+) -> Principal:
+    """Return who asks. Raises `Unauthorized` without a valid token where one is needed, and `Forbidden` for a route that is not
+    for the token's role, or for the job of somebody else."""
+    principal = identify(backend, credentials.credentials if credentials else "", time.time())
+    route = route_of(request)
+    if refusal := refused(principal, route):
+        raise _logged(Forbidden(refusal), principal, request)
+    if ROUTES[route].own_job and not principal.role.may(ApiRole.OPERATOR):
+        await require_own(backend, principal, str(request.path_params["name"]), request)
+    return principal
+
+
+Asking = Annotated[Principal, Depends(authorize)]
+
+
+def route_of(request: Request) -> str:
+    """Return the request's row in the table. Newer versions of FastAPI give a route's path below its router's prefix."""
+    path = str(request.scope["route"].path_format)
+    return f"{request.method} {path if path.startswith(PREFIX) else PREFIX + path.removeprefix('/')}"
+
+
+def identify(backend: Backend, token: str, now: float) -> Principal:
+    """Raises `Unauthorized`."""
+    identity = backend.identity
+    if not identity.token and identity.tokens is None:
+        return Principal("", ApiRole.ADMIN)
+    if identity.token and secrets.compare_digest(token.encode(), identity.token.encode()):
+        return Principal(ADMIN, ApiRole.ADMIN)
+    if token and identity.tokens is not None and (found := identity.tokens.find(token, now)) is not None:
+        return Principal(found.name, found.role)
+    raise Unauthorized(
+        "this API wants the header `Authorization: Bearer <token>` with its HOLDFAST_API_TOKEN, or with a token of `holdfast "
+        "tokens create` that is neither expired nor revoked"
+    )
+
+
+def refused(principal: Principal, route: str, routes: Mapping[str, RouteRule] = ROUTES) -> str:
+    """Return why a role may not ask for a route, whatever it is about; empty if it may."""
+    rule = routes.get(route)
+    if rule is None:
+        return f"{route} is not in the table of access: nobody may ask for it"
+    if not principal.role.may(rule.role):
+        return f"{route} is for role {rule.role} and above, and {principal.name} has role {principal.role}"
+    return ""
+
+
+async def require_own(backend: Backend, principal: Principal, job: str, request: Request) -> None:
+    """Raises `Forbidden` for a job that somebody else has submitted, if the principal has no role for all jobs."""
+    if principal.role.may(ApiRole.OPERATOR):
+        return
+    known = (await backend.picture()).state.jobs.get(job)
+    if known is not None and known.owner != principal.name:
+        owner = known.owner or "somebody without a token of their own"
+        reason = (
+            f"job {job} was submitted by {owner}; {principal.name} has role {principal.role}, for its own jobs only"
+        )
+        raise _logged(Forbidden(reason), principal, request)
+
+
+def _logged(refusal: Forbidden, principal: Principal, request: Request) -> Forbidden:
+    log.warning(
+        "request refused", who=principal.name, method=request.method, path=request.url.path, reason=str(refusal)
+    )
+    return refusal

@@ -1,0 +1,82 @@
+"""Certificates that were revoked: the serial numbers in a CRL, a file in PEM that the CA has signed.
+
+The file is read again when it has changed. If it cannot be used then, the serial numbers of the one before stay. A CRL is valid
+here until it is replaced, whatever date it names for its successor: an old list refuses more than none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.tls import Tls
+
+CRL = "HOLDFAST_TLS_CRL"
+
+log = structlog.get_logger("holdfast.runtime.revocation")
+
+
+class Revocations:
+    """Raises `InvalidSpec` if the file cannot be used at the start. `ca`: file with the certificates that may have signed."""
+
+    def __init__(self, file: Path, ca: Path) -> None:
+        self._file, self._ca = file, ca
+        self._seen = _state(file)
+        self._serials = _serials(file, ca)
+
+    def refresh(self) -> None:
+        """Read the file if it has changed."""
+        if (seen := _state(self._file)) == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._serials = _serials(self._file, self._ca)
+        except InvalidSpec as error:
+            log.warning("CRL not used, the one before is", reason=str(error), revoked=len(self._serials))
+        else:
+            log.info("CRL read", file=str(self._file), revoked=len(self._serials))
+
+    def __contains__(self, serial: int) -> bool:
+        return serial in self._serials
+
+
+def revocations_of(tls: Tls) -> Revocations | None:
+    """Read the CRL; None if there is none. Raises `InvalidSpec`."""
+    return Revocations(tls.crl, tls.files[2]) if tls.crl is not None else None
+
+
+def serial_of(pem: bytes) -> int:
+    """Return the serial number of a certificate. Raises `ValueError` if it is none."""
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(pem).serial_number
+
+
+def shown(serial: int) -> str:
+    return f"{serial:x}"
+
+
+def _serials(file: Path, ca: Path) -> frozenset[int]:
+    from cryptography import x509
+
+    try:
+        crl = x509.load_pem_x509_crl(file.read_bytes())
+        signers = x509.load_pem_x509_certificates(ca.read_bytes())
+    except OSError as error:
+        raise InvalidSpec(CRL, str(file), f"a readable CRL in PEM ({error.strerror}: {error.filename})") from error
+    except ValueError as error:
+        raise InvalidSpec(CRL, str(file), f"a CRL in PEM, and certificates of the CA in {ca} ({error})") from error
+    for signer in signers:
+        key = signer.public_key()
+        if crl.issuer == signer.subject and crl.is_signature_valid(key):  # type: ignore[arg-type]  # of any kind that signs
+            return frozenset(each.serial_number for each in crl)
+    raise InvalidSpec(CRL, str(file), f"a CRL that the CA of {ca} has signed")
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,75 @@
+"""Which role a server has, found out before a channel to it is used.
+
+gRPC for Python checks a server's certificate against the CA and the host name, and shows it to nobody. So a separate connection
+reads the certificate first, and the channel then accepts exactly this certificate: to answer on it, a server must hold its key.
+Between the two a server may have renewed its certificate, or a load balancer may have chosen another server; then the channel
+fails, and the next attempt begins with another look."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import anyio
+import grpc
+from anyio.streams.tls import TLSAttribute
+
+from holdfast.domain.errors import InvalidSpec, OtherRole
+from holdfast.runtime import freeze
+from holdfast.runtime.authorization import refusal_of_roles
+from holdfast.runtime.identities import Role, identities_in
+from holdfast.runtime.revocation import revocations_of, serial_of, shown
+from holdfast.runtime.tls import Tls
+
+LOOK_TIMEOUT_S = 3.0
+
+
+async def look(endpoint: str, tls: Tls, role: Role) -> bytes:
+    """Return the certificate (PEM) of the server at `host:port`, which has the role; empty if it has no identity and need not
+    have one, so that any certificate of the CA will do. Raises `OtherRole` with the reason if not,
+    and `AioRpcError` if the server does not answer or its certificate is not of the CA."""
+    certificate, fields = await _presented(endpoint, tls)
+    uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
+    try:
+        return _checked(endpoint, tls, role, certificate, uris)
+    except InvalidSpec as error:
+        raise OtherRole(f"{endpoint}: {error}") from None
+
+
+def _checked(endpoint: str, tls: Tls, role: Role, certificate: bytes, uris: list[str]) -> bytes:
+    identities = identities_in(uris, tls.accepts.fleet, tls.spiffe)
+    if reason := refusal_of_roles(identities, tls.accepts, frozenset({role}), f"{endpoint} must be a server for"):
+        raise OtherRole(reason)
+    pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
+    if (revoked := revocations_of(tls)) is not None and (serial := serial_of(pem)) in revoked:
+        raise OtherRole(f"the certificate of {endpoint} (serial number {shown(serial)}) was revoked")
+    return pem if identities else b""
+
+
+async def _presented(endpoint: str, tls: Tls) -> tuple[bytes, dict[str, Any]]:
+    host, _, port = endpoint.rpartition(":")
+    context = _context(tls)
+    with freeze.patience(LOOK_TIMEOUT_S):
+        try:
+            async with await anyio.connect_tcp(
+                host.strip("[]"), int(port), ssl_context=context, tls_standard_compatible=False
+            ) as stream:
+                fields: Any = stream.extra(TLSAttribute.peer_certificate)
+                return stream.extra(TLSAttribute.peer_certificate_binary) or b"", fields
+        except (OSError, anyio.BrokenResourceError, anyio.EndOfStream) as error:
+            raise _unavailable(endpoint, str(error) or type(error).__name__) from error
+    raise _unavailable(endpoint, f"no certificate within {LOOK_TIMEOUT_S:g} s")
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # by the channel that follows
+    context.load_verify_locations(cadata=tls.ca.decode(errors="replace"))
+    context.load_cert_chain(*tls.files[:2])
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _unavailable(endpoint: str, reason: str) -> grpc.aio.AioRpcError:
+    details = f"failed to connect to {endpoint}: {reason}"
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)

@@ -1,0 +1,118 @@
+"""A certificate that was revoked: its open session ends, and it opens no other; a service that has one is not spoken to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import grpc
+import pytest
+from supervising import facts, start_supervisor
+from waiting import TIMEOUT_S
+
+from holdfast.cli.authority import Authority
+from holdfast.domain.errors import InvalidSpec, OtherRole
+from holdfast.domain.orders import Hello
+from holdfast.log.memory import MemoryLog
+from holdfast.runtime import grpc_access
+from holdfast.runtime.grpc_channel import connected, open_channel
+from holdfast.runtime.identities import Identity, Role
+from holdfast.runtime.settings import ServiceSettings
+from holdfast.runtime.tls import Tls
+from holdfast.v1.control_pb2_grpc import ControlStub
+from holdfast.wire.control import encode_report
+
+pytestmark = pytest.mark.anyio
+
+
+def issue(authority: Authority, role: Role, name: str = "") -> tuple[dict[str, Any], str]:
+    """The settings of a process that has a new certificate, and its serial number."""
+    pair = authority.issue([Identity("main", role, name)], ["localhost", "127.0.0.1"], 1)
+    folder = authority.directory / pair.record.serial
+    folder.mkdir()
+    (folder / "tls.crt").write_bytes(pair.certificate)
+    (folder / "tls.key").write_bytes(pair.key)
+    files = {"tls_cert": folder / "tls.crt", "tls_key": folder / "tls.key", "tls_ca": authority.directory / "ca.crt"}
+    return files, pair.record.serial
+
+
+def loaded(**settings: Any) -> Tls:
+    tls = ServiceSettings(fleet="main", **settings).tls
+    assert tls is not None
+    return tls
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "ca", "main", 2)
+
+
+@asynccontextmanager
+async def session(endpoint: str, tls: Tls, node: str) -> AsyncIterator[Any]:
+    """Greeted and welcome."""
+    async with open_channel(endpoint, tls) as channel:
+        call: Any = ControlStub(channel).Session()
+        with anyio.fail_after(TIMEOUT_S):
+            await call.write(encode_report(Hello(facts(node)), 1))
+            assert (await call.read()).WhichOneof("message") == "welcome"
+        yield call
+        call.cancel()
+
+
+async def read_to_the_end(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_revoked_certificate_loses_its_session_and_gets_no_other(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_access, "REVOKED_EVERY_S", 0.05)
+    server, _ = issue(authority, Role.SUPERVISOR)
+    stolen, serial = issue(authority, Role.AGENT, "node-1")
+    good, _ = issue(authority, Role.AGENT, "node-2")
+    async with anyio.create_task_group() as tasks:
+        sup = await start_supervisor(
+            tasks, tmp_path / "sup", MemoryLog(), **server, tls_crl=authority.directory / "crl.pem"
+        )
+        endpoint = f"localhost:{sup.control.rpartition(':')[2]}"
+        async with session(endpoint, loaded(**stolen), "node-1") as call, session(endpoint, loaded(**good), "node-2"):
+            authority.revoke(serial)
+            with anyio.fail_after(TIMEOUT_S), pytest.raises(grpc.aio.AioRpcError) as ended:
+                await read_to_the_end(call)
+            assert ended.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert ended.value.details() == "the certificate was revoked"
+            with pytest.raises(grpc.aio.AioRpcError, match=f"serial number {serial}\\) was revoked"):
+                async with session(endpoint, loaded(**stolen), "node-1"):
+                    pass
+            connections = {each["node"]: each["connected"] for each in (await sup.get("/v1/nodes"))["items"]}
+            assert connections == {"node-1": False, "node-2": True}, "the other one's session goes on"
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_agent_does_not_speak_to_a_service_whose_certificate_was_revoked(
+    authority: Authority, tmp_path: Path
+) -> None:
+    server, serial = issue(authority, Role.SUPERVISOR)
+    agent, _ = issue(authority, Role.AGENT, "node-1")
+    tls = loaded(**agent, tls_crl=authority.directory / "crl.pem")
+    async with anyio.create_task_group() as tasks:
+        sup = await start_supervisor(tasks, tmp_path / "sup", MemoryLog(), **server)
+        endpoint = f"localhost:{sup.control.rpartition(':')[2]}"
+        async with connected(endpoint, tls, Role.SUPERVISOR) as channel:
+            with anyio.fail_after(TIMEOUT_S):
+                await channel.channel_ready()
+        authority.revoke(serial)
+        with pytest.raises(OtherRole, match="was revoked"):
+            async with connected(endpoint, tls, Role.SUPERVISOR):
+                pass
+        tasks.cancel_scope.cancel()
+
+
+def test_a_list_that_cannot_be_used_is_named_at_the_start(authority: Authority, tmp_path: Path) -> None:
+    files, _ = issue(authority, Role.AGENT, "node-1")
+    with pytest.raises(InvalidSpec, match="HOLDFAST_TLS_CRL"):
+        ServiceSettings(fleet="main", **files, tls_crl=tmp_path / "none.pem").tls_as(Role.AGENT, "node-1")
