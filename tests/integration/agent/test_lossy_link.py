@@ -295,8 +295,8 @@ def test_what_is_not_possible_or_not_allowed_is_refused_with_the_reason(link: Li
     before = link.state()
     with agent(link, tmp_path / "agent", loss_percent_max=20.0) as made:
         assert made.inject(30.0) == (
-            "refused: 30 % of the packets are more than the 20 % that may be lost here (HOLDFAST_FAULT_LOSS_PERCENT_MAX of "
-            "the agent)"
+            "refused: 30 % of the packets are more than the 20 % that may be lost on this node "
+            "(HOLDFAST_FAULT_LOSS_PERCENT_MAX of the agent)"
         )
     with agent(link, tmp_path / "agent", interface="nosuch0") as made:
         assert made.inject().startswith("refused: this node has no network interface nosuch0 (HOLDFAST_FAULT_LINK")
