@@ -87,6 +87,7 @@ ROUTES: Mapping[str, RouteRule] = MappingProxyType(
         "GET /v1/operations/{operation}": _READ,
         "GET /v1/breaker": _READ,
         "POST /v1/breaker/reset": _OPERATE,
+        "POST /v1/alerts/test": _OPERATE,
         "GET /v1/kubernetes": _READ,
         "GET /v1/version": _READ,
         "GET /v1/events": _READ,
