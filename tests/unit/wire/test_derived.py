@@ -50,7 +50,7 @@ class _Pairs:
 @pytest.mark.parametrize(
     ("domain", "message", "why"),
     [
-        (_Lacking, pb.StepReached, r"_Lacking and its message differ in \['step'\]"),
+        (_Lacking, pb.StepReached, r"_Lacking and its message differ in \['observed', 'observed_step_s', 'step'\]"),
         (_Stranger, pb.StepReached, r"_Stranger and its message differ in \['more'\]"),
         (_Within, pb.Warm, "there is no codec for"),
         (_Pairs, pb.Prune, r"has the fields \('attempt', 'step'\)"),
