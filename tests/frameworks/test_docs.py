@@ -24,13 +24,13 @@ BLOCKS = [
     for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     if "holdfast.integrations" in text or page is PAGE
 ]
-RELEASES = ("transformers", "accelerate", "lightning", "torchdata")
+RELEASES = ("transformers", "accelerate", "lightning", "torchdata", "deepspeed")
 
 
 @pytest.mark.parametrize("text", BLOCKS, ids=lambda text: text.splitlines()[0])
 def test_a_block_uses_what_there_is(text: str) -> None:
     tree = ast.parse(text)
-    for framework in re.findall(r"holdfast\.integrations\.(transformers|lightning|accelerate)", text):
+    for framework in re.findall(r"holdfast\.integrations\.(transformers|lightning|accelerate|deepspeed)", text):
         if find_spec(framework) is None:
             pytest.skip(f"{framework} is not installed: make frameworks-test")
     imports: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -41,6 +41,10 @@ def test_a_block_uses_what_there_is(text: str) -> None:
         from holdfast.integrations.accelerate import AcceleratedRun
 
         run: type = AcceleratedRun
+    elif "deepspeed" in text:
+        from holdfast.integrations.deepspeed import DeepSpeedRun
+
+        run = DeepSpeedRun
     else:
         run = hf.Run
     called = set(re.findall(r"\brun\.(\w+)", text))

@@ -61,6 +61,7 @@ def undisturbed(script: Path, directory: Path) -> str:
         ("lightning_autoencoder", "lightning"),
         pytest.param("accelerate_loop", "accelerate", marks=pytest.mark.core),
         ("dcp_fsdp", "torchdata"),
+        ("deepspeed_cifar", "deepspeed"),
     ],
 )
 def test_a_killed_rank_leaves_no_trace_in_the_weights(name: str, needs: str, tmp_path: Path) -> None:

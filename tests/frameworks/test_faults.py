@@ -1,5 +1,5 @@
-"""Lightning, Accelerate and DCP under the whole stack: a hung rank and a node that is lost while a spare is free leave no trace
-in the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
+"""Lightning, Accelerate, DCP and DeepSpeed under the whole stack: a hung rank and a node that is lost while a spare is free
+leave no trace in the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def job(script: Path, out: Path, *faults: str) -> dict[str, Any]:
         ("lightning", "lightning_autoencoder", "lightning"),
         ("accelerate", "accelerate_loop", "accelerate"),
         ("dcp", "dcp_fsdp", "torchdata"),
+        ("deepspeed", "deepspeed_cifar", "deepspeed"),
     ],
 )
 def test_a_hung_rank_and_a_lost_node_leave_no_trace(framework: str, example: str, needs: str, tmp_path: Path) -> None:
