@@ -8,6 +8,7 @@ NEEDS = {
     "test_lightning.py": ("lightning", "torchdata"),
     "test_accelerate.py": ("accelerate", "torchdata"),
     "test_deepspeed.py": ("deepspeed",),
+    "test_torchtitan.py": ("torchtitan",),
 }
 
 collect_ignore = [name for name, modules in NEEDS.items() if any(find_spec(module) is None for module in modules)]

@@ -24,7 +24,7 @@ BLOCKS = [
     for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     if "holdfast.integrations" in text or page is PAGE
 ]
-RELEASES = ("transformers", "accelerate", "lightning", "torchdata", "deepspeed")
+RELEASES = ("transformers", "accelerate", "lightning", "torchdata", "deepspeed", "torchtitan")
 
 
 @pytest.mark.parametrize("text", BLOCKS, ids=lambda text: text.splitlines()[0])
