@@ -9,6 +9,7 @@ NEEDS = {
     "test_accelerate.py": ("accelerate", "torchdata"),
     "test_deepspeed.py": ("deepspeed",),
     "test_torchtitan.py": ("torchtitan",),
+    "test_fabric.py": ("lightning",),
 }
 
 collect_ignore = [name for name, modules in NEEDS.items() if any(find_spec(module) is None for module in modules)]

@@ -62,6 +62,7 @@ def undisturbed(script: Path, directory: Path) -> str:
         pytest.param("accelerate_loop", "accelerate", marks=pytest.mark.core),
         ("dcp_fsdp", "torchdata"),
         ("deepspeed_cifar", "deepspeed"),
+        ("fabric_language_model", "lightning"),
         ("faulty_torchtitan", "torchtitan"),  # no example: a stand-in for its trainer, which needs a GPU
     ],
 )

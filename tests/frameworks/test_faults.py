@@ -1,5 +1,5 @@
-"""Lightning, Accelerate, DCP, DeepSpeed and torchtitan under the whole stack: a hung rank and a node that is lost while a spare
-is free leave no trace in the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
+"""Lightning, Fabric, Accelerate, DCP, DeepSpeed and torchtitan under the whole stack: a hung rank and a node that is lost while
+a spare is free leave no trace in the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def job(script: Path, out: Path, *faults: str) -> dict[str, Any]:
         ("accelerate", "accelerate_loop", "accelerate"),
         ("dcp", "dcp_fsdp", "torchdata"),
         ("deepspeed", "deepspeed_cifar", "deepspeed"),
+        ("fabric", "fabric_language_model", "lightning"),
         ("torchtitan", "", "torchtitan"),  # a stand-in for its trainer, which needs a GPU
     ],
 )

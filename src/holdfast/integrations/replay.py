@@ -71,6 +71,7 @@ def _slots(loaders: list[Any]) -> list[tuple[Any, str]]:
     return [(part, name) for part in _parts(loaders) for name in ("generator", "synchronized_generator")]
 
 
+PASSES = "_num_iter_calls"  # by which Fabric's loader sets its sampler's epoch
 _INNER = ("sampler", "batch_sampler", "data_sampler")  # the last is that of DeepSpeed's loader
 
 
@@ -97,13 +98,15 @@ class Replayed:
         self._loader: Any = None
         self._used = 0  # batches of this epoch that the script has got
         self._at_iterator: Moment | None = None
+        self._passes: int | None = None  # that the loader had begun before this epoch, if it counts them
         self._resume = False
         self.epoch = 0
 
     def state_dict(self) -> dict[str, Any]:
         at_iterator = None if self._at_iterator is None else self._at_iterator.as_plain()
         replicas = self._run.world.dp_size
-        return {"replicas": replicas, "epoch": self.epoch, "used": self._used, "at_iterator": at_iterator}
+        position = {"epoch": self.epoch, "used": self._used, "passes": self._passes, "at_iterator": at_iterator}
+        return {"replicas": replicas, **position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["replicas"] != self._run.world.dp_size:
@@ -112,11 +115,11 @@ class Replayed:
                 self._run.world.dp_size,
                 f"{state['replicas']}, with which the checkpoint was saved: it holds each rank's position in the data",
             )
-        self.epoch, self._used = state["epoch"], state["used"]
+        self.epoch, self._used, self._passes = state["epoch"], state["used"], state["passes"]
         if state["at_iterator"] is not None:
             self._at_iterator, self._resume = Moment(**state["at_iterator"]), True
 
-    def batches(self, loader: Any, before_fetch: Callable[[], None]) -> Iterator[Any]:
+    def batches(self, loader: Any, before_fetch: Callable[[], object]) -> Iterator[Any]:
         """Return the batches of one epoch; in the restored one, those that are left. `before_fetch` is called before each.
 
         Raises `Conflict` for another loader than the first."""
@@ -140,6 +143,7 @@ class Replayed:
 
     def _begin(self, loader: Any) -> Iterator[Any]:
         self._used, self._at_iterator = 0, Moment.now([loader])
+        self._passes = getattr(loader, PASSES, None)
         return iter(loader)
 
     def _continue(self, loader: Any) -> Iterator[Any]:
@@ -147,6 +151,8 @@ class Replayed:
         assert self._at_iterator is not None
         if self._used:
             log.info("replaying %d batches to the restored position", self._used)
+        if self._passes is not None:
+            setattr(loader, PASSES, self._passes)
         with self._run.phase(Phase.RESTORE):
             self._at_iterator.restore([loader])
             iterator: Iterator[Any] = iter(loader)
