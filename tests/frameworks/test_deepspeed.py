@@ -12,6 +12,7 @@ import deepspeed
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -121,7 +122,10 @@ def train(seen: list[str], **configuration: Any) -> str:
     for epoch in range(run.epoch, EPOCHS):
         for batch in run.batches(loader):
             drawn = torch.rand(1).item()
-            seen.append(f"{epoch} {batch.sum().item():.4f} {drawn:.4f} {engine.get_lr()[0]:.6f} {engine.micro_steps}")
+            scale = getattr(engine.optimizer, "cur_scale", 1.0)
+            counted = f"{engine.micro_steps} {engine.skipped_steps} {scale}"
+            seen.append(f"{epoch} {batch.sum().item():.4f} {drawn:.4f} {engine.get_lr()[0]:.6f} {counted}")
+
             engine.backward(engine(batch.to(dtype)).square().mean())
             engine.step()
     parameters = [each.detach().float().numpy().tobytes() for each in engine.module.parameters()]
@@ -135,18 +139,26 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 2": {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0},
     "stage 1 in bf16": {"zero_optimization": {"stage": 1}, **BF16},
     "stage 2 in bf16": {"zero_optimization": {"stage": 2}, **BF16},
+    "stage 2 in fp16": {
+        "zero_optimization": {"stage": 2},
+        "fp16": {"enabled": True, "initial_scale_power": 24, "loss_scale_window": 3, "hysteresis": 1},
+    },
     "accumulated": {"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 3},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_loop_that_is_killed_after_any_step_ends_as_one_that_was_not(
-    case: str, tmp_path: Path, start_run: Callable[..., hf.Run]
+    case: str, tmp_path: Path, start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # torch computes in fp16 on every CPU; DeepSpeed admits it only where that is fast.
+    monkeypatch.setattr(type(get_accelerator()), "is_fp16_supported", lambda self: True)
     calm: list[str] = []
     run = start_run(1)
     expected = train(calm, **CASES[case])
     micro = CASES[case].get("gradient_accumulation_steps", 1)
+    skipped = calm[-1].split()[-2] != "0"
+    assert skipped == ("fp16" in case), "a loss scale that was too large"
     steps = run.steps_finished
     assert steps == 7 * EPOCHS // micro  # batches of an epoch: 7; a step goes across the end of an epoch
     for killed_after in sorted({1, 2, 6, 7, steps} if micro == 1 else {1, 2, 3, steps}):  # 7 ends an epoch

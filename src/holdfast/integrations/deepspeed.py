@@ -70,7 +70,7 @@ SECTIONS = frozenset({
     "scheduler", "fp16", "bf16", "zero_optimization", "zero_allow_untested_optimizer", "data_types",
     "communication_data_type", "prescale_gradients", "gradient_predivide_factor", "torch_autocast", "checkpoint",
     "activation_checkpointing", "dataloader_drop_last", "steps_per_print", "wall_clock_breakdown", "memory_breakdown",
-    "dump_state", "flops_profiler", "comms_logger", "tensorboard", "wandb", "comet", "csv_monitor",
+    "sparse_gradients", "dump_state", "flops_profiler", "comms_logger", "tensorboard", "wandb", "comet", "csv_monitor",
 })  # fmt: skip
 ZERO_WITH_STATE = ("offload_optimizer", "offload_param", "cpu_offload", "elastic_checkpoint", "zenflow")
 

@@ -90,8 +90,10 @@ def _parts(loaders: list[Any]) -> list[Any]:
 class Replayed:
     """Where this rank is in one train loader, as part of the state of a run.
 
-    Loading the state only notes it: the first call of `batches` then goes to the position. It raises `InvalidSpec` if the state
-    was saved with another number of replicas."""
+    The way back is a replay: the random state at which the epoch began is set, and the batches that have been used are fetched
+    and dropped. A dataset that is iterated must not draw its order from the random numbers of the training process after the
+    first batch. Loading the state only notes it: the first call of `batches` then goes to the position. It raises
+    `InvalidSpec` if the state was saved with another number of replicas."""
 
     def __init__(self, run: hf.Run) -> None:
         self._run = run

@@ -130,13 +130,14 @@ def _time_limit(name: str, on_timeout: Callable[[str], None], timeout_s: float) 
     try:
         yield
     finally:
+        os.write(theirs, b".")  # a process that the function has forked keeps the pipe open
         os.close(theirs)
         with contextlib.suppress(ChildProcessError):  # reaped by the function, or by the kernel
             os.waitpid(watcher, 0)
 
 
 def _watch(pipe: int, parent: int, name: str, on_timeout: Callable[[str], None], timeout_s: float) -> None:
-    """Return when `pipe` is closed, which the end of the parent does as well."""
+    """Return when `pipe` is written to or closed, which the end of the parent does as well."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN | select.POLLHUP)
     if not poll.poll(1000 * timeout_s) and os.getppid() == parent:
