@@ -78,8 +78,9 @@ def call(name: str, on_timeout: Callable[[str], None], timeout_s: float = TIMEOU
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        defined = _name_of(function)  # another module may have imported it
         with _time_limit(name, on_timeout, timeout_s):
-            _values[name] = _called(function)
+            _values[defined] = _called(function)
     except (Exception, SystemExit) as error:
         raise PrepareFailed(f"{name} failed: {type(error).__name__}: {error}") from error
     finally:
@@ -130,7 +131,8 @@ def _time_limit(name: str, on_timeout: Callable[[str], None], timeout_s: float) 
     try:
         yield
     finally:
-        os.write(theirs, b".")  # a process that the function has forked keeps the pipe open
+        with contextlib.suppress(BrokenPipeError):  # the watcher has been killed
+            os.write(theirs, b".")  # a process that the function has forked keeps the pipe open
         os.close(theirs)
         with contextlib.suppress(ChildProcessError):  # reaped by the function, or by the kernel
             os.waitpid(watcher, 0)

@@ -23,6 +23,9 @@ def load() -> dict[str, float]:
     return {"torch": torch.rand(1).item(), "python": random.random()}
 
 
+imported_elsewhere = load
+
+
 def fails() -> None:
     raise ValueError("no such data set")
 
@@ -50,9 +53,10 @@ def test_random_numbers_of_a_script_do_not_depend_on_where_the_function_was_call
     assert (torch.rand(1).item(), random.random()) == expected
 
 
-def test_what_the_template_has_called_is_returned() -> None:
+@pytest.mark.parametrize("name", ["load", "imported_elsewhere"])
+def test_what_the_template_has_called_is_returned(name: str) -> None:
     threads = torch.get_num_threads()
-    preparation.call(f"{__name__}:load", lambda reason: None)
+    preparation.call(f"{__name__}:{name}", lambda reason: None)
     assert torch.get_num_threads() == threads
     hf.prepared(load)
     assert calls == ["load"]
