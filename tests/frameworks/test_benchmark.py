@@ -35,4 +35,4 @@ def test_one_trial_is_measured_under_holdfast_and_with_the_frameworks_own_resume
         assert {how: len(values) for how, values in result[measured]["accelerate"].items()} == {"holdfast": 1, "own": 1}
     assert all(values[0] > 0 for values in result["kill_to_step_s"]["accelerate"].values())
     assert result["rework_steps"]["accelerate"]["own"][0] >= 5  # killed after 15 steps, saved after 10
-    assert "own ÷ holdfast" in done.stdout
+    assert "÷ holdfast" in done.stdout

@@ -24,14 +24,14 @@ BLOCKS = [
     for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     if "holdfast.integrations" in text or page is PAGE
 ]
-RELEASES = ("transformers", "accelerate", "lightning", "torchdata")
+RELEASES = ("transformers", "accelerate", "lightning", "torchdata", "deepspeed", "torchtitan")
 
 
 @pytest.mark.parametrize("text", BLOCKS, ids=lambda text: text.splitlines()[0])
 def test_a_block_uses_what_there_is(text: str) -> None:
     tree = ast.parse(text)
-    for framework in re.findall(r"holdfast\.integrations\.(transformers|lightning|accelerate)", text):
-        if find_spec(framework) is None:
+    for framework in re.findall(r"holdfast\.integrations\.(transformers|lightning|fabric|accelerate|deepspeed)", text):
+        if find_spec("lightning" if framework == "fabric" else framework) is None:
             pytest.skip(f"{framework} is not installed: make frameworks-test")
     imports: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert imports
@@ -41,6 +41,14 @@ def test_a_block_uses_what_there_is(text: str) -> None:
         from holdfast.integrations.accelerate import AcceleratedRun
 
         run: type = AcceleratedRun
+    elif "integrations.fabric" in text:
+        from holdfast.integrations.fabric import FabricRun
+
+        run = FabricRun
+    elif "deepspeed" in text:
+        from holdfast.integrations.deepspeed import DeepSpeedRun
+
+        run = DeepSpeedRun
     else:
         run = hf.Run
     called = set(re.findall(r"\brun\.(\w+)", text))

@@ -1,5 +1,5 @@
-"""Lightning, Accelerate and DCP under the whole stack: a hung rank and a node that is lost while a spare is free leave no trace
-in the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
+"""Lightning, Fabric, Accelerate, DCP, DeepSpeed and torchtitan under the whole stack: a hung rank and a node that is lost while
+a spare is free leave no trace in the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
 
 from __future__ import annotations
 
@@ -63,14 +63,17 @@ def job(script: Path, out: Path, *faults: str) -> dict[str, Any]:
         ("lightning", "lightning_autoencoder", "lightning"),
         ("accelerate", "accelerate_loop", "accelerate"),
         ("dcp", "dcp_fsdp", "torchdata"),
+        ("deepspeed", "deepspeed_cifar", "deepspeed"),
+        ("fabric", "fabric_language_model", "lightning"),
+        ("torchtitan", "", "torchtitan"),  # a stand-in for its trainer, which needs a GPU
     ],
 )
 def test_a_hung_rank_and_a_lost_node_leave_no_trace(framework: str, example: str, needs: str, tmp_path: Path) -> None:
     if find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed: make frameworks-test")
-    expected = undisturbed(examples() / "frameworks" / f"{example}.py", tmp_path)
-    assert len(expected) == 1
     faulty, out = Path(__file__).with_name(f"faulty_{framework}.py"), tmp_path / "rough"
+    expected = undisturbed(examples() / "frameworks" / f"{example}.py" if example else faulty, tmp_path)
+    assert len(expected) == 1
     with cluster(tmp_path / "stack", nodes=3) as run:
         run.client.submit(job(faulty, out, "hang:0:27", "hang:1:45"))
         first = run.wait_resolved("rough", 1, TIMEOUT_S)

@@ -13,7 +13,7 @@ Messages are JSON objects with a `type`, as in `holdfast.domain.worker`. File de
       drain   (nothing)   fork no more workers, and end
 
     template → agent
-      ready        pid:int import_s:float left_out:{module: reason}
+      ready        pid:int import_s:float left_out:{module or function: reason}
       failed       reason:str                       the template cannot fork workers; it ends after this message
 
     reaper → agent, on the link
@@ -41,11 +41,12 @@ MODULE = "module"  # a dotted name
 PROGRAM = "program"  # the path of a program that replaces the forked process
 
 ENV_SOCKET_FD = "HOLDFAST_TEMPLATE_FD"  # the template's end of the pair
-ENV_PRELOAD = "HOLDFAST_TEMPLATE_PRELOAD"  # JSON list of modules to import
+ENV_PRELOAD = "HOLDFAST_TEMPLATE_PRELOAD"  # JSON list of modules to import and of functions (module:function) to call
 ENV_PATH = "HOLDFAST_TEMPLATE_PATH"  # JSON list of directories that are searched first for these modules
 
 ENV_LEARNED = "HOLDFAST_TEMPLATE_LEARNED"  # JSON list of modules that an earlier worker has imported
 ENV_SCOUT = "HOLDFAST_TEMPLATE_SCOUT"  # "1": each module is first imported in a fork, as a trial
+ENV_UNPREPARED = "HOLDFAST_TEMPLATE_UNPREPARED"  # JSON object: functions that are not to be called, and why
 
 
 @dataclass(frozen=True, slots=True)

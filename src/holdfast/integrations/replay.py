@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+import holdfast.train as hf
+from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.signals import Phase
 from holdfast.train import rng
+
+log = logging.getLogger("holdfast.integrations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,8 @@ def _slots(loaders: list[Any]) -> list[tuple[Any, str]]:
     return [(part, name) for part in _parts(loaders) for name in ("generator", "synchronized_generator")]
 
 
-_INNER = ("sampler", "batch_sampler")
+PASSES = "_num_iter_calls"  # by which Fabric's loader sets its sampler's epoch
+_INNER = ("sampler", "batch_sampler", "data_sampler")  # the last is that of DeepSpeed's loader
 
 
 def _parts(loaders: list[Any]) -> list[Any]:
@@ -77,3 +85,80 @@ def _parts(loaders: list[Any]) -> list[Any]:
             found.append(part)
             waiting += [getattr(part, name, None) for name in _INNER]
     return found
+
+
+class Replayed:
+    """Where this rank is in one train loader, as part of the state of a run.
+
+    The way back is a replay: the random state at which the epoch began is set, and the batches that have been used are fetched
+    and dropped. A dataset that is iterated must not draw its order from the random numbers of the training process after the
+    first batch. Loading the state only notes it: the first call of `batches` then goes to the position. It raises
+    `InvalidSpec` if the state was saved with another number of replicas."""
+
+    def __init__(self, run: hf.Run) -> None:
+        self._run = run
+        self._loader: Any = None
+        self._used = 0  # batches of this epoch that the script has got
+        self._at_iterator: Moment | None = None
+        self._passes: int | None = None  # that the loader had begun before this epoch, if it counts them
+        self._resume = False
+        self.epoch = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        at_iterator = None if self._at_iterator is None else self._at_iterator.as_plain()
+        replicas = self._run.world.dp_size
+        position = {"epoch": self.epoch, "used": self._used, "passes": self._passes, "at_iterator": at_iterator}
+        return {"replicas": replicas, **position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["replicas"] != self._run.world.dp_size:
+            raise InvalidSpec(
+                "replicas",
+                self._run.world.dp_size,
+                f"{state['replicas']}, with which the checkpoint was saved: it holds each rank's position in the data",
+            )
+        self.epoch, self._used, self._passes = state["epoch"], state["used"], state["passes"]
+        if state["at_iterator"] is not None:
+            self._at_iterator, self._resume = Moment(**state["at_iterator"]), True
+
+    def batches(self, loader: Any, before_fetch: Callable[[], object]) -> Iterator[Any]:
+        """Return the batches of one epoch; in the restored one, those that are left. `before_fetch` is called before each.
+
+        Raises `Conflict` for another loader than the first."""
+        if self._loader is not None and loader is not self._loader:
+            raise Conflict(
+                "run.batches was given another loader before: the position of one train loader is part of the state"
+            )
+        self._loader = loader
+        iterator = self._continue(loader) if self._resume else self._begin(loader)
+        while True:
+            before_fetch()
+            try:
+                with self._run.data_wait():
+                    batch = next(iterator)
+            except StopIteration:
+                break
+            self._used += 1
+            yield batch
+        self.epoch += 1
+        self._used, self._at_iterator = 0, None
+
+    def _begin(self, loader: Any) -> Iterator[Any]:
+        self._used, self._at_iterator = 0, Moment.now([loader])
+        self._passes = getattr(loader, PASSES, None)
+        return iter(loader)
+
+    def _continue(self, loader: Any) -> Iterator[Any]:
+        self._resume = False
+        assert self._at_iterator is not None
+        if self._used:
+            log.info("replaying %d batches to the restored position", self._used)
+        if self._passes is not None:
+            setattr(loader, PASSES, self._passes)
+        with self._run.phase(Phase.RESTORE):
+            self._at_iterator.restore([loader])
+            iterator: Iterator[Any] = iter(loader)
+            for _ in range(self._used):
+                next(iterator)
+        self._run.reapply_rng()
+        return iterator

@@ -17,6 +17,7 @@
 The same file runs as plain `python train.py` (one process, no services), under `torchrun`, and under `holdfast run`.
 `hf.launch(main, checkpoint=hf.Checkpoints(directory="…"))` makes `run.checkpoint` save in the first two as well.
 `hf.attach()` returns the run in a process whose `main` and process group belong to a framework.
+`hf.prepared(function)` returns what the function has loaded ahead of time, for all workers of a node.
 The step loop never waits for a service: it sends datagrams without blocking, and continues if no service receives them.
 """
 
@@ -34,6 +35,7 @@ from holdfast.train import scaling
 from holdfast.train.attach import attach
 from holdfast.train.environment import World
 from holdfast.train.launch import launch
+from holdfast.train.preparation import prepared
 from holdfast.train.run import Interrupted, Run, Step
 from holdfast.train.sampler import ElasticSampler
 from holdfast.train.scale_events import Leaving
@@ -49,5 +51,6 @@ __all__ = [
     "World",
     "attach",
     "launch",
+    "prepared",
     "scaling",
 ]

@@ -7,12 +7,15 @@ fork takes milliseconds. Forking is safe only while the parent has **one thread*
 would stay locked in the child) and has **used no device** (a CUDA context does not survive a fork). Both are checked after
 every import, so that the responsible module can be named; otherwise the template refuses to serve.
 
+Prepare functions (`holdfast.train.preparation`) are called after all imports, and checked in the same way.
+
 NumPy's OpenBLAS starts its thread pool when it is imported, so the agent's `IMPORT_ENVIRONMENT` gives it a pool of one, and
 workers keep that. It keeps pyarrow's allocator from starting a thread, too. torch's own pool starts at first use, and each
 worker sizes it by its `OMP_NUM_THREADS` (`holdfast.train.forked`)."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -22,11 +25,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.domain import template as protocol
-from holdfast.train import imports
+from holdfast.train import imports, preparation
 from holdfast.train.entry import Entry
 from holdfast.train.forked import Launch, run_script
 from holdfast.train.reaper import fork_worker
@@ -67,12 +70,20 @@ def main() -> None:
             learned=json.loads(os.environ.get(protocol.ENV_LEARNED, "[]")),
             scout=os.environ.get(protocol.ENV_SCOUT, "") == "1",
         )
-    except Spoiled:
+        gc.enable()  # what a prepare function leaves may be garbage
+        left_out |= call_functions(
+            json.loads(os.environ.get(protocol.ENV_PRELOAD, "[]")),
+            json.loads(os.environ.get(protocol.ENV_UNPREPARED, "{}")),
+            left_out,
+            lambda reason: _send_failed(channel, reason),
+        )
+    except Spoiled as error:
+        _end_children()
         channel.set_inheritable(True)
-        os.environ[protocol.ENV_SCOUT] = "1"
+        os.environ.update(error.remedy)
         os.execv(sys.executable, [sys.executable, "-m", "holdfast.train.template"])
     except CannotServe as error:
-        channel.send(protocol.encode("failed", reason=str(error)))
+        _send_failed(channel, str(error))
         sys.exit(1)
     gc.collect()
     gc.freeze()  # a collection in a child then does not write to shared pages
@@ -83,8 +94,17 @@ def main() -> None:
         run_script(launch)
 
 
+def _send_failed(channel: socket.socket, reason: str) -> None:
+    channel.send(protocol.encode("failed", reason=reason))
+
+
 class Spoiled(CannotServe):
-    """A module of the job has started a thread or opened a device. A new process, which tries modules first, leaves it out."""
+    """A module or a prepare function of the job has started a thread or opened a device. A new process leaves it out: modules
+    it tries first, the function it does not call. `remedy`: the variables that tell it so."""
+
+    def __init__(self, reason: str, remedy: Mapping[str, str] | None = None) -> None:
+        super().__init__(reason)
+        self.remedy = {protocol.ENV_SCOUT: "1"} if remedy is None else dict(remedy)
 
 
 def prepare(preload: list[str], path: list[str], learned: Sequence[str] = (), *, scout: bool = False) -> dict[str, str]:
@@ -92,7 +112,8 @@ def prepare(preload: list[str], path: list[str], learned: Sequence[str] = (), *,
 
     Raises `CannotServe` that names a module that failed, started a thread or opened a device; `Spoiled` if leaving it out
     would help. `learned`: modules that an earlier worker has imported; they are always tried in a fork first
-    (`holdfast.train.scout`), those of `preload` with `scout`."""
+    (`holdfast.train.scout`), those of `preload` with `scout`. Of a prepare function in `preload`, its module counts."""
+    preload = list(dict.fromkeys(preparation.module_of(name) for name in preload))
     if not sys.flags.safe_path:
         sys.path.pop(0)  # `-m` inserted the agent's working directory; a script has its own directory there
     sys.path[:0] = path
@@ -111,6 +132,54 @@ def prepare(preload: list[str], path: list[str], learned: Sequence[str] = (), *,
         if left_out.get(name, "").startswith(IMPORT_FAILS):
             raise CannotServe(f"importing {name} failed: {left_out[name].removeprefix(IMPORT_FAILS)}")
     return left_out
+
+
+def call_functions(
+    preload: Sequence[str],
+    unprepared: Mapping[str, str],
+    left_out: Mapping[str, str],
+    on_timeout: Callable[[str], None],
+) -> dict[str, str]:
+    """Call the prepare functions of `preload`. Returns those that are left out, with the reason: their module is, or an earlier
+    process found that they spoil the template (`unprepared`).
+
+    Raises `CannotServe` that names a function that failed, `Spoiled` if one has spoiled this process."""
+    skipped: dict[str, str] = {}
+    for name in filter(preparation.is_function, preload):
+        reason = unprepared.get(name, "") or left_out.get(preparation.module_of(name), "")
+        if reason:
+            skipped[name] = reason
+            continue
+        try:
+            preparation.call(name, on_timeout)
+        except preparation.PrepareFailed as error:
+            raise CannotServe(f"preparing workers failed: {error}") from error
+        if reason := spoiled_by(name) or _left_running(name):
+            remedy = {protocol.ENV_UNPREPARED: json.dumps({**unprepared, name: reason})}
+            raise Spoiled(f"preparing workers: {reason}; such a process cannot be forked safely", remedy)
+    return skipped
+
+
+def _left_running(name: str) -> str:
+    """What processes the function has left; empty = none. They would belong to no worker, and nobody would end them."""
+    pids = _children()
+    return f"{name} left {len(pids)} process(es) running: {', '.join(map(str, pids))}" if pids else ""
+
+
+def _children() -> list[int]:
+    """Return the direct children of this process; none on a kernel without CONFIG_PROC_CHILDREN."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _end_children() -> None:
+    for pid in _children():
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _import(name: str, spoiled: type[CannotServe]) -> None:

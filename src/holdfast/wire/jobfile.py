@@ -78,6 +78,13 @@ def _module(text: str) -> str:
     return text
 
 
+def _preloaded(text: str) -> str:
+    module, colon, function = text.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")) or (colon and not function.isidentifier()):
+        raise ValueError("a module's dotted name, such as transformers.models.llama, or module:function")
+    return text
+
+
 def _program(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise ValueError("the path of a program, or its name if it is in PATH")
@@ -357,8 +364,11 @@ class JobFile(_Part):
         ),
     ] = {}
     preload: Annotated[
-        list[Annotated[str, AfterValidator(_module)]],
-        Field(max_length=ITEMS_MAX, description="modules that the worker template imports ahead of time"),
+        list[Annotated[str, AfterValidator(_preloaded)]],
+        Field(
+            max_length=ITEMS_MAX,
+            description="modules that the worker template imports ahead of time, and functions (module:function) that it calls",
+        ),
     ] = []
     nodes: Annotated[Count, Field(le=NODES_MAX)] = 1
     nproc_per_node: Annotated[Count, Field(le=WORKERS_MAX, description="workers per node, usually its GPUs")] = 1

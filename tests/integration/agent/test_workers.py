@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -394,6 +395,86 @@ def test_a_module_that_starts_a_thread_is_left_out_and_named(agent: Agent, tmp_p
     ]
     assert "threads_at_import started 1 thread(s)" in notes[0]
     assert "its import ends the process" in notes[2]
+
+
+PREPARES = """
+import os, threading, time
+
+def prepare():
+    import torch
+    drawn = torch.rand(1).item()
+    return {"drawn": drawn, "made_in": os.getpid(), "tensor": torch.ones(1_000_000), "model": torch.nn.Linear(512, 512)}
+
+def starts_a_thread():
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    return "made anyway"
+
+def leaves_a_process():
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    return pid
+
+def raises():
+    raise ValueError("no such data set")
+"""
+
+
+def whole_line(agent: Agent, job: str, generation: int, rank: int) -> str:
+    """What the rank has printed, once it has printed a line; its parts are written one by one."""
+    said = agent.worker_log(job, generation, rank)
+    return said if said.endswith("\n") else ""
+
+
+def test_what_a_prepare_function_returned_is_shared_by_workers_and_later_starts(agent: Agent, tmp_path: Path) -> None:
+    script(tmp_path, "mine", PREPARES)
+    uses = (
+        "import os, torch, mine, holdfast.train as hf\n"
+        "found = hf.prepared(mine.prepare)\n"
+        "same, own = hf.prepared(mine.prepare) is found, found['made_in'] == os.getpid()\n"
+        "drawn = torch.rand(1).item() == found['drawn']\n"
+        "print(found['made_in'], same, own, drawn, len(os.listdir('/proc/self/task')), flush=True)\n"
+    )
+    path = script(tmp_path, "uses", uses)
+    said: list[list[str]] = []
+    for generation in (1, 2):
+        order = prepare_order("shares", path, generation=generation, nproc=2, preload=("mine:prepare",))
+        start_job(agent.plane, order)
+        for rank in (0, 1):
+            read = functools.partial(whole_line, agent, "shares", generation, rank)
+            said.append(wait_until(read, description="its line").split())
+        assert agent.plane.ask(Stop("shares", generation)).ok
+    assert len({each[0] for each in said}) == 1, "one call, in the template"
+    assert all(each[1:3] == ["True", "False"] for each in said)
+    assert all(each[3] == "True" for each in said), "its random numbers do not change those of the script"
+    assert all(each[4] == "1" for each in said), "no thread"
+
+
+def test_a_prepare_function_that_spoils_the_template_is_left_out_and_named(agent: Agent, tmp_path: Path) -> None:
+    script(tmp_path, "mine", PREPARES)
+    uses = (
+        "import os, mine, holdfast.train as hf\n"
+        "print(hf.prepared(mine.starts_a_thread), hf.prepared(mine.prepare)['made_in'] != os.getpid(), flush=True)\n"
+    )
+    preload = ("mine:prepare", "mine:starts_a_thread", "mine:leaves_a_process")
+    start_job(agent.plane, prepare_order("spoils", script(tmp_path, "uses", uses), preload=preload))
+    agent.plane.wait_for_signal(WorkerExited, lambda each: each.job == "spoils")
+    thread, process, said = agent.worker_log("spoils", 1, 0).splitlines()
+    note = "holdfast: not preloaded: mine:{0}, because mine:{0} {1}"
+    assert thread.startswith(note.format("starts_a_thread", "started 1 thread(s): ")), thread
+    assert process.startswith(note.format("leaves_a_process", "left 1 process(es) running: ")), process
+    assert said == "made anyway True", "the worker has called the one, and the template the other"
+    left = int(process.rpartition(" ")[2])
+    wait_until(lambda: gone(left), description="the process that the function left to end")
+
+
+def test_a_prepare_function_that_fails_fails_the_start_and_is_named(agent: Agent, tmp_path: Path) -> None:
+    script(tmp_path, "mine", PREPARES)
+    launch = LaunchSpec(script(tmp_path, "sleeper", SLEEPER), preload=("mine:raises",))
+    answer = agent.plane.ask(Warm("bad", launch))
+    assert not answer.ok
+    assert "mine:raises failed: ValueError: no such data set" in answer.reason
 
 
 def test_what_a_script_has_imported_is_there_when_it_starts_again(agent: Agent, tmp_path: Path) -> None:

@@ -167,6 +167,8 @@ def test_only_what_matters_at_import_needs_another_template() -> None:
     assert plain == TemplateKey()
     assert TemplateKey.of("/a", (), {"PYTHONPATH": "/other"}, inherited) != plain
     assert TemplateKey.of("/a", ("model",), {}, inherited) == TemplateKey(("model",), ("/a",))
+    prepares = TemplateKey.of("/a", ("data:prepare",), {"LR": "1", "PYTHONPATH": "/lib"}, inherited)
+    assert prepares.env == (("LR", "1"),), "a prepare function sees what the job sets"
     learned = TemplateKey.of("/a", (), {"LR": "1", "PYTHONPATH": "/lib"}, inherited, ("yaml",))
     assert learned == TemplateKey(env=(("LR", "1"),), learned=("yaml",)), (
         "modules that nobody named see the whole environment"

@@ -52,7 +52,7 @@ script: train.py
 args: [--steps, 100, --lr, 3e-4, --ratio, 0.5]
 cwd: .
 env: {OMP_NUM_THREADS: 1, MODE: fast}
-preload: [numpy, json.decoder]
+preload: [numpy, "json.decoder:prepare"]
 nodes: 9
 mesh: {dp: 3, pp: 3}
 elastic: {min_dp: 2}
@@ -146,7 +146,7 @@ elastic:
 args: [--fast, yes]
 checkpoint: {keep: 1}
 hang: {floor_s: .inf}
-preload: ["no module"]
+preload: ["no module", "data:a.b"]
 """
         )
     ) == [
@@ -160,7 +160,10 @@ preload: ["no module"]
         "9: args[1]: True is not valid; expected a valid string",
         "10: checkpoint.keep: 1 is not valid; expected at least 2",
         "11: hang.floor_s: inf is not valid; expected a finite number",
-        "12: preload[0]: 'no module' is not valid; expected a module's dotted name, such as transformers.models.llama",
+        "12: preload[0]: 'no module' is not valid; expected a module's dotted name, such as transformers.models.llama, or "
+        "module:function",
+        "12: preload[1]: 'data:a.b' is not valid; expected a module's dotted name, such as transformers.models.llama, or "
+        "module:function",
     ]
 
 

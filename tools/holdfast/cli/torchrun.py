@@ -27,7 +27,8 @@ Preload = Annotated[
     list[str] | None,
     typer.Option(
         "--preload",
-        help="Modules that the worker template imports ahead of time, so that restarts do not wait; separated by commas.",
+        help="Modules that the worker template imports ahead of time, and functions (module:function) that it calls, separated "
+        "by commas: restarts do not wait for them.",
         show_default=False,
     ),
 ]

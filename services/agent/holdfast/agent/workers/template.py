@@ -52,10 +52,11 @@ class TemplateKey:
         learned: tuple[str, ...] = (),
     ) -> TemplateKey:
         """The template for a job; modules in `directory` can be preloaded. What `inherited` says anyway makes no difference."""
+        sees_all = bool(learned) or any(":" in name for name in preload)  # prepare functions are code of the job
         differing = {
             name: value
             for name, value in env.items()
-            if (learned or name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES))
+            if (sees_all or name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES))
             and inherited.get(name) != value
         }  # modules that nobody has named see all that the job sets
         return cls(preload, (directory,) if preload and directory else (), tuple(sorted(differing.items())), learned)
