@@ -121,6 +121,17 @@ async def test_what_the_state_rules_out_is_a_line_as_well(api: Any) -> None:
 
 
 @pytest.mark.anyio
+async def test_a_request_that_is_repeated_is_answered_while_nobody_leads(api: Any) -> None:
+    headers = {"Idempotency-Key": "1"}
+    first = await api.http.post("/v1/nodes/n1/repair", headers=headers)
+    api.picture = None
+    with capture_logs() as logs:
+        again = await api.http.post("/v1/nodes/n1/repair", headers=headers)
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    assert audited(logs)[0]["before"] == {}
+
+
+@pytest.mark.anyio
 async def test_without_tokens_anybody_has_asked(make_api: MakeApi) -> None:
     api = await make_api()
     api.node("n1")

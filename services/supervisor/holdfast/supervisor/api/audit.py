@@ -51,7 +51,7 @@ def accepted(who: str, role: str, event: OperatorEvent, before: Fields, operatio
 
 def refused(who: str, role: str, event: OperatorEvent, before: Fields, error: HoldfastError) -> None:
     """Log a request that the state rules out."""
-    _write(who, role, event, before, result="refused", reason=str(error)[:TEXT_CHARS_MAX])
+    _write(who, role, event, before, result="refused", reason=_short(str(error)))
 
 
 def _write(who: str, role: str, event: OperatorEvent, before: Fields, **result: str) -> None:
@@ -93,7 +93,7 @@ def asked_of(event: OperatorEvent) -> Asked:
     match event:
         case JobSubmitted():
             spec = event.spec
-            fields: Fields = {"nodes": spec.nodes, "mesh": spec.mesh.world_size, "start": str(event.start)}
+            fields: Fields = {"nodes": spec.nodes, "ranks": spec.mesh.world_size, "start": str(event.start)}
             return Asked("submit", f"job {spec.name}", fields)
         case JobStopRequested():
             return Asked("stop", f"job {event.job}", {"reason": _short(event.reason), "save": event.save})

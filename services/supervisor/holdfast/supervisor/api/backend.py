@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from anyio import to_thread
 from fastapi import Depends, Header, Query, Request, Response
 
-from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound
+from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.job import PolicySpec
 from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
@@ -162,7 +162,7 @@ class Located:
 
     async def command(self, event: OperatorEvent) -> Operation:
         who, role = self._principal.name, str(self._principal.role)
-        before = audit.before_of((await self._backend.picture()).state, event)
+        before = await self._before(event)
         try:
             operation = await self._backend.command(event, self._key)
         except HoldfastError as error:
@@ -171,6 +171,12 @@ class Located:
         audit.accepted(who, role, event, before, operation.id)
         self._response.headers["Location"] = operation.url
         return operation
+
+    async def _before(self, event: OperatorEvent) -> audit.Fields:
+        try:
+            return audit.before_of((await self._backend.picture()).state, event)
+        except Unavailable:
+            return {}  # a request that is repeated with its key is answered without a picture
 
 
 Commands = Annotated[Located, Depends()]
