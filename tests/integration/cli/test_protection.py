@@ -29,11 +29,16 @@ START_TIMEOUT_S = 60.0
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return certificates.make(tmp_path_factory.mktemp("pki"))
+    folder = certificates.make(tmp_path_factory.mktemp("pki"))
+    certificates.issue(
+        folder, "stack", *(f"holdfast://main/{each}" for each in ("supervisor", "diagnostics", "agent/node-0"))
+    )
+    certificates.issue(folder, "node-9", "holdfast://main/agent/node-9")
+    return folder
 
 
-def protected(pki: Path, directory: Path, **more: str) -> dict[str, str]:
-    files = {"CERT": "ours.pem", "KEY": "ours.key", "CA": "ours-ca.pem"}
+def protected(pki: Path, directory: Path, leaf: str = "ours", **more: str) -> dict[str, str]:
+    files = {"CERT": f"{leaf}.pem", "KEY": f"{leaf}.key", "CA": "ours-ca.pem"}
     return {
         "HOLDFAST_API_TOKEN": TOKEN,
         # relative, as somebody types them: the services have other working directories
@@ -62,7 +67,7 @@ def environment_of(shell: Shell, part: str) -> dict[str, str]:
 
 
 def test_token_and_tls_reach_the_services_and_the_agents(pki: Path, tmp_path: Path) -> None:
-    shell = Shell(tmp_path, protected(pki, tmp_path, HOLDFAST_LINK_TESTS_EVERY_S="0"))
+    shell = Shell(tmp_path, protected(pki, tmp_path, "stack", HOLDFAST_LINK_TESTS_EVERY_S="0"))
     with up(shell, "--nodes", "1") as (said, endpoints):
         api = endpoints["supervisor"]["api"]
         assert httpx.get(f"{api}/v1/nodes").status_code == 401, "the token is asked for"
@@ -137,3 +142,12 @@ def test_a_token_alone_does_not_show_in_what_is_said() -> None:
     with pytest.raises(InvalidSpec) as refusal:
         require_protection("0.0.0.0", {"HOLDFAST_API_TOKEN": TOKEN})
     assert TOKEN not in str(refusal.value)
+
+
+def test_a_stack_whose_certificate_is_for_somebody_else_says_so(tmp_path: Path, pki: Path) -> None:
+    done = Shell(tmp_path, protected(pki, tmp_path, "node-9"))("up", "--dir", "up", *PORTS, timeout_s=START_TIMEOUT_S)
+    assert done.code != 0
+    assert (
+        "a certificate for holdfast://main/diagnostics; this one is for holdfast://main/agent/node-9"
+        in done.err + done.out
+    )

@@ -15,7 +15,8 @@ from supervising import job_body
 
 from holdfast.log.names import INBOX
 from holdfast.runtime.api_tokens import ApiRole, ApiToken, TokensFile, added, text_of, without
-from holdfast.supervisor.api.access import ROUTES, Principal, refused
+from holdfast.supervisor.api.access import ROUTES, refused
+from holdfast.supervisor.api.backend import Principal
 from holdfast.supervisor.leader.inbox import InboxEvent
 from holdfast.wire import records
 
@@ -33,7 +34,8 @@ SUBMITTERS = {
 OPERATORS = {
     "POST /v1/jobs/{name}/faults", "POST /v1/nodes/{name}/cordon", "POST /v1/nodes/{name}/uncordon",
     "POST /v1/nodes/{name}/restart-agent", "PUT /v1/nodes/{name}/notices/{source}",
-    "DELETE /v1/nodes/{name}/notices/{source}", "POST /v1/nodes/{name}/repair", "POST /v1/breaker/reset", "POST /v1/alerts/test",
+    "DELETE /v1/nodes/{name}/notices/{source}", "POST /v1/nodes/{name}/repair", "POST /v1/breaker/reset",
+    "POST /v1/alerts/test",
 }  # fmt: skip
 
 

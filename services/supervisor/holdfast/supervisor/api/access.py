@@ -20,21 +20,13 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from holdfast.runtime.api_tokens import ApiRole
-from holdfast.supervisor.api.backend import Backend, Serving
+from holdfast.supervisor.api.backend import Backend, Principal, Serving
 from holdfast.supervisor.api.problems import Forbidden, Unauthorized
 
 PREFIX = "/v1/"
 ADMIN = "admin"  # principal of HOLDFAST_API_TOKEN
 log = structlog.get_logger("holdfast.supervisor.api.access")
 _bearer = HTTPBearer(auto_error=False, description="HOLDFAST_API_TOKEN, or a token of `holdfast tokens create`.")
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who asks. `name`: of the token; empty = nobody had to say."""
-
-    name: str
-    role: ApiRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +95,7 @@ async def authorize(
     """Return who asks. Raises `Unauthorized` without a valid token where one is needed, and `Forbidden` for a route that is not
     for the token's role, or for the job of somebody else."""
     principal = identify(backend, credentials.credentials if credentials else "", time.time())
+    request.state.principal = principal
     route = route_of(request)
     if refusal := refused(principal, route):
         raise _logged(Forbidden(refusal), principal, request)

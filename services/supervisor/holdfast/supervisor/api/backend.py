@@ -13,14 +13,15 @@ from typing import Annotated, Any
 from anyio import to_thread
 from fastapi import Depends, Header, Query, Request, Response
 
-from holdfast.domain.errors import InvalidSpec, NotFound
+from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.job import PolicySpec
 from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
 from holdfast.plugins import POLICY_PREFIX
-from holdfast.runtime.api_tokens import TokensFile
+from holdfast.runtime.api_tokens import ApiRole, TokensFile
 from holdfast.supervisor.alerts.sender import Alerts
+from holdfast.supervisor.api import audit
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.history.protocol import History
@@ -41,6 +42,14 @@ class Identity:
     version: str
     token: str = ""  # bearer token of the admin; empty = none
     tokens: TokensFile | None = None  # those of others; without either, nobody needs one
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks. `name`: of the token; empty = nobody had to say."""
+
+    name: str
+    role: ApiRole
 
 
 class Backend:
@@ -147,17 +156,31 @@ Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` 
 
 
 class Located:
-    """Sets `Location` to the operation that a command started."""
+    """Sets `Location` to the operation that a command started, and has the command in the audit log."""
 
-    def __init__(self, backend: Serving, response: Response, key: IdempotencyKey = None) -> None:
+    def __init__(self, request: Request, backend: Serving, response: Response, key: IdempotencyKey = None) -> None:
+        self._principal: Principal = request.state.principal  # set by who authorized the request
         self._backend = backend
         self._response = response
         self._key = key
 
     async def command(self, event: OperatorEvent) -> Operation:
-        operation = await self._backend.command(event, self._key)
+        who, role = self._principal.name, str(self._principal.role)
+        before = await self._before(event)
+        try:
+            operation = await self._backend.command(event, self._key)
+        except HoldfastError as error:
+            audit.refused(who, role, event, before, error)
+            raise
+        audit.accepted(who, role, event, before, operation.id)
         self._response.headers["Location"] = operation.url
         return operation
+
+    async def _before(self, event: OperatorEvent) -> audit.Fields:
+        try:
+            return audit.before_of((await self._backend.picture()).state, event)
+        except Unavailable:
+            return {}  # a request that is repeated with its key is answered without a picture
 
 
 Commands = Annotated[Located, Depends()]
