@@ -551,7 +551,7 @@ def test_without_kubectl_and_with_one_that_fails(cluster: Path, monkeypatch: pyt
     with pytest.raises(Unavailable, match="has not answered within"):
         kubectl.run("get", timeout_s=0.1)
     program.write_text("#!/bin/sh\necho no json\n")
-    with pytest.raises(Unavailable, match="something else than JSON"):
+    with pytest.raises(Unavailable, match="output that is not JSON"):
         submit(cluster)
     monkeypatch.setenv("PATH", str(cluster))
     with pytest.raises(NotFound, match="kubectl, which submits to the cluster, is not installed"):
