@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from holdfast.log.protocol import EventLog
 from holdfast.plugins import POLICY_PREFIX
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading, Unauthorized
+from holdfast.supervisor.history.accounts import Accounts
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader.inbox import request_entry
 from holdfast.supervisor.leader.picture import Look, Picture, Progress
@@ -59,6 +61,7 @@ class Backend:
         self.log = log
         self.history = history
         self.progress = progress
+        self.accounts = Accounts(history, time.time)
         self.cluster = cluster
         self._look = look
         self._policies = policies

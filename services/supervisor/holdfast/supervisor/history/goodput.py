@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -35,6 +35,7 @@ from holdfast.supervisor.history.booked import Booked, Gap
 from holdfast.supervisor.history.booked import Segment as SegmentSums
 
 RATE_POINTS_MAX = 600  # of the tokens/s series: enough for any screen
+SPANS_MAX = 2000  # likewise
 
 
 class Class(StrEnum):
@@ -97,6 +98,24 @@ class Window:
         return max(0.0, self.end - self.begin - self.record.stall_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a job's time, of one class. Unix seconds."""
+
+    begin: float
+    end: float
+    kind: Class
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Seconds by class of the latest part of a job's time, which add up to `until - since`. Unix seconds."""
+
+    since: float
+    until: float
+    seconds: Mapping[Class, float]
+
+
 @dataclass(slots=True)
 class _Book:
     seconds: dict[Class, float] = field(default_factory=lambda: dict.fromkeys(Class, 0.0))
@@ -119,6 +138,50 @@ def account(history: History) -> Ledger:
     tokens = sum(window.record.tokens for window in windows if window.new)
     rework = sum(not window.new for window in windows)
     return _ledger(history, book, rate, tokens, rework, _rate_series(history, windows))
+
+
+def recent(history: History, since: float) -> Recent:
+    """The time from `since` (Unix seconds) on. It begins later where the job does, where a window of a step ends that had begun
+    before, and where the kept steps begin."""
+    windows = tuple(_windows(history))
+    booked = history.booked
+    start = min(max(since, history.started_at if booked is None else booked.cursor), history.ended_at)
+    start = next((window.end for window in windows if window.begin < start < window.end), start)
+    rate = _fault_free_rate(windows, history.full_world_size)
+    book = _Book()
+    for segment in _segments(window for window in windows if window.begin >= start):
+        _book_segment(book, segment, rate, history.full_world_size)
+    for begin, end, first in _gaps(history, windows):
+        _book_gap(book, history, max(begin, start), end, startup=first and not (booked and booked.windows))
+    return Recent(start, history.ended_at, book.seconds)
+
+
+def spans(history: History) -> tuple[Span, ...]:
+    """What the job did when, oldest first, from its submission or from the first step that is kept. A stretch of steps is one
+    span: useful, degraded or rework. Of more than `SPANS_MAX`, too short ones belong to the one before."""
+    windows = tuple(_windows(history))
+    booked = history.booked
+    start = history.started_at if booked is None else booked.cursor
+    found = [_span_of_segment(segment, history.full_world_size) for segment in _segments(windows)]
+    for begin, end, first in _gaps(history, windows):
+        startup = first and not (booked and booked.windows)
+        found += _spans_of_gap(history, max(begin, start), end, startup=startup)
+    found.sort(key=lambda span: span.begin)
+    shortest_s = (history.ended_at - start) / SPANS_MAX if len(found) > SPANS_MAX else 0.0
+    drawn: list[Span] = []
+    for span in found:
+        if drawn and (span.kind is drawn[-1].kind or span.end - span.begin < shortest_s):
+            drawn[-1] = Span(drawn[-1].begin, span.end, drawn[-1].kind)
+        else:
+            drawn.append(span)
+    return tuple(drawn)
+
+
+def _span_of_segment(segment: Sequence[Window], full_world_size: int) -> Span:
+    first = segment[0]
+    shrunk = first.record.world_size < full_world_size
+    kind = Class.REWORK if not first.new else Class.DEGRADED if shrunk else Class.USEFUL
+    return Span(first.begin, segment[-1].end, kind)
 
 
 def _ledger(
@@ -168,8 +231,12 @@ def _coarse_series(sums: Booked) -> tuple[tuple[float, float], ...]:
 
 
 def _windows(history: History) -> Iterator[Window]:
-    """Windows in order of time, clipped so that none overlaps the one before it (clocks of two nodes may differ a little)."""
-    cursor, reached, generation = history.started_at, 0, None
+    """Windows in order of time, clipped so that none overlaps the one before it (clocks of two nodes may differ a little); of
+    the steps after those that are booked."""
+    cursor, reached = history.started_at, 0
+    generation: int | None = None
+    if (booked := history.booked) is not None:
+        cursor, reached, generation = booked.cursor, booked.reached, booked.generation
     for record in sorted(history.steps, key=lambda record: (record.generation, record.step)):
         begin = max(cursor, record.started_at) if record.generation != generation else cursor
         end = min(record.ended_at, history.ended_at)
@@ -243,6 +310,11 @@ def _gaps(history: History, windows: Sequence[Window]) -> Iterator[tuple[float, 
 
 
 def _book_gap(book: _Book, history: History, begin: float, end: float, *, startup: bool) -> None:
+    for span in _spans_of_gap(history, begin, end, startup=startup):
+        book.add(span.kind, span.end - span.begin)
+
+
+def _spans_of_gap(history: History, begin: float, end: float, *, startup: bool) -> Iterator[Span]:
     """Cut the gap at every boundary that falls into it and classify the pieces."""
     if end <= begin:
         return
@@ -253,7 +325,8 @@ def _book_gap(book: _Book, history: History, begin: float, end: float, *, startu
         marks.update(mark for mark in wait if begin < mark < end)
     struck = [incident for incident in history.incidents if _takes_part(incident, begin, end)]
     for piece_begin, piece_end in pairwise(sorted(marks)):
-        book.add(_class_of(history, struck, (piece_begin + piece_end) / 2, startup=startup), piece_end - piece_begin)
+        kind = _class_of(history, struck, (piece_begin + piece_end) / 2, startup=startup)
+        yield Span(piece_begin, piece_end, kind)
 
 
 def _takes_part(incident: Incident, begin: float, end: float) -> bool:
