@@ -55,7 +55,7 @@ export const path = (...parts: (string | number)[]) => `v1/${parts.map(encodeURI
 /** Send a command and wait until it was carried out. Returns what the supervisor says about it. */
 export async function command(method: string, url: string, body?: unknown): Promise<string> {
   let operation = await request<Schemas["Operation"]>(method, url, body);
-  for (let wait_ms = 100; operation.state === "pending" && wait_ms < 10_000; wait_ms *= 1.5) {
+  for (let wait_ms = 100; operation.state === "pending" && wait_ms < 1_500; wait_ms *= 1.5) {
     await new Promise((done) => setTimeout(done, wait_ms));
     operation = await get<Schemas["Operation"]>(path("operations", operation.id));
   }

@@ -4,7 +4,7 @@ import { type Action, ActionButton } from "./action";
 import { type Incident, path, type Schemas, useLook } from "./api";
 import { absolute, duration, percent, quoted, words } from "./format";
 import { Findings } from "./job_tabs";
-import { Badge, Facts, Loading, link, Panel, Problem, Table, When } from "./parts";
+import { Badge, Code, Facts, Loading, link, Panel, Problem, Table, When } from "./parts";
 
 type Page = Schemas["Page_Incident_"];
 const CLOSED = ["resolved", "failed"];
@@ -305,10 +305,7 @@ function Evidence({ incident }: { incident: Incident }) {
       {long.map(([name, text]) => (
         <figure key={name}>
           <figcaption>{words(name)}</figcaption>
-          {/* biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls */}
-          <pre class="code" tabIndex={0}>
-            {text}
-          </pre>
+          <Code label={words(name)}>{text}</Code>
         </figure>
       ))}
     </Panel>

@@ -6,7 +6,7 @@ import { TimelineChart } from "./chart";
 import { count, quoted, shape, short } from "./format";
 import { CheckpointsTab, FindingsTab, GenerationsTab, LogsTab, PolicyTab, RanksTab } from "./job_tabs";
 import { MeshMap, states_in_words } from "./mesh";
-import { Badge, Facts, Loading, link, Panel, Problem, Stat, Tabs, When } from "./parts";
+import { Badge, Code, Facts, Loading, link, Panel, Problem, Stat, Tabs, When } from "./parts";
 
 const TABS = ["Ranks", "Logs", "Checkpoints", "Findings", "Policy", "Configuration", "Attempts"];
 const FINISHED = ["completed", "failed", "stopped"];
@@ -14,7 +14,7 @@ const FINISHED = ["completed", "failed", "stopped"];
 export function JobPage({ name, tab }: { name: string; tab: string }) {
   const look = useLook<Job>(`${path("jobs", name)}?ranks=false`, 2_000);
   const timeline = useLook<Timeline>(path("jobs", name, "timeline"), 5_000);
-  const ranks = useLook<RankColumns>(path("jobs", name, "ranks"), 5_000);
+  const ranks = useLook<RankColumns>(path("jobs", name, "ranks"), 10_000);
   const job = look.value;
   if (look.missing) {
     return (
@@ -248,7 +248,7 @@ function Configuration({ spec, job }: { spec: Schemas["JobFile"]; job: Job }) {
           ["Reserved spares", job.reserved.join(", ") || "none"],
         ]}
       />
-      <pre class="code">{JSON.stringify(spec, null, 2)}</pre>
+      <Code label="Job file">{JSON.stringify(spec, null, 2)}</Code>
     </>
   );
 }

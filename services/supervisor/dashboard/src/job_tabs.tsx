@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { type Job, path, type RankColumns, type Schemas, type Timeline, useLook } from "./api";
 import { count, duration, quoted, shape, words } from "./format";
 import { RANK_TONES } from "./mesh";
-import { Badge, Facts, Loading, link, Problem, Table, When } from "./parts";
+import { Badge, Code, Facts, Loading, link, Problem, Table, When } from "./parts";
 
 const ROWS_MAX = 200;
 
@@ -163,7 +163,7 @@ export function PolicyTab({ name }: { name: string }) {
           ["Before it", policy.before.map((each) => each.name || "the default policy").join(", ") || "none"],
         ]}
       />
-      {policy.source && <pre class="code">{policy.source}</pre>}
+      {policy.source && <Code label="Text of the policy">{policy.source}</Code>}
       <p class="quiet">To change it, after a dry run against recorded incidents:</p>
       <pre class="command">{`holdfast policy set ${quoted(name)} FILE`}</pre>
     </>

@@ -145,8 +145,9 @@ export function Sparkline({ index, values, label }: { index: number[]; values: n
  * column of numbers. */
 export function Table({ label, head, children }: { label: string; head: string[]; children: ComponentChildren }) {
   return (
+    // biome-ignore lint/a11y/useSemanticElements: a group that is no set of fields
     // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reachable by keyboard
-    <section class="scroll" aria-label={label} tabIndex={0}>
+    <div class="scroll" role="group" aria-label={label} tabIndex={0}>
       <table>
         <thead>
           <tr>
@@ -159,7 +160,7 @@ export function Table({ label, head, children }: { label: string; head: string[]
         </thead>
         <tbody>{children}</tbody>
       </table>
-    </section>
+    </div>
   );
 }
 
@@ -242,5 +243,16 @@ export function Tabs({
         {children}
       </div>
     </section>
+  );
+}
+
+/** Text as it was written; it scrolls, so the keyboard must reach it. `label` says what it is. */
+export function Code({ label, children }: { label: string; children: string }) {
+  return (
+    // biome-ignore lint/a11y/useSemanticElements: a group that is no set of fields
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reachable by keyboard
+    <pre class="code" role="group" aria-label={label} tabIndex={0}>
+      {children}
+    </pre>
   );
 }

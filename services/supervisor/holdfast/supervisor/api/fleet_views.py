@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
-from holdfast.domain.generations import Generation, Placement
+from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.api import fleet_models as models
 from holdfast.supervisor.api import views
@@ -128,13 +128,17 @@ def rank_columns(picture: Picture, job: Job, at: float) -> models.RankColumns:
     state, age_s = [UNREPORTED] * size, [-1] * size
     suspects = _suspects(picture.state, job)
     for placement in generation.placements if generation else ():
-        number = index[placement.node]
-        column[placement.first_rank : placement.first_rank + placement.nproc] = [number] * placement.nproc
-        for rank, (what, since) in zip(
-            placement.ranks, _processes(nodes[number], job, generation, placement), strict=True
-        ):
-            state[rank] = SUSPECT if {(placement.node, None), (placement.node, rank)} & suspects else what
-            age_s[rank] = max(0, round(at - since)) if since else -1
+        number, ranks = index[placement.node], slice(placement.first_rank, placement.first_rank + placement.nproc)
+        found, since = _processes(nodes[number], job, placement)
+        if placement.node in suspects and found[0] != LOST:
+            named = suspects[placement.node]
+            found = [
+                SUSPECT if None in named or rank in named else what
+                for rank, what in zip(placement.ranks, found, strict=True)
+            ]
+        column[ranks] = [number] * placement.nproc
+        state[ranks] = found
+        age_s[ranks] = [max(0, int(at - began)) if began else -1 for began in since]
     return models.RankColumns(
         at=at,
         job=job.name,
@@ -149,24 +153,29 @@ def rank_columns(picture: Picture, job: Job, at: float) -> models.RankColumns:
     )
 
 
-def _suspects(state: State, job: Job) -> set[tuple[str, int | None]]:
-    """(node, rank) that open incidents of the job name; None = every rank of the node."""
-    return {(each.node, each.rank) for each in state.incidents.values() if each.job == job.name and each.node}
+def _suspects(state: State, job: Job) -> Mapping[str, Container[int | None]]:
+    """Node → ranks that open incidents of the job name; None = every rank of the node."""
+    found: dict[str, set[int | None]] = {}
+    for each in state.incidents.values():
+        if each.job == job.name and each.node:
+            found.setdefault(each.node, set()).add(each.rank)
+    return found
 
 
-def _processes(
-    node: Node | None, job: Job, generation: Generation | None, placement: Placement
-) -> list[tuple[int, float]]:
-    """(state, start of the process in Unix seconds or 0) of each rank of a placement."""
+def _processes(node: Node | None, job: Job, placement: Placement) -> tuple[list[int], list[float]]:
+    """State of each rank of a placement, and when its process began (Unix seconds, 0 = not known)."""
+    unknown = [0.0] * placement.nproc
     if node is None or node.lost:
-        return [(LOST, 0.0)] * placement.nproc
-    if not node.workers_version or generation is None:
-        return [(UNREPORTED, 0.0)] * placement.nproc
-    living = {
-        each.rank: each.since for each in node.workers if (each.job, each.generation) == (job.name, generation.number)
-    }
+        return [LOST] * placement.nproc, unknown
+    if not node.workers_version:
+        return [UNREPORTED] * placement.nproc, unknown
+    name, number = job.name, job.number
+    living = {each.rank: each.since for each in node.workers if each.generation == number and each.job == name}
     missing = ABSENT if job.phase is JobPhase.RUNNING else STARTING
-    return [(ALIVE, living[rank]) if rank in living else (missing, 0.0) for rank in placement.ranks]
+    return (
+        [ALIVE if rank in living else missing for rank in placement.ranks],
+        [living.get(rank, 0.0) for rank in placement.ranks],
+    )
 
 
 def timeline(job: str, history: goodput.History, run: Run, series: Series) -> models.Timeline:
