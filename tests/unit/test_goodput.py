@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
 from holdfast.supervisor.history.booked import Booked
-from holdfast.supervisor.history.goodput import Class, History, account
+from holdfast.supervisor.history.goodput import SPANS_MAX, Class, History, account, recent, spans
 from holdfast.wire import records
 
 WORLD = 4
@@ -272,3 +273,64 @@ def test_two_million_steps_are_booked() -> None:
     assert len(records.dumps(booked, Booked)) < 200_000
     ledger = account(history(ended_at=2_000_020.0, booked=booked))
     assert ledger.goodput_job == pytest.approx(0.97, abs=0.03)
+
+
+# ---------------------------------------------------------------- the latest part, and what was when
+
+
+def struck_run() -> History:
+    before = [record(n, n - 1, n) for n in range(1, 11)]
+    after = [record(n, 14 + n - 9, 15 + n - 9, generation=2) for n in range(9, 21)]
+    return history(steps=before + after, incidents=[incident(10.5, 11, 11.5, 15)], ended_at=26.0)
+
+
+def test_the_whole_time_is_the_ledger() -> None:
+    run = struck_run()
+    assert recent(run, -5.0).seconds == pytest.approx(account(run).seconds)
+
+
+@given(st.floats(0.0, 26.0))
+@settings(max_examples=60)
+def test_recent_seconds_add_up_from_wherever_they_begin(since: float) -> None:
+    run = struck_run()
+    latest = recent(run, since)
+    assert since <= latest.since <= since + 1.0 + 1e-9, "at most the rest of one step later"
+    assert sum(latest.seconds.values()) == pytest.approx(latest.until - latest.since)
+
+
+def test_a_step_that_is_done_again_in_the_latest_part_is_rework_though_it_was_first_done_before() -> None:
+    latest = recent(struck_run(), 13.0)
+    assert latest.seconds[Class.REWORK] == pytest.approx(2.0)
+    assert latest.seconds[Class.RECOVER] == pytest.approx(1.0)
+
+
+def test_the_latest_part_goes_on_after_what_is_booked() -> None:
+    run = struck_run()
+    booked = Booked.empty(0.0, WORLD)
+    booked.add(run.steps[:10])
+    latest = recent(replace(run, steps=run.steps[10:], booked=booked), 0.0)
+    assert latest.since == 10.0
+    assert latest.seconds[Class.REWORK] == pytest.approx(2.5), "steps 9 and 10 again, and the half that was lost"
+    assert latest.seconds[Class.STARTUP] == 0.0
+    assert sum(latest.seconds.values()) == pytest.approx(16.0)
+
+
+def test_spans_say_what_was_when_without_gaps() -> None:
+    found = spans(struck_run())
+    assert [(span.begin, span.end, span.kind) for span in found] == [
+        (0.0, 10.0, Class.USEFUL),
+        (10.0, 10.5, Class.REWORK),
+        (10.5, 11, Class.DETECT),
+        (11, 11.5, Class.DECIDE),
+        (11.5, 14.0, Class.RECOVER),
+        (14.0, 16.0, Class.REWORK),
+        (16.0, 26.0, Class.USEFUL),
+    ]
+
+
+def test_spans_are_bounded_and_still_cover_the_whole_time() -> None:
+    steps = [record(n, 2.0 * n, 2.0 * n + 1, generation=n) for n in range(1, 3 * SPANS_MAX)]
+    found = spans(history(steps=steps, ended_at=steps[-1].ended_at + 1000))
+    assert len(found) <= SPANS_MAX
+    assert (found[0].begin, found[-1].end) == (0.0, steps[-1].ended_at + 1000)
+    assert all(before.end == after.begin for before, after in pairwise(found))

@@ -452,19 +452,6 @@ async def test_the_openapi_document_is_whole(api: Any) -> None:
             assert list(operation["responses"]["default"]["content"]) == ["application/problem+json"], (path, method)
 
 
-async def test_the_dashboard_is_served_and_asks_only_this_api(api: Any) -> None:
-    page = await api.http.get("/")
-    assert page.status_code == 200
-    assert page.headers["content-type"].startswith("text/html")
-    for name, kind in (("app.js", "javascript"), ("style.css", "text/css")):
-        assert name in page.text
-        answer = await api.http.get(f"/{name}")
-        assert kind in answer.headers["content-type"]
-        assert "://" not in answer.text
-        assert "innerHTML" not in answer.text
-    problem(await api.http.get("/../settings.py"), 404)
-
-
 async def test_the_bridge_to_kubernetes_says_what_it_does_not_see(api: Any, make_api: Any) -> None:
     assert (await api.http.get("/v1/kubernetes")).json() == {"watch": False, "watched": []}
     refused = Sight("nodes", "may not watch nodes: the service account has no right to", 90.0, 80.0)

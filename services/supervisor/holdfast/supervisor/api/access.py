@@ -62,6 +62,10 @@ ROUTES: Mapping[str, RouteRule] = MappingProxyType(
         "GET /v1/jobs/{name}/policy/questions": _READ,
         "POST /v1/jobs/{name}/faults": _OPERATE,  # they strike nodes and the control plane
         "GET /v1/jobs/{name}/goodput": _READ,
+        "GET /v1/jobs/{name}/ranks": _READ,
+        "GET /v1/jobs/{name}/timeline": _READ,
+        "GET /v1/fleet": _READ,
+        "GET /v1/fleet/nodes": _READ,
         "GET /v1/nodes": _READ,
         "GET /v1/nodes/{name}": _READ,
         "POST /v1/nodes/{name}/cordon": _OPERATE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.api import audit
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading
+from holdfast.supervisor.history.accounts import Accounts
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader.inbox import request_entry
 from holdfast.supervisor.leader.picture import Look, Picture, Progress
@@ -71,6 +73,7 @@ class Backend:
         self.log = log
         self.history = history
         self.progress = progress
+        self.accounts = Accounts(history, time.time)
         self.cluster = cluster
         self.alerts = alerts
         self._look = look

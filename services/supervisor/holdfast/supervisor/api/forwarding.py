@@ -2,7 +2,8 @@
 
     client ──► standby ──► leader     method, path, query, body and headers as they came, the answer as it comes, streams too
 
-`/v1/version`, `/healthz`, the documentation and the dashboard's files are a supervisor's own. What a standby cannot forward:
+`/v1/version`, `/v1/session`, `/healthz`, the documentation and the dashboard's files are a supervisor's own. What a standby
+cannot forward:
 
     nobody is known to lead                      503, to be asked again in a second
     the leader cannot be reached                 answered here: reads from the newest snapshot, commands through the inbox
@@ -31,7 +32,7 @@ from holdfast.supervisor.published import LeaderChanged
 
 FORWARDED_BY = "Holdfast-Forwarded-By"  # of a request: the supervisor that it reached
 NOT_LEADING = "Holdfast-Not-Leading"  # of an answer: it was forwarded to a supervisor that does not lead
-OWN = frozenset({"/v1/version"})
+OWN = frozenset({"/v1/version", "/v1/session"})
 CONNECT_TIMEOUT_S = 1.0
 ANSWER_TIMEOUT_S = 60.0  # between two pieces of an answer; none for events, which may be an hour apart
 CONNECTIONS_MAX, KEPT_MAX = 200, 20

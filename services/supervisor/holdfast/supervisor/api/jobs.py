@@ -97,10 +97,14 @@ async def list_jobs(backend: Serving, limit: Limit = 100, cursor: Cursor = None)
 
 
 @router.get("/{name}")
-async def get_job(name: str, backend: Serving) -> models.Job:
+async def get_job(
+    name: str,
+    backend: Serving,
+    ranks: Annotated[bool, Query(description="false: without `ranks`, which /ranks has in columns")] = True,
+) -> models.Job:
     """One job as it is now: its mesh rank by rank, its step and loss, and the incident that is open."""
     picture, job = await _find(backend, name)
-    return views.job(picture, backend.progress, job)
+    return views.job(picture, backend.progress, job, ranks=ranks)
 
 
 @router.post("/{name}/stop", status_code=202)

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.supervisor.alerts.alert import test_alert
-from holdfast.supervisor.api import models
+from holdfast.supervisor.api import fleet_views, models
 from holdfast.supervisor.api.backend import Backend, Commands, Serving
 from holdfast.supervisor.protocol import BreakerResetRequested
 
@@ -26,15 +26,7 @@ async def get_operation(operation: str, backend: Serving) -> models.Operation:
 @router.get("/breaker")
 async def get_breaker(backend: Serving) -> models.Breaker:
     """Whether faults are acted on, and what has happened within the breaker's window until now."""
-    state = (await backend.picture()).state
-    breaker = state.breaker.since(time.time() - state.config.breaker_window_s)
-    return models.Breaker(
-        state="closed" if breaker.open_until is None else "open",
-        reason=breaker.reason,
-        open_until=breaker.open_until,
-        failed_nodes=list(dict.fromkeys(name for _, name in breaker.failed_nodes)),
-        changes=len(breaker.changes),
-    )
+    return fleet_views.breaker((await backend.picture()).state, time.time())
 
 
 @router.post("/breaker/reset", status_code=202)

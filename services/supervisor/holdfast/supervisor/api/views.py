@@ -192,11 +192,11 @@ def _reason_of(state: State, job: Job, silent: Mapping[str, float]) -> str:
     return "; ".join((job.reason, *further))
 
 
-def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
+def job(picture: Picture, progress: Progress, value: Job, *, ranks: bool = True) -> models.Job:
     summary = job_summary(picture, progress, value)
     resumed = value.checkpoints.resumed
     spec = jobfile.JobFile.model_validate(jobfile.to_body(value.spec, policy_source=False))
-    ranks = _ranks(picture, value.name, value.generation) if value.generation and not value.phase.finished else []
+    placed = value.generation if ranks and not value.phase.finished else None
     return models.Job(
         **dict(summary),
         goes_on_from=resumed.step if resumed is not None else None,
@@ -204,7 +204,7 @@ def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
         suspended=_suspended(picture.state, value),
         interval=_interval(value),
         reserved=list(reserved_nodes(picture.state, value)),
-        ranks=ranks,
+        ranks=_ranks(picture, value.name, placed) if placed is not None else [],
         spec=spec,
     )
 
@@ -324,7 +324,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         connected=value.connected,
         inventoried=value.inventoried,
         job=_job_of(picture, value.name),
-        reason=_reason(picture, value, at),
+        reason=reason_of_node(picture, value, at),
         zone=value.zone,
         capacity=facts.capacity,
         hostname=facts.hostname,
@@ -405,7 +405,8 @@ def _job_of(picture: Picture, name: str) -> str:
     return ""
 
 
-def _reason(picture: Picture, value: Node, at: float) -> str:
+def reason_of_node(picture: Picture, value: Node, at: float) -> str:
+    """Why it is cordoned or lost, or will be; empty when there is nothing to say. `at`: Unix seconds."""
     standing = returns.standing(value, at, picture.state.config.returns.probation_s)
     if value.unschedulable_reason:
         return standing or value.unschedulable_reason

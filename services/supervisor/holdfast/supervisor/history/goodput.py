@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,6 +38,7 @@ from holdfast.supervisor.history.booked import Booked, Gap
 from holdfast.supervisor.history.booked import Segment as SegmentSums
 
 RATE_POINTS_MAX = 600  # of the tokens/s series: enough for any screen
+SPANS_MAX = 2000  # likewise
 
 
 class Class(StrEnum):
@@ -102,6 +103,24 @@ class Window:
         return max(0.0, self.end - self.begin - self.record.stall_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a job's time, of one class. Unix seconds."""
+
+    begin: float
+    end: float
+    kind: Class
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Seconds by class of the latest part of a job's time, which add up to `until - since`. Unix seconds."""
+
+    since: float
+    until: float
+    seconds: Mapping[Class, float]
+
+
 @dataclass(slots=True)
 class _Book:
     seconds: dict[Class, float] = field(default_factory=lambda: dict.fromkeys(Class, 0.0))
@@ -126,6 +145,51 @@ def account(history: History) -> Ledger:
     rework = sum(not window.new for window in windows)
     tokens_rate = rate if by_tokens else 0.0
     return _ledger(history, book, tokens_rate, tokens, rework, _rate_series(history, windows), measured=bool(windows))
+
+
+def recent(history: History, since: float) -> Recent:
+    """The time from `since` (Unix seconds) on. It begins later where the job does, where a window of a step ends that had begun
+    before, and where the kept steps begin."""
+    windows = tuple(_windows(history))
+    booked = history.booked
+    start = min(max(since, history.started_at if booked is None else booked.cursor), history.ended_at)
+    start = next((window.end for window in windows if window.begin < start < window.end), start)
+    by_tokens = any(window.record.tokens for window in windows)
+    rate = _fault_free_rate(windows, history.full_world_size, by_tokens=by_tokens)
+    book = _Book()
+    for segment in _segments(window for window in windows if window.begin >= start):
+        _book_sums(book, _sums(segment), rate, history.full_world_size, by_tokens=by_tokens)
+    for begin, end, first in _gaps(history, windows):
+        _book_gap(book, history, max(begin, start), end, startup=first and not (booked and booked.windows))
+    return Recent(start, history.ended_at, book.seconds)
+
+
+def spans(history: History) -> tuple[Span, ...]:
+    """What the job did when, oldest first, from its submission or from the first step that is kept. A stretch of steps is one
+    span: useful, degraded or rework. Of more than `SPANS_MAX`, too short ones belong to the one before."""
+    windows = tuple(_windows(history))
+    booked = history.booked
+    start = history.started_at if booked is None else booked.cursor
+    found = [_span_of_segment(segment, history.full_world_size) for segment in _segments(windows)]
+    for begin, end, first in _gaps(history, windows):
+        startup = first and not (booked and booked.windows)
+        found += _spans_of_gap(history, max(begin, start), end, startup=startup)
+    found.sort(key=lambda span: span.begin)
+    shortest_s = (history.ended_at - start) / SPANS_MAX if len(found) > SPANS_MAX else 0.0
+    drawn: list[Span] = []
+    for span in found:
+        if drawn and (span.kind is drawn[-1].kind or span.end - span.begin < shortest_s):
+            drawn[-1] = Span(drawn[-1].begin, span.end, drawn[-1].kind)
+        else:
+            drawn.append(span)
+    return tuple(drawn)
+
+
+def _span_of_segment(segment: Sequence[Window], full_world_size: int) -> Span:
+    first = segment[0]
+    shrunk = first.record.world_size < full_world_size
+    kind = Class.REWORK if not first.new else Class.DEGRADED if shrunk else Class.USEFUL
+    return Span(first.begin, segment[-1].end, kind)
 
 
 def _ledger(
@@ -188,8 +252,12 @@ def _coarse_series(sums: Booked) -> tuple[tuple[float, float], ...]:
 
 
 def _windows(history: History) -> Iterator[Window]:
-    """Windows in order of time, clipped so that they do not overlap (the clocks of two nodes may differ a little)."""
-    cursor, reached, generation = history.started_at, 0, None
+    """Windows of the steps after those that are booked, in order of time, clipped so that they do not overlap (the clocks of
+    two nodes may differ a little)."""
+    cursor, reached = history.started_at, 0
+    generation: int | None = None
+    if (booked := history.booked) is not None:
+        cursor, reached, generation = booked.cursor, booked.reached, booked.generation
     for record in sorted(history.steps, key=lambda record: (record.generation, record.step)):
         begin = max(cursor, record.started_at) if record.generation != generation else cursor
         end = min(record.ended_at, history.ended_at)
@@ -265,6 +333,11 @@ def _gaps(history: History, windows: Sequence[Window]) -> Iterator[tuple[float, 
 
 
 def _book_gap(book: _Book, history: History, begin: float, end: float, *, startup: bool) -> None:
+    for span in _spans_of_gap(history, begin, end, startup=startup):
+        book.add(span.kind, span.end - span.begin)
+
+
+def _spans_of_gap(history: History, begin: float, end: float, *, startup: bool) -> Iterator[Span]:
     """Divide the gap at every time of an incident or a wait within it, and classify the pieces."""
     if end <= begin:
         return
@@ -275,7 +348,8 @@ def _book_gap(book: _Book, history: History, begin: float, end: float, *, startu
         marks.update(mark for mark in span if begin < mark < end)
     causes = [incident for incident in history.incidents if _may_cause_gap(incident, begin, end)]
     for piece_begin, piece_end in pairwise(sorted(marks)):
-        book.add(_class_of(history, causes, (piece_begin + piece_end) / 2, startup=startup), piece_end - piece_begin)
+        kind = _class_of(history, causes, (piece_begin + piece_end) / 2, startup=startup)
+        yield Span(piece_begin, piece_end, kind)
 
 
 def _may_cause_gap(incident: Incident, begin: float, end: float) -> bool:

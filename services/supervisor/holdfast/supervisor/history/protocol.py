@@ -55,6 +55,18 @@ class Run:
     booked: Booked | None = None  # sums of the steps before these
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Steps of a job over time, in buckets of `bucket_s` from `since` (Unix seconds) on; those without a step are missing."""
+
+    since: float
+    bucket_s: float
+    index: Sequence[int] = ()  # of the bucket, ascending
+    step: Sequence[int] = ()  # newest one finished
+    loss: Sequence[float | None] = ()  # mean of those that were reported
+    tokens_per_s: Sequence[float] = ()  # steps that were done again count as well
+
+
 class History(Protocol):
     """Reads and writes may be slow (they leave the event loop); pages are newest first."""
 
@@ -94,6 +106,9 @@ class History(Protocol):
 
     async def leader(self) -> LeaderChanged | None:
         """The newest known leader."""
+
+    async def series(self, job: str, *, since: float, until: float, points_max: int) -> Series:
+        """Kept steps of the job that ended within this time (Unix seconds), in at most `points_max` buckets."""
 
     async def run(self, job: str) -> Run | None:
         """The newest run of the job; None if there was none."""

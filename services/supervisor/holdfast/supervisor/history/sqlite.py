@@ -6,6 +6,7 @@ unknown layout is renamed, and a new one is built from the entries that the stre
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import sys
 import zlib
@@ -21,7 +22,7 @@ from holdfast.domain.errors import OutOfSpace, Unavailable
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Incident
 from holdfast.supervisor.history.booked import Booked
-from holdfast.supervisor.history.protocol import ActionEntry, EventEntry, Run
+from holdfast.supervisor.history.protocol import ActionEntry, EventEntry, Run, Series
 from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
@@ -39,6 +40,8 @@ STEPS_MAX = 100_000  # kept per job; older ones are added to its sums
 EVENTS_MAX = 1_000_000  # kept in total
 ASKED_MAX = 10_000  # questions to policies, kept in total: one of a large job has 30 KB
 TRIM_EVERY = 10_000  # rows written between two checks of the limits
+
+STEPS_PER_POINT = 5  # so that a curve shows rates and not the beat of single steps
 
 _STEP = "job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s"
 
@@ -267,6 +270,40 @@ class SqliteHistory:
     async def leader(self) -> LeaderChanged | None:
         rows = await self._rows("SELECT data FROM events WHERE type = 'LeaderChanged' ORDER BY number DESC LIMIT 1")
         return records.loads(rows[0][0], Published) if rows else None
+
+    async def series(self, job: str, *, since: float, until: float, points_max: int) -> Series:
+        return await self._run(lambda: self._read_series(job, since, until, points_max))
+
+    def _read_series(self, job: str, since: float, until: float, points_max: int) -> Series:
+        """Added up by the database: a hundred thousand steps take it less than a tenth of a second."""
+        within = (job, since, until)
+        count, first, last = self._database.execute(
+            "SELECT count(*), min(ended_at), max(ended_at) FROM steps WHERE job = ? AND ended_at > ? AND ended_at <= ?",
+            within,
+        ).fetchone()
+        if not count:
+            return Series(since, max(until - since, 0.0))
+        typical_s = (last - first) / max(count - 1, 1)
+        bucket_s = max((until - since) / points_max, STEPS_PER_POINT * typical_s, 1e-3)
+        rows = self._database.execute(
+            "SELECT CAST((ended_at - ?) / ? AS INTEGER) AS bucket, max(step), avg(loss), sum(tokens), min(started_at), "
+            "max(ended_at) FROM steps "
+            "WHERE job = ? AND ended_at > ? AND ended_at <= ? GROUP BY bucket ORDER BY bucket",
+            (since, bucket_s, *within),
+        ).fetchall()
+        # From the last step of the bucket before to the last one of this: no step counts by halves.
+        ends = [-math.inf, *(row[5] for row in rows)]
+        lengths_s = [
+            max(end - max(before, row[4]), 1e-3) for before, end, row in zip(ends, ends[1:], rows, strict=False)
+        ]
+        return Series(
+            since=since,
+            bucket_s=bucket_s,
+            index=[row[0] for row in rows],
+            step=[row[1] for row in rows],
+            loss=[row[2] for row in rows],
+            tokens_per_s=[row[3] / seconds for row, seconds in zip(rows, lengths_s, strict=True)],
+        )
 
     async def run(self, job: str) -> Run | None:
         accepted = await self._events_of("JobAccepted", job)

@@ -1,0 +1,108 @@
+// What answers here: versions, the leader, the event log, the breaker and the bridge to Kubernetes; sign-out.
+
+import { ActionButton } from "./action";
+import { request, type Schemas, useLook } from "./api";
+import { Badge, Facts, Loading, Panel, Problem, When } from "./parts";
+
+export function SettingsPage() {
+  const version = useLook<Schemas["Version"]>("v1/version", 10_000);
+  const session = useLook<Schemas["Session"]>("v1/session", 60_000, false);
+  const breaker = useLook<Schemas["Breaker"]>("v1/breaker", 5_000);
+  const kubernetes = useLook<Schemas["Kubernetes"]>("v1/kubernetes", 10_000);
+  const signOut = async () => {
+    await request("DELETE", "v1/session");
+    location.reload();
+  };
+  const value = version.value;
+  return (
+    <>
+      <h1>Settings</h1>
+      <Problem text={version.problem ?? breaker.problem} />
+      <Panel title="Supervisor">
+        {value ? (
+          <Facts
+            values={[
+              ["Version", value.version],
+              ["Protocol of agents", value.protocol_version],
+              ["This supervisor", `${value.supervisor} (${value.leader ? "leads" : "stands by"})`],
+              ["API of the leader", value.leader_api],
+              ["Epoch of the leader", value.epoch],
+              ["Event log", value.event_log || "does not answer"],
+            ]}
+          />
+        ) : (
+          <Loading what="the version" />
+        )}
+        <p>
+          <a href="docs">Reference of the REST API</a>
+        </p>
+      </Panel>
+      <BreakerPanel value={breaker.value} />
+      <Panel title="Session">
+        <p>
+          {!session.value?.required
+            ? "This API has no token: whoever reaches it can use it."
+            : session.value.until
+              ? "Signed in with the API's token. "
+              : "Authorized by a header. "}
+          {session.value?.until && (
+            <>
+              The session ends <When at={session.value.until} />.
+            </>
+          )}
+        </p>
+        {session.value?.until && (
+          <button type="button" onClick={signOut}>
+            Sign out
+          </button>
+        )}
+      </Panel>
+      {kubernetes.value?.watch && (
+        <Panel title="Kubernetes">
+          <ul>
+            {kubernetes.value.watched.map((each) => (
+              <li key={each.what}>
+                {each.what}: {each.problem || "seen"}, last confirmed <When at={each.confirmed_at} />
+              </li>
+            ))}
+          </ul>
+        </Panel>
+      )}
+    </>
+  );
+}
+
+export function BreakerPanel({ value }: { value: Schemas["Breaker"] | null }) {
+  if (!value) return null;
+  return (
+    <Panel title="Breaker" aside={<Badge state={value.state} />}>
+      <p>
+        {value.state === "closed"
+          ? "Faults are acted on."
+          : `Open: the supervisor records faults and does not act on them. ${value.reason}`}
+      </p>
+      <Facts
+        values={[
+          ["Changes of generation in its window", value.changes],
+          ["Nodes that failed in its window", value.failed_nodes.join(", ") || "none"],
+          ...(value.open_until
+            ? [["Closes by itself", <When at={value.open_until} />] as [string, preact.JSX.Element]]
+            : []),
+        ]}
+      />
+      {value.state === "open" && (
+        <ActionButton
+          action={() => ({
+            label: "Reset the breaker",
+            will: "Its counts are cleared, and the supervisor acts on faults again. Deferred incidents are decided now.",
+            cli: "holdfast breaker reset",
+            url: "v1/breaker/reset",
+            body: { reason: "reset on the dashboard" },
+          })}
+        >
+          Reset
+        </ActionButton>
+      )}
+    </Panel>
+  );
+}

@@ -1,0 +1,223 @@
+"""Fleets for the dashboard, and the real API over them, served to a browser on a port of its own.
+
+The states are folded by the core, or are the large job of `benchmarks.core` on which the core has lost a node; the history is
+the real one, filled with what the core published and with steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from fleet import Fleet, job
+
+from benchmarks.core import running_job
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
+from holdfast.domain.job import JobSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import Check, Preflight
+from holdfast.domain.orders import Tested
+from holdfast.log.memory import MemoryLog
+from holdfast.log.names import EVENTS, INBOX
+from holdfast.log.protocol import Entry
+from holdfast.supervisor.api.app import build
+from holdfast.supervisor.api.backend import Backend, Identity
+from holdfast.supervisor.api.server import bind, serving, url_of
+from holdfast.supervisor.core import State, step
+from holdfast.supervisor.history.protocol import EventEntry
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.leader.inbox import InboxEvent
+from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.policies.runner import PolicyRunner
+from holdfast.supervisor.protocol import (
+    FindingArrived,
+    JobAccepted,
+    JobStopRequested,
+    NodeCordonRequested,
+    NodeGone,
+    Publish,
+    Record,
+)
+from holdfast.supervisor.published import Published
+from holdfast.supervisor.requests import OperatorEvent
+from holdfast.wire import records
+
+HOUR_S = 3600.0
+STEP_S = 10.0
+LOG = "step 479 loss 3.6\nRuntimeError: CUDA error: an illegal memory access\n<script>alert('markup')</script>"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    state: State
+    records: Sequence[Record] = ()
+    steps: Sequence[StepRecord] = ()
+
+
+class _Now(Fleet):
+    """A fleet whose time began some hours ago."""
+
+    def __init__(self, nodes: int, hours: float, capacity: int) -> None:
+        super().__init__(0, snapshots=False)
+        self.now = time.time() - hours * HOUR_S
+        for index in range(nodes):
+            self.connect(f"node-{index:03}", zone=f"rack-{index // 16}", capacity=capacity)
+
+
+def empty() -> World:
+    return World(State())
+
+
+def under_fire() -> World:
+    """512 ranks that met three faults in six hours and a fourth a moment ago, a job that waits, and one that was stopped."""
+    fleet = _Now(68, hours=6, capacity=8)
+    steps: list[StepRecord] = []
+    fleet.about = "old-run"
+    fleet.submit(job(8, nproc=8, min_dp=8, name="old-run"))
+    fleet.run()
+    _train(fleet, steps, minutes=20)
+    fleet.fold(JobStopRequested(fleet.now, "old-run", "the result is good", save=False))
+    fleet.answer_orders()
+    fleet.about = "llm-70b"
+    fleet.submit(_large())
+    fleet.run()
+    fleet.all_live()
+    _train(fleet, steps, minutes=80)
+    fleet.find(FindingKind.WORKER_CRASH, "node-007", rank=59, exit_code="1", error="RuntimeError: CUDA error", log=LOG)
+    _recover(fleet, steps, minutes=100)
+    fleet.lose("node-020")
+    _recover(fleet, steps, minutes=60)
+    xid = "NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus"
+    fleet.find(
+        FindingKind.GPU_ERROR, "node-031", gpu=3, severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,), line=xid
+    )
+    _recover(fleet, steps, minutes=81)
+    failed = Preflight(
+        fleet.now, 4.2, (Check("gpus", True, "8 of 8 answer"), Check("disk", False, "writes took 9.1 s"))
+    )
+    fleet.connect("node-020", zone="rack-1", capacity=8)
+    fleet.report("node-020", Tested(failed))
+    fleet.fold(NodeCordonRequested(fleet.now, "node-067", cordoned=True, reason="fan 2 is loud"))
+    fleet.about = "waits"
+    fleet.submit(job(3, nproc=1, name="waits"))
+    fleet.about = "llm-70b"
+    fleet.now = time.time() - 2.0
+    fleet.find(FindingKind.WORKER_CRASH, "node-011", rank=90, exit_code="-9", log="killed\n")
+    return World(fleet.state, fleet.records, steps)
+
+
+def _large() -> JobSpec:
+    mesh = Mesh.of({"dp": 16, "pp": 8, "tp": 4})
+    return replace(job(16, 32, nproc=8, min_dp=12, name="llm-70b"), mesh=mesh)
+
+
+def _recover(fleet: Fleet, steps: list[StepRecord], *, minutes: float) -> None:
+    fleet.now += 1.5
+    fleet.answer_orders()
+    fleet.now += 6.0
+    fleet.step_all(fleet.job.progress.step)
+    fleet.all_live()
+    _train(fleet, steps, minutes=minutes)
+
+
+def _train(fleet: Fleet, steps: list[StepRecord], *, minutes: float) -> None:
+    """Steps of `STEP_S`. The ranks wait a second for a save every ten minutes, of which only the last one is reported."""
+    generation = fleet.job.running
+    assert generation is not None
+    ranks = generation.mesh.world_size
+    for number in range(int(minutes * 60 / STEP_S)):
+        began, done = fleet.now, fleet.job.progress.step + 1
+        fleet.now += STEP_S + 0.4 * math.sin(number)
+        loss = 2.0 + 8.0 / math.sqrt(1 + done / 20) + 0.05 * math.sin(done)
+        saves = done % 60 == 0
+        last = number + 60 >= int(minutes * 60 / STEP_S)
+        record = StepRecord(
+            fleet.about, generation.number, done, ranks, began, fleet.now, ranks * 4096, loss, 1.0 * saves
+        )
+        steps.append(record)
+        fleet.train(done, save=saves and last)
+
+
+def large(nodes: int = 12_500) -> World:
+    """One job on that many nodes with 8 ranks each, one of which has just been lost; nothing is decided about it yet."""
+    state = running_job(nodes)
+    now = time.time()
+    spec = state.jobs["llm"].spec
+    records_: list[Record] = [JobAccepted(now - HOUR_S, "llm", spec)]
+    for event in (NodeGone(now - 2, "n77", "n77-1", 1), FindingArrived(now - 1, _lost("n77", now - 1), 0.0)):
+        state, commands = step(state, event)
+        records_ += [command.record for command in commands if isinstance(command, Publish)]
+    rate = spec.mesh.world_size * 4096
+    steps = [
+        StepRecord(
+            "llm", 1, n, spec.mesh.world_size, now - HOUR_S + 30 * n, now - HOUR_S + 30 * (n + 1), rate, 3 - n / 60, 0
+        )
+        for n in range(1, 115)
+    ]
+    return World(state, records_, steps)
+
+
+def _lost(node: str, at: float) -> Finding:
+    return Finding(f"lost:{node}:1", FindingKind.NODE_LOST, Severity.ERROR, at, at, f"{node} is gone", node, "llm", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An API that shows a world. Commands are accepted, and stay in its inbox."""
+
+    url: str
+    world: World
+    _log: MemoryLog
+    _portal: BlockingPortal
+
+    def publish(self, record: Published) -> None:
+        """Say on the event stream that something has changed."""
+        entry = Entry("test", type(record).__name__, records.dumps(record, Published))
+        self._portal.call(self._log.append, EVENTS, entry)
+
+    def requests(self) -> list[OperatorEvent]:
+        """What pages have asked for."""
+        found = self._portal.call(self._log.read, INBOX)
+        return [records.loads(each.entry.data, InboxEvent).event for each in found]
+
+
+@contextmanager
+def served(world: World, directory: Path, *, token: str = "") -> Iterator[Site]:
+    """The API in a thread of its own, on a free port."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(_serving(world, directory, token)) as (url, log),
+    ):
+        yield Site(url, world, log, portal)
+
+
+@asynccontextmanager
+async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[tuple[str, MemoryLog]]:
+    history = await SqliteHistory.open(directory / "history.sqlite3")
+    await history.add_events([EventEntry(f"{n}-0", record) for n, record in enumerate(world.records, 1)], "0")
+    await history.add_steps(world.steps, "0")
+    progress, policies, log = Progress(), PolicyRunner(), MemoryLog(block_s=0.05)
+    progress.tell(world.steps)
+
+    async def look() -> Picture:
+        return Picture(world.state, leading=True, at=time.time())
+
+    backend = Backend(
+        identity=Identity("supervisor-a", "0.1.0", token),
+        log=log,
+        history=history,
+        look=look,
+        progress=progress,
+        policies=policies,
+    )
+    listener = bind("127.0.0.1:0")
+    url = url_of(listener)
+    async with serving(build(backend), listener):
+        yield url, log
+    await policies.aclose()
+    await history.aclose()
