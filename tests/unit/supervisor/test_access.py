@@ -34,7 +34,7 @@ SUBMITTERS = {
 OPERATORS = {
     "POST /v1/jobs/{name}/faults", "POST /v1/nodes/{name}/cordon", "POST /v1/nodes/{name}/uncordon",
     "POST /v1/nodes/{name}/restart-agent", "PUT /v1/nodes/{name}/notices/{source}",
-    "DELETE /v1/nodes/{name}/notices/{source}", "POST /v1/nodes/{name}/repair", "POST /v1/breaker/reset",
+    "DELETE /v1/nodes/{name}/notices/{source}", "POST /v1/nodes/{name}/repair", "POST /v1/breaker/reset", "GET /v1/audit",
 }  # fmt: skip
 
 

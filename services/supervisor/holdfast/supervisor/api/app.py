@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi_offline import FastAPIOffline
 
-from holdfast.supervisor.api import dashboard, events, incidents, jobs, nodes, operations, problems
+from holdfast.supervisor.api import audit_routes, dashboard, events, incidents, jobs, nodes, operations, problems
 from holdfast.supervisor.api.access import authorize
 from holdfast.supervisor.api.backend import Backend
 from holdfast.supervisor.api.forwarding import Forwarding, ToLeader
@@ -33,7 +33,7 @@ def build(backend: Backend, forwarding: Forwarding | None = None) -> FastAPI:
     app.add_middleware(BodyLimit)
     problems.install(app)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorize)])
-    for part in (jobs, nodes, incidents, operations, events):
+    for part in (jobs, nodes, incidents, operations, events, audit_routes):
         v1.include_router(part.router)
     app.include_router(v1)
     app.include_router(operations.health)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from holdfast.log.protocol import EventLog
 from holdfast.plugins import POLICY_PREFIX
 from holdfast.runtime.api_tokens import ApiRole, TokensFile
 from holdfast.supervisor.api import audit
+from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.history.protocol import History
@@ -62,8 +64,11 @@ class Backend:
         progress: Progress,
         policies: PolicyRunner,
         cluster: Callable[[], Sequence[Sight]] | None = None,
+        audit: AuditStore | None = None,
     ) -> None:
-        """`cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge."""
+        """`cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `audit`: where lines of the
+        audit log are kept; None = they are in the log only."""
+        self.audit = audit
         self.identity = identity
         self.log = log
         self.history = history
@@ -166,11 +171,15 @@ class Located:
         try:
             operation = await self._backend.command(event, self._key)
         except HoldfastError as error:
-            audit.refused(who, role, event, before, error)
+            await self._keep(audit.refused(who, role, event, before, error))
             raise
-        audit.accepted(who, role, event, before, operation.id)
+        await self._keep(audit.accepted(who, role, event, before, operation.id))
         self._response.headers["Location"] = operation.url
         return operation
+
+    async def _keep(self, line: audit.Fields) -> None:
+        if self._backend.audit is not None:
+            await self._backend.audit.add(time.time(), line)
 
     async def _before(self, event: OperatorEvent) -> audit.Fields:
         try:
