@@ -16,6 +16,7 @@ from holdfast.domain.orders import Hello, Inventory
 from holdfast.log.memory import MemoryLog
 from holdfast.runtime.api_tokens import TokensFile
 from holdfast.supervisor.api.app import build
+from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.history.sqlite import SqliteHistory
@@ -70,7 +71,9 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
     free = list(applications)
     policies = PolicyRunner()
 
-    async def make(token: str = "", cluster: Any = None, tokens: TokensFile | None = None) -> Api:
+    async def make(
+        token: str = "", cluster: Any = None, tokens: TokensFile | None = None, audit: AuditStore | None = None
+    ) -> Api:
         log, progress = MemoryLog(block_s=0.02), Progress()
         history = await SqliteHistory.open(tmp_path / "history.sqlite3")
 
@@ -85,6 +88,7 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
             progress=progress,
             policies=policies,
             cluster=cluster,
+            audit=audit,
         )
         if free:
             app = free.pop()

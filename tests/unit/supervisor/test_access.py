@@ -35,7 +35,7 @@ OPERATORS = {
     "POST /v1/jobs/{name}/faults", "POST /v1/nodes/{name}/cordon", "POST /v1/nodes/{name}/uncordon",
     "POST /v1/nodes/{name}/restart-agent", "PUT /v1/nodes/{name}/notices/{source}",
     "DELETE /v1/nodes/{name}/notices/{source}", "POST /v1/nodes/{name}/repair", "POST /v1/breaker/reset",
-    "POST /v1/alerts/test",
+    "POST /v1/alerts/test", "GET /v1/audit",
 }  # fmt: skip
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import anyio
+import httpx
 import pytest
 from structlog.testing import capture_logs
 from supervising import job_body
 
+from holdfast.cli.client import Client
 from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.errors import Unavailable
 from holdfast.domain.faults import FaultKind
 from holdfast.domain.job import PolicySpec
 from holdfast.runtime.api_tokens import ApiRole, TokensFile, added, text_of
 from holdfast.supervisor.api.audit import asked_of
+from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.protocol import (
     AgentRestartRequested,
     BreakerResetRequested,
@@ -78,8 +83,15 @@ def token(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def api(make_api: MakeApi, tmp_path: Path, token: str) -> Any:
-    made = await make_api(tokens=TokensFile(tmp_path / "tokens.json"))
+async def store(tmp_path: Path) -> AsyncIterator[AuditStore]:
+    opened = await AuditStore.open(tmp_path / "audit.sqlite3")
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+async def api(make_api: MakeApi, tmp_path: Path, token: str, store: AuditStore) -> Any:
+    made = await make_api(tokens=TokensFile(tmp_path / "tokens.json"), audit=store)
     made.http.headers["Authorization"] = f"Bearer {token}"
     made.node("n1")
     made.job(owner="bob")
@@ -138,3 +150,66 @@ async def test_without_tokens_anybody_has_asked(make_api: MakeApi) -> None:
     with capture_logs() as logs:
         await api.http.post("/v1/nodes/n1/repair")
     assert [(each["who"], each["role"]) for each in audited(logs)] == [("anybody", "admin")]
+
+
+@pytest.mark.anyio
+async def test_lines_are_kept_and_listed_newest_first_by_pages(api: Any) -> None:
+    for number in range(3):
+        await api.http.post("/v1/nodes/n1/cordon", json={"reason": f"reason {number}"})
+    await api.http.post("/v1/nodes/n9/repair")
+    first = (await api.http.get("/v1/audit?limit=2")).json()
+    second = (await api.http.get(f"/v1/audit?limit=2&cursor={first['next_cursor']}")).json()
+    assert [each["what"] for each in first["items"]] == ["repair", "cordon"]
+    assert [each["asked"]["reason"] for each in second["items"]] == ["reason 1", "reason 0"]
+    assert second["next_cursor"] is None
+    refused, accepted = first["items"]
+    assert (refused["result"], refused["who"], "no node n9" in refused["reason"]) == ("refused", "ada", True)
+    assert accepted["operation"].startswith("op-")
+    of_n9 = (await api.http.get("/v1/audit", params={"subject": "node n9", "who": "ada"})).json()
+    assert len(of_n9["items"]) == 1
+    assert (await api.http.get("/v1/audit?who=eve")).json()["items"] == []
+    assert (await api.http.get("/v1/audit?cursor=x")).status_code == 422
+
+
+@pytest.mark.anyio
+async def test_the_newest_lines_survive_a_restart_and_old_ones_make_room(tmp_path: Path) -> None:
+    store = await AuditStore.open(tmp_path / "kept.sqlite3", kept_max=5, trim_every=2)
+    for number in range(20):
+        await store.add(float(number), {"who": "ada", "subject": "breaker", "number": number})
+    await store.aclose()
+    again = await AuditStore.open(tmp_path / "kept.sqlite3")
+    kept = [each.fields["number"] for each in await again.lines(limit=100)]
+    assert kept == [19, 18, 17, 16, 15]
+    await again.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    await anyio.Path(tmp_path / "broken.sqlite3").write_text("no database " * 1000)
+    with pytest.raises(Unavailable, match=r"broken\.sqlite3 cannot be used"):
+        await AuditStore.open(tmp_path / "broken.sqlite3")
+
+
+@pytest.mark.anyio
+async def test_a_request_is_answered_if_its_line_cannot_be_kept(api: Any, store: AuditStore) -> None:
+    await store._run(lambda: store._database.execute("DROP TABLE requests"))
+    with capture_logs() as logs:
+        assert (await api.http.post("/v1/nodes/n1/repair")).status_code == 202
+    assert [each["event"] for each in logs if each["log_level"] == "error"] == ["audit line not kept"]
+    assert len(audited(logs)) == 1
+    assert (await api.http.get("/v1/audit")).status_code == 503
+
+
+def test_the_command_asks_for_all_pages() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.query.decode())
+        more = "cursor" not in request.url.params
+        return httpx.Response(200, json={"items": [{"what": "stop"}], "next_cursor": "7" if more else None})
+
+    with Client("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
+        assert [each["what"] for each in client.audit("ada", "job llm")] == ["stop", "stop"]
+    assert "who=ada" in asked[0]
+    assert "subject=job" in asked[0]
+    assert "cursor=7" in asked[1]

@@ -240,6 +240,10 @@ class Client:
     def actions(self, job: str | None = None) -> Iterator[Json]:
         return self._pages("/v1/actions", **_given(job=job))
 
+    def audit(self, who: str, subject: str) -> Iterator[Json]:
+        """Requests that changed something, newest first."""
+        return self._pages("/v1/audit", **_given(who=who or None, subject=subject or None))
+
     def version(self) -> Json:
         """Return the version of the API. Raises `NoApi` if the URL is not a Holdfast API."""
         answer = self._get("/v1/version")

@@ -39,6 +39,7 @@ COMMANDS = MappingProxyType(
         "health": "health:register",
         "ca": "ca:app",
         "tokens": "tokens:app",
+        "audit": "audit:app",
         "simulate": "simulate:register",
     }
 )

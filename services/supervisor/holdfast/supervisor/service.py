@@ -29,6 +29,7 @@ from holdfast.supervisor.agents.control import SERVICE, ControlServicer
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.alerts.targets import Webhook, notifiers
 from holdfast.supervisor.api.app import build
+from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.api.forwarding import Connections, Forwarding
 from holdfast.supervisor.api.server import bind, serving, url_of
@@ -84,6 +85,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             log.warning(
                 "policies are not confined", reason=f"this kernel does not keep them from {' and '.join(without)}"
             )
+        requests = await AuditStore.open(settings.data_dir / "audit.sqlite3")
+        stack.push_async_callback(requests.aclose)
         policies = PolicyRunner()
         stack.push_async_callback(policies.aclose)
         progress = Progress()
@@ -138,6 +141,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             policies=policies,
             cluster=bridge.sights if bridge is not None else None,
             alerts=alerts,
+            audit=requests,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))

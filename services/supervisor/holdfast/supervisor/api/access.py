@@ -87,6 +87,7 @@ ROUTES: Mapping[str, RouteRule] = MappingProxyType(
         "GET /v1/kubernetes": _READ,
         "GET /v1/version": _READ,
         "GET /v1/events": _READ,
+        "GET /v1/audit": _OPERATE,
     }
 )
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi_offline import FastAPIOffline
 
-from holdfast.supervisor.api import dashboard, events, fleet, incidents, jobs, nodes, operations, problems, session
+from holdfast.supervisor.api import (
+    audit_routes,
+    dashboard,
+    events,
+    fleet,
+    incidents,
+    jobs,
+    nodes,
+    operations,
+    problems,
+    session,
+)
 from holdfast.supervisor.api.access import authorize
 from holdfast.supervisor.api.backend import Backend
 from holdfast.supervisor.api.forwarding import Forwarding, ToLeader
@@ -34,7 +45,7 @@ def build(backend: Backend, forwarding: Forwarding | None = None) -> FastAPI:
     app.add_middleware(session.SignedIn)
     problems.install(app)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorize)])
-    for part in (fleet, jobs, nodes, incidents, operations, events):
+    for part in (fleet, jobs, nodes, incidents, operations, events, audit_routes):
         v1.include_router(part.router)
     app.include_router(v1)
     app.include_router(session.router, prefix="/v1")

@@ -1,7 +1,7 @@
-"""One line in the supervisor's log for each request that changes something: who, what, how it was before, and the answer.
+"""One line for each request that changes something: who, what, how it was before, and the answer.
 
-The lines have event `audit`. They are in the log of the supervisor that answered, which is the leader where it can be reached.
-Secrets and texts of scripts are not in them: what is logged of a request is listed here, field by field."""
+The lines have event `audit` in the log of the supervisor that answered, which is the leader where it can be reached; the newest
+are kept (`audit_store`). Secrets and texts of scripts are not in them: what is logged of a request is listed here, by field."""
 
 from __future__ import annotations
 
@@ -44,28 +44,29 @@ class Asked:
     fields: Fields
 
 
-def accepted(who: str, role: str, event: OperatorEvent, before: Fields, operation: str) -> None:
-    """Log a request that was accepted; the operation says what became of it."""
-    _write(who, role, event, before, result="accepted", operation=operation)
+def accepted(who: str, role: str, event: OperatorEvent, before: Fields, operation: str) -> Fields:
+    """Log a request that was accepted, and return the line; the operation says what became of it."""
+    return _write(who, role, event, before, result="accepted", operation=operation)
 
 
-def refused(who: str, role: str, event: OperatorEvent, before: Fields, error: HoldfastError) -> None:
-    """Log a request that the state rules out."""
-    _write(who, role, event, before, result="refused", reason=_short(str(error)))
+def refused(who: str, role: str, event: OperatorEvent, before: Fields, error: HoldfastError) -> Fields:
+    """Log a request that the state rules out, and return the line."""
+    return _write(who, role, event, before, result="refused", reason=_short(str(error)))
 
 
-def _write(who: str, role: str, event: OperatorEvent, before: Fields, **result: str) -> None:
+def _write(who: str, role: str, event: OperatorEvent, before: Fields, **result: str) -> Fields:
     asked = asked_of(event)
-    log.info(
-        "audit",
-        who=who or "anybody",
-        role=role,
-        what=asked.what,
-        subject=asked.subject,
-        asked=dict(asked.fields),
-        before=dict(before),
+    line: dict[str, object] = {
+        "who": who or "anybody",
+        "role": role,
+        "what": asked.what,
+        "subject": asked.subject,
+        "asked": dict(asked.fields),
+        "before": dict(before),
         **result,
-    )
+    }
+    log.info("audit", **line)
+    return line
 
 
 def before_of(state: State, event: OperatorEvent) -> Fields:

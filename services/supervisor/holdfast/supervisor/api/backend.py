@@ -23,6 +23,7 @@ from holdfast.plugins import POLICY_PREFIX
 from holdfast.runtime.api_tokens import ApiRole, TokensFile
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.api import audit
+from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.history.accounts import Accounts
@@ -66,9 +67,11 @@ class Backend:
         policies: PolicyRunner,
         cluster: Callable[[], Sequence[Sight]] | None = None,
         alerts: Alerts | None = None,
+        audit: AuditStore | None = None,
     ) -> None:
         """`cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
-        alerts; None = nobody is told."""
+        alerts; None = nobody is told. `audit`: where lines of the audit log are kept; None = they are in the log only."""
+        self.audit = audit
         self.identity = identity
         self.log = log
         self.history = history
@@ -173,11 +176,15 @@ class Located:
         try:
             operation = await self._backend.command(event, self._key)
         except HoldfastError as error:
-            audit.refused(who, role, event, before, error)
+            await self._keep(audit.refused(who, role, event, before, error))
             raise
-        audit.accepted(who, role, event, before, operation.id)
+        await self._keep(audit.accepted(who, role, event, before, operation.id))
         self._response.headers["Location"] = operation.url
         return operation
+
+    async def _keep(self, line: audit.Fields) -> None:
+        if self._backend.audit is not None:
+            await self._backend.audit.add(time.time(), line)
 
     async def _before(self, event: OperatorEvent) -> audit.Fields:
         try:
