@@ -74,7 +74,7 @@ export function MeshMap({ value }: { value: RankColumns }) {
           "Point at a rank, or enter its number."
         )}
       </p>
-      <Key value={value} by={by} shared={shape?.shared ?? false} />
+      <Key value={value} by={by} shared={shape?.shared ?? false} blocks={shape?.blocks ?? 1} />
     </div>
   );
 }
@@ -256,7 +256,7 @@ function by_number(given: Float64Array, shape: Layout): Painter {
   };
 }
 
-function Key({ value, by, shared }: { value: RankColumns; by: By; shared: boolean }) {
+function Key({ value, by, shared, blocks }: { value: RankColumns; by: By; shared: boolean; blocks: number }) {
   const present = ORDER.filter((state) => value.state.includes(value.states.indexOf(state)));
   return (
     <>
@@ -271,6 +271,7 @@ function Key({ value, by, shared }: { value: RankColumns; by: By; shared: boolea
         </ul>
       )}
       {by !== "state" && <p class="quiet">Pale: the least. Full colour: the largest. Grey: not known.</p>}
+      {blocks > 1 && <p class="quiet">{`In ${blocks} blocks: the rows of each go on in the next one to the right.`}</p>}
       {shared && (
         <p class="quiet">
           Each cell stands for several ranks and shows{" "}
