@@ -264,7 +264,7 @@ def test_sign_in_by_token_without_a_prompt_and_out_again(chromium: Browser, tmp_
         examine(page, "1440 light/sign-in")
         field.fill("wrong")
         field.press("Enter")
-        expect(page.get_by_role("alert")).to_contain_text("this is not the API's token")
+        expect(page.get_by_role("alert")).to_contain_text("no such token: give HOLDFAST_API_TOKEN")
         field.fill("s3cret")
         field.press("Enter")
         expect(page.get_by_role("heading", name="Fleet")).to_be_visible()

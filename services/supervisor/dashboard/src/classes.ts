@@ -1,6 +1,7 @@
 // The classes of goodput and badput in the order in which bars stack them; style.css has a colour for each.
 export const CLASSES = [
   "useful",
+  "running",
   "startup",
   "detect",
   "decide",
@@ -14,6 +15,7 @@ export const CLASSES = [
 
 export const MEANING: Record<string, string> = {
   useful: "new steps at the fault-free rate",
+  running: "all ranks run; the script reports no steps",
   startup: "before the first step",
   detect: "from the fault to its finding",
   decide: "from the finding to the decision",

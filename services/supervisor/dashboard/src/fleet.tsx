@@ -3,7 +3,21 @@ import { useMemo, useState } from "preact/hooks";
 import { type Fleet, type FleetJob, useLook } from "./api";
 import { CLASSES } from "./classes";
 import { count, percent, shape, short } from "./format";
-import { Badge, Goodput, Legend, Loading, link, Panel, Problem, Sparkline, Stat, Table, When } from "./parts";
+import {
+  Badge,
+  Goodput,
+  isMeasured,
+  Legend,
+  Loading,
+  link,
+  Panel,
+  Problem,
+  Sparkline,
+  Stat,
+  Steps,
+  Table,
+  When,
+} from "./parts";
 import { BreakerPanel } from "./settings";
 
 const HEAD = ["Job", "State", "Mesh", "#Step", "#Tokens/s", "Last hour", "Goodput, 24 h", "Checkpoint", "Incident"];
@@ -31,7 +45,7 @@ export function FleetPage() {
 
 /** Useful and all seconds of the unfinished jobs, weighted by their ranks. */
 function fleetGoodput(jobs: FleetJob[]): number | null {
-  const known = jobs.filter((job) => !job.finished && job.goodput);
+  const known = jobs.filter((job) => !job.finished && job.goodput && isMeasured(job.goodput));
   const wall_s = known.reduce((sum, job) => sum + job.goodput!.wall_s * job.ranks, 0);
   return wall_s > 0 ? known.reduce((sum, job) => sum + job.goodput!.useful_s * job.ranks, 0) / wall_s : null;
 }
@@ -161,7 +175,9 @@ function JobRow({ job }: { job: FleetJob }) {
           {job.node_count ? `, ${count(job.node_count, "node")}` : ""}
         </small>
       </td>
-      <td class="number">{job.step.toLocaleString("en")}</td>
+      <td class="number">
+        <Steps job={job} />
+      </td>
       <td class="number">{job.tokens_per_s === null ? <span class="quiet">–</span> : short(job.tokens_per_s)}</td>
       <td>
         {job.trend ? (

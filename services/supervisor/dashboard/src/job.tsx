@@ -6,7 +6,7 @@ import { TimelineChart } from "./chart";
 import { count, quoted, shape, short } from "./format";
 import { CheckpointsTab, FindingsTab, GenerationsTab, LogsTab, PolicyTab, RanksTab } from "./job_tabs";
 import { MeshMap, states_in_words } from "./mesh";
-import { Badge, Code, Facts, Loading, link, Panel, Problem, Stat, Tabs, When } from "./parts";
+import { Badge, Code, Facts, Loading, link, Panel, Problem, Stat, Steps, Tabs, When } from "./parts";
 
 const TABS = ["Ranks", "Logs", "Checkpoints", "Findings", "Policy", "Configuration", "Attempts"];
 const FINISHED = ["completed", "failed", "stopped"];
@@ -78,7 +78,7 @@ function Summary({ job }: { job: Job }) {
   return (
     <dl class="stats">
       <Stat label="Step">
-        {job.step.toLocaleString("en")}
+        <Steps job={job} />
         <small>{job.goes_on_from ? `went on from step ${job.goes_on_from.toLocaleString("en")}` : ""}</small>
       </Stat>
       <Stat label="Loss">{job.loss === null ? <span class="quiet">not known</span> : job.loss.toPrecision(4)}</Stat>

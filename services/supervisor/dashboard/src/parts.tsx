@@ -100,12 +100,35 @@ export function ClassBar({ parts, wall_s }: { parts: Record<string, number>; wal
   );
 }
 
+/** The newest step; of a script that reports none, how many optimizer steps were seen. */
+export function Steps({ job }: { job: { step: number | null; observed_steps: number | null } }) {
+  if (job.step !== null) return <>{job.step.toLocaleString("en")}</>;
+  if (job.observed_steps === null) return <span class="quiet">not reported</span>;
+  return (
+    <span title="The script reports no steps: optimizer steps observed in every rank since its start">
+      {job.observed_steps.toLocaleString("en")} <small class="quiet">observed</small>
+    </span>
+  );
+}
+
+/** Whether the goodput is known: of a script that reports no steps it is not. */
+export function isMeasured(value: Schemas["RecentGoodput"]): boolean {
+  return value.useful_s > 0 || value.unmeasured_s === 0;
+}
+
 export function Goodput({ value }: { value: Schemas["RecentGoodput"] | null }) {
   if (!value || value.wall_s <= 0) return <span class="quiet">not known yet</span>;
   return (
     <span class="goodput" title={`of ${duration(value.wall_s)}, since ${absolute(value.since)}`}>
-      <b>{percent(value.useful_s / value.wall_s)}</b>
-      <ClassBar parts={{ useful: value.useful_s, ...value.badput_s }} wall_s={value.wall_s} />
+      {isMeasured(value) ? (
+        <b>{percent(value.useful_s / value.wall_s)}</b>
+      ) : (
+        <span class="quiet">no steps reported</span>
+      )}
+      <ClassBar
+        parts={{ useful: value.useful_s, running: value.unmeasured_s, ...value.badput_s }}
+        wall_s={value.wall_s}
+      />
     </span>
   );
 }

@@ -22,8 +22,36 @@ export interface components {
         };
         /** @enum {string} */
         ActionKind: "restart" | "hot_swap" | "scale_down" | "scale_up" | "gpu_reset" | "cordon" | "checkpoint_now" | "set_interval" | "wait" | "stop" | "notify" | "ignore";
+        AlertAddress: {
+            address: string;
+            problem: string;
+            sent: boolean;
+        };
+        AlertsTested: {
+            addresses: components["schemas"]["AlertAddress"][];
+        };
+        /** @enum {string} */
+        ApiRole: "viewer" | "submitter" | "operator" | "admin";
         AttachBody: {
             token: string;
+        };
+        AuditLine: {
+            asked: {
+                [key: string]: unknown;
+            };
+            at: number;
+            before: {
+                [key: string]: unknown;
+            };
+            /** @default  */
+            operation: string;
+            /** @default  */
+            reason: string;
+            result: string;
+            role: string;
+            subject: string;
+            what: string;
+            who: string;
         };
         Breaker: {
             changes: number;
@@ -129,7 +157,7 @@ export interface components {
             verdict: string;
         };
         /** @enum {string} */
-        FindingKind: "worker_crash" | "worker_exception" | "repeated_exception" | "node_lost" | "hang" | "gpu_error" | "host_pressure" | "ranks_missing" | "host_oom" | "kernel_stall" | "storage_fault" | "network_fault" | "maintenance" | "straggler" | "imbalance" | "slow_collective" | "numerical" | "degradation" | "preflight" | "checkpoint" | "silent_corruption";
+        FindingKind: "worker_crash" | "worker_exception" | "repeated_exception" | "node_lost" | "hang" | "gpu_error" | "host_pressure" | "ranks_missing" | "host_oom" | "kernel_stall" | "storage_fault" | "network_fault" | "maintenance" | "straggler" | "imbalance" | "slow_collective" | "numerical" | "degradation" | "preflight" | "checkpoint" | "no_progress" | "silent_corruption";
         Fleet: {
             at: number;
             breaker: components["schemas"]["Breaker"];
@@ -159,12 +187,14 @@ export interface components {
             name: string;
             node_count: number;
             nodes: string[];
+            observed_step_s: number | null;
+            observed_steps: number | null;
             permanent_failure: boolean;
             phase: components["schemas"]["JobPhase"] | "unknown";
             priority: number;
             ranks: number;
             reason: string;
-            step: number;
+            step: number | null;
             submitted_at: number;
             target_dp: number;
             tokens_per_s: number | null;
@@ -194,8 +224,8 @@ export interface components {
                 [key: string]: number;
             };
             fault_free_tokens_per_s: number;
-            goodput_job: number;
-            goodput_paid: number;
+            goodput_job: number | null;
+            goodput_paid: number | null;
             job: string;
             rework_steps: number;
             started_at: number;
@@ -204,6 +234,7 @@ export interface components {
                 number,
                 number
             ][];
+            unmeasured_s: number;
             useful_s: number;
             wall_s: number;
             world_sizes: [
@@ -287,6 +318,8 @@ export interface components {
             min_dp: number;
             name: string;
             nodes: string[];
+            observed_step_s: number | null;
+            observed_steps: number | null;
             permanent_failure: boolean;
             phase: components["schemas"]["JobPhase"] | "unknown";
             priority: number;
@@ -294,7 +327,7 @@ export interface components {
             reason: string;
             reserved: string[];
             spec: components["schemas"]["JobFile"];
-            step: number;
+            step: number | null;
             submitted_at: number;
             suspended: components["schemas"]["Suspended"] | null;
             target_dp: number;
@@ -403,11 +436,13 @@ export interface components {
             min_dp: number;
             name: string;
             nodes: string[];
+            observed_step_s: number | null;
+            observed_steps: number | null;
             permanent_failure: boolean;
             phase: components["schemas"]["JobPhase"] | "unknown";
             priority: number;
             reason: string;
-            step: number;
+            step: number | null;
             submitted_at: number;
             target_dp: number;
             tokens_per_s: number | null;
@@ -556,6 +591,10 @@ export interface components {
             items: components["schemas"]["Action"][];
             next_cursor?: string | null;
         };
+        Page_AuditLine_: {
+            items: components["schemas"]["AuditLine"][];
+            next_cursor?: string | null;
+        };
         Page_Checkpoint_: {
             items: components["schemas"]["holdfast__supervisor__api__models__Checkpoint"][];
             next_cursor?: string | null;
@@ -647,6 +686,7 @@ export interface components {
                 [key: string]: number;
             };
             since: number;
+            unmeasured_s: number;
             useful_s: number;
             wall_s: number;
         };
@@ -679,7 +719,9 @@ export interface components {
             step: number;
         };
         Session: {
+            name: string;
             required: boolean;
+            role: components["schemas"]["ApiRole"] | null;
             signed_in: boolean;
             until: number | null;
         };

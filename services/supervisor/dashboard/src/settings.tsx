@@ -42,9 +42,9 @@ export function SettingsPage() {
         <p>
           {!session.value?.required
             ? "This API has no token: whoever reaches it can use it."
-            : session.value.until
-              ? "Signed in with the API's token. "
-              : "Authorized by a header. "}
+            : session.value.signed_in
+              ? `Signed in as ${session.value.name}, with role ${session.value.role}. `
+              : "Not signed in. "}
           {session.value?.until && (
             <>
               The session ends <When at={session.value.until} />.

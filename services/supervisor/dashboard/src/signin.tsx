@@ -1,4 +1,4 @@
-// Sign-in by the API's token. The browser keeps a cookie that scripts cannot read, and no script keeps the token.
+// Sign-in by a token of the API. The browser keeps a cookie that scripts cannot read, and no script keeps the token.
 import { useState } from "preact/hooks";
 import { request } from "./api";
 import { Problem } from "./parts";
@@ -22,7 +22,10 @@ export function SignIn({ then }: { then: () => void }) {
         API token
         <input name="token" type="password" required autocomplete="current-password" autofocus />
       </label>
-      <p class="quiet">The value of HOLDFAST_API_TOKEN of the supervisors. The session ends after 12 hours.</p>
+      <p class="quiet">
+        HOLDFAST_API_TOKEN of the supervisors, or a token of <code>holdfast tokens create</code>. The session ends after
+        12 hours.
+      </p>
       <Problem text={problem} />
       <button type="submit" class="primary">
         Sign in
