@@ -110,6 +110,7 @@ async def test_the_leader_gets_the_request_as_it_came_and_the_client_the_answer(
             "token": request.headers["authorization"],
             "key": request.headers["idempotency-key"],
             "by": request.headers[FORWARDED_BY],
+            "origin": request.headers.get("origin"),
         }
 
         async def parts() -> AsyncIterator[bytes]:
@@ -123,7 +124,7 @@ async def test_the_leader_gets_the_request_as_it_came_and_the_client_the_answer(
     app = Starlette(routes=[Route("/below/{rest:path}", echo, methods=["PUT"])])
     async with serving(app, listener):  # type: ignore[arg-type]
         await pair.say_that_it_leads(f"{url_of(listener)}/below/")
-        headers = {"Idempotency-Key": "k"}
+        headers = {"Idempotency-Key": "k", "Origin": pair.standby.api}
         async with (
             pair.http() as http,
             http.stream("PUT", "/v1/findings/a%2Fb?x=1&y=%20", content="{}", headers=headers) as answer,
@@ -140,6 +141,7 @@ async def test_the_leader_gets_the_request_as_it_came_and_the_client_the_answer(
         "token": f"Bearer {TOKEN}",
         "key": "k",
         "by": pair.name,
+        "origin": None,  # it names the standby, which has checked it
     }
     assert (answer.status_code, answer.headers["location"], answer.headers["retry-after"]) == (418, "/v1/there", "7")
     assert rest == b"\nthe rest"
@@ -150,6 +152,17 @@ async def test_the_token_is_the_client_s_own(pair: Pair) -> None:
         assert (await http.get("/v1/jobs")).status_code == 401
     async with pair.http(token="wrong") as http:
         assert (await http.get("/v1/jobs")).status_code == 401
+
+
+async def test_a_session_of_the_standby_s_page_is_one_at_the_leader(pair: Pair) -> None:
+    page = {"Origin": pair.standby.api}
+    async with pair.http(token="") as http:
+        assert (await http.post("/v1/session", json={"token": TOKEN}, headers=page)).status_code == 200
+        assert (await http.get("/v1/fleet")).status_code == 200
+        assert (await http.post("/v1/breaker/reset", headers=page)).status_code == 202
+        assert (await http.post("/v1/breaker/reset", headers={"Origin": "http://evil.example"})).status_code == 403
+    async with httpx.AsyncClient(base_url=pair.leader.api, cookies=http.cookies, trust_env=False) as leader:
+        assert (await leader.get("/v1/fleet")).status_code == 200, "no supervisor keeps sessions"
 
 
 async def test_events_come_through_as_they_happen(pair: Pair) -> None:

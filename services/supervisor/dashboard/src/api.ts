@@ -1,5 +1,5 @@
 // The REST API: typed requests, and a hook that asks again when the event stream says that something has changed.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import type { components } from "./schema";
 
 export type Schemas = components["schemas"];
@@ -80,7 +80,6 @@ export interface Look<T> {
   value: T | null;
   problem: string | null;
   missing: boolean; // the API says that there is no such thing
-  again: () => void;
 }
 
 /** What the API answers at `url`, now and again: after events, and every `every_ms` at the latest. */
@@ -90,7 +89,6 @@ export function useLook<T>(url: string | null, every_ms: number, after_events = 
     value: null,
     error: null,
   });
-  const now = useRef<() => void>(() => {});
   useEffect(() => {
     if (url === null) return;
     let over = false;
@@ -122,10 +120,6 @@ export function useLook<T>(url: string | null, every_ms: number, after_events = 
       if (!over) plan(every_ms);
     };
     const heard = () => plan(AFTER_EVENT_MS);
-    now.current = () => {
-      not_before_ms = 0;
-      plan(0);
-    };
     if (after_events) listeners.add(heard);
     ask();
     return () => {
@@ -139,6 +133,5 @@ export function useLook<T>(url: string | null, every_ms: number, after_events = 
     value: mine ? state.value : null,
     problem: mine && state.error ? state.error.message : null,
     missing: mine && state.error?.status === 404,
-    again: () => now.current(),
   };
 }

@@ -39,8 +39,6 @@ export function useWidth() {
 export function TimelineChart({ value }: { value: Timeline }) {
   const { ref, width } = useWidth();
   const scheme = useScheme();
-  const drawn = useRef(0); // a chart of the same size is drawn anew only when its data is
-  drawn.current += 1;
   const hasLoss = value.loss.some((each) => each !== null);
   const gaps = withGaps(value);
   const sizes = steps(value);
@@ -191,7 +189,7 @@ function Plot({ title, at, values, stroke, width, value, zero, stepped, axis }: 
   );
 }
 
-/** A moment on the axis, in the browser's own zone as the title of the panel says. */
+/** A moment on the axis, in the browser's own time zone. */
 function clock(at: number, span_s: number): string {
   const date = new Date(at * 1000);
   const time = date.toTimeString().slice(0, span_s < 600 ? 8 : 5);

@@ -293,8 +293,9 @@ function Decision({ incident }: { incident: Incident }) {
 /** Evidence of the root finding. What has several lines, such as the end of a log, is shown as it was printed. */
 function Evidence({ incident }: { incident: Incident }) {
   const entries = Object.entries(incident.evidence);
-  const long = entries.filter(([, text]) => text.includes("\n"));
-  const short = entries.filter(([, text]) => !text.includes("\n"));
+  const is_long = ([name, text]: [string, string]) => name === "log" || text.includes("\n");
+  const long = entries.filter(is_long);
+  const short = entries.filter((each) => !is_long(each));
   return (
     <Panel title="Evidence">
       {entries.length ? (
@@ -304,7 +305,7 @@ function Evidence({ incident }: { incident: Incident }) {
       )}
       {long.map(([name, text]) => (
         <figure key={name}>
-          <figcaption>{words(name)}</figcaption>
+          <figcaption>{name === "log" ? "Last lines of its log" : words(name)}</figcaption>
           <Code label={words(name)}>{text}</Code>
         </figure>
       ))}

@@ -52,6 +52,9 @@ _HOP = frozenset(
     }
 )
 
+# What `session.SignedIn` has compared with the host that the request was sent to, which is not the leader's.
+_CHECKED = frozenset({"origin", "sec-fetch-site"})
+
 log = structlog.get_logger("holdfast.supervisor.api.forwarding")
 
 
@@ -132,7 +135,7 @@ class ToLeader:
         base, query = httpx.URL(leader.api), request.scope["query_string"]
         path = base.raw_path.rstrip(b"/") + request.scope["raw_path"]  # as it came: an id may have an encoded slash
         target = base.copy_with(raw_path=path + (b"?" + query if query else b""))
-        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP]
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP | _CHECKED]
         headers.append((FORWARDED_BY, own.supervisor))
         streams = request.url.path == "/v1/events"
         timeout = httpx.Timeout(None if streams else ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
