@@ -109,6 +109,24 @@ async def test_an_agent_does_not_speak_to_a_service_whose_certificate_was_revoke
         with pytest.raises(OtherRole, match="was revoked"):
             async with connected(endpoint, tls, Role.SUPERVISOR):
                 pass
+        await anyio.Path(authority.directory / "crl.pem").unlink()
+        with pytest.raises(OtherRole, match="was revoked"):
+            async with connected(endpoint, tls, Role.SUPERVISOR):
+                pass
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_list_that_is_gone_keeps_no_agent_from_its_supervisor(authority: Authority, tmp_path: Path) -> None:
+    server, _ = issue(authority, Role.SUPERVISOR)
+    agent, _ = issue(authority, Role.AGENT, "node-1")
+    settings = ServiceSettings(fleet="main", **agent, tls_crl=authority.directory / "crl.pem")
+    tls = settings.tls_as(Role.AGENT, "node-1")
+    await anyio.Path(authority.directory / "crl.pem").unlink()
+    async with anyio.create_task_group() as tasks:
+        sup = await start_supervisor(tasks, tmp_path / "sup", MemoryLog(), **server)
+        async with connected(f"localhost:{sup.control.rpartition(':')[2]}", tls, Role.SUPERVISOR) as channel:
+            with anyio.fail_after(TIMEOUT_S):
+                await channel.channel_ready()
         tasks.cancel_scope.cancel()
 
 

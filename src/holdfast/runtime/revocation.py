@@ -5,6 +5,7 @@ here until it is replaced, whatever date it names for its successor: an old list
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -42,8 +43,17 @@ class Revocations:
 
 
 def revocations_of(tls: Tls) -> Revocations | None:
-    """Read the CRL; None if there is none. Raises `InvalidSpec`."""
-    return Revocations(tls.crl, tls.files[2]) if tls.crl is not None else None
+    """Return what the CRL says now; None if there is none. Raises `InvalidSpec` if it could never be read."""
+    if tls.crl is None:
+        return None
+    known = _opened(tls.crl, tls.files[2])
+    known.refresh()
+    return known
+
+
+@cache
+def _opened(file: Path, ca: Path) -> Revocations:
+    return Revocations(file, ca)  # kept, so that a file that cannot be read later leaves what was read before
 
 
 def serial_of(pem: bytes) -> int:

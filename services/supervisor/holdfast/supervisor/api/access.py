@@ -139,7 +139,7 @@ def refused(principal: Principal, route: str, routes: Mapping[str, RouteRule] = 
     if rule is None:
         return f"{route} is not in the table of access: nobody may ask for it"
     if not principal.role.may(rule.role):
-        return f"{route} is for role {rule.role} and above, and {principal.name} has role {principal.role}"
+        return f"this request is for role {rule.role} and above, and {principal.name} has role {principal.role}"
     return ""
 
 
