@@ -31,14 +31,14 @@ async def get_fleet(backend: Serving) -> models.Fleet:
 
 @router.get("/fleet/nodes")
 async def get_fleet_nodes(backend: Serving) -> models.FleetNodes:
-    """Every node in columns: 12,500 nodes are about a megabyte."""
+    """Every node in columns: 12,500 nodes are less than a megabyte."""
     picture = await backend.picture()
     return await to_thread.run_sync(views.fleet_nodes, picture, time.time())
 
 
 @router.get("/jobs/{name}/ranks")
 async def get_ranks(name: str, backend: Serving) -> models.RankColumns:
-    """Every rank of a job in columns: 100,000 ranks are about a megabyte and a half."""
+    """Every rank of a job in columns: 100,000 ranks are less than 2 MB."""
     picture = await backend.picture()
     if name not in picture.state.jobs:
         raise NotFound(f"there is no job {name}; GET /v1/jobs lists those there are")
