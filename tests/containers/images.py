@@ -65,7 +65,8 @@ def fetch_wheels() -> None:
     # Debian's Python is 3.11.2; what only older ones than the host's need, pip here does not think of.
     older = ("async-timeout>=4.0.3",)
     run(
-        *pip, "-c", "constraints.txt", "--find-links", str(WHEELHOUSE), ".[gcs,otel,alerts,nvml,train]", "hatchling>=1.27", *older,
+        *pip, "-c", "constraints.txt", "--find-links", str(WHEELHOUSE),
+        ".[gcs,otel,alerts,nvml,train]", "hatchling>=1.27", *older,
     )  # fmt: skip
 
 
