@@ -30,9 +30,10 @@ def nothing(image: Image) -> None:
     pass
 
 
-def kill() -> None:
-    """This process's own replicator."""
-    (child,) = (each for each in psutil.Process().children() if "holdfast.replicator" in each.cmdline())
+def kill(root: Path) -> None:
+    """The replicator of `running(root)`. That of an earlier test may still be ending."""
+    children = (each for each in psutil.Process().children() if "holdfast.replicator" in each.cmdline())
+    (child,) = (each for each in children if each.environ()["HOLDFAST_DISK_DIR"] == str(root / "disk"))
     child.kill()
 
 
@@ -58,7 +59,7 @@ async def running(root: Path, heard: Callable[[Inventory], None]) -> AsyncIterat
 async def test_what_is_asked_while_it_dies_is_answered_by_its_successor(tmp_path: Path) -> None:
     async with running(tmp_path, lambda inventory: None) as replicator:
         for _ in range(2):
-            kill()
+            kill(tmp_path)
             (staged,) = await replicator.stage(Stage(JOB, (RankRestore(0, KEY, "", ()),), 60.0))
             assert staged.shard == KEY
         assert [record.key for record in replicator.inventories[0].shards], "a short absence changes nothing"
@@ -68,7 +69,7 @@ async def test_what_it_holds_is_withdrawn_while_it_stays_away(tmp_path: Path, mo
     told: list[Inventory] = []
     async with running(tmp_path, told.append) as replicator:
         monkeypatch.setattr(module, "AWAY_S", 0.0)
-        kill()
+        kill(tmp_path)
         await wait_until_async(lambda: Inventory(JOB, ()) in told, description="nothing to be held", timeout_s=60)
         await wait_until_async(lambda: told[-1].shards, description="it to be back", timeout_s=60)
         assert replicator.inventories == (told[-1],)

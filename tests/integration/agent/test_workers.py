@@ -374,7 +374,7 @@ def test_what_cannot_be_prepared_says_why_and_leaves_nothing(agent: Agent, tmp_p
     assert "no_such_module" in preload.reason
     nobody = agent.plane.ask(CheckpointNow("bad", 1, 5))
     assert not nobody.ok
-    assert "no workers here" in nobody.reason
+    assert "no workers on this node" in nobody.reason
     start_job(agent.plane, prepare_order("good", fine))  # the template is still there
     agent.plane.ask(Stop("good", 1))
 
