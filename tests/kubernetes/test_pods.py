@@ -112,7 +112,7 @@ def test_a_pod_that_is_deleted_leaves_at_a_saved_step_and_the_launcher_may_be_st
         nodes = {name: run.node(name) for name in ("machine-a", "machine-b", "machine-c")}
         wait_until(lambda: len(list(run.client.nodes())) == 3, description="three nodes", timeout_s=60)
         launcher = run.launcher(0)
-        wait_until(lambda: run.job()["step"] >= 30, description="30 steps", timeout_s=240)
+        wait_until(lambda: (run.job()["step"] or 0) >= 30, description="30 steps", timeout_s=240)
         assert {node["pool"] for node in run.client.nodes()} == {JOB}
 
         launcher.terminate()  # evicted: the job trains on
@@ -136,7 +136,7 @@ def test_a_job_that_loses_all_pods_goes_on_with_others(tmp_path: Path, memory_di
     with cluster(tmp_path, memory_dir, steps=200) as run:
         nodes = [run.node(name) for name in ("machine-a", "machine-b")]
         launcher = run.launcher(0)
-        wait_until(lambda: run.job()["step"] >= 30, description="30 steps", timeout_s=240)
+        wait_until(lambda: (run.job()["step"] or 0) >= 30, description="30 steps", timeout_s=240)
         for node in nodes:  # the machines of the job are drained, or Kueue takes its quota back
             node.terminate()
         assert [node.wait(240) for node in nodes] == [SUSPENDED, SUSPENDED]
@@ -174,7 +174,7 @@ def test_a_launcher_whose_name_is_taken_is_refused_and_one_whose_script_is_wrong
         for name in ("machine-a", "machine-b"):
             run.node(name)
         launcher = run.launcher(0)
-        wait_until(lambda: run.job()["step"] >= 1, description="a step", timeout_s=240)
+        wait_until(lambda: (run.job()["step"] or 0) >= 1, description="a step", timeout_s=240)
         label = "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"
         stranger = run.kubelet.start(run.by_component["launcher"], "stranger", {label: "another"})
         assert stranger.wait(60) == 2

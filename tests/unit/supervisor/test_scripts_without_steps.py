@@ -27,7 +27,8 @@ def fleet() -> Fleet:
 
 
 def seen(fleet: Fleet, beats: dict[str, tuple[StepReached, ...]]) -> tuple[int | None, int | None, float | None]:
-    picture = Picture(fleet.state, leading=True, steps_of=lambda node: beats.get(node, ()))
+    later = fleet.now + views.SILENT_S
+    picture = Picture(fleet.state, leading=True, at=later, steps_of=lambda node: beats.get(node, ()))
     shown = views.job_summary(picture, Progress(), fleet.job)
     return shown.step, shown.observed_steps, shown.observed_step_s
 
@@ -62,6 +63,17 @@ def test_what_one_node_does_not_say_is_not_known(fleet: Fleet, other: tuple[Step
 
 def test_a_standby_has_no_beats(fleet: Fleet) -> None:
     assert views.job_summary(Picture(fleet.state), Progress(), fleet.job).observed_steps is None
+
+
+def test_a_script_that_may_still_be_importing_is_at_step_0(fleet: Fleet) -> None:
+    """Its agents assume after five seconds that it runs, and nobody knows yet whether it reports steps."""
+
+    def shown() -> int | None:
+        return views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).step
+
+    assert shown() == 0
+    fleet.wait(views.SILENT_S)
+    assert shown() is None
 
 
 def test_a_first_step_that_comes_late_is_a_step(fleet: Fleet) -> None:

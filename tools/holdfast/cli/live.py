@@ -112,6 +112,8 @@ class JobDisplay:
         job = self._job
         if job.get("step") is None:
             return _observed(job)
+        if not job["step"] and not self._target:
+            return "no step yet"
         step = f"step {job['step']}" + (f"/{self._target}" if self._target else "")
         loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
         rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""

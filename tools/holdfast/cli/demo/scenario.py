@@ -191,9 +191,9 @@ class Scenario:
     def _last_steps_counted(self) -> View:
         """Wait for the reports of the workers' last steps, which can arrive after the workers' exits."""
         deadline = time.monotonic() + LAST_STEPS_TIMEOUT_S
-        while (job := self._client.job(JOB))["step"] < self._steps and time.monotonic() < deadline:
+        while ((job := self._client.job(JOB))["step"] or 0) < self._steps and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        if job["step"] < self._steps:
+        if (job["step"] or 0) < self._steps:
             self._failures.append(f"only {job['step']} of {self._steps} steps were counted")
         return job
 

@@ -207,7 +207,11 @@ class JobSummary(Model):
     generation: Annotated[int, Field(description="0 = none yet")]
     nodes: list[str]
     step: Annotated[
-        int | None, Field(description="newest step finished by every rank; null = the script reports no steps")
+        int | None,
+        Field(
+            description="newest step finished by every rank; null = the script reports no steps: optimizer "
+            "steps are observed in it, or it has been silent for a minute"
+        ),
     ]
     observed_steps: Annotated[
         int | None,

@@ -28,6 +28,8 @@ from holdfast.supervisor.protocol import FindingJudged, JobPhase, PolicyChanged
 from holdfast.supervisor.published import PolicyAsked
 from holdfast.wire import jobfile, records
 
+SILENT_S = 60.0  # since its start: a script that has reported no step for so long is shown as one that reports none
+
 
 def incident(value: Incident) -> models.Incident:
     return models.Incident(
@@ -167,7 +169,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         max_dp=job.spec.max_dp,
         generation=job.number,
         nodes=list(generation.nodes) if generation else [],
-        step=None if job.progress.reports_no_steps else job.progress.step,
+        step=None if _is_without_steps(picture, job, observed is not None) else job.progress.step,
         observed_steps=observed[0] if observed else None,
         observed_step_s=observed[1] if observed else None,
         checkpoint_step=job.checkpoints.step,
@@ -179,6 +181,14 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         leaving=job.final_upload is not None and not job.final_upload.finished,
         incident=incident(oldest) if oldest else None,
     )
+
+
+def _is_without_steps(picture: Picture, job: Job, is_observed: bool) -> bool:
+    """Whether the script reports no steps. A silent one may still be importing, unless its optimizer steps were observed."""
+    if not job.progress.reports_no_steps:
+        return False
+    now = picture.at or picture.state.folded_at
+    return is_observed or now - job.membership.running_at >= SILENT_S
 
 
 def _reason_of(state: State, job: Job, silent: Mapping[str, float]) -> str:
