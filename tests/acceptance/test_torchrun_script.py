@@ -73,7 +73,6 @@ def test_an_unmodified_script_survives_a_killed_rank(tmp_path: Path) -> None:
     assert process.wait(90) == 0, output.read_text()
     text = output.read_text()
     assert re.search(r"Rank 1 on node-0 was killed by SIGKILL after \d+ optimizer steps \(observed", text)
-    assert re.search(r"running .* \d+ optimizer steps observed, [0-9.e-]+ s each", text)
     assert "step 0" not in text
     steps = [int(step) for step in re.findall(r"step (\d+)  loss", text)]
     assert steps[-1] == STEPS

@@ -78,6 +78,24 @@ def test_a_running_job_with_an_incident_at_80_columns() -> None:
     assert ":warning:" in text
 
 
+@pytest.mark.parametrize(
+    ("known", "shown"),
+    [
+        (
+            {"step": None, "observed_steps": 4544, "observed_step_s": 0.00718},
+            "4,544 optimizer steps observed, 0.00718 s each",
+        ),
+        ({"step": None, "observed_steps": 1, "observed_step_s": 2.0}, "1 optimizer step observed, 2 s each"),
+        ({"step": None, "observed_steps": None}, "steps are not reported by the script"),
+        ({"step": 0}, "no step yet"),
+        ({"step": 7}, "step 7"),
+    ],
+)
+def test_what_is_known_of_the_steps(known: dict[str, Any], shown: str) -> None:
+    view = job(loss=None, tokens_per_s=None, **known)
+    assert shown in rendered(80, view, nodes(9), target=None)
+
+
 def test_before_the_job_is_there() -> None:
     assert rendered(80, {}, []).strip() == "waiting for the job"
 
