@@ -13,17 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from restarted_runs import Killed, starting
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import holdfast.train as hf
 from holdfast.domain.errors import Conflict, IncompatibleVersion, InvalidSpec
-from holdfast.domain.mesh import Mesh
 from holdfast.integrations import deepspeed as subject
 from holdfast.integrations.deepspeed_state import Partitioned
-from holdfast.shards import peek
-from holdfast.train.channels import Control, Notes
-from holdfast.train.environment import Environment, RestoreTarget, World
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -32,10 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 SAMPLES, BATCH, EPOCHS = 26, 4, 3
-
-
-class Killed(BaseException):
-    """In place of SIGKILL."""
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -62,41 +55,7 @@ def process_group() -> Iterator[None]:
 
 @pytest.fixture
 def start_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., hf.Run]:
-    images = tmp_path / "images"
-
-    def start(generation: int, dp: int = 1, kill_after: int = 0) -> hf.Run:
-        restore = None
-        headers = {path: header for path in images.glob("*.image") if (header := peek(path)) is not None}
-        if headers:
-            path, header = max(headers.items(), key=lambda item: item[1].stamp.key.step)
-            restore = RestoreTarget(header.stamp.key.step, header.stamp.key.attempt, str(path))
-        run = hf.Run(
-            environment=Environment(
-                World(Mesh.of({"dp": dp}), 0, generation),
-                job="t",
-                attempt=generation,
-                images=str(images),
-                interval_steps=1,
-                restore=restore,
-            ),
-            device=torch.device("cpu"),
-            notes=Notes(agent="", replicator="", job="t", generation=generation, rank=0),
-            control=Control(None),
-            process_group_s=0.0,
-        )
-        checkpoint = run.checkpoint
-
-        def save_and_die(state: Any, step: int, **how: Any) -> bool:
-            saved = checkpoint(state, step, **how)
-            if step == kill_after:
-                raise Killed
-            return saved
-
-        run.checkpoint = save_and_die  # type: ignore[method-assign]
-        monkeypatch.setattr(hf, "attach", lambda **_: run)
-        return run
-
-    return start
+    return starting(tmp_path, monkeypatch, dp=1)
 
 
 def engine_of(**configuration: Any) -> Any:

@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from restarted_runs import Killed, starting
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.config.override import OverrideConfig, apply_overrides
 
 import holdfast.train as hf
 from holdfast.domain.errors import IncompatibleVersion, InvalidSpec
-from holdfast.domain.mesh import Mesh
 from holdfast.integrations import torchtitan as subject
-from holdfast.shards import peek
-from holdfast.train.channels import Control, Notes
-from holdfast.train.environment import Environment, RestoreTarget, World
 
 sys.path.insert(0, str(Path(__file__).parent))
 import faulty_torchtitan  # type: ignore[import-not-found]
@@ -35,10 +32,6 @@ pytestmark = [
 STEPS = 8
 
 
-class Killed(BaseException):
-    """In place of SIGKILL."""
-
-
 @pytest.fixture(autouse=True)
 def process_group(tmp_path: Path) -> Any:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
@@ -48,41 +41,7 @@ def process_group(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def start_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., hf.Run]:
-    images = tmp_path / "images"
-
-    def start(generation: int, dp: int = 1, kill_after: int = 0, job: str = "t") -> hf.Run:
-        headers = {path: header for path in images.glob("*.image") if (header := peek(path)) is not None}
-        restore = None
-        if headers:
-            path, header = max(headers.items(), key=lambda item: item[1].stamp.key.step)
-            restore = RestoreTarget(header.stamp.key.step, header.stamp.key.attempt, str(path))
-        run = hf.Run(
-            environment=Environment(
-                World(Mesh.of({"dp": dp}), 0, generation),
-                job=job,
-                attempt=generation,
-                images=str(images) if job else "",
-                interval_steps=1,
-                restore=restore,
-            ),
-            device=torch.device("cpu"),
-            notes=Notes(agent="", replicator="", job="t", generation=generation, rank=0),
-            control=Control(None),
-            process_group_s=0.0,
-        )
-        save = run.checkpoint
-
-        def save_and_die(state: Any, step: int, **how: Any) -> bool:
-            saved = save(state, step, **how)
-            if step == kill_after:
-                raise Killed
-            return saved
-
-        monkeypatch.setattr(run, "checkpoint", save_and_die)
-        monkeypatch.setattr(hf, "attach", lambda **_: run)
-        return run
-
-    return start
+    return starting(tmp_path, monkeypatch, dp=1)
 
 
 def train(out: Path, *, own: bool = False) -> Any:

@@ -40,6 +40,7 @@ from accelerate.utils import DistributedType
 import holdfast.train as hf
 from holdfast.domain.errors import Conflict, IncompatibleVersion, InvalidSpec
 from holdfast.domain.signals import Phase
+from holdfast.integrations.loop import LoopRun
 from holdfast.integrations.replay import Moment, has_known_order
 from holdfast.integrations.tested import require_signatures, warn_if_untested
 from holdfast.train import rng
@@ -81,26 +82,16 @@ def _require_supported(accelerator: Accelerator) -> None:
         )
 
 
-class AcceleratedRun:
+class AcceleratedRun(LoopRun):
     """An `hf.Run` for a loop over prepared loaders, created by `attach`. `run` is the run itself."""
 
     def __init__(self, accelerator: Accelerator, run: hf.Run) -> None:
-        self.run = run
-        self._accelerator = accelerator
         self._data = _Position(accelerator, run)
+        super().__init__(run, self._data)
+        self._accelerator = accelerator
         self._state = _state(accelerator, self._data)
         self._step: hf.Step | None = None
         run.restore(self._state)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch to continue with: number of finished passes through `batches`."""
-        return self._data.epoch
-
-    @property
-    def steps_finished(self) -> int:
-        """Number of finished optimizer steps, including those before the restored checkpoint."""
-        return self.run.steps_finished
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Return the batches of one epoch of a prepared train loader; in the restored epoch, those that are left. One loader
@@ -120,14 +111,6 @@ class AcceleratedRun:
             self._step = None
             self.run.end_step()
             self.run.checkpoint(self._state, self.run.steps_finished)
-
-    def evaluation(self) -> contextlib.AbstractContextManager[None]:
-        """Context of an evaluation, so that it is not reported as a hang."""
-        return self.run.phase(Phase.EVAL)
-
-    def close(self) -> None:
-        """End the run, as `hf.Run.close`; a script that does not call it is ended at its exit."""
-        self.run.close()
 
 
 def _state(accelerator: Accelerator, data: _Position) -> dict[str, Any]:

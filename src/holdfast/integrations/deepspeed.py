@@ -29,7 +29,6 @@ DeepSpeed with other signatures."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -42,6 +41,7 @@ import holdfast.train as hf
 from holdfast.domain.errors import Conflict, IncompatibleVersion, InvalidSpec
 from holdfast.domain.signals import Phase
 from holdfast.integrations.deepspeed_state import Counters, Partitioned
+from holdfast.integrations.loop import LoopRun
 from holdfast.integrations.replay import Replayed
 from holdfast.integrations.tested import require_signatures, warn_if_untested
 from holdfast.train import optimizer_state
@@ -139,13 +139,13 @@ def _is_on(value: Any) -> bool:
     return bool(value)
 
 
-class DeepSpeedRun:
+class DeepSpeedRun(LoopRun):
     """An `hf.Run` for a loop over a DeepSpeed engine, created by `attach`. `run` is the run itself."""
 
     def __init__(self, engine: DeepSpeedEngine, run: hf.Run, extra: Mapping[str, Any]) -> None:
-        self.run = run
-        self._engine = engine
         self._data = Replayed(run)
+        super().__init__(run, self._data)
+        self._engine = engine
         self._step: hf.Step | None = None
         self._loss: torch.Tensor | None = None  # of the step in progress: the sum over its micro-batches
         self._state = {
@@ -168,29 +168,11 @@ class DeepSpeedRun:
         ):
             _replace(engine, name, by)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch to continue with: number of finished passes through `batches`."""
-        return self._data.epoch
-
-    @property
-    def steps_finished(self) -> int:
-        """Number of finished optimizer steps, including those before the restored checkpoint."""
-        return self.run.steps_finished
-
     def batches(self, loader: Any) -> Iterator[Any]:
         """Return the batches of one epoch of a train loader; in the restored epoch, those that are left. One loader per run.
 
         Raises `Conflict` for a second loader."""
         return self._data.batches(loader, self._begin)
-
-    def evaluation(self) -> contextlib.AbstractContextManager[None]:
-        """Context of an evaluation, so that it is not reported as a hang."""
-        return self.run.phase(Phase.EVAL)
-
-    def close(self) -> None:
-        """End the run, as `hf.Run.close`; a script that does not call it is ended at its exit."""
-        self.run.close()
 
     # ------------------------------------------------------------ the engine's methods
 

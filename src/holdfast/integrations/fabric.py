@@ -42,6 +42,7 @@ from lightning.fabric.wrappers import _FabricDataLoader, _FabricModule, _FabricO
 import holdfast.train as hf
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.signals import Phase
+from holdfast.integrations.loop import LoopRun
 from holdfast.integrations.replay import Replayed
 from holdfast.integrations.tested import require_signatures, warn_if_untested
 
@@ -79,14 +80,14 @@ def _require_supported(fabric: Fabric, state: dict[str, Any]) -> None:
             raise InvalidSpec(f"state[{key!r}]", "a data loader", "no loader: run.batches(loader) keeps its position")
 
 
-class FabricRun:
+class FabricRun(LoopRun):
     """An `hf.Run` for a loop with Fabric, created by `attach`. `run` is the run itself."""
 
     def __init__(self, fabric: Fabric, run: hf.Run, state: dict[str, Any]) -> None:
-        self.run = run
+        self._data = Replayed(run)
+        super().__init__(run, self._data)
         self._precision = fabric.strategy.precision
         self._given = state
-        self._data = Replayed(run)
         self._step: hf.Step | None = None
         self._stepped = False  # an optimizer, since the last step of the run
         for optimizer in state.values():
@@ -99,16 +100,6 @@ class FabricRun:
                 state[key] = restored["given"][key]
         self._save, self._load = fabric.save, fabric.load
         fabric.save, fabric.load = self._script_saves, self._script_loads
-
-    @property
-    def epoch(self) -> int:
-        """The epoch to continue with: number of finished passes through `batches`."""
-        return self._data.epoch
-
-    @property
-    def steps_finished(self) -> int:
-        """Number of finished optimizer steps, including those before the restored checkpoint."""
-        return self.run.steps_finished
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Return the batches of one epoch of a train loader; in the restored epoch, those that are left. One loader per run.
@@ -125,14 +116,6 @@ class FabricRun:
             self._step, self._stepped = None, False
             self.run.end_step()
             self.run.checkpoint(self._state(), self.run.steps_finished)
-
-    def evaluation(self) -> contextlib.AbstractContextManager[None]:
-        """Context of an evaluation, so that it is not reported as a hang."""
-        return self.run.phase(Phase.EVAL)
-
-    def close(self) -> None:
-        """End the run, as `hf.Run.close`; a script that does not call it is ended at its exit."""
-        self.run.close()
 
     def on_after_optimizer_step(self, **_: Any) -> None:
         """Fabric's hook, called by each of its optimizers."""
