@@ -118,6 +118,25 @@ def test_the_job_takes_its_reserved_spare_and_gets_another_one_reserved() -> Non
     assert fleet.of("equal").phase is JobPhase.PENDING
 
 
+def test_a_node_on_which_old_workers_of_the_job_still_live_is_the_last_that_is_reserved_for_it() -> None:
+    fleet = Fleets(4)
+    fleet.start(LOW, 2, spares=1)
+    fleet.about = LOW
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.gone("n0")  # while the restart is prepared: n2 takes its place
+    fleet.wait(20)
+    fleet.go(LOW)
+    assert fleet.has(LOW) == {"n1", "n2"}
+    assert fleet.reserved(LOW) == ("n3",)
+    fleet.hello("n0", running=1)
+    assert fleet.reserved(LOW) == ("n3",), "n0 can take no ranks before its old worker has stopped"
+    fleet.start("equal", 1)
+    assert fleet.of("equal").phase is JobPhase.PENDING
+    fleet.answer_orders()  # the order to stop it
+    assert fleet.of("equal").phase is JobPhase.STARTING
+    assert len(fleet.reserved(LOW)) == 1
+
+
 def test_a_job_of_higher_priority_takes_a_node_that_nobody_reserves_and_then_a_reserved_one() -> None:
     fleet = Fleets(4)
     fleet.start(LOW, 1, spares=2)

@@ -46,15 +46,16 @@ class SharingPromises:
         for command in commands:
             match command:
                 case Publish(record=GenerationChanged(stage=GenerationStage.PLANNED, job=name)):
-                    self._leaves_reserved_spares(before, after, name)
+                    self._leaves_reserved_spares(before, after, name, event.at)
                 case Publish(record=IncidentChanged(incident=incident)) if incident.kind == LOAN:
                     self._lends_by_the_rules(after, incident, event.at)
 
-    def _leaves_reserved_spares(self, before: State, after: State, name: str) -> None:
-        """Check the number of nodes, since all nodes are alike. Nodes that were lent to a job do not count as free."""
+    def _leaves_reserved_spares(self, before: State, after: State, name: str, at: float) -> None:
+        """Check the number of nodes, since all nodes are alike. Nodes that are kept for a job, before and after this decision, do
+        not count as free."""
         job, old = after.jobs[name], before.jobs[name].generation if name in before.jobs else None
         assert job.generation is not None
-        kept = {node for each in before.jobs.values() if not each.phase.finished for node in each.kept}
+        kept = _kept(before, at) & _kept(after, at)
         taken = set(job.generation.nodes) - set(old.nodes if old is not None else ()) - kept
         free = taken | (_idle(before) | _idle(after)) - kept
         left, of_others = len(free), 0
@@ -153,6 +154,12 @@ def _free(state: State) -> set[str]:
         for node in job.generation.nodes
     }
     return {name for name, node in state.nodes.items() if _is_fit(node) and name not in used}
+
+
+def _kept(state: State, at: float) -> set[str]:
+    """Return the nodes that are kept for some job at this time, whether or not a timer that is due has fired yet."""
+    jobs = (job for job in state.jobs.values() if not job.phase.finished)
+    return {node for job in jobs for node, until in job.kept.items() if at < until}
 
 
 def _idle(state: State) -> set[str]:

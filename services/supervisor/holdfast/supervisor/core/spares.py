@@ -4,7 +4,7 @@ Theory of operation. A free node has a session, is in service and is claimed by 
 pool. Two more things keep free nodes from a job:
 
 * *Reserved spares.* `spares: 2` in a job file reserves two free nodes while the job runs. They are chosen from the nodes that
-  are free now, for the job of the highest priority first, and are not stored.
+  are free now, those without workers first, for the job of the highest priority first, and are not stored.
 * *Kept nodes.* A job of higher priority may be about to take certain nodes, because replicas were given up for it or because it
   will grow at its next checkpoint. These nodes are kept for it for some minutes (`Job.kept`).
 
@@ -162,10 +162,16 @@ def _allot(turn: Turn) -> _Allotted:
         if not reserves(job):
             continue
         left = [spare for spare in _free_for(turn, job) if spare.node not in allotted.owners]
-        best = sorted(left, key=lambda spare: (spare.repute, spare.node))[: job.spec.spares]
+        best = sorted(left, key=partial(_by_readiness, turn))[: job.spec.spares]
         allotted.spares[job.name] = [spare.node for spare in best]
         allotted.owners.update((spare.node, job.name) for spare in best)
     return allotted
+
+
+def _by_readiness(turn: Turn, spare: Spare) -> tuple[object, ...]:
+    """The order in which spares are reserved. A node on which the job's own earlier workers still have to stop comes last: it
+    may take long, or fail, and no other job could use the node meanwhile."""
+    return (bool(turn.nodes[spare.node].live_generations), spare.repute, spare.node)
 
 
 def _allowed(turn: Turn, job: Job, free: tuple[Spare, ...]) -> tuple[Spare, ...]:
