@@ -18,7 +18,8 @@ NASTY = "rank 4 raised ValueError: [/bold] list [red] at train.py:100: :warning:
 
 def incident(state: str = "decided", **changes: Any) -> dict[str, Any]:
     action = {"kind": "hot_swap", "reason": "a spare is there [x]"}
-    base = {"id": "i1", "state": state, "cause": NASTY, "action": action, "t_fault": 10.0, "t_first_step": None}
+    base = {"id": "i1", "state": state, "cause": NASTY, "action": action}
+    base |= {"t_fault": 10.0, "t_detected": 10.1, "t_decided": None, "t_first_step": None}
     return base | changes
 
 
@@ -229,6 +230,16 @@ def test_an_incident_that_is_first_seen_while_it_is_acted_on_says_what_happened(
     _, text = played.follow()
     assert text.count(f"detected  {NASTY}") == 1
     assert text.index("detected") < text.index("preparing hot_swap")
+    assert text.count(f"resolved  {NASTY}") == 1
+
+
+def test_an_incident_of_an_earlier_run_of_the_name_is_not_told_again() -> None:
+    again = {"submitted_at": 100.0}
+    played = Played(job(**again), job(phase="completed", **again))
+    earlier = incident("resolved", t_detected=10.0, t_decided=10.5, t_first_step=11.5)
+    now = incident("resolved", id="i-2", t_detected=99.0, t_decided=100.5, t_first_step=101.0)  # a node's clock is late
+    played.found = [earlier, now]
+    _, text = played.follow()
     assert text.count(f"resolved  {NASTY}") == 1
 
 

@@ -71,7 +71,7 @@ def follow(
                 if poll % NODES_EVERY == 0:
                     nodes = list(client.nodes())
                 display.update(job, nodes)
-                changes = list(_incident_lines(client, name, seen))
+                changes = list(_incident_lines(client, name, seen, job.get("submitted_at", 0.0)))
                 lines = list(logs.lines(job))
             except Unavailable as error:
                 if silent_since is None:
@@ -147,8 +147,14 @@ def _resumable(suspended: Mapping[str, Any]) -> str:
     return f"checkpoint at step {suspended['step']} is in: {', '.join(tiers)}{where}{more}. {how}"
 
 
-def _incident_lines(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:
+def _incident_lines(client: Client, name: str, seen: set[tuple[str, str]], submitted_at: float) -> Iterator[str]:
+    """Describe what is new. Incidents of an earlier job of this name are in the history, and not in this run."""
     for incident in reversed(list(client.incidents(name))):
+        if (
+            incident["state"] in ("resolved", "failed")
+            and (incident["t_decided"] or incident["t_detected"]) < submitted_at
+        ):
+            continue
         if (key := (incident["id"], incident["state"])) in seen:
             continue
         unseen = not any(identifier == incident["id"] for identifier, _ in seen)

@@ -51,7 +51,7 @@ class SharingPromises:
                     self._lends_by_the_rules(after, incident, event.at)
 
     def _leaves_reserved_spares(self, before: State, after: State, name: str, at: float) -> None:
-        """Check the number of nodes, since all nodes are alike. Nodes that are kept for a job, before and after this decision, do
+        """Check the number of nodes, since all nodes are alike. Nodes that are kept for a job before and after this decision do
         not count as free."""
         job, old = after.jobs[name], before.jobs[name].generation if name in before.jobs else None
         assert job.generation is not None
