@@ -55,7 +55,7 @@ def test_the_launcher_ends_with_75_and_the_job_goes_on_where_it_was_when_nodes_a
         )
     )
     with cluster(tmp_path / "stack", nodes=2, environment={"HOLDFAST_TERMINATION_GRACE_S": "20"}) as run:
-        shell = Shell(tmp_path, {"HOLDFAST_API": run.stack.api_url})
+        shell = Shell(tmp_path, run.stack.for_commands)
         with shell.start("run", str(body)) as launcher:
             wait_until(
                 lambda: JOB in {job["name"] for job in run.client.jobs()}, description="the submission", timeout_s=60.0

@@ -34,7 +34,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 @pytest.mark.timeout(180)
 def test_a_launcher_that_was_killed_goes_on_watching_its_job_to_the_end(stack: LocalStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    shell = Shell(tmp_path, {"HOLDFAST_API": stack.api_url})
+    shell = Shell(tmp_path, stack.for_commands)
     with shell.start("run", "--attach", "--name", "mine", "train.py") as first:
         read_until(first, "mine submitted to")
         wait_until((tmp_path / "began").exists, description="the job to begin", timeout_s=60.0)
@@ -53,11 +53,11 @@ def test_a_launcher_that_was_killed_goes_on_watching_its_job_to_the_end(stack: L
 def test_a_job_of_the_same_name_is_not_attached_to_without_its_token(stack: LocalStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = ("run", "--attach", "--detach", "--name", "theirs", "--nnodes", "3", "train.py")  # which it does not get
-    given = {"HOLDFAST_API": stack.api_url, "HOLDFAST_LAUNCHER_TOKEN": "theirs"}
+    given = stack.for_commands | {"HOLDFAST_LAUNCHER_TOKEN": "theirs"}
     submitted = Shell(tmp_path, given)(*command)
     assert "theirs submitted to" in submitted.out, submitted.err
 
-    stranger = Shell(tmp_path, {"HOLDFAST_API": stack.api_url})
+    stranger = Shell(tmp_path, stack.for_commands)
     refused(stranger(*command), "a job named theirs is pending, and another launcher submitted it")
 
     (tmp_path / "elsewhere").mkdir()
@@ -83,7 +83,7 @@ def test_attaching_needs_a_holdfast_that_outlives_the_launcher(tmp_path: Path) -
 @pytest.mark.timeout(180)
 def test_a_second_run_of_a_script_gets_a_name_of_its_own(stack: LocalStack, tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(SCRIPT)
-    shell = Shell(tmp_path, {"HOLDFAST_API": stack.api_url})
+    shell = Shell(tmp_path, stack.for_commands)
     submit = ("run", "--detach", "--nnodes", "3", "twice.py")  # which they do not get
     try:
         for name in ("twice", "twice-2", "twice-3"):
@@ -99,7 +99,7 @@ def test_a_second_run_of_a_script_gets_a_name_of_its_own(stack: LocalStack, tmp_
 @pytest.mark.timeout(180)
 def test_who_waits_is_told_why(stack: LocalStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    shell = Shell(tmp_path, {"HOLDFAST_API": stack.api_url})
+    shell = Shell(tmp_path, stack.for_commands)
     with shell.start("run", "--name", "wide", "--nproc-per-node", "8", "train.py") as launcher:
         read_until(launcher, "wide needs 1 node with room for 8 workers; 0 are there, 1 missing; the largest")
         with Client(stack.api_url) as client:

@@ -19,7 +19,7 @@ PORTS = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
 def test_leaving_a_job_that_runs_elsewhere_leaves_it_running(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     with LocalStack(StackOptions(directory=tmp_path / "stack")) as stack:
-        shell = Shell(tmp_path, {"HOLDFAST_API": stack.api_url})
+        shell = Shell(tmp_path, stack.for_commands)
         with shell.start("run", "--name", "remote", "train.py") as process:
             read_until(process, "remote submitted to")
             process.send_signal(signal.SIGINT)

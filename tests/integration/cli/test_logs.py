@@ -43,7 +43,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 @pytest.mark.timeout(240)
 def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: LocalStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    shell = Shell(tmp_path, {"HOLDFAST_API": stack.api_url})
+    shell = Shell(tmp_path, stack.for_commands)
     run = ("run", "--detach", "--name", "told", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
     assert shell(*run).code == 0
     for rank in range(2):
@@ -77,7 +77,7 @@ def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: Loc
 
 def test_a_log_on_another_machine_is_named(stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    assert Shell(tmp_path, {"HOLDFAST_API": stack.api_url})("run", "--detach", "--name", "far", "train.py").code == 0
+    assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "far", "train.py").code == 0
     wait_until((tmp_path / "began-0").exists, description="the job to begin", timeout_s=60.0)
     monkeypatch.setattr("socket.gethostname", lambda: "login-1")
     with Client(stack.api_url) as client:

@@ -41,7 +41,7 @@ def shell(stack: LocalStack, tmp_path: Path) -> Shell:
     (tmp_path / "job.yaml").write_text(
         "name: steady\nscript: train.py\npolicy: {file: policy.py, params: {number: first}}\n"
     )
-    return Shell(tmp_path, {"HOLDFAST_API": stack.api_url})
+    return Shell(tmp_path, stack.for_commands)
 
 
 def said(shell: Shell, *arguments: str, code: int = 0) -> str:

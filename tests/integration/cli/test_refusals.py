@@ -27,7 +27,7 @@ def shell(stack: LocalStack, tmp_path: Path) -> Iterator[Shell]:
     for name, (text, _) in POLICIES.items():
         if text is not None:
             (tmp_path / name).write_text(text)
-    shell = Shell(tmp_path, {"HOLDFAST_API": stack.api_url})
+    shell = Shell(tmp_path, stack.for_commands)
     yield shell
     shell.assert_nothing_runs()
     stack.check()
@@ -76,7 +76,8 @@ def test_what_is_not_there_or_not_now(shell: Shell, waiting_job: str, arguments:
 
 
 def test_two_jobs_of_one_name_are_a_409_and_the_first_goes_on(stack: LocalStack, waiting_job: str) -> None:
-    with httpx.Client(base_url=stack.api_url, trust_env=False) as http:
+    headers = {"Authorization": f"Bearer {stack.for_commands['HOLDFAST_API_TOKEN']}"}
+    with httpx.Client(base_url=stack.api_url, headers=headers, trust_env=False) as http:
         before = http.get("/v1/jobs/waiting").json()
         answer = http.post("/v1/jobs", json={"name": "waiting", "script": "/other.py"})
         after = http.get("/v1/jobs/waiting").json()

@@ -21,6 +21,7 @@ import redis
 from commands import MEMORY, Shell, read_until, refused
 from waiting import wait_until
 
+from holdfast.cli import api_token
 from holdfast.cli.client import Client, NoApi
 from holdfast.domain.errors import Unavailable
 
@@ -82,7 +83,8 @@ class Run:
     @property
     def client(self) -> Client:
         record = json.loads((self.root / "up" / "stack.json").read_text())
-        return Client(record["endpoints"]["supervisor"]["api"])
+        token = api_token.read(self.root / "up" / api_token.FILE)
+        return Client(record["endpoints"]["supervisor"]["api"], token=token)
 
     def pid_of(self, part: str) -> int:
         if part == "redis":

@@ -229,12 +229,13 @@ def test_a_second_supervisor_process_answers_as_the_first(tmp_path: Path) -> Non
             "HOLDFAST_API_LISTEN": "127.0.0.1:0",
             "HOLDFAST_DATA_DIR": str(tmp_path),
             "HOLDFAST_READY_FILE": str(ready),
+            "HOLDFAST_API_TOKEN": stack.for_commands["HOLDFAST_API_TOKEN"],
         }
         with subprocess.Popen([sys.executable, "-m", "holdfast.supervisor"], env={**os.environ, **settings}) as standby:
             try:
                 wait_until(ready.exists, description="the standby to serve", timeout_s=30.0)
                 url = httpx.Response(200, content=ready.read_bytes()).json()["api"]
-                with Client(url) as client:
+                with Client(url, token=settings["HOLDFAST_API_TOKEN"]) as client:
                     client.submit({"name": "far", "script": "/train.py"})
                     assert client.job("far")["phase"] == "pending"
                     assert client.version()["leader"] is False

@@ -18,7 +18,7 @@ NASTY = "rank 4 raised ValueError: [/bold] list [red] at train.py:100: :warning:
 
 def incident(state: str = "decided", **changes: Any) -> dict[str, Any]:
     action = {"kind": "hot_swap", "reason": "a spare is there [x]"}
-    base = {"id": "i1", "state": state, "cause": NASTY, "action": action}
+    base: dict[str, Any] = {"id": "i1", "state": state, "cause": NASTY, "action": action}
     base |= {"t_fault": 10.0, "t_detected": 10.1, "t_decided": None, "t_first_step": None}
     return base | changes
 

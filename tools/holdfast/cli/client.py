@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import httpx
 
+from holdfast.cli import api_token
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
 
@@ -58,11 +59,14 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Raises `InvalidSpec` if `url` is not an http URL."""
+        """`token`: by default that of the API that this user has started on this machine, else that of the environment.
+
+        Raises `InvalidSpec` if `url` is not an http URL."""
         self.url = url.rstrip("/")
         self._clock, self._sleep = clock, sleep
         host = _host(self.url)
-        token = os.environ.get(ENV_TOKEN) if token is None else token
+        if token is None:
+            token = (api_token.find(self.url) if _is_loopback(host) else "") or os.environ.get(ENV_TOKEN)
         self._http = httpx.Client(
             base_url=self.url,
             timeout=REQUEST_TIMEOUT_S,
@@ -399,6 +403,11 @@ def _host(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InvalidSpec("--api", url, f"a URL such as http://127.0.0.1:{DEFAULT_API_PORT}")
     return parsed.host
+
+
+def is_local(url: str) -> bool:
+    """Whether only this machine reaches the URL. Raises `InvalidSpec` if it is not an http URL."""
+    return _is_loopback(_host(url))
 
 
 def _is_loopback(host: str) -> bool:

@@ -33,6 +33,7 @@ COMMANDS = MappingProxyType(
         "notify": "notify:app",
         "checkpoints": "checkpoints:app",
         "policy": "policy:app",
+        "dashboard": "dashboard:register",
         "logs": "logs:register",
         "explain": "explain:register",
         "doctor": "doctor:register",

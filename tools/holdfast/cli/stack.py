@@ -9,6 +9,7 @@ killed or fails, they continue, and the next stack of the same directory takes t
 
     <directory>/redis/ diagnostics/ supervisor/     logs and state of the services
     <directory>/join-token                          the fleet's secret, with which agents of other machines join
+    <directory>/api-token                           the token of the API, while the stack runs (`api_token`)
     <directory>/nodes/<node>/                       the agent's directory: agent.log, kernel.log, worker logs, disk tier
     /dev/shm/holdfast-stack-<pid>-<id>/<node>/                  the node's memory tier; gone when the node loses power
 """
@@ -32,7 +33,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from holdfast.cli import memory_root, protection, stack_record
+from rich.markup import escape
+
+from holdfast.cli import api_token, memory_root, protection, stack_record
 from holdfast.cli.claim import Claim
 from holdfast.cli.client import ENV_API, ENV_TOKEN
 from holdfast.cli.memory_root import MemoryRoot
@@ -71,6 +74,7 @@ class StackOptions:
 
     `api_host`: where the API listens, if not at `host`. `stop_signal`: SIGINT, if the services are to ignore SIGTERM.
     `stays`: the processes outlive a killed starter, and the next stack of the directory takes them over.
+    `open_api`: if `environment` has no token, none is made for an API on loopback: every user of the machine may use it.
     """
 
     directory: Path
@@ -88,6 +92,13 @@ class StackOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
     stays: bool = False
     nodes_on: bool = True
+    open_api: bool = False
+
+    @property
+    def makes_token(self) -> bool:
+        """Whether the stack makes a token for its API. Other machines would not find one."""
+        given = self.environment.get(ENV_TOKEN) or self.environment.get(TOKENS_FILE)
+        return not (self.open_api or given) and protection.is_loopback(self.api_host or self.host)
 
     @property
     def flags(self) -> dict[str, str | int]:
@@ -101,6 +112,7 @@ class StackOptions:
             "--control-port": self.control_port,
             "--diagnostics-port": self.diagnostics_port,
             "--fleet": self.fleet,
+            "--insecure": self.open_api,
             **protection.shown(self.environment),
         }
 
@@ -123,6 +135,7 @@ class LocalStack:
         self._memory: MemoryRoot | None = None
         self._claim: Claim | None = None
         self.joining: dict[str, str] = {}  # settings with the fleet's join token
+        self._api_token = ""  # made by this stack; empty: it was given one, or has none
         self._endpoints: dict[str, dict[str, str]] = {}  # by service, as it announced them; kept over its restarts
         self._tender = Tender(say)
         self._switching = (
@@ -159,6 +172,7 @@ class LocalStack:
         if self._options.stays:
             self._take_over(self._claim)
         self.joining = self._join_settings()
+        self._api_token = self._made_token()
         memory_root.sweep()
         self._memory = self._memory or MemoryRoot()
         self._stack_power = StackPower(self._directory, {"power_off": self.power_off, "power_on": self.power_on})
@@ -173,6 +187,7 @@ class LocalStack:
         for name in missing:
             self.start_service(name)
             self._note()
+        self._tell_commands()
         if self._options.nodes_on:
             self.power_on_all()
 
@@ -201,6 +216,8 @@ class LocalStack:
             if self._memory is not None:
                 self._memory.remove()
                 self._memory = None
+            if self._api_token and "supervisor" in self._endpoints:
+                api_token.forget(self.api_url, self._api_token_file)
             if self._claim is not None:
                 if self._options.stays:
                     stack_record.forget(self._directory)
@@ -230,7 +247,9 @@ class LocalStack:
             )
         if other := [
             f"{flag} {value}"
-            for flag, value in (protection.shown({}) | dict(record.flags)).items()  # older records do not say
+            for flag, value in (
+                protection.shown({}) | {"--insecure": False} | dict(record.flags)
+            ).items()  # older records do not say
             if self._options.flags.get(flag) != value
         ]:
             raise Conflict(
@@ -291,6 +310,49 @@ class LocalStack:
             return given  # the processes that were taken over are of a version without join tokens
         secret_in(file)
         return given | {JOIN_TOKEN_FILE: str(file)}
+
+    # ------------------------------------------------------------------ the API's token
+
+    @property
+    def _api_token_file(self) -> Path:
+        return self._options.directory.absolute() / api_token.FILE
+
+    def _made_token(self) -> str:
+        """Return the token of a supervisor that was taken over, or a new one; empty if this stack makes none."""
+        if not self._options.makes_token:
+            return ""
+        return (
+            api_token.read(self._api_token_file)
+            if "supervisor" in self._services
+            else api_token.make(self._api_token_file)
+        )
+
+    def _tell_commands(self) -> None:
+        try:
+            if self._api_token:
+                api_token.note(self.api_url, self._api_token_file)
+            else:
+                api_token.unnote(self.api_url)
+        except OSError as error:
+            if not self._api_token:
+                return
+            self._say(
+                f"[yellow]commands do not find the API's token[/] ({escape(str(error))}). Set {ENV_TOKEN} to what is in "
+                f"{escape(str(self._api_token_file))}"
+            )
+
+    @property
+    def for_commands(self) -> dict[str, str]:
+        """Settings of a command in another home directory, which would not find this stack."""
+        return {ENV_API: self.api_url} | ({ENV_TOKEN: self._api_token} if self._api_token else {})
+
+    def dashboard(self, *, for_terminal: bool) -> str:
+        """Return how to open the dashboard. For a terminal, the address signs the browser in; a file may be read by others."""
+        if not self._api_token:
+            return self.api_url
+        if for_terminal:
+            return api_token.sign_in_link(self.api_url, self._api_token)
+        return f"{self.api_url} (`holdfast dashboard` prints an address that signs you in)"
 
     # ------------------------------------------------------------------ watching
 
@@ -568,7 +630,8 @@ class LocalStack:
         others = {ENV_TOKEN, TOKENS_FILE} if part not in SERVICES else set()
         others |= set(protection.ALERTS) if part != "supervisor" else set()
         names = set(self._options.environment) - others
-        return {name: value for name, value in self._options.environment.items() if name in names}
+        own = {ENV_TOKEN: self._api_token} if self._api_token and part == "supervisor" else {}
+        return {name: value for name, value in self._options.environment.items() if name in names} | own
 
     def _log_tail(self, directory: Path) -> str:
         lines = [line for log in sorted(directory.glob("*.log")) for line in last_lines(log)]

@@ -53,7 +53,8 @@ def up(
         bool,
         typer.Option(
             "--insecure",
-            help="Listen for other machines without a token or TLS: all their users can run code on the nodes.",
+            help="No API token and no TLS: whoever reaches the address can run code on the nodes. All users of this machine "
+            "reach each of its addresses.",
         ),
     ] = False,
     port: Annotated[
@@ -88,6 +89,7 @@ def up(
         diagnostics_port=diagnostics_port,
         environment=settings,
         stays=True,
+        open_api=insecure,
     )
     left = survivors(options.directory)  # the parts of a killed stack already use these ports
     ports = {"--port": port, "--control-port": control_port} if "supervisor" not in left else {}
@@ -108,6 +110,7 @@ def up(
 
     with LocalStack(options, say=say) as stack:
         console.print(f"[green]up[/]   API       {stack.api_url}")
+        console.print(f"     dashboard {stack.dashboard(for_terminal=console.is_terminal)}", soft_wrap=True)
         console.print(f"     agents    {stack.agent_command}", soft_wrap=True)
         console.print(f"     state     {stack.directory}")
         console.print("     Ctrl-C stops everything")

@@ -1,7 +1,7 @@
 // The shell: header, navigation by the hash of the address, sign-in, and the page that the address names.
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { get, listen, type Schemas, whenSignedOut } from "./api";
+import { get, listen, request, type Schemas, whenSignedOut } from "./api";
 import { FleetPage } from "./fleet";
 import { IncidentPage, IncidentsPage } from "./incidents";
 import { JobPage } from "./job";
@@ -18,6 +18,16 @@ const PAGES = [
   ["nodes", "Nodes"],
   ["settings", "Settings"],
 ] as const;
+
+const SIGN_IN = "#token=";
+
+/** Signs in by a link of `holdfast dashboard`: what stands behind the # is sent to no server, and leaves the address at once. */
+async function signInByLink() {
+  if (!location.hash.startsWith(SIGN_IN)) return;
+  const token = decoded(location.hash.slice(SIGN_IN.length));
+  history.replaceState(null, "", location.pathname);
+  await request("POST", "v1/session", { token }).catch(() => {}); // then the form asks for another one
+}
 
 const address = () => location.hash.replace(/^#\/?/, "").split("/").map(decoded);
 
@@ -51,7 +61,7 @@ function Page({ parts: [page = "", name = "", tab = ""] }: { parts: string[] }) 
 }
 
 function App() {
-  const [parts, setParts] = useState(address);
+  const [parts, setParts] = useState(() => (location.hash.startsWith(SIGN_IN) ? [""] : address()));
   const [signedIn, setSignedIn] = useState<boolean | null>(null);
   useEffect(() => {
     const moved = () => {
@@ -60,7 +70,8 @@ function App() {
     };
     addEventListener("hashchange", moved);
     whenSignedOut(() => setSignedIn(false));
-    get<Schemas["Session"]>("v1/session").then(
+    const session = signInByLink().then(() => get<Schemas["Session"]>("v1/session"));
+    session.then(
       (session) => setSignedIn(session.signed_in),
       () => setSignedIn(true), // the page says by itself that there is no answer
     );

@@ -23,8 +23,9 @@ export function SignIn({ then }: { then: () => void }) {
         <input name="token" type="password" required autocomplete="current-password" autofocus />
       </label>
       <p class="quiet">
-        HOLDFAST_API_TOKEN of the supervisors, or a token of <code>holdfast tokens create</code>. The session ends after
-        12 hours.
+        HOLDFAST_API_TOKEN of the supervisors, or a token of <code>holdfast tokens create</code>. For a stack that you
+        have started on this machine, <code>holdfast dashboard</code> prints an address that signs you in. The session
+        ends after 12 hours.
       </p>
       <Problem text={problem} />
       <button type="submit" class="primary">

@@ -78,7 +78,8 @@ def demo(
     ):
         wait_for_nodes(client, stack, course.nodes)
         console.print(f"[dim]{course.nodes} nodes are up after {time.time() - began:.1f} s[/]")
-        console.print(f"dashboard while it runs: [bold]{stack.api_url}[/]")
+        dashboard = stack.dashboard(for_terminal=console.is_terminal)
+        console.print(f"dashboard while it runs: [bold]{dashboard}[/]", soft_wrap=True)
         scenario = Scenario(client=client, console=console, out=out.resolve(), course=course, steps=steps)
         outcome = scenario.run()
         slowest = max(

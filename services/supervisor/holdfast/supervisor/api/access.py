@@ -128,8 +128,8 @@ def identify(backend: Backend, token: str, now: float) -> Principal:
     if token and identity.tokens is not None and (found := identity.tokens.find(token, now)) is not None:
         return Principal(found.name, found.role)
     raise Unauthorized(
-        "this API wants the header `Authorization: Bearer <token>` with its HOLDFAST_API_TOKEN, or with a token of `holdfast "
-        "tokens create` that is neither expired nor revoked"
+        "this API wants the header `Authorization: Bearer <token>` with its HOLDFAST_API_TOKEN (`holdfast up` makes one, which "
+        "only commands of its own user find), or with a token of `holdfast tokens create` that is neither expired nor revoked"
     )
 
 
