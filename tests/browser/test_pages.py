@@ -13,6 +13,7 @@ from browsed import Site
 from pages import Scheme, examine, opened, visit
 from playwright.sync_api import Browser, Page, expect
 
+from holdfast.cli.api_token import sign_in_link
 from holdfast.supervisor.protocol import JobChanged, JobPhase, JobStopRequested, ResizeRequested
 
 core = pytest.mark.core
@@ -274,6 +275,20 @@ def test_sign_in_by_token_without_a_prompt_and_out_again(chromium: Browser, tmp_
         visit(page, site.url, "settings")
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_label("API token")).to_be_visible()
+
+
+@core
+def test_the_link_of_a_local_stack_signs_in_and_leaves_the_address(chromium: Browser, tmp_path: Path) -> None:
+    with browsed.served(browsed.empty(), tmp_path, token="s3 cr/et") as site, opened(chromium) as page:
+        page.goto(sign_in_link(site.url, "s3 cr/et"))
+        expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
+        assert "token" not in page.url
+        page.reload()
+        expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
+    with browsed.served(browsed.empty(), tmp_path, token="another") as site, opened(chromium) as page:
+        page.goto(sign_in_link(site.url, "of an earlier start"))
+        expect(page.get_by_label("API token")).to_be_focused()
+        assert "token" not in page.url
 
 
 def stored(page: Page) -> dict[str, Any]:
