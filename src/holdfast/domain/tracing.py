@@ -48,6 +48,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "class": "class of wall time: useful, or a class of badput",
     "decided_by": "the default policy, a script's path, or an operator",
     "generation": "number of the generation; of an incident, the generation in which the fault occurred",
+    "gpu": "index of the GPU on its node",
     "incident": "id of the incident",
     "job": "name of the job",
     "kind": "of a finding, incident or signal: worker_crash, node_lost, xid …",

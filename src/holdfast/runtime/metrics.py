@@ -15,7 +15,10 @@ Kind = Literal["counter", "gauge", "histogram"]
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 # What a Prometheus exporter appends to a name; units in braces are left out.
-_UNITS = {"s": "_seconds", "By": "_bytes", "{step}/s": "_per_second", "{token}/s": "_per_second"}
+_UNITS = {
+    "s": "_seconds", "By": "_bytes", "{step}/s": "_per_second", "{token}/s": "_per_second", "%": "_percent",
+    "Cel": "_celsius", "W": "_watts",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,21 @@ CERTIFICATE_EXPIRY = Metric(
     "time at which the certificate of the service expires, in seconds since 1970; absent without TLS",
 )
 
+# Per node, from its agent: a supervisor of 100,000 GPUs has none of them.
+GPU_UTILIZATION = Metric(
+    "holdfast.gpu.utilization",
+    "gauge",
+    "%",
+    ("node", "gpu"),
+    "agent",
+    "duty cycle: share of the last sampling period of the driver in which a kernel ran",
+)
+GPU_TEMPERATURE = Metric(
+    "holdfast.gpu.temperature", "gauge", "Cel", ("node", "gpu"), "agent", "temperature of the GPU's core"
+)
+GPU_POWER = Metric("holdfast.gpu.power", "gauge", "W", ("node", "gpu"), "agent", "power that the board draws")
+GPU_MEMORY = Metric("holdfast.gpu.memory", "gauge", "By", ("node", "gpu"), "agent", "memory of the device in use")
+
 METRICS = (
     JOB_TIME,
     STEP_RATE,
@@ -188,4 +206,8 @@ METRICS = (
     CHECKPOINT_TROUBLES,
     FROZEN,
     CERTIFICATE_EXPIRY,
+    GPU_UTILIZATION,
+    GPU_TEMPERATURE,
+    GPU_POWER,
+    GPU_MEMORY,
 )

@@ -1,5 +1,5 @@
-"""Export of traces and metrics by OTLP over gRPC. The only module that imports OpenTelemetry, and only imported when it is
-configured.
+"""Export of traces and metrics by OTLP over gRPC, and of metrics to whoever scrapes them (`scraped`). These two modules are the
+only ones that import OpenTelemetry, and only imported when it is configured.
 
 Exports run in the SDK's own threads. A Collector that does not answer costs a bounded queue and one line in the log.
 """
@@ -22,7 +22,7 @@ from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExp
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.metrics import Observation
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricExportResult, MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -45,10 +45,10 @@ log = structlog.get_logger("holdfast.telemetry")
 class OtlpSink:
     """A `telemetry.Sink`. Data that is unsent at the end of the process is sent then, for at most `EXPORT_TIMEOUT_S`."""
 
-    def __init__(self, service: str, endpoint: str) -> None:
+    def __init__(self, service: str, endpoint: str, readers: Iterable[MetricReader] = ()) -> None:
+        """`endpoint`: of a Collector; empty = none, and no traces. `readers`: others that take the metrics."""
         # The SDK logs an unavailable Collector with every batch; this module logs it once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        collector = Collector(endpoint)
         resource = Resource.create(
             {
                 "service.name": service,
@@ -57,21 +57,27 @@ class OtlpSink:
             }
         )
         self._ids = _GivenIds()
-        provider = TracerProvider(resource=resource, id_generator=self._ids)
-        provider.add_span_processor(
-            BatchSpanProcessor(
-                _SpanExporter(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S), collector),
-                max_queue_size=SPANS_WAITING_MAX,
-                schedule_delay_millis=SPANS_EVERY_MS,
+        self._tracer: trace.Tracer | None = None
+        readers = list(readers)
+        if endpoint:
+            collector = Collector(endpoint)
+            provider = TracerProvider(resource=resource, id_generator=self._ids)
+            provider.add_span_processor(
+                BatchSpanProcessor(
+                    _SpanExporter(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S), collector),
+                    max_queue_size=SPANS_WAITING_MAX,
+                    schedule_delay_millis=SPANS_EVERY_MS,
+                )
             )
-        )
-        self._tracer = provider.get_tracer(SCOPE)
-        reader = PeriodicExportingMetricReader(
-            _MetricExporter(collector),
-            export_interval_millis=float(os.environ.get(ENV_METRICS_EVERY_MS) or METRICS_EVERY_MS),
-            export_timeout_millis=EXPORT_TIMEOUT_S * 1000,
-        )
-        self._meter = MeterProvider([reader], resource).get_meter(SCOPE)
+            self._tracer = provider.get_tracer(SCOPE)
+            readers.append(
+                PeriodicExportingMetricReader(
+                    _MetricExporter(collector),
+                    export_interval_millis=float(os.environ.get(ENV_METRICS_EVERY_MS) or METRICS_EVERY_MS),
+                    export_timeout_millis=EXPORT_TIMEOUT_S * 1000,
+                )
+            )
+        self._meter = MeterProvider(readers, resource).get_meter(SCOPE)
         self._shown: dict[str, list[Observation]] = {}
         self._instruments: dict[str, Any] = {}  # by metric, made when first used
         self._observed: dict[str, list[tuple[Callable[[], float], dict[str, Value]]]] = {}
@@ -79,6 +85,8 @@ class OtlpSink:
     # ------------------------------------------------------------------ traces
 
     def write(self, span: Span) -> None:
+        if self._tracer is None:
+            return
         with self._ids.being(span.context):
             exported = self._tracer.start_span(
                 span.name,

@@ -64,7 +64,7 @@ def main(
         _print_error(name, error)
         raise SystemExit(EXIT_USAGE) from None
     logs.configure(name, level=config.log_level, form=config.log_format)
-    telemetry.configure(f"holdfast-{name}")
+    telemetry.configure(f"holdfast-{name}", config.metrics_listen)
     code = run_service(
         name,
         lambda: serve(config),

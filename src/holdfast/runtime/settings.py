@@ -17,6 +17,7 @@ from holdfast.runtime.revocation import revocations_of
 from holdfast.runtime.tls import CERT, IDENTITIES, Demand, Tls, require_whole
 
 ENV_PREFIX = "HOLDFAST_"
+PORT_MAX = 65_535
 log = structlog.get_logger("holdfast.runtime.settings")
 
 
@@ -31,6 +32,7 @@ class ServiceSettings(BaseSettings):
     # SIGINT: SIGTERM is ignored. For schedulers that send it to every process of an allocation which ends: the services are
     # needed until the agents have left
     stop_signal: Literal["SIGTERM", "SIGINT"] = "SIGTERM"
+    metrics_listen: str = ""  # host:port where Prometheus scrapes /metrics (port 0 takes any free one); empty = nowhere
     fleet: str = ""  # name of the fleet; empty = any, for an agent
     # Secret of the fleet: an agent and a service prove to each other that they have it. A file has one per line; the first is
     # used, all are accepted. Neither given = no proof is asked for
@@ -80,6 +82,11 @@ class ServiceSettings(BaseSettings):
         tokens = read_tokens(self.join_token.get_secret_value(), self.join_token_file)
         return Membership(self.fleet, tokens, self.join_optional)
 
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_listen_is_an_address(cls, value: str) -> str:
+        return require_address(value)
+
     @field_validator("fleet")
     @classmethod
     def _fleet_is_a_name(cls, value: str) -> str:
@@ -101,6 +108,14 @@ class ServiceSettings(BaseSettings):
     def _tls_is_whole(self) -> Self:
         require_whole(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
         return self
+
+
+def require_address(value: str) -> str:
+    """Raises ValueError for a setting that is neither host:port nor empty."""
+    host, _, port = value.rpartition(":")
+    if value and not (host and port.isascii() and port.isdecimal() and int(port) <= PORT_MAX):
+        raise ValueError("host:port (port 0 takes any free one)")
+    return value
 
 
 S = TypeVar("S", bound=BaseSettings)

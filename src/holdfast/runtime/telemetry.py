@@ -1,4 +1,5 @@
-"""Traces and metrics. Unless `OTEL_EXPORTER_OTLP_ENDPOINT` is set, they are off: nothing is imported and nothing is stored.
+"""Traces and metrics. Unless `OTEL_EXPORTER_OTLP_ENDPOINT` or `HOLDFAST_METRICS_LISTEN` is set, they are off: nothing is
+imported and nothing is stored.
 
 A trace's context is passed on as a W3C `traceparent`: in stream entries, in orders and signals, in gRPC metadata
 (`grpc_tracing`), and inside a process in a context variable. This does not depend on an OpenTelemetry Collector, so that every
@@ -13,17 +14,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from holdfast.domain import tracing
 from holdfast.domain.distribution import install_command
+from holdfast.domain.errors import HoldfastError
 from holdfast.domain.tracing import Span, TraceContext, Value
 from holdfast.runtime.metrics import Metric
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader
+
 ENV_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own names, read here because its SDK reads them too
 ENV_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+ENV_METRICS_LISTEN = "HOLDFAST_METRICS_LISTEN"
 
 Point = tuple[float, Mapping[str, Value]]
 
@@ -48,24 +54,45 @@ _service = ""
 _current: ContextVar[TraceContext | None] = ContextVar("holdfast_trace", default=None)
 
 
-def configure(service: str) -> None:
-    """Enable export if it is configured in the environment. Logs a warning if it cannot be enabled."""
+def configure(service: str, metrics_listen: str = "") -> None:
+    """Enable export if it is configured: to the Collector of the environment, and to whoever scrapes `metrics_listen`
+    (host:port; empty = nobody). Logs a warning if it cannot be enabled: a service works without it."""
     global _sink, _service
     _service = service
-    if not os.environ.get(ENV_ENDPOINT):
-        return
-    if (protocol := os.environ.get(ENV_PROTOCOL, "grpc")) != "grpc":
+    endpoint = os.environ.get(ENV_ENDPOINT, "")
+    if endpoint and (protocol := os.environ.get(ENV_PROTOCOL, "grpc")) != "grpc":
         log.warning("telemetry disabled", reason=f"{ENV_PROTOCOL} is {protocol!r}: only grpc is supported")
+        endpoint = ""
+    if not endpoint and not metrics_listen:
         return
+    readers = []
     try:
         from holdfast.runtime.otlp import OtlpSink
+
+        if metrics_listen and (reader := _scraped(metrics_listen)) is not None:
+            readers.append(reader)
     except ImportError as error:
+        setting = ENV_ENDPOINT if endpoint else ENV_METRICS_LISTEN
         log.warning(
-            "telemetry disabled",
-            reason=f"{ENV_ENDPOINT} is set but {error.name} is missing: {install_command('otel')}",
+            "telemetry disabled", reason=f"{setting} is set but {error.name} is missing: {install_command('otel')}"
         )
         return
-    _sink = OtlpSink(service, os.environ[ENV_ENDPOINT])
+    if endpoint or readers:
+        _sink = OtlpSink(service, endpoint, readers)
+
+
+def _scraped(listen: str) -> MetricReader | None:
+    """Serve the metrics. Returns None, and says why, if the address cannot be had."""
+    from holdfast.runtime.scraped import serve
+
+    host, _, port = listen.rpartition(":")
+    try:
+        reader, port_taken = serve(host.strip("[]"), int(port))
+    except HoldfastError as error:
+        log.warning("metrics are not served", reason=str(error), setting=ENV_METRICS_LISTEN)
+        return None
+    log.info("metrics are served", url=f"http://{host}:{port_taken}/metrics")
+    return reader
 
 
 def on() -> bool:

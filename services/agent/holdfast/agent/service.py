@@ -41,6 +41,7 @@ from holdfast.agent.directory import MARK, claimed
 from holdfast.agent.executor import Executor
 from holdfast.agent.faults import Faults
 from holdfast.agent.gpu_devices import GpuDevices
+from holdfast.agent.gpu_meters import GpuMeters
 from holdfast.agent.gpu_reset import GpuResets
 from holdfast.agent.leaving import Leaving
 from holdfast.agent.ledger import Ledger
@@ -119,7 +120,13 @@ class Agent:
         )
         self._replicator: Replicator = NoReplicator()
         if settings.replicator:  # its own settings are in the environment as well, and pass through
-            self._replicator = LocalReplicator(places, {**os.environ, **marked}, self._report, self._in_trouble)
+            self._replicator = LocalReplicator(
+                places,
+                {**os.environ, **marked, telemetry.ENV_METRICS_LISTEN: settings.replicator_metrics_listen},
+                self._report,
+                self._in_trouble,
+            )
+        self._gpu_meters = GpuMeters()
         self._collectors = build_all(_surroundings(settings, descriptors))
         self._ports = ActivePorts(_reading_ports(settings))
         self._preflights = preflight.Preflights(
@@ -216,6 +223,7 @@ class Agent:
     # ------------------------------------------------------------------ on the way up
 
     def _emit(self, signal: NodeSignal) -> None:
+        self._gpu_meters.watch(signal)
         self._preflights.watch(signal)
         self._resets.watch(signal)
         self._suspect_tests.watch(signal)

@@ -15,7 +15,7 @@ from holdfast.agent.gpu_reset import ResetRules
 from holdfast.agent.machine import BOOT_ID, PRODUCT_UUID
 from holdfast.domain.faults import LOSS_PERCENT_MAX, LOSS_PERCENT_MIN, OFFSET_S_MAX
 from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
-from holdfast.runtime.settings import ServiceSettings
+from holdfast.runtime.settings import ServiceSettings, require_address
 
 NONE = "none"  # a value for "no source" or "no command", because an empty variable counts as not set
 
@@ -48,6 +48,8 @@ class AgentSettings(ServiceSettings):
     # the agent ends at once. Must be less than the sender's wait before SIGKILL (Kubernetes: 30 s, Slurm's KillWait: 30 s).
     termination_grace_s: float = Field(default=25.0, ge=0, le=86_400)
     replicator: bool = True  # false: a node without checkpoints
+    # as `metrics_listen`, of the node's checkpoint-replicator, which is a process of its own
+    replicator_metrics_listen: str = ""
     replicator_port: int = Field(default=0, ge=0, le=65535)  # port of the shard data plane; 0 = any free port
     # Seconds between pre-flight tests of an idle node; 0 = no tests, also not at the start.
     preflight_every_s: float = Field(default=1800.0, ge=0)
@@ -79,6 +81,11 @@ class AgentSettings(ServiceSettings):
     @property
     def endpoints(self) -> tuple[str, ...]:
         return tuple(part.strip() for part in self.supervisor.split(",") if part.strip())
+
+    @field_validator("replicator_metrics_listen")
+    @classmethod
+    def _replicator_metrics_listen_is_an_address(cls, value: str) -> str:
+        return require_address(value)
 
     @field_validator("supervisor")
     @classmethod
