@@ -74,20 +74,20 @@ class Meters:
             await anyio.sleep(max(EVERY_S, (time.monotonic() - began) / SHARE_MAX))
 
     async def _measure(self, state: State) -> None:
+        """Show all gauges. Without a state, as in a supervisor that leads no longer, they have no series: the leader has them."""
         jobs = [job for _, job in sorted(state.jobs.items()) if not job.phase.finished]
         telemetry.show(metrics.NODES, _nodes(state))
         telemetry.show(metrics.NODE_LINKS, _links(state))
         telemetry.show(metrics.WORLD_SIZE, [(_world_size(job), {"job": job.name}) for job in jobs])
         telemetry.show(metrics.STEP_RATE, _rates(jobs, self._progress.steps_per_s))
         telemetry.show(metrics.TOKEN_RATE, _rates(jobs, self._progress.tokens_per_s))
-        if not state.epoch:
-            return
-        behind = [(stream, await self._log.backlog(stream, SUPERVISOR_GROUP)) for stream in STREAMS]
+        streams = STREAMS if state.epoch else ()
+        behind = [(stream, await self._log.backlog(stream, SUPERVISOR_GROUP)) for stream in streams]
         telemetry.show(metrics.LOG_PENDING, [(each.pending, {"stream": stream}) for stream, each in behind])
         telemetry.show(metrics.LOG_LAG, [(each.lag_s, {"stream": stream}) for stream, each in behind])
-        usage = await self._log.usage()
-        telemetry.show(metrics.LOG_MEMORY, [(usage.used_bytes, {})])
-        telemetry.show(metrics.LOG_MEMORY_LIMIT, [(usage.limit_bytes, {})] if usage.limit_bytes else [])
+        usage = await self._log.usage() if state.epoch else None
+        telemetry.show(metrics.LOG_MEMORY, [(usage.used_bytes, {})] if usage else [])
+        telemetry.show(metrics.LOG_MEMORY_LIMIT, [(usage.limit_bytes, {})] if usage and usage.limit_bytes else [])
         ages: list[Point] = []
         seconds: list[Point] = []
         for job in jobs:
