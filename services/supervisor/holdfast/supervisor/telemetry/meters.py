@@ -74,7 +74,7 @@ class Meters:
             await anyio.sleep(max(EVERY_S, (time.monotonic() - began) / SHARE_MAX))
 
     async def _measure(self, state: State) -> None:
-        """Show all gauges. Without a state, as in a supervisor that leads no longer, they have no series: the leader has them."""
+        """Show all gauges. Without a state they have no series: a supervisor that leads no longer leaves them to the leader."""
         jobs = [job for _, job in sorted(state.jobs.items()) if not job.phase.finished]
         telemetry.show(metrics.NODES, _nodes(state))
         telemetry.show(metrics.NODE_LINKS, _links(state))
