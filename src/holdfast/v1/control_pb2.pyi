@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentMessage(_message.Message):
-    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat", "tested", "workers_changed")
+    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat", "tested", "workers_changed", "log_read")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class AgentMessage(_message.Message):
     BEAT_FIELD_NUMBER: _ClassVar[int]
     TESTED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    LOG_READ_FIELD_NUMBER: _ClassVar[int]
     seq: int
     traceparent: str
     hello: Hello
@@ -29,7 +30,8 @@ class AgentMessage(_message.Message):
     beat: Beat
     tested: Tested
     workers_changed: WorkersChanged
-    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ..., workers_changed: _Optional[_Union[WorkersChanged, _Mapping]] = ...) -> None: ...
+    log_read: LogRead
+    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ..., workers_changed: _Optional[_Union[WorkersChanged, _Mapping]] = ..., log_read: _Optional[_Union[LogRead, _Mapping]] = ...) -> None: ...
 
 class Reported(_message.Message):
     __slots__ = ("at", "node", "incarnation", "session", "message")
@@ -52,18 +54,50 @@ class Reports(_message.Message):
     def __init__(self, reports: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ...) -> None: ...
 
 class SupervisorMessage(_message.Message):
-    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard")
+    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard", "read_log")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     SAVED_BY_ALL_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
+    READ_LOG_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     command: Command
     ack: ReportAck
     saved_by_all: SavedByAll
     heard: Heard
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ...) -> None: ...
+    read_log: ReadLog
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ...) -> None: ...
+
+class ReadLog(_message.Message):
+    __slots__ = ("id", "job", "generation", "rank", "offset", "bytes_max")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    job: str
+    generation: int
+    rank: int
+    offset: int
+    bytes_max: int
+    def __init__(self, id: _Optional[int] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., offset: _Optional[int] = ..., bytes_max: _Optional[int] = ...) -> None: ...
+
+class LogRead(_message.Message):
+    __slots__ = ("id", "problem", "offset", "size", "data")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    problem: str
+    offset: int
+    size: int
+    data: bytes
+    def __init__(self, id: _Optional[int] = ..., problem: _Optional[str] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("at", "workers_version", "steps")

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from commands import Shell, read_until, refused
+from typer.testing import CliRunner
 from waiting import wait_until
 
-from holdfast.cli import logs
 from holdfast.cli.client import Client
+from holdfast.cli.log_tail import LogTail
+from holdfast.cli.main import application
 from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.domain.errors import HoldfastError, NotFound
 
 SCRIPT = """
 import os, pathlib, sys, time
@@ -75,16 +78,52 @@ def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: Loc
     refused(offline("logs", "told", "--dir", str(tmp_path)), "no local stack has run in")
 
 
-def test_a_log_on_another_machine_is_named(stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
+    stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "far", "train.py").code == 0
     wait_until((tmp_path / "began-0").exists, description="the job to begin", timeout_s=60.0)
     monkeypatch.setattr("socket.gethostname", lambda: "login-1")
+
+    def printed(*arguments: str) -> tuple[int, str, str]:
+        result = CliRunner().invoke(application("logs"), ["logs", *arguments, "--api", stack.api_url])
+        return result.exit_code, result.stdout, result.stderr
+
+    code, out, err = printed("far")
+    assert (code, "rank 0 line 0" in out) == (0, True), err
+    assert "rank 0 on node-0, generation 1" in err
+    code, out, err = printed("far", "--lines", "1", "--grep", "line 0")
+    assert (code, len(out.splitlines())) == (0, 1)
+    code, out, err = printed("far", "--rank", "9")
+    assert code != 0 or not out
     with Client(stack.api_url) as client:
-        view, places = client.job("far"), logs._Places.of_fleet(client)
-        host = client.node("node-0")["hostname"]
+        tail = LogTail(client, "far", frozenset({0}))
+        wait_until(
+            lambda: any("rank 0 line 0" in line for line in tail.lines(client.job("far"))),
+            description="what `holdfast run` shows of it", timeout_s=30.0,
+        )  # fmt: skip
         client.stop("far", "enough")
-    assert places.logs("far") == {}
-    (line,) = places.elsewhere(view, 1, None, set())
-    assert line.startswith("rank 0 is on node-0: its log is ")
-    assert line.endswith(f"/logs/far/g1/rank-0.log on {host}")
+
+
+def test_what_the_api_says_of_logs(stack: LocalStack, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "parts", "train.py").code == 0
+    wait_until((tmp_path / "began-0").exists, description="the job to begin", timeout_s=60.0)
+    with Client(stack.api_url) as client:
+        whole = client.rank_log("parts", 0, -1, 0, 4096)
+        assert whole["offset"] == 0
+        assert whole["text"].startswith("rank 0 line 0")
+        assert whole["node"] == "node-0"
+        rest, at = "", 0
+        while (part := client.rank_log("parts", 0, 1, at, 16))["text"]:
+            rest, at = rest + part["text"], part["next_offset"]
+        assert rest.startswith(whole["text"]), "parts of any size are the same log, whole characters each"
+        end = client.rank_log("parts", 0, -1, -40, 4096)
+        assert whole["text"].endswith(end["text"]) or end["offset"] > whole["size"] - 40
+        for rank, generation, reason in ((5, -1, "there is no rank 5"), (0, 77, "generation"), (0, -9, "generation")):
+            with pytest.raises(HoldfastError, match=reason):
+                client.rank_log("parts", rank, generation, 0, 4096)
+        with pytest.raises(NotFound, match="no job nobody"):
+            client.rank_log("nobody", 0, -1, 0, 4096)
+        client.stop("parts", "enough")

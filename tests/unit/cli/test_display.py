@@ -11,7 +11,7 @@ from rich.text import Text
 
 from holdfast.cli.follow import SILENCE_MAX_S, describe, follow
 from holdfast.cli.live import MESSAGES_MAX, REPLICAS_SHOWN_MAX, JobDisplay
-from holdfast.domain.errors import Unavailable
+from holdfast.domain.errors import NotFound, Unavailable
 
 NASTY = "rank 4 raised ValueError: [/bold] list [red] at train.py:100: :warning:"
 
@@ -196,6 +196,9 @@ class Played:
 
     def node(self, name: str) -> dict[str, str]:
         return {"hostname": "elsewhere", "directory": "/nowhere"}
+
+    def rank_log(self, name: str, rank: int, generation: int, offset: int, limit: int) -> dict[str, Any]:
+        raise NotFound("there is no such log")
 
     def follow(self, **options: Any) -> tuple[int, str]:
         screen, out = console(terminal=False)

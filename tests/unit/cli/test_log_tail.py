@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.agent.workers.logs import tail
 from holdfast.cli import log_tail
-from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks
+from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks, RemoteTail
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound
 
 
 class Nodes:
@@ -138,9 +139,66 @@ def test_a_log_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
     assert [*tail.lines(view(1, 0)), *tail.rest()] == []
 
 
-def test_a_node_on_another_machine_is_not_looked_for_here(tmp_path: Path) -> None:
-    append(log(tmp_path, 0), b"of another stack\n")
-    assert list(tail_of(tmp_path, hostname="elsewhere").lines(view(1, 0))) == []
+class Elsewhere(Nodes):
+    """Nodes of another machine: their logs come through the API, from their agents."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "elsewhere")
+        self.logs: dict[int, bytes] = {}  # by rank
+        self.asked: list[tuple[int, int]] = []  # rank and offset
+        self.away: HoldfastError | None = None
+
+    def rank_log(self, job: str, rank: int, generation: int, offset: int, limit: int) -> dict[str, Any]:
+        self.asked.append((rank, offset))
+        if self.away is not None:
+            raise self.away
+        if rank not in self.logs:
+            raise NotFound("there is no such log")
+        data = self.logs[rank]
+        text = data[offset : offset + limit].decode()
+        return {"text": text, "offset": offset, "next_offset": offset + len(text.encode()), "size": len(data)}
+
+
+def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_tail, "REMOTE_EVERY_S", 0.0)
+    append(log(tmp_path, 0), b"of another stack with the same paths\n")
+    nodes = Elsewhere(tmp_path)
+    tail = LogTail(nodes, "llm", ALL_RANKS)  # type: ignore[arg-type]
+    assert list(tail.lines(view(1, 0))) == [], "it may not have been created yet"
+    nodes.logs[0] = b"one\ntw"
+    assert list(tail.lines(view(1, 0))) == ["[rank0] one"]
+    nodes.logs[0] += b"o\nthe last one"
+    assert list(tail.lines(view(1, 0))) == ["[rank0] two"]
+    assert list(tail.rest()) == ["[rank0] the last one"]
+
+
+def test_of_ranks_on_other_machines_the_first_is_shown_or_the_chosen_ones(tmp_path: Path) -> None:
+    nodes = Elsewhere(tmp_path)
+    list(LogTail(nodes, "llm", ALL_RANKS).lines(view(1, *range(100))))  # type: ignore[arg-type]
+    assert nodes.asked == [(0, 0)], "a request each second for each of 100,000 ranks would be a load"
+    nodes.asked.clear()
+    list(LogTail(nodes, "llm", frozenset({7, 8})).lines(view(1, *range(100))))  # type: ignore[arg-type]
+    assert nodes.asked == [(7, 0), (8, 0)]
+
+
+def test_an_agent_that_does_not_answer_is_asked_seldom_and_that_is_said_once(tmp_path: Path) -> None:
+    nodes = Elsewhere(tmp_path)
+    nodes.away = Conflict("no answer within 3 s")
+    now = [0.0]
+    tail = RemoteTail(
+        Path(), "", client=nodes, job="llm", generation=1, rank=0, clock=lambda: now[0],  # type: ignore[arg-type]
+    )  # fmt: skip
+    (line,) = tail.lines()
+    assert "no answer within 3 s" in line
+    for _ in range(20):
+        now[0] += 1.0
+        assert list(tail.lines()) == []
+    assert len(nodes.asked) == 1
+    nodes.away, nodes.logs[0] = None, b"again\n"
+    now[0] += log_tail.REMOTE_AGAIN_S
+    assert list(tail.lines()) == ["again"]
 
 
 def test_of_a_line_that_was_overwritten_its_end_is_shown(tmp_path: Path) -> None:

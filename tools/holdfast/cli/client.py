@@ -119,6 +119,11 @@ class Client:
     def job(self, name: str) -> Json:
         return self._get(_path("jobs", name))
 
+    def rank_log(self, name: str, rank: int, generation: int, offset: int, limit: int) -> Json:
+        """Return a part of a rank's log, from the agent of its node; a negative `offset` counts from the end."""
+        path = _path("jobs", name, "ranks", str(rank), "log")
+        return self._get(path, generation=generation, offset=offset, limit=limit)
+
     def jobs(self) -> Iterator[Json]:
         return self._pages("/v1/jobs")
 

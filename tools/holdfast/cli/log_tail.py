@@ -1,20 +1,28 @@
-"""Reads the output of selected ranks from the agents' log files, for nodes on this machine."""
+"""Reads the output of selected ranks: from the agents' log files on this machine, else through the API from their agents."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.agent.workers.logs import data_from, log_path
 from holdfast.cli.client import Client
+from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.worker import TORCH_SERVER_LINE
 
 READ_BYTES_MAX = 1 << 20  # per read of one file
 LINE_BYTES_MAX = 64 << 10  # a longer line without an end, such as a progress bar, is cut
+REMOTE_MAX = 8  # ranks on other machines: each read is a request
+REMOTE_EVERY_S = 1.0
+REMOTE_AGAIN_S = 30.0  # after an agent that has not answered
+REMOTE_BYTES = 256 << 10  # of one request
+LOOK_BYTES = 4 << 10  # of one that only asks where a log begins
 GENERATIONS_MAX = 2  # the newest and the previous one, whose last lines show why it ended
 
 Ranks = frozenset[int] | None
@@ -23,7 +31,7 @@ ALL_RANKS: Ranks = None
 
 def log_file(directory: str | Path, job: str, generation: int, rank: int) -> Path:
     """Return the path of a rank's log. `directory` is that of the agent."""
-    return Path(directory) / "logs" / job / f"g{generation}" / f"rank-{rank}.log"
+    return log_path(Path(directory) / "logs", job, generation, rank)
 
 
 class LogTail:
@@ -40,7 +48,7 @@ class LogTail:
         """Yield the complete lines that were written since the last call, each with its rank."""
         for worker in job["ranks"]:
             self._open(worker["node"], job["generation"], worker["rank"])
-        for tail in self._tails.values():
+        for tail in list(self._tails.values()):
             yield from tail.lines()
         for key in [key for key in self._tails if key[0] <= job["generation"] - GENERATIONS_MAX]:
             yield from self._tails.pop(key).rest()
@@ -60,6 +68,10 @@ class LogTail:
         if (directory := self._directories[node]) is not None:
             path = log_file(directory, self._job, generation, rank)
             self._tails[generation, rank] = Tail(path, f"[rank{rank}] ")
+        elif rank == 0 or (self._ranks is not None and rank in sorted(self._ranks)[:REMOTE_MAX]):
+            self._tails[generation, rank] = RemoteTail(
+                Path(), f"[rank{rank}] ", client=self._client, job=self._job, generation=generation, rank=rank
+            )
 
 
 @dataclass(slots=True)
@@ -72,13 +84,17 @@ class Tail:
     partial: bytes = b""
     unreadable: bool = False
 
+    @property
+    def where(self) -> str:
+        return f"cannot read {self.path}"
+
     def lines(self) -> Iterator[str]:
         try:
             raw = self._read()
         except OSError as error:
             if not self.unreadable:  # reported once
                 self.unreadable = True
-                yield f"{self.prefix}(its output is not shown: cannot read {self.path}: {error.strerror})"
+                yield f"{self.prefix}(its output is not shown: {self.where}: {error.strerror})"
             return
         *whole, self.partial = (self.partial + raw).split(b"\n")
         if len(self.partial) > LINE_BYTES_MAX:
@@ -106,7 +122,7 @@ class Tail:
             with self.path.open("rb") as log:
                 if os.fstat(log.fileno()).st_size < self.position:  # truncated by the agent, which limits its size
                     self.position, self.partial = 0, b""
-                self.position = _data_from(log.fileno(), self.position)
+                self.position = data_from(log.fileno(), self.position)
                 log.seek(self.position)
                 raw = log.read(READ_BYTES_MAX)
         except FileNotFoundError:  # not created yet, or deleted with its generation
@@ -119,10 +135,47 @@ class Tail:
         return self.prefix + line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
-def _data_from(log: int, position: int) -> int:
-    """Return the position of the next bytes that still exist, because the dropped part of a log can be large."""
-    try:
-        return os.lseek(log, position, os.SEEK_DATA)
-    except OSError as error:
-        # ENXIO: no data after this position. EINVAL: a file system without holes.
-        return os.fstat(log).st_size if error.errno == errno.ENXIO else position
+@dataclass(slots=True, kw_only=True)
+class RemoteTail(Tail):
+    """The log of a rank on another machine, read through the API. `path` is not used."""
+
+    client: Client
+    job: str
+    generation: int
+    rank: int
+    clock: Callable[[], float] = time.monotonic
+    next_at: float = 0.0
+
+    @property
+    def where(self) -> str:
+        return f"generation {self.generation} of rank {self.rank} on another machine"
+
+    def begin(self, bytes_max: int) -> str:
+        """Start at most so many bytes before the end; 0 = at the beginning. Returns where the log is. Raises what the API says
+        if there is none."""
+        part = self.client.rank_log(self.job, self.rank, self.generation, -bytes_max or 0, LOOK_BYTES)
+        self.position = part["offset"]
+        return f"rank {self.rank} on {part['node']}, generation {part['generation']}: {part['size']:,} bytes"
+
+    def lines(self) -> Iterator[str]:
+        if self.clock() >= self.next_at:
+            self.next_at = self.clock() + REMOTE_EVERY_S
+            yield from super(RemoteTail, self).lines()
+
+    def whole_lines(self) -> Iterator[str]:
+        while True:
+            before = self.position
+            yield from super(RemoteTail, self).lines()
+            if self.position == before:
+                break
+
+    def _read(self) -> bytes:
+        try:
+            part = self.client.rank_log(self.job, self.rank, self.generation, self.position, REMOTE_BYTES)
+        except NotFound:  # not created yet, or deleted with its generation
+            return b""
+        except HoldfastError as error:
+            self.next_at = self.clock() + REMOTE_AGAIN_S
+            raise OSError(errno.EIO, str(error)) from error
+        self.position = part["next_offset"]
+        return str(part["text"]).encode()

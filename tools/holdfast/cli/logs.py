@@ -1,4 +1,4 @@
-"""`holdfast logs`: prints the output of ranks from the agents' log files on this machine."""
+"""`holdfast logs`: prints the output of ranks, from files on this machine, or through the API from agents of others."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from glob import escape
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from holdfast.agent.workers.errors import read_error_file
+from holdfast.agent.workers.logs import GENERATIONS_KEPT
 from holdfast.cli.client import Client, NoApi, default_url
 from holdfast.cli.completion import names
 from holdfast.cli.endings import ENDED, FAILED
 from holdfast.cli.local_runs import RUNS, api_url
-from holdfast.cli.log_tail import Ranks, Tail, log_file
+from holdfast.cli.log_tail import REMOTE_MAX, Ranks, RemoteTail, Tail
 from holdfast.cli.tables import Api, console
 from holdfast.cli.terminal import worker_output
 from holdfast.cli.torchrun import shown_ranks
-from holdfast.domain.errors import InvalidSpec, NotFound, Unavailable
+from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.signals import WorkerError
 from holdfast.domain.words import plural
 
+AnyTail = TypeVar("AnyTail", bound=Tail)
 LINES = 100
 NEWEST = -1
 POLL_S = 0.2
 LOOK_EVERY = 5  # polls between checks for new generations, and for the end of the job
-ELSEWHERE_MAX = 8  # log files on other machines that are listed
+TAIL_BYTES = 1 << 20  # of a log on another machine, which is not read from its beginning unless all lines are asked for
 
 _LOG = re.compile(r"g(\d+)/rank-(\d+)\.log")
 
@@ -67,7 +68,7 @@ def logs(
     ] = None,
     api: Api = "",
 ) -> None:
-    """Print the output of a job's ranks, also after its end. Reads the files on this machine, and lists files on others."""
+    """Print the output of a job's ranks, also after its end: from the files on this machine, and from the agents of others."""
     if first_error and follow:
         raise InvalidSpec("--follow", True, "either --follow or --first-error")
     wanted, ranks = _pattern(grep), shown_ranks(rank, "")
@@ -80,20 +81,27 @@ def logs(
             if not found:
                 typer.echo(f"no rank of {job} has left an exception on this machine", err=True)
                 raise typer.Exit(FAILED)
-        chosen = _chosen(found, generation)
+        view = _view(client, job)
+        chosen = _chosen(found, generation, view)
         if first_error:
             _show_first_error(found[chosen], chosen, lines, wanted)
             return
-        view = _view(client, job)
         shown = [log for log in found.get(chosen, ()) if ranks is None or log.rank in ranks]
-        elsewhere = places.elsewhere(view, chosen, ranks, {log.rank for log in shown})
-        for line in islice(elsewhere, ELSEWHERE_MAX):
-            typer.echo(line, err=True)
-        if not shown and not follow:
+        tails = {(chosen, log.rank): _print(_tail(log, ranks), log.where, lines, wanted) for log in shown}
+        if client is not None:
+            remote = _elsewhere(client, places, view, chosen, ranks, {log.rank for log in shown})
+            for tail in remote[:REMOTE_MAX]:
+                try:
+                    tails[chosen, tail.rank] = _print(tail, "", lines, wanted)
+                except HoldfastError as error:
+                    typer.echo(f"rank {tail.rank}: {error}", err=True)
+            if more := remote[REMOTE_MAX:]:
+                others = plural(len(more), "more rank")
+                typer.echo(f"{others} on other machines: choose up to {REMOTE_MAX} with --rank", err=True)
+        if not tails and not follow:
             here = sorted(log.rank for log in found.get(chosen, ()))
             rest = f"ranks {', '.join(map(str, here))} of generation {chosen} do" if here else "no rank of the job has"
             raise NotFound(f"no log of rank {rank} on this machine; {rest}")
-        tails = {(chosen, log.rank): _print(log, lines, wanted, ranks) for log in shown}
         if follow:
             _follow(_Followed(client, places, job, ranks, wanted, tails))
 
@@ -108,6 +116,10 @@ class _Log:
     path: Path
 
     @property
+    def where(self) -> str:
+        return f"rank {self.rank} on {self.node}: {self.path}"
+
+    @property
     def error(self) -> WorkerError | None:
         return read_error_file(self.path.with_suffix(".error.json"))
 
@@ -115,7 +127,6 @@ class _Log:
 @dataclass(frozen=True, slots=True)
 class _Places:
     here: Mapping[str, Path]  # node → its agent's directory
-    others: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # node → host and directory
 
     @classmethod
     def of_fleet(cls, client: Client) -> _Places:
@@ -123,10 +134,7 @@ class _Places:
             node["node"]: (node["hostname"], node["directory"]) for node in client.nodes() if node.get("directory")
         }
         own = socket.gethostname()
-        return cls(
-            {node: Path(directory) for node, (host, directory) in nodes.items() if host == own},
-            {node: place for node, place in nodes.items() if place[0] != own},
-        )
+        return cls({node: Path(directory) for node, (host, directory) in nodes.items() if host == own})
 
     @classmethod
     def of_stack(cls, directory: Path | None, job: str) -> _Places:
@@ -147,19 +155,26 @@ class _Places:
                     found.setdefault(int(match[1]), []).append(_Log(int(match[2]), node, path))
         return {number: sorted(of, key=lambda log: log.rank) for number, of in sorted(found.items())}
 
-    def elsewhere(
-        self, view: Mapping[str, Any] | None, generation: int, ranks: Ranks, shown: set[int]
-    ) -> Iterator[str]:
-        """Yield one line per log on another machine, with its path."""
-        if view is None or view["generation"] != generation:
-            return
-        for worker in view["ranks"]:
-            number, node = worker["rank"], worker["node"]
-            if number in shown or (ranks is not None and number not in ranks) or node not in self.others:
-                continue
-            host, directory = self.others[node]
-            path = log_file(directory, view["name"], generation, number)
-            yield f"rank {number} is on {node}: its log is {path} on {host}"
+
+def _elsewhere(
+    client: Client, places: _Places, view: Mapping[str, Any] | None, generation: int, ranks: Ranks, shown: set[int]
+) -> list[RemoteTail]:
+    """The logs of this generation on other machines. Of an earlier generation only those of ranks that were asked for by
+    number: the supervisor knows where they were."""
+    if view is None:
+        return []
+    if view["generation"] == generation:
+        on_others = [each["rank"] for each in view["ranks"] if each["node"] not in places.here]
+    else:
+        on_others = sorted(ranks or ())
+    wanted = [each for each in on_others if each not in shown and (ranks is None or each in ranks)]
+    alone = ranks is not None and len(ranks) == 1
+    return [
+        RemoteTail(
+            Path(), "" if alone else f"[rank{each}] ", client=client, job=view["name"], generation=generation, rank=each
+        )
+        for each in wanted
+    ]
 
 
 def _client(api: str, job: str, cleanup: ExitStack) -> Client | None:
@@ -181,11 +196,14 @@ def _view(client: Client | None, job: str) -> Mapping[str, Any] | None:
         return None
 
 
-def _chosen(found: Mapping[int, list[_Log]], generation: int) -> int:
+def _chosen(found: Mapping[int, list[_Log]], generation: int, view: Mapping[str, Any] | None) -> int:
+    """The number of the generation. Those of the supervisor are consecutive; without it, those that have logs here count."""
     numbers = list(found)
+    if view is not None and view["generation"]:
+        numbers = sorted({*numbers, *range(max(1, view["generation"] - GENERATIONS_KEPT + 1), view["generation"] + 1)})
     if generation < 0 and not numbers:
         return 0
-    if generation in found:
+    if generation in numbers:
         return generation
     if generation < 0 and -generation <= len(numbers):
         return numbers[generation]
@@ -203,10 +221,11 @@ def _pattern(grep: str) -> re.Pattern[str]:
         raise InvalidSpec("--grep", grep, f"a regular expression ({error})") from error
 
 
-def _print(log: _Log, lines: int, wanted: re.Pattern[str], ranks: Ranks) -> Tail:
-    """Print the last lines of a log. Returns a tail that continues after them."""
-    typer.echo(f"rank {log.rank} on {log.node}: {log.path}", err=True)
-    tail = _tail(log, ranks)
+def _print(tail: AnyTail, where: str, lines: int, wanted: re.Pattern[str]) -> AnyTail:
+    """Print the last lines of a log. Returns the tail, which continues after them."""
+    if isinstance(tail, RemoteTail):
+        where = tail.begin(TAIL_BYTES if lines else 0)
+    typer.echo(where, err=True)
     for line in deque((line for line in tail.whole_lines() if wanted.search(line)), maxlen=lines or None):
         _show(line)
     return tail
@@ -272,4 +291,4 @@ def _show_first_error(logs: list[_Log], generation: int, lines: int, wanted: re.
     _show(f"{error.type}: {error.message}" if error.type else error.message)
     for frame in error.frames:
         _show(f"  {frame}")
-    _print(log, lines, wanted, frozenset({log.rank}))
+    _print(_tail(log, frozenset({log.rank})), log.where, lines, wanted)

@@ -46,6 +46,7 @@ from holdfast.agent.gpu_reset import GpuResets
 from holdfast.agent.leaving import Leaving
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.link_tests import LinkTests
+from holdfast.agent.log_reads import LogReads
 from holdfast.agent.machine import boot_id, machine_id
 from holdfast.agent.node import Node, Outcome
 from holdfast.agent.outbox import Outbox
@@ -216,6 +217,7 @@ class Agent:
             on_peers=self._preflights.know_peers,
             on_saved_by_all=self._replicator.retain,
             beat=lambda: encode_beat(time.time(), self._pool.worker_set.version, self._pool.steps()),
+            log_reads=LogReads(settings.agent_dir / "logs"),
             membership=membership,
             tls=tls,
         )

@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 from holdfast.agent.executor import Executor
+from holdfast.agent.log_reads import LogReads
 from holdfast.agent.reports import Reports
 from holdfast.agent.streams import REFUSED_S, Failures, check, first_error, is_of_another_fleet, join, read, write
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage, OtherFleet, Unavailable
@@ -62,6 +63,7 @@ class Session:
         on_peers: Callable[[Sequence[str]], None],
         on_saved_by_all: Callable[[CommonCheckpoint], None],
         beat: Callable[[], pb.AgentMessage] = lambda: encode_beat(time.time()),
+        log_reads: LogReads | None = None,
         membership: Membership | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class Session:
         self._on_peers = on_peers
         self._on_saved_by_all = on_saved_by_all
         self._beat = beat
+        self._log_reads = log_reads
         self._membership = membership or Membership()
         self._tls = tls
         self._news = anyio.Event()
@@ -144,6 +147,8 @@ class Session:
                 self._failures.over(endpoint)
                 if welcome.answers_beats:
                     tasks.start_soon(self._expect_answers)
+                if self._log_reads is not None:
+                    tasks.start_soon(self._log_reads.run, self._news_to_send)
                 while True:
                     self._take(await read(call, pb.SupervisorMessage))
         finally:
@@ -152,17 +157,25 @@ class Session:
     async def _speak(self, call: _Call) -> None:
         """Send Hello, then every report, and a heartbeat every `BEAT_S`, which also contains the newest steps."""
         self._reports.greet(self._hello(), self._inventories())
+        if self._log_reads is not None:
+            self._log_reads.forget()
         self._columns = self.workers_in_answers = False  # until this supervisor accepts them
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
                 await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns))
+            if self._log_reads is not None and self._log_reads.answers:
+                await write(call, self._log_reads.answers.popleft())
+                continue
             with anyio.move_on_at(beat_at):
                 await self._news.wait()
             self._news = anyio.Event()
             if anyio.current_time() >= beat_at:
                 await write(call, self._beat())
                 beat_at = anyio.current_time() + BEAT_S
+
+    def _news_to_send(self) -> None:
+        self._news.set()
 
     async def _expect_answers(self) -> None:
         """Raises `Unavailable` after `UNANSWERED_BEATS_MAX` heartbeats without an answer: an open stream may not be served."""
@@ -211,6 +224,8 @@ class Session:
                 self._take_saved_by_all(message.saved_by_all)
             case "heard":
                 pass
+            case "read_log" if self._log_reads is not None:
+                self._log_reads.ask(message.read_log)
             case kind:
                 log.debug("unknown message ignored", kind=kind)
 

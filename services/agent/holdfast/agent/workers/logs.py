@@ -12,10 +12,12 @@ import errno
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
 
-from holdfast.domain.errors import HoldfastError
+from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.worker import TORCH_SERVER_LINE
+from holdfast.domain.worker_logs import LogPart, LogRequest
 
 LOG_BYTES_MAX = 64 << 20  # on disk per rank; output between two checks may exceed it
 KEPT_BYTES = LOG_BYTES_MAX // 2  # remaining size after a trim
@@ -80,6 +82,46 @@ def open_log(path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise HoldfastError(f"the log file {path} cannot be opened: {error.strerror}") from error
+
+
+def log_path(logs: Path, job: str, generation: int, rank: int) -> Path:
+    """`logs`: the directory of all logs of an agent."""
+    return logs / job / f"g{generation}" / f"rank-{rank}.log"
+
+
+def read_part(logs: Path, request: LogRequest) -> LogPart:
+    """Read a part of a rank's log. Raises `NotFound` if there is no such log, and `HoldfastError` if it cannot be read.
+
+    Scripts can write to the directory, so what is not a regular file is not opened, and no link is followed."""
+    path = log_path(logs, request.job, request.generation, request.rank)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise NotFound(
+            f"there is no {path}: an agent keeps the logs of a job's newest {GENERATIONS_KEPT} generations"
+        ) from None
+    except OSError as error:
+        raise HoldfastError(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise HoldfastError(f"{path} is not a file")
+        start = request.offset if request.offset >= 0 else max(0, status.st_size + request.offset)
+        start = data_from(file, min(start, status.st_size))
+        return LogPart(start, status.st_size, os.pread(file, request.bytes_max, start))
+    except OSError as error:
+        raise HoldfastError(f"{path} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(file)
+
+
+def data_from(file: int, position: int) -> int:
+    """Return the position of the next bytes that still exist, because the dropped part of a log can be large."""
+    try:
+        return os.lseek(file, position, os.SEEK_DATA)
+    except OSError as error:
+        # ENXIO: no data after this position. EINVAL: a file system without holes.
+        return os.fstat(file).st_size if error.errno == errno.ENXIO else position
 
 
 def tail(path: Path, lines_max: int = TAIL_LINES, bytes_max: int = TAIL_BYTES) -> tuple[str, ...]:

@@ -91,11 +91,14 @@ class ControlServicer(pb_grpc.ControlServicer):
             self._take(sessions, session, first)
             async for message in messages:
                 session.heard()
-                if message.WhichOneof("report") == "beat":
-                    session.beat(message.beat.workers_version, decode_steps_reached(message.beat))
-                else:
-                    self._take(sessions, session, message)
-                    await sessions.inbox.wait_for_room()
+                match message.WhichOneof("report"):
+                    case "beat":
+                        session.beat(message.beat.workers_version, decode_steps_reached(message.beat))
+                    case "log_read":
+                        session.log_reads.take(message.log_read)
+                    case _:
+                        self._take(sessions, session, message)
+                        await sessions.inbox.wait_for_room()
         except HoldfastError as error:
             session.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         else:

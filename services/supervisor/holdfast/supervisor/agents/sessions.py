@@ -11,12 +11,14 @@ import anyio
 import grpc
 import structlog
 
-from holdfast.domain.errors import HoldfastError
+from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order, StepReached
 from holdfast.domain.replication import CommonCheckpoint
+from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.runtime import freeze
 from holdfast.supervisor.agents.beats import Reported, Told, patience_s
+from holdfast.supervisor.agents.log_reads import LogReads
 from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
 from holdfast.supervisor.telemetry.meters import Latencies
@@ -67,6 +69,7 @@ class AgentSession:
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[pb.SupervisorMessage] = deque()
         self._news = anyio.Event()
+        self.log_reads = LogReads(self.node, self.offer)
 
     def heard(self) -> None:
         self.heard_at_s = anyio.current_time()
@@ -196,6 +199,14 @@ class Sessions:
         """Whoever has no session now does without it."""
         if (session := self._by_node.get(node)) is not None:
             session.offer(encode_saved_by_all(self.epoch, word))
+
+    async def read_log(self, node: str, request: LogRequest) -> LogPart:
+        """A part of a log of this node. Raises `NotFound` without a session, `Conflict` without an answer, and what the
+        agent says against it."""
+        session = self._by_node.get(node)
+        if session is None:
+            raise NotFound(f"the log is on {node}, whose agent is not connected")
+        return await session.log_reads.read(request, session.ended)
 
     @property
     def nodes(self) -> Container[str]:

@@ -12,6 +12,7 @@ from holdfast.supervisor.api import (
     fleet,
     incidents,
     jobs,
+    logs,
     nodes,
     operations,
     problems,
@@ -45,7 +46,7 @@ def build(backend: Backend, forwarding: Forwarding | None = None) -> FastAPI:
     app.add_middleware(session.SignedIn)
     problems.install(app)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorize)])
-    for part in (fleet, jobs, nodes, incidents, operations, events, audit_routes):
+    for part in (fleet, jobs, logs, nodes, incidents, operations, events, audit_routes):
         v1.include_router(part.router)
     app.include_router(v1)
     app.include_router(session.router, prefix="/v1")

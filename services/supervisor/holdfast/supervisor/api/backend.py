@@ -6,7 +6,7 @@ import hashlib
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from fastapi import Depends, Header, Query, Request, Response
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.job import PolicySpec
+from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
@@ -35,6 +36,7 @@ from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, 
 from holdfast.wire.jobfile import read_policy
 
 PENDING_MAX = 10_000
+ReadLog = Callable[[str, LogRequest], Awaitable[LogPart]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,11 @@ class Backend:
         cluster: Callable[[], Sequence[Sight]] | None = None,
         alerts: Alerts | None = None,
         audit: AuditStore | None = None,
+        read_log: ReadLog | None = None,
     ) -> None:
-        """`cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
+        """`read_log`: asks the agent of a node for a part of a log; only a leader has sessions with agents.
+
+        `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
         alerts; None = nobody is told. `audit`: where lines of the audit log are kept; None = they are in the log only."""
         self.audit = audit
         self.identity = identity
@@ -79,6 +84,7 @@ class Backend:
         self.accounts = Accounts(history, time.time)
         self.cluster = cluster
         self.alerts = alerts
+        self._read_log = read_log
         self._look = look
         self._policies = policies
         self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet
@@ -92,6 +98,12 @@ class Backend:
                 "no supervisor has become the leader yet; ask again in a second", leader.api if leader else ""
             )
         return picture
+
+    async def read_log(self, node: str, request: LogRequest) -> LogPart:
+        """Raises `Unavailable` if this supervisor does not lead, and as `Sessions.read_log`."""
+        if self._read_log is None:
+            raise Unavailable("no agent is connected to this supervisor")
+        return await self._read_log(node, request)
 
     async def usable(self, policy: PolicySpec) -> PolicySpec:
         """`policy` with its text: a script that came without one is read here, once. Raises `InvalidSpec` naming what is wrong

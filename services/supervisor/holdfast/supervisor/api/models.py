@@ -67,6 +67,19 @@ class Rung(Model):
     why: Annotated[str, Field(description="why it ended so")]
 
 
+class RankLog(Model):
+    """A part of the log of one rank."""
+
+    job: str
+    rank: int
+    node: str
+    generation: int
+    offset: Annotated[int, Field(description="of the text in the log, in bytes")]
+    next_offset: Annotated[int, Field(description="of what follows the text; ask for it to follow the log")]
+    size: Annotated[int, Field(description="of the log now, in bytes; the agent drops the oldest part of a large one")]
+    text: str
+
+
 class Incident(Model):
     """One fault, or one planned change, from signal to first new step."""
 

@@ -15,6 +15,7 @@ import anyio
 import structlog
 
 from holdfast.domain.errors import StaleEpoch, Unavailable
+from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.backoff import Backoff
@@ -80,6 +81,13 @@ class Leader:
 
     def sessions(self) -> Sessions | None:
         return self._term.sessions if self._term is not None else None
+
+    async def read_log(self, node: str, request: LogRequest) -> LogPart:
+        """Raises `Unavailable` while this supervisor does not lead, too."""
+        sessions = self.sessions()
+        if sessions is None:
+            raise Unavailable("this supervisor does not lead, so no agent is connected to it; ask again in a second")
+        return await sessions.read_log(node, request)
 
     def picture(self) -> Picture | None:
         return self._term.picture if self._term is not None else None

@@ -1,0 +1,61 @@
+"""Answers of this agent to whoever wants to see a part of a rank's log. One is read at a time, in a thread: a file system that
+hangs keeps readers of logs waiting, and nobody else."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from holdfast.agent.workers.logs import read_part
+from holdfast.domain.errors import HoldfastError
+from holdfast.v1 import control_pb2 as pb
+from holdfast.wire.worker_logs import decode_request, encode_answer
+
+WAITING_MAX = 32  # requests; more are answered at once, with the reason
+
+
+class LogReads:
+    """`logs`: the directory of the agent's logs. Requests and answers belong to one session: `forget` begins the next one."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._limiter = anyio.CapacityLimiter(1)
+        self._waiting: deque[pb.ReadLog] = deque()
+        self._asked = anyio.Event()
+        self.answers: deque[pb.AgentMessage] = deque()  # to be sent
+
+    def forget(self) -> None:
+        self._waiting.clear()
+        self.answers.clear()
+
+    def ask(self, message: pb.ReadLog) -> None:
+        if len(self._waiting) >= WAITING_MAX:
+            self.answers.append(
+                encode_answer(message.id, f"{WAITING_MAX} requests for logs wait on this node; ask again later")
+            )
+            return
+        self._waiting.append(message)
+        self._asked.set()
+
+    async def run(self, answered: Callable[[], None]) -> None:
+        """Answer until cancelled. `answered` is called when there are answers to send."""
+        while True:
+            while self._waiting:
+                message = self._waiting.popleft()
+                self.answers.append(await self._answer(message))
+                answered()
+            self._asked = anyio.Event()
+            await self._asked.wait()
+
+    async def _answer(self, message: pb.ReadLog) -> pb.AgentMessage:
+        try:
+            read = partial(read_part, self._logs, decode_request(message))
+            part = await anyio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._limiter)
+        except HoldfastError as error:
+            return encode_answer(message.id, str(error))
+        return encode_answer(message.id, part)
