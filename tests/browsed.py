@@ -13,15 +13,18 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from anyio import to_thread
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fleet import Fleet, job
 
 from benchmarks.core import running_job
+from holdfast.agent.workers.logs import log_path, read_part
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.job import JobSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.orders import Tested
+from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, INBOX
 from holdfast.log.protocol import Entry
@@ -172,6 +175,7 @@ class Site:
 
     url: str
     world: World
+    logs: Path  # of all ranks, as if one agent had them; `write_log` writes there
     _log: MemoryLog
     _portal: BlockingPortal
 
@@ -179,6 +183,15 @@ class Site:
         """Say on the event stream that something has changed."""
         entry = Entry("test", type(record).__name__, records.dumps(record, Published))
         self._portal.call(self._log.append, EVENTS, entry)
+
+    def write_log(self, job: str, rank: int, text: str, generation: int | None = None) -> None:
+        """The rank prints this."""
+        made = self.world.state.jobs[job].generation
+        assert made is not None
+        path = log_path(self.logs, job, generation or made.number, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(text)
 
     def requests(self) -> list[OperatorEvent]:
         """What pages have asked for."""
@@ -193,7 +206,7 @@ def served(world: World, directory: Path, *, token: str = "") -> Iterator[Site]:
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(_serving(world, directory, token)) as (url, log),
     ):
-        yield Site(url, world, log, portal)
+        yield Site(url, world, directory / "logs", log, portal)
 
 
 @asynccontextmanager
@@ -207,6 +220,9 @@ async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[t
     async def look() -> Picture:
         return Picture(world.state, leading=True, at=time.time())
 
+    async def read_log(_node: str, request: LogRequest) -> LogPart:
+        return await to_thread.run_sync(read_part, directory / "logs", request)
+
     backend = Backend(
         identity=Identity("supervisor-a", "0.1.0", token),
         log=log,
@@ -214,6 +230,7 @@ async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[t
         look=look,
         progress=progress,
         policies=policies,
+        read_log=read_log,
     )
     listener = bind("127.0.0.1:0")
     url = url_of(listener)

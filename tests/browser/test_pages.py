@@ -222,6 +222,35 @@ def test_tabs_are_walked_by_the_arrow_keys_and_are_part_of_the_address(chromium:
         assert page.url.endswith("/jobs/llm-70b/logs")
 
 
+@core
+def test_the_log_of_a_rank_is_shown_followed_and_searched(chromium: Browser, tmp_path: Path) -> None:
+    world = browsed.under_fire()
+    with browsed.served(world, tmp_path) as site, opened(chromium) as page:
+        visit(page, site.url, f"{JOB}/logs")
+        expect(page.get_by_role("alert")).to_contain_text("an agent keeps the logs of a job's newest 5 generations")
+        site.write_log("llm-70b", 0, "step 1\r step 2\r\n\x1b[31mloss is nan 💥\x1b[0m\n<b>no markup</b>\n")
+        log = page.get_by_role("log")
+        expect(log).to_have_text(" step 2\nloss is nan 💥\n<b>no markup</b>\n")
+        examine(page, "1440 light/job logs of a rank")
+        site.write_log("llm-70b", 0, "".join(f"line {n}\n" for n in range(40_000)))
+        expect(log).to_contain_text("line 39999")
+        page.wait_for_function(  # it stays at the end
+            "() => { const box = document.querySelector('pre.log');"
+            " return box.scrollHeight - box.scrollTop - box.clientHeight < 40 }"
+        )
+        page.get_by_label("Lines with").fill("NAN")
+        expect(log).to_have_text("loss is nan 💥")
+        rank = page.get_by_label("Rank", exact=True).last  # the first one is that of the mesh
+        rank.fill("9")
+        rank.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("rank-9.log")
+        site.write_log("llm-70b", 9, "nan of rank 9\n")
+        expect(log).to_have_text("nan of rank 9")
+        rank.fill("100000")
+        rank.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("there is no rank 100000")
+
+
 # ---------------------------------------------------------------- an incident, and a node
 
 

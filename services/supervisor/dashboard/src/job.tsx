@@ -4,7 +4,8 @@ import { type Action, ActionButton, Confirm } from "./action";
 import { type Job, path, type RankColumns, type Schemas, type Timeline, useLook } from "./api";
 import { TimelineChart } from "./chart";
 import { count, quoted, shape, short } from "./format";
-import { CheckpointsTab, FindingsTab, GenerationsTab, LogsTab, PolicyTab, RanksTab } from "./job_tabs";
+import { CheckpointsTab, FindingsTab, GenerationsTab, PolicyTab, RanksTab } from "./job_tabs";
+import { LogsTab } from "./logs";
 import { MeshMap, states_in_words } from "./mesh";
 import { Badge, Code, Facts, Loading, link, Panel, Problem, Stat, Steps, Tabs, When } from "./parts";
 

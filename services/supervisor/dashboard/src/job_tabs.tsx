@@ -1,6 +1,6 @@
 // The tabs of a job's page.
 import { useState } from "preact/hooks";
-import { type Job, path, type RankColumns, type Schemas, type Timeline, useLook } from "./api";
+import { path, type RankColumns, type Schemas, type Timeline, useLook } from "./api";
 import { count, duration, quoted, shape, words } from "./format";
 import { RANK_TONES } from "./mesh";
 import { Badge, Code, Facts, Loading, link, Problem, Table, When } from "./parts";
@@ -54,19 +54,6 @@ export function RanksTab({ value }: { value: RankColumns | null }) {
           The first {shown.length} of {count(wanted, "rank")}.
         </p>
       )}
-    </>
-  );
-}
-
-export function LogsTab({ job }: { job: Job }) {
-  const name = quoted(job.name);
-  return (
-    <>
-      <p>What ranks print stays in files of their nodes, which the supervisor does not read. On a node of the job:</p>
-      <pre class="command">{`holdfast logs ${name} -f\nholdfast logs ${name} --rank all --grep nan\nholdfast logs ${name} --generation -2 --first-error`}</pre>
-      <p class="quiet">
-        An incident of a worker that failed shows the last lines of that worker's log, where its finding has them.
-      </p>
     </>
   );
 }

@@ -677,6 +677,16 @@ export interface components {
             state: number[];
             states: string[];
         };
+        RankLog: {
+            generation: number;
+            job: string;
+            next_offset: number;
+            node: string;
+            offset: number;
+            rank: number;
+            size: number;
+            text: string;
+        };
         ReasonBody: {
             /** @default asked for by an operator */
             reason: string;
