@@ -512,6 +512,23 @@ def test_a_new_leader_does_not_wait_for_inventories_for_ever() -> None:
     assert fleet.job.generation.restore.step == 10
 
 
+def test_the_inventory_of_an_agent_that_has_connected_is_waited_for_less_long_than_the_agent() -> None:
+    """Its report was lost. The wait ends when that is clear, not when the time for agents to connect is over."""
+    fleet = running(job(dp=2), saved=10)
+    config = fleet.state.config
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.expect(JobPhase.WAITING)
+    for node in ("n0", "n1"):
+        fleet.hello(node, running=1)
+    fleet.answer_orders()
+    fleet.wait(config.inventory_s - 0.1)
+    fleet.expect(JobPhase.WAITING)
+    fleet.wait(0.2)
+    assert config.inventory_s + 0.2 < config.session_s
+    fleet.expect(JobPhase.PREPARING)
+
+
 def test_a_new_leader_waits_for_no_inventory_of_a_script_that_never_saves() -> None:
     fleet = running(job(dp=2))
     fleet.fold(LeaderStarted(fleet.now, 2))

@@ -53,7 +53,7 @@ from holdfast.supervisor.protocol import (
     PolicyChanged,
     PolicyChangeRequested,
 )
-from holdfast.supervisor.timers import RetryDue
+from holdfast.supervisor.timers import DeferralOver, RetryDue
 
 _OPERATOR = "operator"
 _PASSES_MAX = 3  # per event: a node that one job releases can be assigned to another in the next pass
@@ -203,12 +203,23 @@ def _retry_when_possible(turn: Turn, job: Job) -> None:
         again = turn.at >= job.doing.until or (
             saved.inventories_complete(turn, job) and saved.known_now(turn, job) != job.doing.known
         )
+        if not again:
+            _wait_no_longer_than_needed(turn, job, job.doing)
     else:
         # An excluded node is free again as soon as it has stopped. It must not count as another option: otherwise a change that
         # cannot succeed would be tried many times a second, until the breaker opens.
         again = RetryDue(job.name) not in turn.timers and _has_other_options(turn, job)
     if again:
         retry(turn, job.name)
+
+
+def _wait_no_longer_than_needed(turn: Turn, job: Job, doing: Deferred) -> None:
+    """A node that the job waits for may have connected since, and its newest inventory is waited for less long then."""
+    if stale := saved.stale(turn, job):
+        until = max(turn.nodes[node].stale_until for node in stale)
+        if until < doing.until:
+            turn.put_job(job.name, doing=evolve(doing, until=until))
+            turn.set_timer(DeferralOver(job.name), until)
 
 
 def _has_other_options(turn: Turn, job: Job) -> bool:
