@@ -71,7 +71,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core dashboard dashboard-check browser-test browser-core clean
+.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core dashboard dashboard-check browser-test browser-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -108,10 +108,14 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m holdfast.supervisor.state_diagram --check docs/architecture.md
+	$(BIN)/python -m holdfast.cli.job_reference --check docs/job-file.md
 	$(BIN)/python $(DASHBOARD)/check.py $(DASHBOARD_BUILT)/build.json
 
 state-diagram: $(INSTALLED)  ## draw the states of a job into docs/architecture.md
 	$(BIN)/python -m holdfast.supervisor.state_diagram docs/architecture.md
+
+job-reference: $(INSTALLED)  ## write the keys of a job file into docs/job-file.md
+	$(BIN)/python -m holdfast.cli.job_reference docs/job-file.md
 
 sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds
 	$(BIN)/holdfast simulate --seeds $(SEEDS) $(ARGS)

@@ -127,8 +127,13 @@ class _Part(BaseModel):
 class Elastic(_Part):
     """The numbers of replicas that the job accepts. An absent bound is the mesh's own dp."""
 
-    min_dp: Count | None = None
-    max_dp: Count | None = None
+    min_dp: Annotated[
+        Count | None, Field(description="with fewer replicas the job waits; absent = dp of the mesh", examples=[14])
+    ] = None
+    max_dp: Annotated[
+        Count | None,
+        Field(description="it grows up to this when nodes are free; absent = dp of the mesh", examples=[16]),
+    ] = None
 
 
 AUTO = "auto"  # in the file; the spec has 0 instead
@@ -181,33 +186,40 @@ class Checkpoint(_Part):
     interval_steps: Annotated[
         int,
         *_or_auto(_steps, int),
-        Field(description="run.checkpoint saves at multiples of this number of steps; auto = the supervisor chooses"),
+        Field(
+            description="run.checkpoint saves at multiples of this number of steps; auto = the supervisor chooses",
+            examples=[500],
+        ),
     ] = 0
-    keep: Annotated[int, Field(ge=2, description="complete steps kept per tier")] = CheckpointSpec().keep
-    interval_min_s: Annotated[Seconds, Field(description="auto saves no more often than this")] = (
+    keep: Annotated[int, Field(ge=2, description="complete steps kept per tier", examples=[3])] = CheckpointSpec().keep
+    interval_min_s: Annotated[Seconds, Field(description="auto saves no more often than this", examples=[60])] = (
         CheckpointSpec().interval_min_s
     )
-    interval_max_s: Annotated[Seconds, Field(description="auto saves no less often than this")] = (
+    interval_max_s: Annotated[Seconds, Field(description="auto saves no less often than this", examples=[1800])] = (
         CheckpointSpec().interval_max_s
     )
     store: Annotated[
         str,
         _canonical(parse_url),
-        Field(description="object store that takes copies: gs://bucket/prefix or file:///directory; absent = none"),
+        Field(
+            description="object store that takes copies: gs://bucket/prefix or file:///directory; absent = none",
+            examples=["gs://bucket/llm"],
+        ),
     ] = ""
     store_interval_s: Annotated[
         float,
         *_or_auto(_seconds, float),
-        Field(description="minimum time between two steps that are uploaded to the object store"),
+        Field(description="minimum time between two steps that are uploaded to the object store", examples=[900]),
     ] = CheckpointSpec().store_interval_s
-    store_keep: Annotated[int, Field(ge=1, description="complete steps kept in the object store")] = (
+    store_keep: Annotated[int, Field(ge=1, description="complete steps kept in the object store", examples=[10])] = (
         CheckpointSpec().store_keep
     )
     resume: Annotated[
         str,
         _canonical(parse_resume),
         Field(
-            description="start from a checkpoint in an object store: STORE/JOB, STORE/JOB@STEP or STORE/JOB@ATTEMPT/STEP"
+            description="start from a checkpoint in an object store: STORE/JOB, STORE/JOB@STEP or STORE/JOB@ATTEMPT/STEP",
+            examples=["gs://bucket/llm/pretrain@12000"],
         ),
     ] = ""
 
@@ -215,11 +227,15 @@ class Checkpoint(_Part):
 class Hang(_Part):
     """If no step is finished for max(floor_s, factor × p99 step time), the job hangs."""
 
-    floor_s: Seconds = HangSpec().floor_s
-    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = HangSpec().factor
-    init_s: Annotated[Seconds, Field(description="allowance for init, restore, compile, eval and checkpoint")] = (
-        HangSpec().init_s
+    floor_s: Annotated[Seconds, Field(description="a shorter silence is never a hang", examples=[120])] = (
+        HangSpec().floor_s
     )
+    factor: Annotated[
+        float, Field(ge=1, allow_inf_nan=False, description="times the 99th percentile of the step times", examples=[5])
+    ] = HangSpec().factor
+    init_s: Annotated[
+        Seconds, Field(description="allowance for init, restore, compile, eval and checkpoint", examples=[1200])
+    ] = HangSpec().init_s
 
 
 class Checks(_Part):
@@ -231,6 +247,7 @@ class Checks(_Part):
             ge=0,
             description="number of steps after which parameters are compared across data-parallel replicas, which also happens "
             "before every save; 0 = never",
+            examples=[1000],
         ),
     ] = ChecksSpec().replica_every_steps
 
@@ -238,14 +255,22 @@ class Checks(_Part):
 class Policy(_Part):
     """A policy with parameters. REST clients send the text of a script as well; the command reads it from `file`."""
 
-    file: Annotated[str, Field(description="policy script, or plugin:NAME; absent = the default policy")] = ""
+    file: Annotated[
+        str, Field(description="policy script, or plugin:NAME; absent = the default policy", examples=["policy.py"])
+    ] = ""
     params: Annotated[
         dict[Annotated[str, AfterValidator(_parameter)], Annotated[Param, BeforeValidator(_scalar)]],
-        Field(max_length=ITEMS_MAX, description="values that the policy reads as job.params"),
+        Field(
+            max_length=ITEMS_MAX, description="values that the policy reads as job.params", examples=[{"max_swaps": 3}]
+        ),
     ] = {}
     source: Annotated[
         str,
-        Field(max_length=POLICY_CHARS_MAX, description="text of the script; absent = read from `file` at submission"),
+        Field(
+            max_length=POLICY_CHARS_MAX,
+            description="text of the script, as REST clients send it; absent = read from `file` at submission",
+            examples=["from holdfast.policy import default as decide"],
+        ),
     ] = ""
 
     @model_validator(mode="before")
@@ -272,14 +297,21 @@ class _PolicyBody(_Part):
 
 
 class Limits(_Part):
+    """How long parts of a recovery may take, and how often it may fail."""
+
     prepare_timeout_s: Annotated[
-        Seconds, Field(description="limit for a node to prepare; a slower node is replaced in the plan")
+        Seconds, Field(description="limit for a node to prepare; a slower node is replaced in the plan", examples=[300])
     ] = LimitSpec().prepare_timeout_s
-    first_step_timeout_s: Annotated[Seconds, Field(description="from start to the first step of every rank")] = (
-        LimitSpec().first_step_timeout_s
-    )
+    first_step_timeout_s: Annotated[
+        Seconds, Field(description="from start to the first step of every rank", examples=[1800])
+    ] = LimitSpec().first_step_timeout_s
     restarts_without_progress_max: Annotated[
-        int, Field(ge=0, description="generations in a row that finish no step beyond the restored one")
+        int,
+        Field(
+            ge=0,
+            description="generations in a row that finish no step beyond the restored one; after that the job fails",
+            examples=[5],
+        ),
     ] = LimitSpec().restarts_without_progress_max
     suspect_test_s: Annotated[
         float,
@@ -288,6 +320,7 @@ class Limits(_Part):
             le=SUSPECT_TEST_S_MAX,
             allow_inf_nan=False,
             description="quick tests of a node that a fault makes suspect, while it prepares; 0 = none",
+            examples=[5],
         ),
     ] = LimitSpec().suspect_test_s
 
@@ -298,20 +331,26 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Warnings(_Part):
     """When the policy is asked about a warning whose cost is measured, such as a slow rank."""
 
-    settles_s: Annotated[NotNegative, Field(description="how long the condition must last; 0 = ask at once")] = (
-        WarningSpec().settles_s
-    )
-    gap_s: Annotated[NotNegative, Field(description="minimum time between a planned change and one for a warning")] = (
-        WarningSpec().gap_s
-    )
+    settles_s: Annotated[
+        NotNegative, Field(description="how long the condition must last; 0 = ask at once", examples=[300])
+    ] = WarningSpec().settles_s
+    gap_s: Annotated[
+        NotNegative, Field(description="minimum time between a planned change and one for a warning", examples=[1800])
+    ] = WarningSpec().gap_s
 
 
 class Source(_Part):
     """Source from which each node reads a value that is neither stored with the job nor shown: a file or a command."""
 
-    file: Annotated[str, Field(description="file on the node; a newline at its end is removed")] = ""
+    file: Annotated[
+        str, Field(description="file on the node; a newline at its end is removed", examples=["/run/secrets/token"])
+    ] = ""
     command: Annotated[
-        str, Field(description="command line that the node runs, without a shell; its output is the value")
+        str,
+        Field(
+            description="command line that the node runs, without a shell; its output is the value",
+            examples=["pass show token"],
+        ),
     ] = ""
 
     @model_validator(mode="after")
@@ -329,18 +368,29 @@ class Source(_Part):
 class JobFile(_Part):
     """One training job. Relative paths are relative to the file."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Annotated[
+        str,
+        AfterValidator(_name),
+        Field(
+            description="1 to 63 lower-case letters, digits and hyphens; checkpoints are kept under it",
+            examples=["llm"],
+        ),
+    ]
     module: Annotated[
         str,
         AfterValidator(lambda text: _module(text) if text else text),
-        Field(description="Python module that every worker runs, as `python -m`; instead of `script`"),
+        Field(
+            description="Python module that every worker runs, as `python -m`; instead of `script`",
+            examples=["mypkg.train"],
+        ),
     ] = ""
     command: Annotated[
         str,
         AfterValidator(lambda text: _program(text) if text else text),
         Field(
             description="program that every worker runs, instead of `script`: a path, or a name in PATH. Only a Python program "
-            "of the nodes' environment is forked from the worker template; others take longer to start"
+            "of the nodes' environment is forked from the worker template; others take longer to start",
+            examples=["tune"],
         ),
     ] = ""
     script: Annotated[
@@ -348,19 +398,34 @@ class JobFile(_Part):
         Field(
             validate_default=True,
             description="Python script that every worker runs, or a directory or archive with a __main__.py",
+            examples=["train.py"],
         ),
     ] = ""
-    args: Annotated[list[Text], Field(max_length=ITEMS_MAX)] = []
+    args: Annotated[
+        list[Text], Field(max_length=ITEMS_MAX, description="arguments of every worker", examples=[["--lr", "3e-4"]])
+    ] = []
     cwd: Annotated[
-        str, Field(description="working directory; absent = the script's own; of a module or command, the job file's")
+        str,
+        Field(
+            description="working directory; absent = the script's own; of a module or command, the job file's",
+            examples=["/home/me/llm"],
+        ),
     ] = ""
-    env: Annotated[dict[Annotated[str, AfterValidator(_variable)], Text], Field(max_length=ITEMS_MAX)] = {}
+    env: Annotated[
+        dict[Annotated[str, AfterValidator(_variable)], Text],
+        Field(
+            max_length=ITEMS_MAX,
+            description="environment variables of every worker; they are stored and shown",
+            examples=[{"NCCL_DEBUG": "WARN"}],
+        ),
+    ] = {}
     env_from: Annotated[
         dict[Annotated[str, AfterValidator(_variable)], Source],
         Field(
             max_length=ITEMS_MAX,
             description="variables whose values each node reads when it starts workers: they are neither stored nor "
             "shown",
+            examples=[{"HF_TOKEN": {"file": "/run/secrets/hf"}}],
         ),
     ] = {}
     preload: Annotated[
@@ -368,13 +433,19 @@ class JobFile(_Part):
         Field(
             max_length=ITEMS_MAX,
             description="modules that the worker template imports ahead of time, and functions (module:function) that it calls",
+            examples=[["transformers.trainer", "mypkg.data:prepare"]],
         ),
     ] = []
-    nodes: Annotated[Count, Field(le=NODES_MAX)] = 1
-    nproc_per_node: Annotated[Count, Field(le=WORKERS_MAX, description="workers per node, usually its GPUs")] = 1
+    nodes: Annotated[Count, Field(le=NODES_MAX, description="nodes that the full mesh needs", examples=[16])] = 1
+    nproc_per_node: Annotated[
+        Count, Field(le=WORKERS_MAX, description="workers per node, usually its GPUs", examples=[8])
+    ] = 1
     mesh: Annotated[
         dict[str, Count] | None,
-        Field(description="dimension → size, outermost first, in any order; absent = {dp: all ranks}"),
+        Field(
+            description="dimension → size, outermost first, in any order; absent = {dp: all ranks}",
+            examples=[{"dp": 16, "pp": 2, "tp": 4}],
+        ),
     ] = None
     elastic: Elastic = Elastic()
     checkpoint: Checkpoint = Checkpoint()
@@ -394,6 +465,7 @@ class JobFile(_Part):
             ge=0,
             le=NODES_MAX,
             description="free nodes that are reserved for the job while it runs: no job of equal or lower priority gets them",
+            examples=[1],
         ),
     ] = 0
     priority: Annotated[
@@ -403,6 +475,7 @@ class JobFile(_Part):
             le=PRIORITY_MAX,
             description="if several jobs want nodes, the job with the higher priority gets them; it may also get replicas of "
             "jobs with a lower priority, if their policies agree",
+            examples=[10],
         ),
     ] = 0
     steps: Annotated[
@@ -411,10 +484,14 @@ class JobFile(_Part):
             ge=0,
             description="total number of steps of the script, to decide whether a planned change pays; 0 = unknown: the number "
             "of remaining steps is assumed to equal that of the finished ones",
+            examples=[100000],
         ),
     ] = 0
     chaos: Annotated[
-        bool, Field(description="allow injected faults (holdfast inject --every); for tests of the recovery")
+        bool,
+        Field(
+            description="allow injected faults (holdfast inject --every); for tests of the recovery", examples=[True]
+        ),
     ] = False
     warnings: Warnings = Warnings()
     pool: Annotated[
@@ -422,6 +499,7 @@ class JobFile(_Part):
         AfterValidator(pool_name),
         Field(
             description="the job runs on nodes of this pool only (HOLDFAST_POOL of their agents); empty = nodes without a pool",
+            examples=["h100"],
         ),
     ] = ""
 

@@ -78,7 +78,10 @@ export interface components {
             step: number;
         };
         Checks: {
-            /** @default 0 */
+            /**
+             * @default 0
+             * @example 1000
+             */
             replica_every_steps: number;
         };
         Decision: {
@@ -100,7 +103,9 @@ export interface components {
             since: number;
         };
         Elastic: {
+            /** @example 16 */
             max_dp?: number | null;
+            /** @example 14 */
             min_dp?: number | null;
         };
         EmptyBody: Record<string, never>;
@@ -243,11 +248,20 @@ export interface components {
             ][];
         };
         Hang: {
-            /** @default 3 */
+            /**
+             * @default 3
+             * @example 5
+             */
             factor: number;
-            /** @default 10 */
+            /**
+             * @default 10
+             * @example 120
+             */
             floor_s: number;
-            /** @default 600 */
+            /**
+             * @default 600
+             * @example 1200
+             */
             init_s: number;
         };
         Health: {
@@ -335,9 +349,18 @@ export interface components {
             unknown_since: number | null;
         };
         JobFile: {
-            /** @default [] */
+            /**
+             * @default []
+             * @example [
+             *       "--lr",
+             *       "3e-4"
+             *     ]
+             */
             args: string[];
-            /** @default false */
+            /**
+             * @default false
+             * @example true
+             */
             chaos: boolean;
             /**
              * @default {
@@ -358,17 +381,35 @@ export interface components {
              *     }
              */
             checks: components["schemas"]["Checks"];
-            /** @default  */
+            /**
+             * @default
+             * @example tune
+             */
             command: string;
-            /** @default  */
+            /**
+             * @default
+             * @example /home/me/llm
+             */
             cwd: string;
             /** @default {} */
             elastic: components["schemas"]["Elastic"];
-            /** @default {} */
+            /**
+             * @default {}
+             * @example {
+             *       "NCCL_DEBUG": "WARN"
+             *     }
+             */
             env: {
                 [key: string]: string;
             };
-            /** @default {} */
+            /**
+             * @default {}
+             * @example {
+             *       "HF_TOKEN": {
+             *         "file": "/run/secrets/hf"
+             *       }
+             *     }
+             */
             env_from: {
                 [key: string]: components["schemas"]["Source"];
             };
@@ -389,29 +430,67 @@ export interface components {
              *     }
              */
             limits: components["schemas"]["Limits"];
+            /**
+             * @example {
+             *       "dp": 16,
+             *       "pp": 2,
+             *       "tp": 4
+             *     }
+             */
             mesh?: {
                 [key: string]: number;
             } | null;
-            /** @default  */
+            /**
+             * @default
+             * @example mypkg.train
+             */
             module: string;
+            /** @example llm */
             name: string;
-            /** @default 1 */
+            /**
+             * @default 1
+             * @example 16
+             */
             nodes: number;
-            /** @default 1 */
+            /**
+             * @default 1
+             * @example 8
+             */
             nproc_per_node: number;
             /** @default  */
             policy: components["schemas"]["holdfast__wire__jobfile__Policy"];
-            /** @default  */
+            /**
+             * @default
+             * @example h100
+             */
             pool: string;
-            /** @default [] */
+            /**
+             * @default []
+             * @example [
+             *       "transformers.trainer",
+             *       "mypkg.data:prepare"
+             *     ]
+             */
             preload: string[];
-            /** @default 0 */
+            /**
+             * @default 0
+             * @example 10
+             */
             priority: number;
-            /** @default  */
+            /**
+             * @default
+             * @example train.py
+             */
             script: string;
-            /** @default 0 */
+            /**
+             * @default 0
+             * @example 1
+             */
             spares: number;
-            /** @default 0 */
+            /**
+             * @default 0
+             * @example 100000
+             */
             steps: number;
             /**
              * @default {
@@ -461,13 +540,25 @@ export interface components {
             watched: components["schemas"]["WatchedObjects"][];
         };
         Limits: {
-            /** @default 600 */
+            /**
+             * @default 600
+             * @example 1800
+             */
             first_step_timeout_s: number;
-            /** @default 60 */
+            /**
+             * @default 60
+             * @example 300
+             */
             prepare_timeout_s: number;
-            /** @default 3 */
+            /**
+             * @default 3
+             * @example 5
+             */
             restarts_without_progress_max: number;
-            /** @default 2 */
+            /**
+             * @default 2
+             * @example 5
+             */
             suspect_test_s: number;
         };
         LinkTest: {
@@ -754,9 +845,15 @@ export interface components {
             token: string;
         };
         Source: {
-            /** @default  */
+            /**
+             * @default
+             * @example pass show token
+             */
             command: string;
-            /** @default  */
+            /**
+             * @default
+             * @example /run/secrets/token
+             */
             file: string;
         };
         Span: {
@@ -834,9 +931,15 @@ export interface components {
             version: string;
         };
         Warnings: {
-            /** @default 600 */
+            /**
+             * @default 600
+             * @example 1800
+             */
             gap_s: number;
-            /** @default 590 */
+            /**
+             * @default 590
+             * @example 300
+             */
             settles_s: number;
         };
         WatchedObjects: {
@@ -869,31 +972,66 @@ export interface components {
             source: string;
         };
         holdfast__wire__jobfile__Checkpoint: {
-            /** @default 600 */
+            /**
+             * @default 600
+             * @example 1800
+             */
             interval_max_s: number;
-            /** @default 1 */
+            /**
+             * @default 1
+             * @example 60
+             */
             interval_min_s: number;
-            /** @default 0 */
+            /**
+             * @default 0
+             * @example 500
+             */
             interval_steps: "auto" | number;
-            /** @default 2 */
+            /**
+             * @default 2
+             * @example 3
+             */
             keep: number;
-            /** @default  */
+            /**
+             * @default
+             * @example gs://bucket/llm/pretrain@12000
+             */
             resume: string;
-            /** @default  */
+            /**
+             * @default
+             * @example gs://bucket/llm
+             */
             store: string;
-            /** @default 300 */
+            /**
+             * @default 300
+             * @example 900
+             */
             store_interval_s: "auto" | number;
-            /** @default 3 */
+            /**
+             * @default 3
+             * @example 10
+             */
             store_keep: number;
         };
         holdfast__wire__jobfile__Policy: string | {
-            /** @default  */
+            /**
+             * @default
+             * @example policy.py
+             */
             file: string;
-            /** @default {} */
+            /**
+             * @default {}
+             * @example {
+             *       "max_swaps": 3
+             *     }
+             */
             params: {
                 [key: string]: string | number | boolean;
             };
-            /** @default  */
+            /**
+             * @default
+             * @example from holdfast.policy import default as decide
+             */
             source: string;
         };
     };
