@@ -143,6 +143,17 @@ def test_a_warning_that_comes_once_is_recorded() -> None:
     assert fleet.job.number == 1
 
 
+def test_a_script_that_has_stopped_stepping_is_a_question_at_the_first_report() -> None:
+    """Its detector has waited for five minutes: a job that is dead is not to be called running for ten minutes more."""
+    fleet = training()
+    warn(fleet, node="", cost_share=None, kind=FindingKind.NO_PROGRESS)
+    assert actions(fleet) == [ActionKind.NOTIFY]
+    for _ in range(5):
+        later(fleet, 600.0)
+        warn(fleet, node="", cost_share=None, kind=FindingKind.NO_PROGRESS)
+    assert actions(fleet) == [ActionKind.NOTIFY], "once"
+
+
 @pytest.mark.parametrize("kind", UNMEASURED)
 def test_a_warning_that_lasts_is_a_question_whatever_it_costs_and_the_default_tells_the_operators_once(
     kind: FindingKind,

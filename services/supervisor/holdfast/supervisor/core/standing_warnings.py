@@ -8,7 +8,8 @@ a GPU that should be reset at the job's next checkpoint, and other lasting or re
 The cost of a port, a disk or a counter is measured by the job's step times before and after, if they show one (step_times.py).
 
 The run is healthy, so nothing is urgent. A condition must last for the job's `warnings.settles_s`, as shown by a second report
-that much later: a single report is only recorded, and a port that fails now and then leads to a question. A condition whose
+that much later: a single report is only recorded, and a port that fails now and then leads to a question. A script that has
+stopped stepping is a question at once: its detector has waited for minutes. A condition whose
 cost is measured may lead to a swap, so only reports of one occurrence count for it; these have one id. A GPU that waits for a
 reset does so until it is reset, whether the finding is repeated or not. The policy is asked once about a warning while it
 lasts, however often it is reported, and a job is changed for warnings at most once per `warnings.gap_s`. Kinds of findings
@@ -32,6 +33,8 @@ from holdfast.supervisor.timers import WarningDue
 WARNINGS_MAX = 16  # of one job; the one reported longest ago is dropped
 # Kinds whose cost their detectors do not know, and which slow a job down by their effect on one node.
 COSTED_BY_STEPS = (FindingKind.DEGRADATION, FindingKind.NETWORK_FAULT, FindingKind.STORAGE_FAULT)
+# Kinds whose detectors report them only after minutes: a second report would ask no other question, and the job may be dead.
+HAVE_WAITED = (FindingKind.NO_PROGRESS,)
 COST_KEY = "cost_share_by_steps"  # key of the evidence: what the step times show
 MUCH_MORE = 1.5  # the policy is asked again if a warning costs this many times what it did at the decision
 
@@ -209,7 +212,7 @@ def _has_ranks(job: Job, node: str) -> bool:
 
 def _settles(job: Job, standing: StandingWarning) -> bool:
     """Whether the condition may still pass by itself. It is reported again while it lasts."""
-    if resets.is_wanted_by(standing.finding):
+    if resets.is_wanted_by(standing.finding) or standing.finding.kind in HAVE_WAITED:
         return False
     return standing.heard_at - standing.first_at < job.spec.warnings.settles_s
 
