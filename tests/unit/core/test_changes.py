@@ -529,6 +529,21 @@ def test_the_inventory_of_an_agent_that_has_connected_is_waited_for_less_long_th
     fleet.expect(JobPhase.PREPARING)
 
 
+def test_a_node_that_may_hold_newer_shards_is_waited_for_from_its_connection_on() -> None:
+    fleet = running(job(dp=2), saved=10, decide=False)
+    config = fleet.state.config
+    fleet.gone("n0", "n1")
+    for node in ("n0", "n1"):
+        fleet.connect(node)
+    connected = fleet.now
+    while fleet.questions:
+        fleet.now += 0.5  # the policy takes its time
+        fleet.answer()
+    assert "just connected" in fleet.job.reason
+    assert fleet.state.timers[DeferralOver(JOB)] == connected + config.inventory_s
+    assert fleet.now > connected
+
+
 def test_a_new_leader_waits_for_no_inventory_of_a_script_that_never_saves() -> None:
     fleet = running(job(dp=2))
     fleet.fold(LeaderStarted(fleet.now, 2))
