@@ -97,6 +97,32 @@ def test_what_is_known_of_the_steps(known: dict[str, Any], shown: str) -> None:
     assert shown in rendered(80, view, nodes(9), target=None)
 
 
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        (
+            {"step": None, "observed_steps": 256, "observed_step_s": 0.01},
+            "256 optimizer steps observed, 0.01 s each, none for 25 s",
+        ),
+        ({"step": 7, "loss": None, "tokens_per_s": None}, "step 7, none for 25 s"),
+        ({"step": None, "observed_steps": 2, "observed_step_s": 60.0}, "2 optimizer steps observed, 60 s each\n"),
+        ({"step": None, "observed_steps": None}, "steps are not reported by the script\n"),
+        ({"step": 7, "phase": "starting", "loss": None, "tokens_per_s": None}, "step 7\n"),
+    ],
+)
+def test_a_job_that_has_stopped_stepping_does_not_look_like_one_that_steps(known: dict[str, Any], said: str) -> None:
+    now = [0.0]
+    screen, out = console(terminal=False)
+    with JobDisplay(screen, clock=lambda: now[0]) as display:
+        for now[0] in (0.0, 5.0, 25.0):
+            display.update(job(**known), nodes(9))
+        assert said in out.getvalue()
+        now[0] = 30.0
+        grown = {name: value + 1 for name, value in known.items() if name in ("step", "observed_steps") and value}
+        display.update(job(**known | grown), nodes(9))
+    assert "none for" not in out.getvalue().splitlines()[-1]
+
+
 def test_before_the_job_is_there() -> None:
     assert rendered(80, {}, []).strip() == "waiting for the job"
 

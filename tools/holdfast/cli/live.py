@@ -23,6 +23,7 @@ from holdfast.domain.mesh import Mesh
 
 MESSAGES_MAX = 8
 PLAIN_EVERY_S = 5.0
+PAUSE_S, PAUSE_STEPS = 20.0, 10  # a pause that is shown: at least so many seconds, and so many steps
 REPLICAS_SHOWN_MAX = 16
 OTHERS_SHOWN_MAX = 12
 COLUMN_GAP_CHARS = 4
@@ -48,6 +49,8 @@ class JobDisplay:
         self._started = clock()
         self._news: deque[str] = deque(maxlen=MESSAGES_MAX)
         self._job: Job = {}
+        self._count: tuple[Any, ...] = ()  # what is known of the steps, and since when it is the same
+        self._count_since = clock()
         self._nodes: Sequence[Job] = ()
         self._last_plain = -PLAIN_EVERY_S
         self._plain_waiting = ""
@@ -81,6 +84,9 @@ class JobDisplay:
 
     def update(self, job: Job, nodes: Sequence[Job]) -> None:
         self._job, self._nodes = job, nodes
+        count = (job["phase"], job["generation"], job.get("step"), job.get("observed_steps"))
+        if count != self._count:
+            self._count, self._count_since = count, self._clock()
         if self._live is not None:
             self._live.refresh()
         elif self._clock() - self._last_plain >= PLAIN_EVERY_S or self._waiting() not in ("", self._plain_waiting):
@@ -111,13 +117,22 @@ class JobDisplay:
     def _progress(self) -> str:
         job = self._job
         if job.get("step") is None:
-            return _observed(job)
+            return f"{_observed(job)}{self._pause() if job.get('observed_steps') else ''}"
         if not job["step"] and not self._target:
             return "no step yet"
         step = f"step {job['step']}" + (f"/{self._target}" if self._target else "")
         loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
         rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""
-        return f"{step}{loss}{rate}"
+        return f"{step}{loss}{rate}{self._pause()}"
+
+    def _pause(self) -> str:
+        """For how long a running job has taken no step, if that is long; it may evaluate, save, or hang."""
+        quiet_s = self._clock() - self._count_since
+        if self._job["phase"] != "running" or quiet_s < max(
+            PAUSE_S, PAUSE_STEPS * (self._job.get("observed_step_s") or 0.0)
+        ):
+            return ""
+        return f", [yellow]none for {quiet_s:,.0f} s[/]"
 
     def _render(self) -> Group:
         parts: list[Any] = []
