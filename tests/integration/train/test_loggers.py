@@ -111,7 +111,8 @@ def events(directory: Path) -> EventAccumulator:
 
 
 def steps(read: EventAccumulator, tag: str) -> list[int]:
-    return [each.step for each in read.Scalars(tag)]
+    """The steps of a metric; none if it has not been written yet."""
+    return [each.step for each in read.Scalars(tag)] if tag in read.Tags()["scalars"] else []
 
 
 def texts(read: EventAccumulator, tag: str) -> list[tuple[int, str]]:
