@@ -248,7 +248,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(call new_venv,$(VENV))
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,demo,nvml,otel,gcs]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,demo,nvml,otel,gcs,tensorboard,wandb,mlflow]' --group dev
 	@touch $@
 
 $(PROTO_INSTALLED): Makefile

@@ -31,6 +31,7 @@ ENV_REPLICATOR = "HOLDFAST_REPLICATOR"  # path of the replicator's datagram sock
 ENV_JOB = "HOLDFAST_JOB"
 ENV_GENERATION = "HOLDFAST_GENERATION"
 ENV_ATTEMPT = "HOLDFAST_ATTEMPT"
+ENV_FIRST_ATTEMPT = "HOLDFAST_FIRST_ATTEMPT"  # of this submission of the job; 0 = not known
 ENV_MESH = "HOLDFAST_MESH"  # JSON object, outermost dimension first: {"dp": 3, "pp": 3}
 ENV_PREVIOUS_MESH = "HOLDFAST_PREVIOUS_MESH"  # of the generation that saved the restored step; for on_resize
 ENV_IMAGES = "HOLDFAST_IMAGES"  # directory on /dev/shm for this worker's shard images

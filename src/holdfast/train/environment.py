@@ -84,6 +84,7 @@ class Environment:
     node: str = ""  # ranks with equal `node` see the same files
     job: str = ""  # empty: not started by an agent
     attempt: int = 0
+    first_attempt: int = 0  # of this submission; 0: not known
     master: tuple[str, int] | None = None  # host, port of the rendezvous; None = a world of one without a network
     previous_mesh: Mesh | None = None
     restore: RestoreTarget | None = None
@@ -121,6 +122,7 @@ class Environment:
             node=environ.get("HOLDFAST_NODE", "") or f"{socket.gethostname()}/{environ.get('GROUP_RANK', '0')}",
             job=environ.get(worker.ENV_JOB, ""),
             attempt=_integer(environ, worker.ENV_ATTEMPT, 0),
+            first_attempt=_integer(environ, worker.ENV_FIRST_ATTEMPT, 0),
             master=_master(environ),
             previous_mesh=Mesh.of(previous) if previous else None,
             restore=_restore_target(restore) if restore else None,

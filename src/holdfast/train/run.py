@@ -42,6 +42,7 @@ from holdfast.train.replica_check import ReplicaCheck
 from holdfast.train.scale_events import Leaving, Leavings, OnLeaving, OnResize, Resizes, is_resize
 from holdfast.train.standalone import Session
 from holdfast.train.standalone.agreement import Proposal
+from holdfast.train.step_events import FinishedStep, OnStep
 
 log = logging.getLogger("holdfast.train")
 
@@ -71,13 +72,24 @@ class Interrupted(SystemExit):
 class Step:
     """One step in progress, from `with run.step(step) as s`."""
 
-    __slots__ = ("_run", "comm_wait_s", "data_s", "grad_norm", "local_grad_norm", "loss", "started_at", "tokens")
+    __slots__ = (
+        "_run",
+        "comm_wait_s",
+        "data_s",
+        "grad_norm",
+        "local_grad_norm",
+        "loss",
+        "stall_s",
+        "started_at",
+        "tokens",
+    )
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.started_at = time.time()
         self.data_s = 0.0
         self.comm_wait_s: float | None = None  # None = not measured
+        self.stall_s = 0.0  # blocked by saves since the step before
         self.tokens = 0
         self.loss: float | None = None
         self.grad_norm: float | None = None
@@ -157,6 +169,7 @@ class Run:
         self._mesh: DeviceMesh | None = None
         self._resizes = Resizes()
         self._leavings = Leavings(device)
+        self._step_callbacks: list[OnStep] = []
         self._restored = environment.restore is None
         self._done = 0  # steps finished
         self._finished = False
@@ -185,6 +198,23 @@ class Run:
     def generation(self) -> int:
         """The number of the current assignment of ranks to nodes; 0 without an agent."""
         return self.world.generation
+
+    @property
+    def job(self) -> str:
+        """The name of the job; empty without an agent."""
+        return self._environment.job
+
+    @property
+    def submission(self) -> str:
+        """Name of this submission of the job, for example `gpt-1795718875`: equal in all its generations, different when a job of
+        the same name is submitted again. Empty if it is not known: without an agent."""
+        first = self._environment.first_attempt
+        return f"{self.job}-{first}" if self.job and first else ""
+
+    @property
+    def previous_mesh(self) -> Mesh | None:
+        """The mesh that saved the selected checkpoint; None if there is no checkpoint or its mesh is not known."""
+        return self._environment.previous_mesh
 
     @property
     def inert(self) -> bool:
@@ -334,6 +364,13 @@ class Run:
         It is *not* called for an unplanned end (a crash, a hang, a lost node, a failed GPU, SIGKILL), if the ranks do not reach
         the step in time, or for a stop without a save. Never rely on it for correctness."""
         self._leavings.add(callback)
+        return callback
+
+    def on_step(self, callback: OnStep) -> OnStep:
+        """Decorator: call `callback(finished)` after each step that this rank finishes, in the training thread. It gets the
+        measurements that the agent gets, which are of this rank. The callback must return quickly, because training waits for
+        it; an exception ends the script like any other exception of the script."""
+        self._step_callbacks.append(callback)
         return callback
 
     def checkpoint(self, state: Mapping[str, Any], step: int, *, force: bool = False) -> bool:
@@ -503,10 +540,11 @@ class Run:
         if self._waits is not None and (waited_s := self._waits.take(on_cpu_only=True)) is not None:
             # DDP's own measurement, unless the script has measured its waits itself
             finished.comm_wait_s = waited_s if finished.comm_wait_s is None else finished.comm_wait_s
+        ended_at = time.time()
         self._notes.step(
             step=self._done,
             started_at=finished.started_at,
-            ended_at=time.time(),
+            ended_at=ended_at,
             ended_uptime_s=time.monotonic(),
             data_s=finished.data_s,
             comm_wait_s=finished.comm_wait_s,
@@ -516,7 +554,7 @@ class Run:
             grad_norm=finished.grad_norm,
             local_grad_norm=finished.local_grad_norm,
         )
-        self._stall_reported_s = stall_s
+        finished.stall_s, self._stall_reported_s = stall_s - self._stall_reported_s, stall_s
         if self._phases_s is not None:
             self._lap("first_step")
             self._notes.started(self._phases_s)
@@ -524,10 +562,25 @@ class Run:
             self._phases_s = self._rng_restored = None
         if self._compile_cache is not None:
             self._compile_cache.step()
+        if self._step_callbacks:
+            self._call_back(finished, ended_at)
         for order in self._control.poll():
             self._execute(order)
         if self._stop is False:
             raise self._interrupt(self._done, saved=False)
+
+    def _call_back(self, step: Step, ended_at: float) -> None:
+        finished = FinishedStep(
+            step=self._done,
+            started_at=step.started_at,
+            ended_at=ended_at,
+            data_s=step.data_s,
+            comm_wait_s=step.comm_wait_s,
+            stall_s=step.stall_s,
+            tokens=step.tokens,
+        )
+        for callback in self._step_callbacks:
+            callback(finished)
 
     def _execute(self, order: Mapping[str, Any]) -> None:
         match order:

@@ -131,7 +131,7 @@ def test_a_worker_has_torchruns_environment_and_ours() -> None:
         "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCHELASTIC_ERROR_FILE": "/agent/e.json", "OMP_NUM_THREADS": "1",
         "MINE": "1", "PATH": "/bin", "HOLDFAST_MESH": '{"dp": 2, "pp": 2}', "HOLDFAST_IMAGES": "/dev/shm/n/gpt/w1",
-        "HOLDFAST_ATTEMPT": "3", "HOLDFAST_CHECKPOINT_INTERVAL_STEPS": "20",
+        "HOLDFAST_ATTEMPT": "3", "HOLDFAST_FIRST_ATTEMPT": "0", "HOLDFAST_CHECKPOINT_INTERVAL_STEPS": "20",
         "HOLDFAST_IMAGE_FALLBACK_DIR": "/disk/gpt/overflow/w1",
     }  # fmt: skip
     assert expected.items() <= environment.items()

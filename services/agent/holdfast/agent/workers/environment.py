@@ -95,6 +95,7 @@ def worker_environment(
         worker.ENV_JOB: order.job,
         worker.ENV_GENERATION: str(order.generation),
         worker.ENV_ATTEMPT: str(order.attempt),
+        worker.ENV_FIRST_ATTEMPT: str(order.first_attempt),
         worker.ENV_MESH: _mesh(order.mesh),
         worker.ENV_IMAGES: str(site.images(order.job, local_rank)),
         worker.ENV_IMAGE_FALLBACK_DIR: str(site.overflow(order.job, local_rank)),
