@@ -206,8 +206,8 @@ class Run:
 
     @property
     def submission(self) -> str:
-        """Name of this submission of the job, for example `gpt-1795718875`: equal in all its generations, different when a job of
-        the same name is submitted again. Empty if it is not known: without an agent."""
+        """Name of this submission of the job, for example `gpt-1795718875`: equal in all its generations, different when a
+        job of the same name is submitted again. Empty if it is not known: without an agent."""
         first = self._environment.first_attempt
         return f"{self.job}-{first}" if self.job and first else ""
 
