@@ -1,7 +1,11 @@
-"""`holdfast doctor`: what it says of the Kubernetes cluster that the supervisors watch."""
+"""`holdfast doctor`: what it says of the Kubernetes cluster that the supervisors watch, and of a temporary directory."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -56,3 +60,19 @@ def test_what_the_supervisor_cannot_see_is_a_problem_with_its_reason_and_time(mo
     assert cluster[:2] == ("Kubernetes", "problem")
     assert cluster[2].startswith("since 2027-01-1")
     assert cluster[2].endswith(refused)
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_temporary_directory_with_a_path_too_long_for_multiprocessing(
+    excess: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        directory = Path(short) / ("x" * (doctor.TEMPORARY_BYTES_MAX + excess - len(short) - 1))
+        directory.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(directory))
+        listens = "import multiprocessing.connection as c; c.Listener(family='AF_UNIX')"
+        done = subprocess.run(
+            [sys.executable, "-c", listens], env={"TMPDIR": str(directory)}, check=False, capture_output=True
+        )
+        assert bool(done.returncode) == bool(excess), "what doctor says is what happens"
+        assert [check.level for check in doctor._temporary_directory()] == ["problem"] * excess

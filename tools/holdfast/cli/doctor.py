@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from holdfast.shards.opening import ASIDE
 from holdfast.stores import StoreKind
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
+TEMPORARY_BYTES_MAX = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # of TMPDIR's path
 EXPIRY_NOTE_SHARE, EXPIRY_PROBLEM_SHARE = 1 / 3, 1 / 10  # of a certificate's life that is left
 CLUSTER_ADVICE = (
     "until it is mended, cordons and maintenance of machines are not noticed, and notices end within the hour "
@@ -179,6 +181,19 @@ def _shared_memory() -> Iterator[Check]:
     yield Check("/dev/shm", "ok" if enough else "problem", f"{usage.free / 2**30:.1f} GiB free", advice)
 
 
+def _temporary_directory() -> Iterator[Check]:
+    """The path of a Unix socket has at most 107 bytes, and multiprocessing makes one to pass tensors between processes."""
+    directory = tempfile.gettempdir()
+    if len(os.fsencode(directory)) > TEMPORARY_BYTES_MAX:
+        yield Check(
+            "TMPDIR",
+            "problem",
+            f"{directory}: {len(os.fsencode(directory))} bytes",
+            f"set TMPDIR to a path of at most {TEMPORARY_BYTES_MAX} bytes: otherwise workers of a DataLoader fail with `AF_UNIX "
+            "path too long`, and training waits for them for ever",
+        )
+
+
 def _set_aside() -> Iterator[Check]:
     """Damaged checkpoint files that replicators of this machine have renamed."""
     roots = {
@@ -271,6 +286,7 @@ PROBES: tuple[Callable[[], Iterator[Check]], ...] = (
     _kernel_log,
     _redis,
     _shared_memory,
+    _temporary_directory,
     _set_aside,
     _certificates,
     _plugins,
