@@ -189,8 +189,8 @@ def _temporary_directory() -> Iterator[Check]:
             "TMPDIR",
             "problem",
             f"{directory}: {len(os.fsencode(directory))} bytes",
-            f"set TMPDIR to a path of at most {TEMPORARY_BYTES_MAX} bytes: otherwise workers of a DataLoader fail with `AF_UNIX "
-            "path too long`, and training waits for them for ever",
+            f"set TMPDIR to a path of at most {TEMPORARY_BYTES_MAX} bytes: otherwise workers of a DataLoader fail with "
+            "`AF_UNIX path too long`, and training waits for them for ever",
         )
 
 
