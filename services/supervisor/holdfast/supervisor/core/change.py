@@ -361,7 +361,7 @@ def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:
     withdraw(turn, job)
     stop_removed_nodes(turn, job.name, job.number)
     since = turn.at if job.held_since is None else job.held_since
-    known = saved.known_now(turn, job) if saved.inventories_complete(turn, job) else ""
+    known = saved.known_now(turn, job) if saved.inventories_complete(turn, job, saved.stale(turn, job)) else ""
     turn.move(job.name, Cause.DEFER, Deferred(since, until, known), reason)
     turn.set_timer(DeferralOver(job.name), until)
 

@@ -122,12 +122,12 @@ def _knowledge(turn: Turn, job: Job) -> Knowledge:
     )
 
 
-def inventories_complete(turn: Turn, job: Job) -> bool:
-    """Whether everything is known of saved shards that a deferred job waits to know."""
+def inventories_complete(turn: Turn, job: Job, stale: Sequence[str]) -> bool:
+    """Whether everything is known of saved shards that a deferred job waits to know. `stale`: its stale nodes."""
     running = job.running
     if running is None:
         return job.checkpoints.resumed is None
-    if stale(turn, job):
+    if stale:
         return False
     election = elect_for(turn, job, running.mesh, running.placements)
     return election.restore.step > 0 and not inventories_due(turn, job, election)

@@ -7,6 +7,8 @@ abandoned change is begun again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import (
@@ -197,14 +199,15 @@ def start_degraded(turn: Turn, name: str) -> None:
 
 def _retry_when_possible(turn: Turn, job: Job) -> None:
     """Retry a waiting job: a deferred one once enough is known, the others once there are other nodes than before."""
-    if isinstance(job.doing, Deferred):
+    if isinstance(doing := job.doing, Deferred):
+        stale = saved.stale(turn, job)
         # `known` is set if enough was known before, and other nodes than those of the job could not restore it. Then only newer
         # inventories can change the decision.
-        again = turn.at >= job.doing.until or (
-            saved.inventories_complete(turn, job) and saved.known_now(turn, job) != job.doing.known
+        again = turn.at >= doing.until or (
+            saved.inventories_complete(turn, job, stale) and saved.known_now(turn, job) != doing.known
         )
-        if not again:
-            _wait_no_longer_than_needed(turn, job, job.doing)
+        if not again and stale:
+            _wait_no_longer_than_needed(turn, job, doing, stale)
     else:
         # An excluded node is free again as soon as it has stopped. It must not count as another option: otherwise a change that
         # cannot succeed would be tried many times a second, until the breaker opens.
@@ -213,13 +216,12 @@ def _retry_when_possible(turn: Turn, job: Job) -> None:
         retry(turn, job.name)
 
 
-def _wait_no_longer_than_needed(turn: Turn, job: Job, doing: Deferred) -> None:
+def _wait_no_longer_than_needed(turn: Turn, job: Job, doing: Deferred, stale: Sequence[str]) -> None:
     """A node that the job waits for may have connected since, and its newest inventory is waited for less long then."""
-    if stale := saved.stale(turn, job):
-        until = max(turn.nodes[node].stale_until for node in stale)
-        if until < doing.until:
-            turn.put_job(job.name, doing=evolve(doing, until=until))
-            turn.set_timer(DeferralOver(job.name), until)
+    until = max(turn.nodes[node].stale_until for node in stale)
+    if until < doing.until:
+        turn.put_job(job.name, doing=evolve(doing, until=until))
+        turn.set_timer(DeferralOver(job.name), until)
 
 
 def _has_other_options(turn: Turn, job: Job) -> bool:
