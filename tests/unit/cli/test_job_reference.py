@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from holdfast.cli.job_reference import BEGIN, END, keys, tables, written_into
+from holdfast.cli.job_reference import BEGIN, END, keys, part_of, tables, written_into
 from holdfast.wire.jobfile import Checkpoint, Elastic, JobFile, load_job
 
 KEYS = {key: info for key, info, _ in keys()}
-LEAVES = [
-    key
-    for key, info in KEYS.items()
-    if not (isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel))
-]
+LEAVES = [key for key, info in KEYS.items() if part_of(info) is None]
 # What a key needs beside it to be accepted.
 BESIDE: dict[str, dict[str, Any]] = {
     "mesh": {"nodes": 16, "nproc_per_node": 8},

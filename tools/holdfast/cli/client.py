@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -21,6 +20,7 @@ import httpx
 from holdfast.cli import api_token
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
+from holdfast.domain.hosts import is_loopback
 
 DEFAULT_API_PORT = 8470
 ENV_API = "HOLDFAST_API"
@@ -66,13 +66,13 @@ class Client:
         self._clock, self._sleep = clock, sleep
         host = _host(self.url)
         if token is None:
-            token = (api_token.find(self.url) if _is_loopback(host) else "") or os.environ.get(ENV_TOKEN)
+            token = (api_token.find(self.url) if is_loopback(host) else "") or os.environ.get(ENV_TOKEN)
         self._http = httpx.Client(
             base_url=self.url,
             timeout=REQUEST_TIMEOUT_S,
             headers={"Authorization": f"Bearer {token}"} if token else {},
             transport=transport,
-            trust_env=not _is_loopback(host),  # a proxy cannot reach this machine's own loopback
+            trust_env=not is_loopback(host),  # a proxy cannot reach this machine's own loopback
         )
 
     def __enter__(self) -> Self:
@@ -412,14 +412,7 @@ def _host(url: str) -> str:
 
 def is_local(url: str) -> bool:
     """Whether only this machine reaches the URL. Raises `InvalidSpec` if it is not an http URL."""
-    return _is_loopback(_host(url))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
+    return is_loopback(_host(url))
 
 
 def _path(collection: str, name: str, *rest: str) -> str:

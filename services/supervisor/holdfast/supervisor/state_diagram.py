@@ -6,11 +6,10 @@ writes nothing, and fails if the diagram in the document is not that of the tabl
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
+from holdfast.runtime.documents import write_or_check, written_between
 from holdfast.supervisor.core.lifecycle import TRANSITIONS, Cause, Doing
 
 BEGIN, END = "<!-- the states of a job, by make state-diagram -->", "<!-- end of the states of a job -->"
@@ -47,28 +46,16 @@ def _lines() -> Iterator[str]:
 
 def drawn_into(text: str) -> str:
     """`text` with the present diagram between its markers. Raises ValueError if it has no markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"there is no line {BEGIN if not begin else END}")
-    return f"{before}{BEGIN}\n{diagram()}\n{END}{after}"
+    return written_between(text, BEGIN, END, f"{diagram()}\n")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m holdfast.supervisor.state_diagram", description=__doc__)
-    parser.add_argument("document", type=Path)
-    parser.add_argument("--check", action="store_true", help="only check whether the diagram is current")
-    options = parser.parse_args()
-    text = options.document.read_text()
-    new = drawn_into(text)
-    if not options.check:
-        options.document.write_text(new)
-    elif new != text:
-        sys.stderr.write(
-            f"the states of a job in {options.document} are not those of core/lifecycle.py: run make state-diagram\n"
-        )
-        return 1
-    return 0
+    return write_or_check(
+        "holdfast.supervisor.state_diagram",
+        __doc__,
+        drawn_into,
+        "the states of a job in {document} are not those of core/lifecycle.py: run make state-diagram",
+    )
 
 
 if __name__ == "__main__":

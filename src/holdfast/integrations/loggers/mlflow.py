@@ -9,7 +9,7 @@ from typing import Any
 import holdfast.train as hf
 from holdfast.domain.errors import InvalidSpec
 from holdfast.integrations.loggers.package import imported
-from holdfast.integrations.loggers.sink import MARKER, PREFIX, Entry
+from holdfast.integrations.loggers.sink import MARKER, Entry
 
 TAG = "holdfast.submission"
 
@@ -56,9 +56,8 @@ class Mlflow:
         self._api.log_batch(self._run_id, metrics=[metric(name, value, now_ms, step) for name, value in values.items()])
 
     def entry(self, entry: Entry) -> None:
-        kind = "incidents" if entry.is_incident else "changes"
         text = f"# {entry.title}\n\nStep {entry.step}.\n\n{entry.text}\n"
-        self._api.log_text(self._run_id, text, f"{PREFIX}{kind}/{entry.id}.md")
+        self._api.log_text(self._run_id, text, f"{entry.topic}/{entry.id}.md")
         if entry.is_incident:
             self.scalars(entry.step, {MARKER: 1.0})
 

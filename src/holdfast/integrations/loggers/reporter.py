@@ -17,6 +17,7 @@ from types import TracebackType
 
 import holdfast.train as hf
 from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.words import plural
 from holdfast.integrations.loggers.sink import PREFIX, Entry, Sink
 from holdfast.integrations.loggers.supervisor import Supervisor
 from holdfast.train.step_events import FinishedStep
@@ -240,5 +241,5 @@ def _started(run: hf.Run) -> Entry:
         id=f"generation-{run.generation}",
         step=step,
         title=f"Generation {run.generation} {origin}",
-        text=f"Mesh {mesh}, {run.world_size} {'rank' if run.world_size == 1 else 'ranks'}.{resized}",
+        text=f"Mesh {mesh}, {plural(run.world_size, 'rank')}.{resized}",
     )

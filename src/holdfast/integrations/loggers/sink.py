@@ -20,6 +20,11 @@ class Entry:
     text: str  # Markdown
     is_incident: bool = False
 
+    @property
+    def topic(self) -> str:
+        """Where a logger keeps it: beside the others of its sort."""
+        return f"{PREFIX}{'incidents' if self.is_incident else 'changes'}"
+
 
 class Sink(Protocol):
     """One logger. Its methods but `check` are called by one thread at a time, may block, and may raise: the error is

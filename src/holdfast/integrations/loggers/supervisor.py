@@ -4,7 +4,6 @@ Read-only, with the standard library. Answers are checked as far as they are use
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import urllib.parse
 import urllib.request
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.hosts import is_loopback
 from holdfast.integrations.loggers.sink import PREFIX, Entry
 
 ENV_API, ENV_TOKEN = "HOLDFAST_API", "HOLDFAST_API_TOKEN"
@@ -50,7 +50,7 @@ class Supervisor:
         self._job = job
         self._generation = generation
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
-        if _is_loopback(parts.hostname):
+        if is_loopback(parts.hostname):
             handlers.append(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine's own loopback
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -134,10 +134,3 @@ def _entry(incident: Mapping[str, Any], step: int) -> Entry:
         text="\n\n".join(lines),
         is_incident=True,
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

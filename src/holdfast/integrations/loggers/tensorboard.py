@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.integrations.loggers.package import imported
-from holdfast.integrations.loggers.sink import MARKER, PREFIX, Entry
+from holdfast.integrations.loggers.sink import MARKER, Entry
 
 SUBDIRECTORY = "holdfast"
 
@@ -35,8 +35,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def entry(self, entry: Entry) -> None:
-        kind = "incidents" if entry.is_incident else "changes"
-        self._writer.add_text(f"{PREFIX}{kind}", f"**{entry.title}**\n\n{entry.text}", entry.step)
+        self._writer.add_text(entry.topic, f"**{entry.title}**\n\n{entry.text}", entry.step)
         if entry.is_incident:
             self._writer.add_scalar(MARKER, 1.0, entry.step)
 

@@ -56,9 +56,8 @@ class Wandb:
         self._incidents = 0
 
     def entry(self, entry: Entry) -> None:
-        kind = "incidents" if entry.is_incident else "changes"
         # one key per entry: the summary of a resumed run keeps those of earlier processes
-        self._run.summary[f"{PREFIX}{kind}/{entry.id}"] = f"step {entry.step}: {entry.title}. {entry.text}"
+        self._run.summary[f"{entry.topic}/{entry.id}"] = f"step {entry.step}: {entry.title}. {entry.text}"
         self._incidents += entry.is_incident
 
     def flush(self) -> None:
