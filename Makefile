@@ -29,6 +29,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_DIR := $(VENV)/peers
 FRAMEWORKS_DIR := .venv-frameworks
+GPU_PYTHON ?= $(BIN)/python
 FRAMEWORKS := transformers,lightning,accelerate,torchdata,deepspeed
 # torchtitan's checkpoint manager needs these of its dependencies; its trainer, which needs a GPU, also data sets, trackers and Triton.
 TORCHTITAN := 'torchtitan>=0.3,<0.4' 'torch_checkpointing>=0.1,<0.2' 'spmd_types==0.2.3'
@@ -71,7 +72,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core dashboard dashboard-check browser-test browser-core clean
+.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -167,6 +168,10 @@ frameworks-test: $(FRAMEWORKS_DIR)/.installed  ## training frameworks, killed an
 frameworks-core: $(INSTALLED)  ## the short version of frameworks-test, for each change: a rank of Trainer and one of Accelerate are killed
 	@$(MAKE) --no-print-directory $(FRAMEWORKS_DIR)/.installed || echo 'NO FRAMEWORKS: their packages could not be had; the tests are skipped'
 	$$(test -e $(FRAMEWORKS_DIR)/.installed && echo $(FRAMEWORKS_DIR) || echo $(VENV))/bin/python -m pytest -m 'frameworks and core' tests/frameworks $(ARGS)
+
+# With a Python that has a CUDA build of torch, Holdfast with the extra `nvml`, pytest, pytest-timeout, hypothesis and looptime.
+gpu-test:  ## jobs, states, self-tests and NVML on a real GPU: make gpu-test GPU_PYTHON=python3
+	HOLDFAST_GPU_RESET_COMMAND=none $(GPU_PYTHON) -m pytest -s tests/gpu $(ARGS)
 
 dashboard: $(DASHBOARD)/node_modules/.package-lock.json  ## build the dashboard from its sources into the package; checks types and style first
 	$(BIN)/python $(DASHBOARD)/openapi.py out/openapi.json

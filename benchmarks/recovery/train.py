@@ -1,7 +1,7 @@
 """The training script of the recovery benchmark: an ordinary torchrun script, the same bytes for every launcher.
 
-DDP over gloo, AdamW, a checkpoint by rank 0 every few steps. Every rank appends one JSON line per finished step to
-`OUT/rank-R.jsonl`: pid, step, wall-clock time and the step's duration. The benchmark reads nothing else.
+DDP over gloo, AdamW, a checkpoint by rank 0 every few steps; on GPUs where torch sees some. Every rank appends one JSON line
+per finished step to `OUT/rank-R.jsonl`: pid, step, wall-clock time and the step's duration. The benchmark reads nothing else.
 """
 
 from __future__ import annotations
@@ -35,22 +35,28 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     layers = [torch.nn.Sequential(torch.nn.Linear(args.width, args.width), torch.nn.GELU()) for _ in range(args.depth)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    device = torch.device("cpu")
+    if gpus := torch.cuda.device_count():  # gloo, because NCCL refuses two ranks on one GPU
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
+        torch.cuda.set_device(device)
+    model = DistributedDataParallel(torch.nn.Sequential(*layers).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     checkpoint = args.out / "checkpoint.pt"
     step = 0
     if checkpoint.exists():
-        saved = torch.load(checkpoint)
+        saved = torch.load(checkpoint, map_location=device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
     with (args.out / f"rank-{rank}.jsonl").open("a", buffering=1) as progress:
         while step < args.steps:
             started = time.perf_counter()
-            inputs = torch.randn(args.batch, args.width)
+            inputs = torch.randn(args.batch, args.width, device=device)
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(inputs), inputs).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             step += 1
             took_ms = (time.perf_counter() - started) * 1e3
             progress.write(json.dumps({"pid": os.getpid(), "step": step, "at": time.time(), "ms": took_ms}) + "\n")

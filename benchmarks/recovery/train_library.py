@@ -28,7 +28,7 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = [torch.nn.Sequential(torch.nn.Linear(args.width, args.width), torch.nn.GELU()) for _ in range(args.depth)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    model = DistributedDataParallel(torch.nn.Sequential(*layers).to(run.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     state = {"model": model.module, "optimizer": optimizer}
     step = run.restore(state)
@@ -36,11 +36,13 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
         while step < args.steps:
             started = time.perf_counter()
             with run.step(step) as s:
-                inputs = torch.randn(args.batch, args.width)
+                inputs = torch.randn(args.batch, args.width, device=run.device)
                 optimizer.zero_grad()
                 loss = torch.nn.functional.mse_loss(model(inputs), inputs)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+                if run.device.type == "cuda":
+                    torch.cuda.synchronize(run.device)
                 s.log(loss=loss, tokens=args.batch)
             step += 1
             took_ms = (time.perf_counter() - started) * 1e3
@@ -50,4 +52,4 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     arguments = parse()
-    hf.launch(lambda run: main(run, arguments))
+    hf.launch(lambda run: main(run, arguments), backend="gloo")  # as train.py
