@@ -30,7 +30,7 @@ INSTALLED := $(VENV)/.installed
 PEERS_DIR := $(VENV)/peers
 FRAMEWORKS_DIR := .venv-frameworks
 GPU_PYTHON ?= $(BIN)/python
-FRAMEWORKS := transformers,lightning,accelerate,torchdata,deepspeed
+FRAMEWORKS := transformers,lightning,accelerate,torchdata,deepspeed,megatron
 # torchtitan's checkpoint manager needs these of its dependencies; its trainer, which needs a GPU, also data sets, trackers and Triton.
 TORCHTITAN := 'torchtitan>=0.3,<0.4' 'torch_checkpointing>=0.1,<0.2' 'spmd_types==0.2.3'
 DASHBOARD := services/supervisor/dashboard

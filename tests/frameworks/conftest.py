@@ -9,6 +9,7 @@ NEEDS = {
     "test_accelerate.py": ("accelerate", "torchdata"),
     "test_deepspeed.py": ("deepspeed",),
     "test_torchtitan.py": ("torchtitan",),
+    "test_megatron.py": ("megatron",),
     "test_fabric.py": ("lightning",),
 }
 

@@ -36,13 +36,13 @@ def weights(text: str) -> str:
     return str(found[-1])
 
 
-def undisturbed(script: Path, directory: Path) -> str:
+def undisturbed(script: Path, directory: Path, *arguments: str) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
     done = subprocess.run(
-        [*torchrun, str(script), "--steps", str(STEPS)],
+        [*torchrun, str(script), "--steps", str(STEPS), *arguments],
         cwd=directory,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -64,18 +64,23 @@ def undisturbed(script: Path, directory: Path) -> str:
         ("deepspeed_cifar", "deepspeed"),
         ("fabric_language_model", "lightning"),
         ("faulty_torchtitan", "torchtitan"),  # no example: a stand-in for its trainer, which needs a GPU
+        ("faulty_megatron", "megatron"),  # likewise, of Megatron-Bridge
+        ("faulty_megatron --tp 2", "megatron"),
     ],
 )
 def test_a_killed_rank_leaves_no_trace_in_the_weights(name: str, needs: str, tmp_path: Path) -> None:
     if find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed: make frameworks-test")
+    name, *arguments = name.split()
     script = (Path(__file__).parent if name.startswith("faulty") else examples() / "frameworks") / f"{name}.py"
-    expected = undisturbed(script, tmp_path)
+    expected = undisturbed(script, tmp_path, *arguments)
+    axis = "tp" if arguments else "dp"
     mark = f"{os.getpid()}-{random.random()}"
     job = tmp_path / "job.yaml"
     job.write_text(
-        f"name: {name.replace('_', '-')}\nscript: {script}\nargs: [--steps, '{STEPS}', --step-s, '0.05']\n"
-        "nodes: 1\nnproc_per_node: 2\nmesh: {dp: 2}\ncheckpoint: {interval_steps: 5}\nenv: {OMP_NUM_THREADS: '1'}\n"
+        f"name: {name.replace('_', '-')}\nscript: {script}\nargs: {[*arguments, '--steps', str(STEPS), '--step-s', '0.05']}\n"
+        f"nodes: 1\nnproc_per_node: 2\nmesh: {{{axis}: 2}}\ncheckpoint: {{interval_steps: 5}}\n"
+        "env: {OMP_NUM_THREADS: '1'}\n"
     )
     output = tmp_path / "output.log"
     with output.open("wb") as log:

@@ -1,5 +1,5 @@
-"""Lightning, Fabric, Accelerate, DCP, DeepSpeed and torchtitan under the whole stack: a hung rank and a node that is lost while
-a spare is free leave no trace in the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
+"""Lightning, Fabric, Accelerate, DCP, DeepSpeed, torchtitan and Megatron under the whole stack: a hung rank and a node that is
+lost while a spare is free leave no trace in the weights. tests/frameworks/test_transformers.py does the same to Trainer."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def job(script: Path, out: Path, *faults: str) -> dict[str, Any]:
         ("deepspeed", "deepspeed_cifar", "deepspeed"),
         ("fabric", "fabric_language_model", "lightning"),
         ("torchtitan", "", "torchtitan"),  # a stand-in for its trainer, which needs a GPU
+        ("megatron", "", "megatron"),  # Megatron-Core, with a stand-in for Megatron-Bridge, which needs a GPU
     ],
 )
 def test_a_hung_rank_and_a_lost_node_leave_no_trace(framework: str, example: str, needs: str, tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ def require_signatures(distribution: str, owner: type, expected: Mapping[str, Se
         if found != tuple(parameters):
             differing.append(f"{owner.__name__}.{name} takes ({', '.join(found)}), not ({', '.join(parameters)})")
     if differing:
-        release = importlib.metadata.version(distribution)
+        try:
+            release = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:  # a source tree in the module path
+            release = "of an unknown release"
         raise IncompatibleVersion(
             f"{distribution} {release} differs from what its integration uses: {'; '.join(differing)}. Install a release that "
             "is tested (docs/frameworks.md), or train without the integration: a restart from your own checkpoints remains"
