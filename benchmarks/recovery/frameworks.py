@@ -51,6 +51,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "transformers": Framework("hf_trainer.py", "transformers", ("transformers.trainer",)),
     "lightning": Framework("lightning_ddp.py", "lightning", ("lightning",)),
     "accelerate": Framework("accelerate_ddp.py", "accelerate", ("accelerate",)),
+    "deepspeed": Framework("deepspeed_zero.py", "deepspeed", ("deepspeed",)),
     "dcp": Framework("dcp_fsdp2.py", "torch"),
     "prepare": Framework("slow_start.py", "torch", ("slow_data:prepare",), prepares=True),
 }
