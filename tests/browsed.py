@@ -19,7 +19,9 @@ from fleet import Fleet, job
 
 from benchmarks.core import running_job
 from holdfast.agent.workers.logs import log_path, read_part
+from holdfast.domain.errors import NotFound
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
+from holdfast.domain.gpus import GpuState
 from holdfast.domain.job import JobSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Check, Preflight
@@ -52,6 +54,23 @@ from holdfast.wire import records
 
 HOUR_S = 3600.0
 STEP_S = 10.0
+# Of one node: a GPU that is well, one that needs a reset, one that the driver does not reach.
+GPUS = {
+    "node-021": (
+        GpuState(
+            0, "GPU-5d1c", 1e9, lost=False, temperature_c=61.0, margin_c=26.0, power_w=644.0, memory_used=71 << 30,
+            utilization=98, ecc_corrected=3, ecc_uncorrected=0, ecc_uncorrected_ever=0, remapped_rows=0,
+            remap_pending=False, remap_failed=False, nvlinks_up=18, nvlinks_down=0, nvlink_errors=0, pcie_replays=0,
+            pcie_width=16, pcie_width_max=16, pcie_gen=5, pcie_gen_max=5,
+        ),
+        GpuState(
+            1, "GPU-9a07", 1e9, lost=False, temperature_c=83.0, power_w=690.0, memory_used=70 << 30, ecc_corrected=120,
+            ecc_uncorrected=2, ecc_uncorrected_ever=7, remapped_rows=2, remap_pending=True, remap_failed=False,
+            nvlinks_up=17, nvlinks_down=1, pcie_width=8, pcie_width_max=16, pcie_replays=90_000,
+        ),
+        GpuState(2, "GPU-31ee", 1e9, lost=True),
+    )
+}  # fmt: skip
 LOG = "step 479 loss 3.6\nRuntimeError: CUDA error: an illegal memory access\n<script>alert('markup')</script>"
 
 
@@ -223,6 +242,11 @@ async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[t
     async def read_log(_node: str, request: LogRequest) -> LogPart:
         return await to_thread.run_sync(read_part, directory / "logs", request)
 
+    async def read_gpus(node: str) -> tuple[GpuState, ...]:
+        if node in GPUS:
+            return GPUS[node]
+        raise NotFound(f"the agent of {node} is not connected, so the values of its GPUs are not known")
+
     backend = Backend(
         identity=Identity("supervisor-a", "0.1.0", token),
         log=log,
@@ -231,6 +255,7 @@ async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[t
         progress=progress,
         policies=policies,
         read_log=read_log,
+        read_gpus=read_gpus,
     )
     listener = bind("127.0.0.1:0")
     url = url_of(listener)

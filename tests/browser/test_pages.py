@@ -38,6 +38,7 @@ def places(world: browsed.World) -> dict[str, str]:
         "incident resolved": f"incidents/{world.state.closed[0].id}",
         "nodes": "nodes",
         "node": "nodes/node-020",
+        "node with GPUs": "nodes/node-021",
         "settings": "settings",
         "job": JOB,
         "no such job": "jobs/none",
@@ -277,9 +278,22 @@ def test_an_incident_shows_its_phases_and_the_log_of_the_culprit_as_text(chromiu
 def test_what_a_node_is_not_known_to_have_is_not_invented(chromium: Browser, sites: Sites) -> None:
     with opened(chromium) as page:
         visit(page, sites("under fire").url, "nodes/node-020")
-        facts = page.locator(".facts").first
-        expect(facts).to_contain_text("not known to the supervisor")
+        gpus = page.get_by_role("region", name="GPUs")
+        expect(gpus).to_contain_text("the agent of node-020 is not connected")
         expect(page.get_by_role("region", name="Its tests of itself")).to_contain_text("writes took 9.1 s")
+
+
+@core
+def test_the_gpus_of_a_node_are_asked_of_its_agent(chromium: Browser, sites: Sites) -> None:
+    with opened(chromium) as page:
+        visit(page, sites("under fire").url, "nodes/node-021")
+        rows = page.get_by_role("group", name="GPUs").get_by_role("row")
+        expect(rows).to_have_count(4)
+        expect(rows.nth(1)).to_contain_text("61 °C")
+        expect(rows.nth(1)).to_contain_text("26 below slowdown")
+        expect(rows.nth(2)).to_contain_text("reset needed")
+        expect(rows.nth(2)).to_contain_text("not known")
+        expect(rows.nth(3)).to_contain_text("its driver does not reach it")
 
 
 # ---------------------------------------------------------------- sign-in

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentMessage(_message.Message):
-    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat", "tested", "workers_changed", "log_read")
+    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat", "tested", "workers_changed", "log_read", "gpus_read")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class AgentMessage(_message.Message):
     TESTED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     LOG_READ_FIELD_NUMBER: _ClassVar[int]
+    GPUS_READ_FIELD_NUMBER: _ClassVar[int]
     seq: int
     traceparent: str
     hello: Hello
@@ -31,7 +32,8 @@ class AgentMessage(_message.Message):
     tested: Tested
     workers_changed: WorkersChanged
     log_read: LogRead
-    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ..., workers_changed: _Optional[_Union[WorkersChanged, _Mapping]] = ..., log_read: _Optional[_Union[LogRead, _Mapping]] = ...) -> None: ...
+    gpus_read: GpusRead
+    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ..., workers_changed: _Optional[_Union[WorkersChanged, _Mapping]] = ..., log_read: _Optional[_Union[LogRead, _Mapping]] = ..., gpus_read: _Optional[_Union[GpusRead, _Mapping]] = ...) -> None: ...
 
 class Reported(_message.Message):
     __slots__ = ("at", "node", "incarnation", "session", "message")
@@ -54,20 +56,22 @@ class Reports(_message.Message):
     def __init__(self, reports: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ...) -> None: ...
 
 class SupervisorMessage(_message.Message):
-    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard", "read_log")
+    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard", "read_log", "read_gpus")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     SAVED_BY_ALL_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
     READ_LOG_FIELD_NUMBER: _ClassVar[int]
+    READ_GPUS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     command: Command
     ack: ReportAck
     saved_by_all: SavedByAll
     heard: Heard
     read_log: ReadLog
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ...) -> None: ...
+    read_gpus: ReadGpus
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ..., read_gpus: _Optional[_Union[ReadGpus, _Mapping]] = ...) -> None: ...
 
 class ReadLog(_message.Message):
     __slots__ = ("id", "job", "generation", "rank", "offset", "bytes_max")
@@ -98,6 +102,70 @@ class LogRead(_message.Message):
     size: int
     data: bytes
     def __init__(self, id: _Optional[int] = ..., problem: _Optional[str] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ReadGpus(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
+
+class GpusRead(_message.Message):
+    __slots__ = ("id", "gpus")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    def __init__(self, id: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("gpu", "uuid", "at", "lost", "temperature_c", "margin_c", "power_w", "memory_used", "utilization", "ecc_corrected", "ecc_uncorrected", "ecc_uncorrected_ever", "remapped_rows", "remap_pending", "remap_failed", "nvlinks_up", "nvlinks_down", "nvlink_errors", "pcie_replays", "pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max")
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_C_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    ECC_CORRECTED_FIELD_NUMBER: _ClassVar[int]
+    ECC_UNCORRECTED_FIELD_NUMBER: _ClassVar[int]
+    ECC_UNCORRECTED_EVER_FIELD_NUMBER: _ClassVar[int]
+    REMAPPED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    REMAP_PENDING_FIELD_NUMBER: _ClassVar[int]
+    REMAP_FAILED_FIELD_NUMBER: _ClassVar[int]
+    NVLINKS_UP_FIELD_NUMBER: _ClassVar[int]
+    NVLINKS_DOWN_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    PCIE_REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    PCIE_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    PCIE_WIDTH_MAX_FIELD_NUMBER: _ClassVar[int]
+    PCIE_GEN_FIELD_NUMBER: _ClassVar[int]
+    PCIE_GEN_MAX_FIELD_NUMBER: _ClassVar[int]
+    gpu: int
+    uuid: str
+    at: float
+    lost: bool
+    temperature_c: float
+    margin_c: float
+    power_w: float
+    memory_used: int
+    utilization: int
+    ecc_corrected: int
+    ecc_uncorrected: int
+    ecc_uncorrected_ever: int
+    remapped_rows: int
+    remap_pending: bool
+    remap_failed: bool
+    nvlinks_up: int
+    nvlinks_down: int
+    nvlink_errors: int
+    pcie_replays: int
+    pcie_width: int
+    pcie_width_max: int
+    pcie_gen: int
+    pcie_gen_max: int
+    def __init__(self, gpu: _Optional[int] = ..., uuid: _Optional[str] = ..., at: _Optional[float] = ..., lost: bool = ..., temperature_c: _Optional[float] = ..., margin_c: _Optional[float] = ..., power_w: _Optional[float] = ..., memory_used: _Optional[int] = ..., utilization: _Optional[int] = ..., ecc_corrected: _Optional[int] = ..., ecc_uncorrected: _Optional[int] = ..., ecc_uncorrected_ever: _Optional[int] = ..., remapped_rows: _Optional[int] = ..., remap_pending: bool = ..., remap_failed: bool = ..., nvlinks_up: _Optional[int] = ..., nvlinks_down: _Optional[int] = ..., nvlink_errors: _Optional[int] = ..., pcie_replays: _Optional[int] = ..., pcie_width: _Optional[int] = ..., pcie_width_max: _Optional[int] = ..., pcie_gen: _Optional[int] = ..., pcie_gen_max: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("at", "workers_version", "steps")

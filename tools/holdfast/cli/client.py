@@ -199,6 +199,10 @@ class Client:
     def node(self, name: str) -> Json:
         return self._get(_path("nodes", name))
 
+    def gpus(self, node: str) -> Json:
+        """The newest values of a node's GPUs."""
+        return self._get(_path("nodes", node, "gpus"))
+
     def nodes(self) -> Iterator[Json]:
         return self._pages("/v1/nodes")
 

@@ -10,15 +10,17 @@ from holdfast.cli import incidents
 from holdfast.cli.client import Client
 from holdfast.cli.durations import period
 from holdfast.cli.local_runs import api_url
-from holdfast.cli.tables import Api, Name, Row, console, look_at, show_one, table, text
+from holdfast.cli.tables import Api, AsJson, Name, Row, console, look_at, show_list, show_one, table, text
 
 app = typer.Typer(
-    help="Nodes: list, show, watch, cordon, announce maintenance, repair, restart an agent.", no_args_is_help=True
+    help="Nodes: list, show, watch, their GPUs, cordon, announce maintenance, repair, restart an agent.",
+    no_args_is_help=True,
 )
 
 COLUMNS = ("node", "state", "job", "zone", "pool?", "capacity", "hostname", "reason")
 FAULT_COLUMNS = ("at", "incident", "job", "weight", "shared")
 CHECK_COLUMNS = ("name", "ok", "detail")
+GPU_COLUMNS = ("gpu", "temperature", "power", "memory used", "busy", "ECC errors", "rows", "NVLinks", "PCIe")
 LINK_COLUMNS = ("at", "partner", "verdict", "out", "in", "expected", "round trip")
 Reason = Annotated[str, typer.Option(help="Kept in the node's record.")]
 
@@ -76,6 +78,41 @@ look_at(
     empty="no nodes; add one with `holdfast agent` or `holdfast up --nodes N`",
     show=show_node,
 )
+
+
+@app.command()
+def gpus(name: Name, api: Api = "", as_json: AsJson = False) -> None:
+    """Show the newest values of a node's GPUs, which its agent is asked for: temperature, power, memory, errors, links."""
+    with Client(api or api_url()) as client:
+        items = client.gpus(name)["gpus"]
+    rows = items if as_json else [_gpu(gpu) for gpu in items]
+    empty = f"{name} has no GPU, or its agent cannot read them (`holdfast doctor` there says why)"
+    show_list(rows, GPU_COLUMNS, as_json, empty)
+
+
+def _gpu(gpu: Row) -> Row:
+    if gpu["lost"]:
+        return {"gpu": gpu["gpu"], "temperature": "lost", "ECC errors": "its driver does not reach it"}
+    errors = [_of(gpu, "ecc_uncorrected", "{} uncorrected"), _of(gpu, "ecc_uncorrected_ever", "{} in its life")]
+    rows = [_of(gpu, "remapped_rows", "{} remapped")]
+    rows += ["reset needed"] * bool(gpu["remap_pending"]) + ["no spare row"] * bool(gpu["remap_failed"])
+    links = [_of(gpu, "nvlinks_up", "{} up"), _of(gpu, "nvlinks_down", "{} down") if gpu["nvlinks_down"] else ""]
+    return {
+        "gpu": gpu["gpu"],
+        "temperature": _of(gpu, "temperature_c", "{:.0f} °C"),
+        "power": _of(gpu, "power_w", "{:.0f} W"),
+        "memory used": "" if gpu["memory_used"] is None else f"{gpu['memory_used'] / 2**30:.1f} GiB",
+        "busy": _of(gpu, "utilization", "{} %"),
+        "ECC errors": ", ".join(filter(None, errors)),
+        "rows": ", ".join(filter(None, rows)),
+        "NVLinks": ", ".join(filter(None, links)),
+        "PCIe": "" if gpu["pcie_width"] is None else f"x{gpu['pcie_width']} of x{gpu['pcie_width_max'] or '?'}",
+    }
+
+
+def _of(gpu: Row, field: str, form: str) -> str:
+    """What is not known is shown as nothing."""
+    return "" if gpu[field] is None else form.format(gpu[field])
 
 
 @app.command()

@@ -43,6 +43,7 @@ from holdfast.agent.faults import Faults
 from holdfast.agent.gpu_devices import GpuDevices
 from holdfast.agent.gpu_meters import GpuMeters
 from holdfast.agent.gpu_reset import GpuResets
+from holdfast.agent.gpu_states import GpuStates
 from holdfast.agent.leaving import Leaving
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.link_tests import LinkTests
@@ -127,7 +128,7 @@ class Agent:
                 self._report,
                 self._in_trouble,
             )
-        self._gpu_meters = GpuMeters()
+        self._gpu_meters, self._gpu_states = GpuMeters(), GpuStates()
         self._collectors = build_all(_surroundings(settings, descriptors))
         self._ports = ActivePorts(_reading_ports(settings))
         self._preflights = preflight.Preflights(
@@ -218,6 +219,7 @@ class Agent:
             on_saved_by_all=self._replicator.retain,
             beat=lambda: encode_beat(time.time(), self._pool.worker_set.version, self._pool.steps()),
             log_reads=LogReads(settings.agent_dir / "logs"),
+            read_gpus=self._gpu_states.newest,
             membership=membership,
             tls=tls,
         )
@@ -226,6 +228,7 @@ class Agent:
 
     def _emit(self, signal: NodeSignal) -> None:
         self._gpu_meters.watch(signal)
+        self._gpu_states.watch(signal)
         self._preflights.watch(signal)
         self._resets.watch(signal)
         self._suspect_tests.watch(signal)

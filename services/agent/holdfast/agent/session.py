@@ -6,6 +6,7 @@ tried."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import anyio
@@ -17,6 +18,7 @@ from holdfast.agent.log_reads import LogReads
 from holdfast.agent.reports import Reports
 from holdfast.agent.streams import REFUSED_S, Failures, check, first_error, is_of_another_fleet, join, read, write
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage, OtherFleet, Unavailable
+from holdfast.domain.gpus import GpuState
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Report
 from holdfast.domain.replication import CommonCheckpoint
@@ -28,6 +30,7 @@ from holdfast.runtime.identities import Role
 from holdfast.runtime.tls import Tls
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub
+from holdfast.wire import gpus
 from holdfast.wire.control import decode_order, encode_beat, encode_report
 from holdfast.wire.retention import decode_saved_by_all
 
@@ -36,6 +39,7 @@ log = structlog.get_logger("holdfast.agent.session")
 BEAT_S = 0.5
 RETRY_S_MAX = 1.0  # recovery waits until a new leader knows the connected nodes
 UNANSWERED_BEATS_MAX = 40  # counted in heartbeats, because a frozen agent sends none
+ANSWERS_MAX = 32  # to be sent; a supervisor that asks for more at once gets no answer to them
 WELCOME_TIMEOUT_S = 3.0  # a leader answers immediately; otherwise the next endpoint is tried
 # Part of a supervisor's refusal message; a gRPC status has no other field for it.
 OTHER_VERSION = "speaks protocol version"
@@ -64,6 +68,7 @@ class Session:
         on_saved_by_all: Callable[[CommonCheckpoint], None],
         beat: Callable[[], pb.AgentMessage] = lambda: encode_beat(time.time()),
         log_reads: LogReads | None = None,
+        read_gpus: Callable[[], Sequence[GpuState]] = tuple,
         membership: Membership | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -77,6 +82,8 @@ class Session:
         self._on_saved_by_all = on_saved_by_all
         self._beat = beat
         self._log_reads = log_reads
+        self._read_gpus = read_gpus
+        self._answers: deque[pb.AgentMessage] = deque()  # that need no time, to be sent
         self._membership = membership or Membership()
         self._tls = tls
         self._news = anyio.Event()
@@ -159,11 +166,15 @@ class Session:
         self._reports.greet(self._hello(), self._inventories())
         if self._log_reads is not None:
             self._log_reads.forget()
+        self._answers.clear()
         self._columns = self.workers_in_answers = False  # until this supervisor accepts them
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
                 await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns))
+            if self._answers:
+                await write(call, self._answers.popleft())
+                continue
             if self._log_reads is not None and self._log_reads.answers:
                 await write(call, self._log_reads.answers.popleft())
                 continue
@@ -226,6 +237,10 @@ class Session:
                 pass
             case "read_log" if self._log_reads is not None:
                 self._log_reads.ask(message.read_log)
+            case "read_gpus":
+                if len(self._answers) < ANSWERS_MAX:
+                    self._answers.append(gpus.encode_answer(message.read_gpus.id, self._read_gpus()))
+                    self._news_to_send()
             case kind:
                 log.debug("unknown message ignored", kind=kind)
 

@@ -9,6 +9,7 @@ export type FleetNodes = Schemas["FleetNodes"];
 export type Job = Schemas["Job"];
 export type Incident = Schemas["Incident"];
 export type NodeDetail = Schemas["NodeDetail"];
+export type NodeGpus = Schemas["NodeGpus"];
 export type RankColumns = Schemas["RankColumns"];
 export type Timeline = Schemas["Timeline"];
 

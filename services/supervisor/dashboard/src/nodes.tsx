@@ -1,6 +1,6 @@
 // All nodes, and one of them: its state and why, its tests, its network, its faults and its incidents.
 import { useMemo, useState } from "preact/hooks";
-import { type FleetNodes, type NodeDetail, path, type Schemas, useLook } from "./api";
+import { type FleetNodes, type NodeDetail, type NodeGpus, path, type Schemas, useLook } from "./api";
 import { count, duration, short } from "./format";
 import { IncidentTable, NodeButtons } from "./incidents";
 import { Findings } from "./job_tabs";
@@ -149,6 +149,7 @@ export function NodePage({ name }: { name: string }) {
           <Panel title="Node">
             <NodeFacts node={node} />
           </Panel>
+          <Gpus name={name} />
           <Tests value={node.preflight ?? null} />
           <Links items={node.links ?? []} />
           <NodeFindings name={name} />
@@ -192,9 +193,90 @@ function NodeFacts({ node }: { node: NodeDetail }) {
           "Maintenance",
           (node.notices ?? []).map((each) => `${each.event} (${each.source})`).join(", ") || "none is announced",
         ],
-        ["GPU temperature, power, ECC", "not known to the supervisor: docs/telemetry.md has the metrics"],
       ]}
     />
+  );
+}
+
+function Gpus({ name }: { name: string }) {
+  const look = useLook<NodeGpus>(path("nodes", name, "gpus"), 5_000, false);
+  if (!look.value)
+    return (
+      <Panel title="GPUs">
+        {look.problem ? <p class="empty">Not known: {look.problem}</p> : <Loading what="the GPUs" />}
+      </Panel>
+    );
+  const items = look.value.gpus;
+  if (!items.length)
+    return (
+      <Panel title="GPUs">
+        <p class="empty">None, or its agent cannot read them.</p>
+      </Panel>
+    );
+  return (
+    <Panel title="GPUs">
+      <Table
+        label="GPUs"
+        head={["#GPU", "#Temperature", "#Power", "#Memory used", "#Busy", "ECC errors", "Rows", "NVLinks", "PCIe"]}
+      >
+        {items.map((each) => (
+          <Gpu key={each.gpu} value={each} />
+        ))}
+      </Table>
+    </Panel>
+  );
+}
+
+const known = (value: number | null, show: (value: number) => string) =>
+  value === null ? <span class="quiet">not known</span> : show(value);
+
+function Gpu({ value }: { value: Schemas["Gpu"] }) {
+  const name = (
+    <th scope="row" class="number" title={value.uuid}>
+      {value.gpu}
+    </th>
+  );
+  if (value.lost)
+    return (
+      <tr>
+        {name}
+        <td colSpan={8}>
+          <Badge state="lost" /> its driver does not reach it
+        </td>
+      </tr>
+    );
+  return (
+    <tr>
+      {name}
+      <td class="number nowrap">
+        {known(value.temperature_c, (celsius) => `${Math.round(celsius)} °C`)}
+        {value.margin_c !== null && <small>{Math.round(value.margin_c)} below slowdown</small>}
+      </td>
+      <td class="number nowrap">{known(value.power_w, (watts) => `${Math.round(watts)} W`)}</td>
+      <td class="number nowrap">{known(value.memory_used, (bytes) => `${short(bytes)}B`)}</td>
+      <td class="number">{known(value.utilization, (percent) => `${percent} %`)}</td>
+      <td>
+        {known(value.ecc_uncorrected, (errors) => `${errors.toLocaleString("en")} uncorrected`)}
+        {!!value.ecc_uncorrected_ever && <small>{value.ecc_uncorrected_ever.toLocaleString("en")} in its life</small>}
+        {!!value.ecc_corrected && <small>{value.ecc_corrected.toLocaleString("en")} corrected</small>}
+      </td>
+      <td>
+        {known(value.remapped_rows, (rows) => `${rows} remapped`)}{" "}
+        {value.remap_pending && <Badge state="reset needed" tone="busy" />}
+        {value.remap_failed && <Badge state="no spare row" tone="bad" />}
+      </td>
+      <td>
+        {known(value.nvlinks_up, (links) => `${links} up`)}{" "}
+        {!!value.nvlinks_down && <Badge state={`${value.nvlinks_down} down`} tone="bad" />}
+      </td>
+      <td class="nowrap">
+        {known(value.pcie_width, (lanes) => `×${lanes}`)}
+        {value.pcie_width !== null && value.pcie_width_max !== null && value.pcie_width < value.pcie_width_max && (
+          <small>of ×{value.pcie_width_max}</small>
+        )}
+        {!!value.pcie_replays && <small>{value.pcie_replays.toLocaleString("en")} replays</small>}
+      </td>
+    </tr>
   );
 }
 

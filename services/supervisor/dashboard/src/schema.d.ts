@@ -247,6 +247,31 @@ export interface components {
                 number
             ][];
         };
+        Gpu: {
+            at: number;
+            ecc_corrected: number | null;
+            ecc_uncorrected: number | null;
+            ecc_uncorrected_ever: number | null;
+            gpu: number;
+            lost: boolean;
+            margin_c: number | null;
+            memory_used: number | null;
+            nvlink_errors: number | null;
+            nvlinks_down: number | null;
+            nvlinks_up: number | null;
+            pcie_gen: number | null;
+            pcie_gen_max: number | null;
+            pcie_replays: number | null;
+            pcie_width: number | null;
+            pcie_width_max: number | null;
+            power_w: number | null;
+            remap_failed: boolean | null;
+            remap_pending: boolean | null;
+            remapped_rows: number | null;
+            temperature_c: number | null;
+            utilization: number | null;
+            uuid: string;
+        };
         Hang: {
             /**
              * @default 3
@@ -656,6 +681,10 @@ export interface components {
             state: components["schemas"]["NodeState"];
             version: string;
             zone: string;
+        };
+        NodeGpus: {
+            gpus: components["schemas"]["Gpu"][];
+            node: string;
         };
         /** @enum {string} */
         NodeState: "spare" | "active" | "cordoned" | "left" | "lost";

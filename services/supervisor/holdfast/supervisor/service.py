@@ -143,6 +143,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             alerts=alerts,
             audit=requests,
             read_log=leader.read_log,
+            read_gpus=leader.read_gpus,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))

@@ -22,6 +22,7 @@ from holdfast.supervisor.agents.sessions import AgentSession, Refused, Sessions
 from holdfast.supervisor.protocol import NodeReported
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
+from holdfast.wire import gpus, worker_logs
 from holdfast.wire.control import decode_report, decode_steps_reached, encode_ack, encode_welcome
 
 SERVICE = "holdfast.v1.Control"
@@ -95,7 +96,11 @@ class ControlServicer(pb_grpc.ControlServicer):
                     case "beat":
                         session.beat(message.beat.workers_version, decode_steps_reached(message.beat))
                     case "log_read":
-                        session.log_reads.take(message.log_read)
+                        read = message.log_read
+                        session.logs.take(read.id, partial(worker_logs.decode_answer, read))
+                    case "gpus_read":
+                        told = message.gpus_read
+                        session.gpus.take(told.id, partial(gpus.decode_answer, told))
                     case _:
                         self._take(sessions, session, message)
                         await sessions.inbox.wait_for_room()

@@ -12,17 +12,19 @@ import grpc
 import structlog
 
 from holdfast.domain.errors import HoldfastError, NotFound
+from holdfast.domain.gpus import GpuState
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order, StepReached
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.runtime import freeze
 from holdfast.supervisor.agents.beats import Reported, Told, patience_s
-from holdfast.supervisor.agents.log_reads import LogReads
+from holdfast.supervisor.agents.questions import Questions
 from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
 from holdfast.supervisor.telemetry.meters import Latencies
 from holdfast.v1 import control_pb2 as pb
+from holdfast.wire import gpus, worker_logs
 from holdfast.wire.control import encode_heard, encode_order, encode_slot
 from holdfast.wire.retention import encode_saved_by_all
 
@@ -69,7 +71,8 @@ class AgentSession:
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[pb.SupervisorMessage] = deque()
         self._news = anyio.Event()
-        self.log_reads = LogReads(self.node, self.offer)
+        self.logs = Questions[LogPart](self.node, "the log", self.offer)
+        self.gpus = Questions[tuple[GpuState, ...]](self.node, "the values of its GPUs", self.offer)
 
     def heard(self) -> None:
         self.heard_at_s = anyio.current_time()
@@ -206,7 +209,14 @@ class Sessions:
         session = self._by_node.get(node)
         if session is None:
             raise NotFound(f"the log is on {node}, whose agent is not connected")
-        return await session.log_reads.read(request, session.ended)
+        return await session.logs.ask(lambda number: worker_logs.encode_request(number, request), session.ended)
+
+    async def read_gpus(self, node: str) -> tuple[GpuState, ...]:
+        """The newest values of the node's GPUs. Raises `NotFound` without a session, and `Conflict` without an answer."""
+        session = self._by_node.get(node)
+        if session is None:
+            raise NotFound(f"the agent of {node} is not connected, so the values of its GPUs are not known")
+        return await session.gpus.ask(gpus.encode_request, session.ended)
 
     @property
     def nodes(self) -> Container[str]:

@@ -69,6 +69,7 @@ ROUTES: Mapping[str, RouteRule] = MappingProxyType(
         "GET /v1/fleet/nodes": _READ,
         "GET /v1/nodes": _READ,
         "GET /v1/nodes/{name}": _READ,
+        "GET /v1/nodes/{name}/gpus": _READ,
         "POST /v1/nodes/{name}/cordon": _OPERATE,
         "POST /v1/nodes/{name}/uncordon": _OPERATE,
         "POST /v1/nodes/{name}/restart-agent": _OPERATE,

@@ -15,6 +15,7 @@ from anyio import to_thread
 from fastapi import Depends, Header, Query, Request, Response
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.gpus import GpuState
 from holdfast.domain.job import PolicySpec
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.kubernetes.bridge import Sight
@@ -37,6 +38,7 @@ from holdfast.wire.jobfile import read_policy
 
 PENDING_MAX = 10_000
 ReadLog = Callable[[str, LogRequest], Awaitable[LogPart]]
+ReadGpus = Callable[[str], Awaitable[tuple[GpuState, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,9 @@ class Backend:
         alerts: Alerts | None = None,
         audit: AuditStore | None = None,
         read_log: ReadLog | None = None,
+        read_gpus: ReadGpus | None = None,
     ) -> None:
-        """`read_log`: asks the agent of a node for a part of a log; only a leader has sessions with agents.
+        """`read_log`, `read_gpus`: ask the agent of a node; only a leader has sessions with agents.
 
         `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
         alerts; None = nobody is told. `audit`: where lines of the audit log are kept; None = they are in the log only."""
@@ -85,6 +88,7 @@ class Backend:
         self.cluster = cluster
         self.alerts = alerts
         self._read_log = read_log
+        self._read_gpus = read_gpus
         self._look = look
         self._policies = policies
         self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet
@@ -104,6 +108,12 @@ class Backend:
         if self._read_log is None:
             raise Unavailable("no agent is connected to this supervisor")
         return await self._read_log(node, request)
+
+    async def read_gpus(self, node: str) -> tuple[GpuState, ...]:
+        """Raises `Unavailable` if this supervisor does not lead, and as `Sessions.read_gpus`."""
+        if self._read_gpus is None:
+            raise Unavailable("no agent is connected to this supervisor")
+        return await self._read_gpus(node)
 
     async def usable(self, policy: PolicySpec) -> PolicySpec:
         """`policy` with its text: a script that came without one is read here, once. Raises `InvalidSpec` naming what is wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from fastapi import APIRouter
 
@@ -35,6 +36,16 @@ async def get_node(name: str, backend: Serving) -> models.NodeDetail:
     past = await backend.history.incidents(node=name, limit=INCIDENTS_MAX)
     incidents = [incident for _, incident in past]
     return views.node_detail(picture, picture.state.nodes[name], time.time(), incidents)
+
+
+@router.get("/{name}/gpus")
+async def get_gpus(name: str, backend: Serving) -> models.NodeGpus:
+    """The newest values of a node's GPUs, asked of its agent."""
+    picture = await backend.picture()
+    if name not in picture.state.nodes:
+        raise NotFound(f"there is no node {name}; `holdfast nodes list` shows those there are")
+    gpus = await backend.read_gpus(name)
+    return models.NodeGpus(node=name, gpus=[models.Gpu(**asdict(gpu)) for gpu in gpus])
 
 
 @router.post("/{name}/cordon", status_code=202)

@@ -15,6 +15,7 @@ import anyio
 import structlog
 
 from holdfast.domain.errors import StaleEpoch, Unavailable
+from holdfast.domain.gpus import GpuState
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import FencedLog, Lease
@@ -88,6 +89,13 @@ class Leader:
         if sessions is None:
             raise Unavailable("this supervisor does not lead, so no agent is connected to it; ask again in a second")
         return await sessions.read_log(node, request)
+
+    async def read_gpus(self, node: str) -> tuple[GpuState, ...]:
+        """Raises `Unavailable` while this supervisor does not lead, too."""
+        sessions = self.sessions()
+        if sessions is None:
+            raise Unavailable("this supervisor does not lead, so no agent is connected to it; ask again in a second")
+        return await sessions.read_gpus(node)
 
     def picture(self) -> Picture | None:
         return self._term.picture if self._term is not None else None

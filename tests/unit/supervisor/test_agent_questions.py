@@ -10,10 +10,10 @@ from waiting import wait_until_async
 
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound
 from holdfast.domain.worker_logs import PART_BYTES_MAX, LogPart, LogRequest
-from holdfast.supervisor.agents import log_reads
-from holdfast.supervisor.agents.log_reads import WAITING_MAX, LogReads
+from holdfast.supervisor.agents import questions
+from holdfast.supervisor.agents.questions import WAITING_MAX, Questions
 from holdfast.v1 import control_pb2 as pb
-from holdfast.wire.worker_logs import encode_answer
+from holdfast.wire.worker_logs import decode_answer, encode_answer, encode_request
 
 pytestmark = pytest.mark.anyio
 REQUEST = LogRequest("llm", 1, 0, 0)
@@ -25,7 +25,10 @@ class Asked:
     def __init__(self) -> None:
         self.sent: list[pb.SupervisorMessage] = []
         self.ended = anyio.Event()
-        self.reads = LogReads("n1", self.sent.append)
+        self.reads = Questions[LogPart]("n1", "the log", self.sent.append)
+
+    async def wait(self) -> LogPart:
+        return await self.reads.ask(lambda number: encode_request(number, REQUEST), self.ended)
 
     async def read(self, meanwhile: Callable[[int], None]) -> LogPart | HoldfastError:
         """The outcome; `meanwhile` gets the number of the request once it was sent."""
@@ -33,7 +36,7 @@ class Asked:
 
         async def ask() -> None:
             try:
-                outcome.append(await self.reads.read(REQUEST, self.ended))
+                outcome.append(await self.wait())
             except HoldfastError as error:
                 outcome.append(error)
 
@@ -45,7 +48,8 @@ class Asked:
         return outcome[0]
 
     def answer(self, number: int, answer: LogPart | str) -> None:
-        self.reads.take(encode_answer(number, answer).log_read)
+        read = encode_answer(number, answer).log_read
+        self.reads.take(read.id, lambda: decode_answer(read))
 
 
 async def test_the_answer_of_the_agent() -> None:
@@ -80,7 +84,7 @@ async def test_silence_and_the_end_of_the_session(monkeypatch: pytest.MonkeyPatc
     ended = await asked.read(lambda _: asked.ended.set())
     assert isinstance(ended, Conflict)
     assert "session has ended" in str(ended)
-    monkeypatch.setattr(log_reads, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(questions, "ANSWER_TIMEOUT_S", 0.01)
     silent = await Asked().read(lambda _: None)
     assert isinstance(silent, Conflict)
     assert "an agent of an earlier version cannot" in str(silent)
@@ -90,10 +94,10 @@ async def test_readers_of_logs_do_not_fill_the_queue_of_orders() -> None:
     asked = Asked()
     async with anyio.create_task_group() as tasks:
         for _ in range(WAITING_MAX):
-            tasks.start_soon(asked.reads.read, REQUEST, asked.ended)
+            tasks.start_soon(asked.wait)
         await wait_until_async(lambda: len(asked.sent) == WAITING_MAX, description="the requests")
         with pytest.raises(Conflict, match="ask again"):
-            await asked.reads.read(REQUEST, asked.ended)
+            await asked.wait()
         assert len(asked.sent) == WAITING_MAX
         tasks.cancel_scope.cancel()
     asked.ended = anyio.Event()

@@ -1,0 +1,74 @@
+"""The newest values of this node's GPUs, from the signals of the collectors, for whoever asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from holdfast.domain.gpus import GpuState
+from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal
+
+NOT_KNOWN = -1
+
+
+class GpuStates:
+    def __init__(self) -> None:
+        self._sample: GpuSample | None = None
+        self._health: GpuHealth | None = None
+
+    def watch(self, signal: NodeSignal) -> None:
+        match signal:
+            case GpuSample():
+                self._sample = signal
+            case GpuHealth():
+                self._health = signal
+            case _:
+                pass
+
+    def newest(self) -> tuple[GpuState, ...]:
+        """One entry for each GPU of the newest sample, in its order. Empty: this node has none, or no collector reads them."""
+        if (sample := self._sample) is None:
+            return ()
+        return tuple(self._state(sample, place) for place in range(len(sample.gpu)))
+
+    def _state(self, sample: GpuSample, place: int) -> GpuState:
+        gpu, health = sample.gpu[place], self._health
+        state = GpuState(gpu, sample.uuid[place], sample.at, sample.lost[place])
+        if state.lost:
+            return state  # what was known of it is not its state
+        row = health.gpu.index(gpu) if health is not None and gpu in health.gpu else None
+
+        def slow(column: str) -> int | None:
+            return None if row is None else _known(getattr(health, column), row)
+
+        pending, failed = slow("remap_pending"), slow("remap_failed")
+        margin = math.inf if health is None or row is None else health.margin_c[row]
+        return GpuState(
+            gpu,
+            state.uuid,
+            state.at,
+            lost=False,
+            temperature_c=sample.temperature_c[place],
+            margin_c=margin if math.isfinite(margin) else None,
+            power_w=sample.power_w[place],
+            memory_used=_known(sample.memory_used, place),
+            utilization=slow("utilization"),
+            ecc_corrected=slow("ecc_corrected"),
+            ecc_uncorrected=_known(sample.ecc_uncorrected, place),
+            ecc_uncorrected_ever=slow("ecc_uncorrected_ever"),
+            remapped_rows=slow("remapped_rows"),
+            remap_pending=None if pending is None else bool(pending),
+            remap_failed=None if failed is None else bool(failed),
+            nvlinks_up=slow("nvlinks_up"),
+            nvlinks_down=slow("nvlinks_down"),
+            nvlink_errors=slow("nvlink_errors"),
+            pcie_replays=slow("pcie_replays"),
+            pcie_width=slow("pcie_width"),
+            pcie_width_max=slow("pcie_width_max"),
+            pcie_gen=slow("pcie_gen"),
+            pcie_gen_max=slow("pcie_gen_max"),
+        )
+
+
+def _known(column: Sequence[int], place: int) -> int | None:
+    return None if column[place] == NOT_KNOWN else column[place]
