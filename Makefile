@@ -72,7 +72,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
+.PHONY: help setup demo test test-slow docs-test first-minutes test-fast security-test check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -90,6 +90,9 @@ test: $(INSTALLED)  ## every test, but for the longest variations (test-slow)
 
 test-slow: $(INSTALLED)  ## what `make test` leaves out: variations that start training again and again
 	$(BIN)/pytest -m slow tests $(ARGS)
+
+docs-test: $(INSTALLED)  ## the documentation is true: its code runs, its commands parse, its job files load, its links lead somewhere
+	$(BIN)/pytest -n $$(nproc) tests/documents $(ARGS)
 
 first-minutes: $(INSTALLED)  ## install the built wheel into a fresh environment, and do what a new user does first
 	$(BIN)/pytest -m slow tests/acceptance/test_first_minutes.py $(ARGS)
