@@ -41,7 +41,8 @@ OF_OTHERS = MappingProxyType(
         "redis-cli": "a client of the reader's own server",
         "./run_train.sh": "a script of torchtitan's repository",
         **dict.fromkeys(
-            ("$EDITOR", "less", "tail", "cat", "grep", "mkdir", "hostname", "eval", "export", "."), "the reader's shell"
+            ("$EDITOR", "less", "tail", "cat", "grep", "mkdir", "patch", "hostname", "eval", "export", "."),
+            "the reader's shell",
         ),
     }
 )

@@ -93,10 +93,12 @@ def test_a_wrong_command_in_the_text_is_reported(span: str) -> None:
 def test_what_needs_nothing_runs(tmp_path: Path) -> None:
     documented = {" ".join(shlex.split(line, comments=True)) for line in LINES} | {span for _, span in SPANS}
     (job,) = (block.text for block in DOCUMENTS.blocks if block.page == "docs/slurm.md" and block.language == "yaml")
-    (tmp_path / "job.yaml").write_text(job.replace("/shared/", f"{tmp_path}/"))
     (tmp_path / "train.py").write_text("")
-    (tmp_path / "policy.py").write_text((ROOT / "examples/policy.py").read_text())
     shell = Shell(tmp_path, {"HOME": str(tmp_path)})
+    assert "holdfast init train.py" in documented
+    assert shell("init", "train.py").code == 0
+    (tmp_path / "job.yaml").write_text(job.replace("/shared/", f"{tmp_path}/"))
+    (tmp_path / "policy.py").write_text((ROOT / "examples/policy.py").read_text())
     for line in RUN:
         assert line in documented, line
         result = shell(*shlex.split(line)[1:])
