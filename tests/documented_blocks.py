@@ -39,6 +39,8 @@ STAND_INS = MappingProxyType(
         + "data = hf.ElasticSampler(8, global_batch=2, world=run.world)\n",
         "docs/checkpoints.md: import torch.distributed.checkpoint as dcp": _TRAINED
         + "dcp.save({'model': model.state_dict(), 'optim': optim.state_dict()}, checkpoint_id='dcp/')\n",
+        'docs/existing-checkpoints.md: state = {"model": model, "optim": optim}': _TRAINED
+        + "torch.save(model.state_dict(), 'pretrained.pt')\n",
         "docs/elasticity.md: @run.on_resize": _TRAINED,
         "docs/elasticity.md: per_replica = 32": _TRAINED + "n_samples = 512\n",
         "docs/elasticity.md: @run.on_leaving": _TRAINED + "import sys\nwriter = sys.stdout\n",

@@ -40,7 +40,8 @@ LINES = (
 )
 COMMENT_COLUMN = 32
 SAVING = (
-    "It still saves by itself. run.restore and run.checkpoint save to memory and peers as well: docs/checkpoints.md"
+    "It still saves by itself only. Planned changes (a cordon, maintenance, growth) wait for run.checkpoint, which it does not "
+    "call: docs/checkpoints.md, In the script."
 )
 UNMODIFIED = (
     "It runs all the same: after a fault it starts again, and goes on from a checkpoint that it has written itself. "
