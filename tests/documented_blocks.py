@@ -60,6 +60,7 @@ NOT_RUN = MappingProxyType(
         "docs/frameworks.md: from holdfast.integrations.fabric import attach": _FRAMEWORK,
         "docs/frameworks.md: from holdfast.integrations.accelerate import attach": _FRAMEWORK,
         "docs/frameworks.md: from holdfast.integrations.deepspeed import attach": _FRAMEWORK,
+        "docs/frameworks.md: from holdfast.integrations.megatron_bridge import attach": _FRAMEWORK,
         "docs/checkpoints.md: from holdfast.integrations.dcp import Reader, Stager, Writer": (
             "needs files that DCP has written before: tests/frameworks/test_examples.py starts from such files"
         ),

@@ -128,9 +128,14 @@ def settings() -> frozenset[str]:
 # ---------------------------------------------------------------- holdfast
 
 
+@cache
+def _application() -> Any:
+    return get_command(application())
+
+
 def _check_holdfast(arguments: Sequence[str]) -> None:
     """By the command's own parser, up to the point where it would do something."""
-    command: Any = get_command(application())
+    command = _application()
     try:
         context = command.make_context("holdfast", list(arguments))
         while hasattr(command, "commands") and (following := [*context._protected_args, *context.args]):
@@ -150,7 +155,7 @@ def _check_holdfast(arguments: Sequence[str]) -> None:
 
 def _check_shortened(words: Sequence[str]) -> None:
     """Commands and options exist; arguments may be missing, and names may be alternatives: `list|show`."""
-    found: list[Any] = [get_command(application())]
+    found: list[Any] = [_application()]
     is_value = False
     for word in takewhile(lambda word: word != "--", words):
         if word.startswith("-"):

@@ -192,6 +192,14 @@ def test_a_framework_is_recognised(script: str, framework: str) -> None:
     assert found.framework.name == framework
 
 
+def test_megatron_lm_is_not_megatron_bridge() -> None:
+    script = "from megatron.{} import pretrain\npretrain()\n"
+    bridge = changes(script.format("bridge.training.pretrain"), "train.py")
+    assert isinstance(bridge, Uses)
+    assert bridge.framework.name == "Megatron-Bridge"
+    assert isinstance(changes(script.format("training"), "train.py"), Unclear)
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 def test_the_lines_of_a_framework_are_those_of_the_documentation(framework: object) -> None:
     page = (Path(__file__).parents[3] / "docs/frameworks.md").read_text()

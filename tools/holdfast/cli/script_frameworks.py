@@ -48,6 +48,16 @@ FRAMEWORKS = (
         "deepspeed",
     ),
     Framework(
+        "Megatron-Bridge",
+        "megatron.bridge",
+        ("pretrain",),
+        (
+            "from holdfast.integrations.megatron_bridge import attach",
+            "pretrain(config, forward_step, callbacks=attach(config))",
+        ),
+        "megatron-bridge",
+    ),
+    Framework(
         "Accelerate",
         "accelerate",
         ("Accelerator",),
@@ -62,9 +72,16 @@ FRAMEWORKS = (
 
 def framework_of(tree: ast.Module) -> Framework | None:
     """The first framework of the table that the script imports and calls."""
-    roots = {module.partition(".")[0] for module in imported(tree)}
+    modules = {module + "." for module in imported(tree)}
     called = {last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    return next((each for each in FRAMEWORKS if each.module in roots and called.intersection(each.marks)), None)
+    return next(
+        (
+            each
+            for each in FRAMEWORKS
+            if any(module.startswith(f"{each.module}.") for module in modules) and called.intersection(each.marks)
+        ),
+        None,
+    )
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
