@@ -72,7 +72,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow first-minutes test-fast security-test check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
+.PHONY: help setup demo test test-slow docs-test docs-site first-minutes test-fast security-test check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -90,6 +90,13 @@ test: $(INSTALLED)  ## every test, but for the longest variations (test-slow)
 
 test-slow: $(INSTALLED)  ## what `make test` leaves out: variations that start training again and again
 	$(BIN)/pytest -m slow tests $(ARGS)
+
+docs-test: $(INSTALLED)  ## the documentation is true: its code runs, its commands parse, its job files load, its links lead somewhere
+	$(BIN)/pytest -n $$(nproc) tests/documents $(ARGS)
+
+docs-site: $(INSTALLED)  ## the documentation as a site, in out/site; fails at a broken link
+	$(BIN)/python tools/documentation_site.py out/site-source
+	$(BIN)/zensical build --clean --strict
 
 first-minutes: $(INSTALLED)  ## install the built wheel into a fresh environment, and do what a new user does first
 	$(BIN)/pytest -m slow tests/acceptance/test_first_minutes.py $(ARGS)
@@ -253,7 +260,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(call new_venv,$(VENV))
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,demo,nvml,otel,gcs,tensorboard,wandb,mlflow]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,demo,docs,nvml,otel,gcs,tensorboard,wandb,mlflow]' --group dev
 	@touch $@
 
 $(PROTO_INSTALLED): Makefile

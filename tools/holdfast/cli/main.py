@@ -22,6 +22,7 @@ COMMANDS = MappingProxyType(
         "up": "up:register",
         "agent": "agent:register",
         "run": "run:register",
+        "init": "init:register",
         "slurm": "slurm.commands:app",
         "kubernetes": "kubernetes.commands:app",
         "inject": "inject:register",

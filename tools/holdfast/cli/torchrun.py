@@ -101,16 +101,16 @@ def body(
 ) -> dict[str, Any]:
     """Return the job body. Raises `InvalidSpec` that names the flag."""
     fewest, most = _nodes(nnodes)
-    workers = _workers(nproc_per_node)
+    per_node = workers(nproc_per_node)
     result: dict[str, Any] = {
         "name": name or job_name(script.removesuffix(".__main__") if kind == "module" else script, kind),
         kind: script,
         "args": arguments,
         "cwd": os.getcwd(),  # as torchrun: the script runs in the current directory
         "nodes": most,
-        "nproc_per_node": workers,
-        "mesh": {"dp": most * workers},
-        "elastic": {"min_dp": fewest * workers, "max_dp": most * workers},
+        "nproc_per_node": per_node,
+        "mesh": {"dp": most * per_node},
+        "elastic": {"min_dp": fewest * per_node, "max_dp": most * per_node},
         "spares": spares,
     }
     if max_restarts is not None:
@@ -161,7 +161,8 @@ def _nodes(nnodes: str) -> tuple[int, int]:
     return fewest, most
 
 
-def _workers(nproc: str) -> int:
+def workers(nproc: str) -> int:
+    """Return the workers per node for torchrun's `--nproc-per-node`. Raises `InvalidSpec`."""
     gpus = len(list(GPUS.glob("*")))
     match nproc:
         case "gpu" if not gpus:

@@ -94,6 +94,7 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
         if not server.should_exit:
             raise LoopEnded("the HTTP server ended by itself")
 
+    listener.listen(BACKLOG)  # at once: a request that comes before the server has started waits, and is not refused
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve)
         try:
