@@ -35,8 +35,10 @@ def test_it_writes_a_job_file_beside_the_script_and_names_the_next_two_commands(
     spec = load_job(script.with_name("job.yaml"))
     assert (spec.name, spec.nodes, spec.nproc_per_node) == ("train", 2, 8)
     assert spec.launch.script == str(script)
+    assert spec.hang.floor_s == 60  # the script announces no evaluations
     assert script.read_text() == SCRIPT
     assert "+    run.end_step()" in out
+    assert 'run.phase("eval")' in out
     assert out.endswith(
         "written: job.yaml\nnext:\n    holdfast init train.py --diff | patch -p0\n    holdfast run --local job.yaml\n"
     )

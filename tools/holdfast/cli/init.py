@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from holdfast.cli import torchrun
-from holdfast.cli.script_changes import Change, Unclear, Uses, changes
+from holdfast.cli.script_changes import Change, Found, Ready, Unclear, Uses, changes
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.words import plural
@@ -28,6 +28,7 @@ LINES = (
     ("args: []", 'of every worker, for example [--lr, "3e-4"]'),
     ("nodes: {nodes}", "machines, each with one agent"),
     ("nproc_per_node: {workers}", "workers per node, usually its GPUs"),
+    ("hang: {{floor_s: 60}}", "a pause that the script does not announce is a hang after ten times as long"),
     ("# mesh: {{dp: 2, tp: 4}}", "outermost first; without it all ranks are data-parallel"),
     ("# elastic: {{min_dp: 1}}", "go on with fewer replicas when a node is lost and none is spare"),
     ("# spares: 1", "free nodes that are reserved for this job"),
@@ -39,9 +40,10 @@ LINES = (
     ("# env: {{NCCL_DEBUG: WARN}}", "of every worker; stored and shown. For secrets: env_from"),
 )
 COMMENT_COLUMN = 32
-SAVING = (
+CHANGED = (
+    'A pause of more than ten minutes without a step counts as a hang: put a longer evaluation into `with run.phase("eval"):`.',
     "It still saves by itself only. Planned changes (a cordon, maintenance, growth) wait for run.checkpoint, which it does not "
-    "call: docs/checkpoints.md, In the script."
+    "call: docs/checkpoints.md, In the script.",
 )
 UNMODIFIED = (
     "It runs all the same: after a fault it starts again, and goes on from a checkpoint that it has written itself. "
@@ -106,7 +108,7 @@ def _read(script: Path) -> str:
         raise InvalidSpec("script", str(script), f"a Python file in UTF-8 ({error})") from error
 
 
-def _only_diff(found: Change | Uses | Unclear, shown: str) -> None:
+def _only_diff(found: Found, shown: str) -> None:
     if isinstance(found, Change):
         typer.echo(found.diff, nl=False)
         return
@@ -115,7 +117,7 @@ def _only_diff(found: Change | Uses | Unclear, shown: str) -> None:
     raise typer.Exit(1)
 
 
-def _about(found: Change | Uses | Unclear, shown: str) -> list[str]:
+def _about(found: Found, shown: str) -> list[str]:
     """What was found in the script, for people."""
     match found:
         case Change(diff, notes):
@@ -123,13 +125,15 @@ def _about(found: Change | Uses | Unclear, shown: str) -> list[str]:
             about = (
                 f"{shown} runs unmodified. With {added} it reports its steps, so that hangs and slow ranks are found:"
             )
-            return [about, "", diff, *notes, SAVING]
+            return [about, "", diff, *notes, *CHANGED]
         case Uses(framework):
             page = f"docs/frameworks.md#{framework.section}"
             if not framework.lines:
                 return [f"{shown} uses {framework.name}. It needs no change to report its steps and to save ({page})."]
             about = f"{shown} uses {framework.name}. It runs unmodified; with its integration it reports its steps and saves"
             return [f"{about} ({page}):", "", *(f"    {line}" for line in framework.lines)]
+        case Ready():
+            return [f"{shown} uses Holdfast already: no lines are proposed."]
         case Unclear(reason):
             return [f"No lines are proposed for {shown}: {reason}.", UNMODIFIED]
 

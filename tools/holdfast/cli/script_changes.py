@@ -59,20 +59,28 @@ class Uses:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """The script imports Holdfast: there is nothing to propose."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unclear:
     """No lines can be named. `reason` is a clause about the script."""
 
     reason: str
 
 
-def changes(text: str, name: str) -> Change | Uses | Unclear:
+Found = Change | Uses | Ready | Unclear
+
+
+def changes(text: str, name: str) -> Found:
     """Read the script `text`. `name`: of its file in the diff."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         return Unclear(f"it is not valid Python: {error}")
     if any(module.startswith("holdfast.") for module in imported(tree)):
-        return Unclear("it uses Holdfast already")
+        return Ready()
     if (framework := framework_of(tree)) is not None:
         return Uses(framework)
     found = step_in(tree)
