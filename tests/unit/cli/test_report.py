@@ -1,255 +1,213 @@
-"""The demo's report, summary and picture, from an outcome that is made up."""
+"""`holdfast report`: its numbers by hand, and the page of a recorded run (tests/data/report)."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from holdfast.cli.demo import picture
-from holdfast.cli.demo.report import BADPUT, Report, print_summary, print_tables
-from holdfast.cli.demo.scenario import LONG, SHORT, Expectation, Outcome, read_losses
+from holdfast.cli import report as subject
 from holdfast.cli.main import application
-from holdfast.domain.errors import HoldfastError, Unavailable
+from holdfast.cli.report.numbers import Report, Terms, report
+from holdfast.cli.report.page import page
+from holdfast.cli.report.words import money, percent, since, span
+from holdfast.domain.errors import Conflict, InvalidSpec
 
-ZERO = 1_700_000_000.0
-KEYS = {"wall_s", "mesh", "steps", "goodput", "badput_s", "world_sizes", "incidents", "losses"}
-INCIDENT_KEYS = {
-    *(
-        "id",
-        "kind",
-        "cause",
-        "node",
-        "rank",
-        "action",
-        "reason",
-        "generation",
-        "t_fault_s",
-        "t_detected_s",
-        "t_decided_s",
-    ),
-    *("t_prepared_s", "t_first_step_s", "rework_steps", "restored_from", "outcome", "trace_id", "walk", "cost_share"),
-}
-BADPUT_S = dict(zip(BADPUT, (3.0, 0.5, 0.1, 2.0, 1.4, 0.5, 0.5, 1.0, 1.0), strict=True))
+RECORDED = json.loads((Path(__file__).parents[2] / "data/report/three_faults.json").read_text())
+T0 = 1_000_000.0
+HOUR = 3600.0
 
 
-def incident(**changes: Any) -> dict[str, Any]:
-    base = {
-        "id": "i1",
+def incident(at_h: float, repaired_s: float | None, **changes: Any) -> dict[str, Any]:
+    at = T0 + at_h * HOUR
+    return {
+        "severity": "error",
         "kind": "worker_crash",
-        "cause": "rank 4 was killed [/red]",
-        "node": "node-4",
-        "rank": 4,
-        "action": {"kind": "restart", "reason": "in place"},
-        "decided_by": "default policy",
-        "generation": 1,
-        "t_fault": ZERO + 10.0,
-        "t_detected": ZERO + 10.1,
-        "t_decided": ZERO + 10.15,
-        "t_prepared": ZERO + 10.3,
-        "t_first_step": ZERO + 10.6,
-        "rework_steps": 3,
-        "trace_id": "ab" * 16,
-        "restored_from": {"memory": 9},
-        "outcome": "generation 2 steps from step 7 on, re-sharded from dp 3 to dp 2: read 7.4 MB from peers",
+        "node": "n1",
+        "state": "resolved" if repaired_s is not None else "preparing",
+        "cause": "Rank 3 on n1 was killed",
+        "action": {"kind": "restart"},
+        "t_fault": at,
+        "t_first_step": None if repaired_s is None else at + repaired_s,
+        "rework_steps": 0,
+        **changes,
     }
-    return base | changes
+
+
+def job(**ledger: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """100 hours on 8 ranks, 10 of them without nodes, 80 useful; 90 s of rework are 9 steps."""
+    books = {
+        "started_at": T0,
+        "wall_s": 100 * HOUR,
+        "useful_s": 80 * HOUR,
+        "unmeasured_s": 0.0,
+        "badput_s": {"wait": 10 * HOUR, "rework": 90.0, "other": 10 * HOUR - 90.0, "stall": 0.0},
+        "goodput_job": 0.8,
+        "goodput_paid": 0.75,
+        "fault_free_tokens_per_s": 4000.0,
+        "tokens": 1_152_000_000,
+        "rework_steps": 9,
+        **ledger,
+    }
+    return {"name": "llm", "phase": "running", "mesh": {"dp": 4, "tp": 2}, "step": 70}, books
+
+
+def made(incidents: list[dict[str, Any]], terms: Terms = Terms(), **ledger: Any) -> Report:
+    return report(*job(**ledger), incidents, terms)
+
+
+def test_the_numbers_of_three_faults_on_two_nodes() -> None:
+    found = made(
+        [
+            incident(1, 10.0, rework_steps=3),
+            incident(2, 20.0),
+            incident(50, 60.0, kind="node_lost", node="n2", severity="fatal", rework_steps=6),
+            incident(3, 5.0, severity="", kind="maintenance"),  # a planned change
+            incident(4, 5.0, severity="warning", kind="straggler"),
+            incident(-5, 5.0),  # of an earlier run of that name
+        ],
+        Terms(price_per_gpu_hour=2.0),
+    )
+    everything = found.all_faults
+    assert (everything.count, everything.repaired, everything.rework_steps) == (3, 3, 9)
+    assert everything.mtbf_s == 30 * HOUR, "90 hours with nodes, three faults"
+    assert (everything.mttr_s, everything.longest_s) == (30.0, 60.0)
+    assert everything.cost == pytest.approx((10 + 20 + 60 + 9 * 10.0) * 8 * 2.0 / HOUR)
+    assert [(each.name, each.count, each.mtbf_s, each.mttr_s) for each in found.by_kind] == [
+        ("worker_crash", 2, 45 * HOUR, 15.0),
+        ("node_lost", 1, 90 * HOUR, 60.0),
+    ]
+    assert [(each.name, each.count) for each in found.by_node] == [("n1", 2), ("n2", 1)]
+    assert (found.scheduling, found.goodput, found.ranks) == (0.9, 0.8, 8)
+    assert found.runtime == pytest.approx(80 / 90)
+    assert found.cost == 100 * 8 * 2.0
+    assert sum(each.seconds for each in found.shares) == 100 * HOUR
+    assert sum(each.cost or 0.0 for each in found.shares) == pytest.approx(1600.0)
+    assert "stall" not in {each.name for each in found.shares}
+    assert found.notes == ()
+
+
+def test_without_a_fault_there_is_a_lower_bound_and_no_mean() -> None:
+    found = made([])
+    assert (found.all_faults.mtbf_s, found.all_faults.mttr_s) == (None, None)
+    assert found.all_faults.mtbf_at_least_s == 30 * HOUR
+    assert "No fault; MTBF is at least 30.0 h (95 % confidence)." in page(found, RECORDED["timeline"], [], "$")
+
+
+def test_a_fault_that_is_not_over_counts_for_one_of_the_two() -> None:
+    found = made([incident(1, 10.0), incident(99, None)])
+    assert (found.all_faults.count, found.all_faults.repaired) == (2, 1)
+    assert found.all_faults.mttr_s == 10.0
+    assert found.notes == ("1 of the faults are not over yet: they count for MTBF, not for MTTR.",)
+
+
+def test_what_is_not_measured_is_not_a_number() -> None:
+    found = made(
+        [],
+        goodput_job=None,
+        goodput_paid=None,
+        useful_s=0.0,
+        unmeasured_s=80 * HOUR,
+        fault_free_tokens_per_s=0.0,
+        tokens=0,
+    )
+    assert (found.goodput, found.runtime, found.scheduling) == (None, None, 0.9)
+    assert "is not known" in found.notes[0]
+    text = page(found, {**RECORDED["timeline"], "at": [], "step": []}, [], "$")
+    assert "No step was reported." in text
+    asked = made([], Terms(flops_per_token=1e9, peak_flops=1e12), fault_free_tokens_per_s=0.0)
+    assert asked.mfu is None
+    assert "MFU is not known" in asked.notes[-1]
+
+
+def test_mfu_and_the_comparison_are_of_what_was_given() -> None:
+    terms = Terms(2.0, flops_per_token=4e8, peak_flops=1e12, restart_s=250.0, checkpoint_every_s=600.0)
+    found = made([incident(1, 10.0, rework_steps=9), incident(2, 30.0)], terms)
+    assert found.mfu == pytest.approx(4000 * 4e8 / 8e12)
+    assert found.comparison is not None
+    assert (found.comparison.seconds, found.comparison.actual_s) == (2 * 550.0, 40.0 + 90.0)
+    assert found.comparison.saved == pytest.approx((1100 - 130) * 8 * 2.0 / HOUR)
+    high = made([], Terms(flops_per_token=4e10, peak_flops=1e12))
+    assert "more than 100 %" in high.notes[0]
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_shows_text_as_text() -> None:
+    faults = [{**each, "cause": "<script>alert(1)</script>"} for each in RECORDED["incidents"]]
+    found = report(RECORDED["job"], RECORDED["goodput"], faults, Terms(2.5))
+    text = page(found, RECORDED["timeline"], faults, "€")
+    assert not re.search(r"https?://|<script|<link|src=|@import|url\(", text)
+    assert "&lt;script&gt;alert(1)" in text
+    assert text.count("<polyline") == 1
+    assert "3 faults, one in" in text
+    assert "€0.24" in text
+    for tag in ("table", "tr", "td", "svg", "div", "figure", "dl"):
+        assert len(re.findall(f"<{tag}[ >]", text)) == text.count(f"</{tag}>"), tag
+
+
+class Recorded:
+    """The API of the recorded run."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+    def __enter__(self) -> Recorded:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def job(self, _: str) -> Any:
+        return RECORDED["job"]
+
+    def goodput(self, _: str) -> Any:
+        return RECORDED["goodput"]
+
+    def timeline(self, _: str) -> Any:
+        return RECORDED["timeline"]
+
+    def incidents(self, _: str) -> Any:
+        return iter(RECORDED["incidents"])
 
 
 @pytest.fixture
-def outcome() -> Outcome:
-    goodput = {
-        "started_at": ZERO,
-        "wall_s": 50.0,
-        "useful_s": 40.0,
-        "badput_s": BADPUT_S,
-        "goodput_job": 0.8,
-        "goodput_paid": 0.72,
-        "rework_steps": 3,
-        "world_sizes": [(0.0, 9), (30.0, 6), (40.0, 9)],
-        "tokens_per_s": [(float(second), 1000.0 + second) for second in range(50)],
-    }
-    ended = {"phase": "failed", "reason": "ValueError twice at step 7", "generation": 2, "mesh": {"dp": 2}, "step": 7}
-    return Outcome(
-        target=100,
-        job={"mesh": {"dp": 3, "pp": 3}, "step": 100, "phase": "completed"},
-        goodput=goodput,
-        incidents=[
-            incident(),
-            incident(id="i2", kind="gpu_error", rank=None, action=None, t_prepared=None, t_first_step=None),
-        ],
-        losses={0: 5.5, 1: 4.5},
-        others={
-            "uneven": (
-                {"name": "uneven", "phase": "running", "step": 70},
-                [incident(id="i4", kind="straggler", action={"kind": "hot_swap", "reason": "slow"})],
-            ),
-            "bereft": (
-                {"name": "bereft", "phase": "running", "step": 60},
-                [incident(id="i2", kind="node_lost", restored_from={"memory": 1, "object store": 2})],
-            ),
-            "faulty": (
-                ended,
-                [incident(id="i3", kind="repeated_exception", action={"kind": "stop", "reason": "twice"})],
-            ),
-        },
-        failures=[],
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(subject, "Client", Recorded)
+    return lambda *arguments: CliRunner().invoke(
+        application("report"), ["report", "llm", "--api", "http://127.0.0.1:1", *arguments]
     )
 
 
-def test_each_incident_has_its_walk(outcome: Outcome) -> None:
-    tried = {"recipe": 1, "rung": 1, "action": "gpu_reset", "nodes": [], "within_s": 0.0, "reason": "due"}
-    walk = [
-        {**tried, "began_at": ZERO + 10.2, "ended_at": ZERO + 10.2, "end": "refused", "why": "no command"},
-        {**tried, "began_at": ZERO + 10.2, "ended_at": ZERO + 12.0, "end": "done", "why": "", "action": "hot_swap"},
-    ]
-    outcome = replace(outcome, incidents=[incident(), incident(id="i2", walk=walk), incident(id="i3", action=None)])
-    plain, recipe, undecided = Report.of(LONG, outcome, {0: 5.5, 1: 4.25}).incidents
-    one = {"action": "restart", "began_s": 10.15, "ended_s": 10.6, "end": "done", "reason": "in place", "why": ""}
-    assert plain["walk"] == [one]
-    shown = [(each["action"], each["end"], each["why"], each["began_s"], each["ended_s"]) for each in recipe["walk"]]
-    assert shown == [("gpu_reset", "refused", "no command", 10.2, 10.2), ("hot_swap", "done", "", 10.2, 12.0)]
-    assert undecided["walk"] == []
-
-
-def test_the_file_has_what_was_promised(outcome: Outcome, tmp_path: Path) -> None:
-    Report.of(LONG, outcome, {0: 5.5, 1: 4.25}).write(tmp_path / "report.json")
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report.keys() >= KEYS
-    assert report["steps"] == {"target": 100, "reached": 100, "rework": 3}
-    assert report["goodput"] == {"job": 0.8, "paid": 0.72}
-    assert tuple(report["badput_s"]) == BADPUT
-    assert report["useful_s"] + sum(report["badput_s"].values()) == pytest.approx(report["wall_s"], rel=0.01)
-    assert report["world_sizes"] == [[0.0, 9], [30.0, 6], [40.0, 9]]
-    assert report["losses"] == {"final": 4.5, "reference_final": 4.25, "max_abs_diff": 0.25}
-    for each in report["incidents"]:
-        assert each.keys() >= INCIDENT_KEYS
-    first, second = report["incidents"]
-    assert [first[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")] == [
-        *(10.0, 10.1, 10.15, 10.3, 10.6)
-    ]
-    assert (second["t_first_step_s"], second["action"], second["rank"]) == (None, None, None)
-    assert report["user_bug"]["tries"] == 2
-    assert report["slow_rank"]["incidents"][0]["action"] == "hot_swap"
-
-
-def test_the_short_form_has_one_job_and_its_summary_has_five_lines(outcome: Outcome) -> None:
-    report = Report.of(SHORT, replace(outcome, others={}), outcome.losses)
-    assert (report.slow_rank, report.both_copies_lost, report.user_bug) == (None, None, None)
-    console = Console(width=140, highlight=False)
-    with console.capture() as capture:
-        print_tables(console, report)
-    assert sum("worker_crash" in line for line in capture.get().splitlines()) == 1
-    with console.capture() as capture:
-        print_summary(console, report, Path("out/demo"))
-    assert len(capture.get().strip().splitlines()) == 5
-
-
-@pytest.mark.parametrize(("options", "least"), [([], 150), (["--short"], 100)])
-def test_too_few_steps_for_the_faults_are_refused_before_anything_starts(
-    options: list[str], least: int, tmp_path: Path
-) -> None:
-    result = CliRunner().invoke(
-        application("demo"), ["demo", *options, "--steps", "80", "--out", str(tmp_path / "out")]
+def test_the_command_prints_tables_json_and_writes_a_page(run: Any, tmp_path: Path) -> None:
+    shown = run("--price-per-gpu-hour", "2.5", "--restart-s", "250", "--checkpoint-every-s", "600").output
+    assert "85 s on 4 ranks, $0.24. 73.7 % of the time was useful work. 3 faults, one in 28 s" in " ".join(
+        shown.split()
     )
-    assert f"at least {least}" in str(result.exception)
-    assert not (tmp_path / "out").exists()
+    assert "worker_crash  2" in shown
+    assert "assumed without Holdfast: 3 restarts of 4.2 min" in " ".join(shown.split())
+    told = json.loads(run("--json").output)
+    assert (told["all_faults"]["count"], told["cost"], told["comparison"]) == (3, None, None)
+    assert run("--html", str(tmp_path / "llm.html")).exit_code == 0
+    assert (tmp_path / "llm.html").read_text().startswith("<!doctype html>")
 
 
-def test_losses_that_are_missing_are_a_failure(outcome: Outcome) -> None:
-    report = Report.of(LONG, outcome, {0: 5.5, 1: 4.5, 2: 4.0})
-    assert report.failures == ["losses: 2 steps were logged, 3 in the reference run; expected the same"]
-
-
-def test_no_losses_at_all_is_an_error(outcome: Outcome) -> None:
-    with pytest.raises(HoldfastError, match="nothing to report"):
-        Report.of(LONG, outcome, {})
-
-
-@pytest.mark.parametrize("width", [80, 140])
-@pytest.mark.parametrize("failures", [[], ["hang: no incident [/was] opened"]])
-def test_the_summary(outcome: Outcome, width: int, failures: list[str]) -> None:
-    report = replace(Report.of(LONG, outcome, outcome.losses), failures=failures)
-    console = Console(width=width, highlight=False)
-    with console.capture() as capture:
-        print_tables(console, report)
-        print_summary(console, report, Path("out/demo"))
-    text = capture.get()
-    crash = next(line for line in text.splitlines() if line.startswith("worker_crash"))
-    assert crash.split() == [
-        "worker_crash",
-        "rank",
-        "4",
-        "restart",
-        "0.10",
-        "0.05",
-        "0.15",
-        "0.30",
-        "0.60",
-        "3",
-        "memory",
-    ]
-    unfinished = next(line for line in text.splitlines() if line.startswith("gpu_error"))
-    assert unfinished.split()[-4:] == ["–", "–", "3", "memory"]
-    assert "Where the 50.0 s of the main job went" in text
-    assert ("all 9 faults" in text) is (not failures)
-    assert ("1 result of 9 faults is not as expected" in text) is bool(failures)
-    # 50 s less 40 s of use and 3 s of start are 7 s for two incidents.
-    assert (
-        "goodput 80.0%: of 50 s the start took 3 s, and 2 incidents cost 3.5 s each; with one a day it would be 99.996%"
-        in text
-    )
-    if width > 80:
-        assert text.rstrip().splitlines()[-1].startswith("out/demo/report.json")
-        assert "from a fault to the first step after it: median 0.60 s, longest 0.60 s" in text
-    for failure in failures:
-        assert failure in " ".join(text.split())
-
-
-def test_the_picture_is_drawn(outcome: Outcome, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    picture.draw(Report.of(LONG, outcome, outcome.losses), tmp_path / "timeline.png")
-    data = (tmp_path / "timeline.png").read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
-    assert (width, height) == tuple(int(inches * picture.DPI) for inches in picture.FIGURE_INCHES)
-    assert len(data) > 10_000
-
-
-def test_without_matplotlib_the_demo_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(Unavailable, match=r"pip install 'holdfast-training\[demo\]'"):
-        picture.require_matplotlib()
+def test_what_cannot_be_is_refused_and_nothing_is_overwritten(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.html").write_text("mine")
+    assert isinstance(run("--html", str(tmp_path / "mine.html")).exception, Conflict)
+    assert (tmp_path / "mine.html").read_text() == "mine"
+    found = run("--flops-per-token", "1e9").exception
+    assert isinstance(found, InvalidSpec)
+    assert "--flops-per-token and --peak-flops" in str(found)
+    assert isinstance(run("--restart-s", "9").exception, InvalidSpec)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("shown", "expected"),
     [
-        ({}, ""),
-        ({"rank": 3}, "crash: rank 3 instead of 4"),
-        ({"kind": "hang"}, "crash: kind 'hang' instead of 'worker_crash'"),
-        ({"action": None}, "crash: action None instead of 'restart'"),
-        ({"outcome": "generation 2 steps from step 7 on"}, "crash: outcome 'generation 2 steps from step 7 on', not"),
+        (span(0.4), "0.40 s"), (span(85), "85 s"), (span(600), "10.0 min"), (span(7200), "2.0 h"), (span(9e6), "104 d"),
+        (since(183_661), "2 d 03:01:01"), (since(-1), "00:00:00"),
+        (percent(0.9971), "99.71 %"), (percent(0.5), "50.0 %"), (percent(None), "not known"),
+        (money(1234.5, "$"), "$1,234"), (money(0.125, "€"), "€0.12"),
     ],
-)
-def test_what_must_come_of_a_fault(changes: dict[str, Any], message: str) -> None:
-    expected = Expectation("crash", "worker_crash", "restart", rank=4, outcome="re-sharded from dp 3 to dp 2")
-    found = expected.check(incident(**changes))
-    assert found.startswith(message)
-    assert bool(found) is bool(message)
-
-
-def test_a_fault_without_an_incident() -> None:
-    assert Expectation("hang", "hang", "restart").check(None) == "hang: no incident was opened"
-
-
-def test_losses_are_read_past_torn_lines_and_repeated_steps(tmp_path: Path) -> None:
-    (tmp_path / "loss.jsonl").write_text(
-        '{"step": 1, "loss": 2.0}\n{"step": 1, "loss": 1.5}\n{"other": 1}\n{"step": 2, "lo'
-    )
-    assert read_losses(tmp_path) == {1: 1.5}
+)  # fmt: skip
+def test_amounts_in_words(shown: str, expected: str) -> None:
+    assert shown == expected

@@ -176,6 +176,10 @@ class Client:
     def goodput(self, name: str) -> Json:
         return self._get(_path("jobs", name, "goodput"))
 
+    def timeline(self, name: str) -> Json:
+        """Steps, ranks, classes of goodput and incidents of the job's newest run over time."""
+        return self._get(_path("jobs", name, "timeline"))
+
     def checkpoints(self, name: str) -> Iterator[Json]:
         """Return the checkpoints on the job's nodes and in its object store, newest first."""
         return self._pages(_path("jobs", name, "checkpoints"))

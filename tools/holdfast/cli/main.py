@@ -37,6 +37,7 @@ COMMANDS = MappingProxyType(
         "dashboard": "dashboard:register",
         "logs": "logs:register",
         "explain": "explain:register",
+        "report": "report:register",
         "doctor": "doctor:register",
         "health": "health:register",
         "ca": "ca:app",

@@ -1,0 +1,226 @@
+"""The numbers of a report: how often a job was interrupted, for how long, where its time went, what that cost.
+
+Everything is computed from what the API tells of the newest run (`/v1/jobs/JOB`, its goodput, time line and incidents). What is
+not known is None, and a note says why.
+
+* A **fault** is an incident of severity error or fatal: the run had stopped, or would have. Planned changes and warnings are
+  none.
+* **MTBF** is the time in which the job had nodes, divided by the number of faults. Without a fault only a lower bound is known:
+  a third of that time, at 95 % confidence (the rule of three: Hanley and Lippman-Hand, 1983).
+* **MTTR** is the mean time from a fault to the first step that every rank has finished after it, of the faults that ended so.
+* **Goodput** is scheduling × runtime × program (arXiv 2502.06982): the share of time with nodes, the share of that in useful
+  steps, and the share of the devices' peak that those steps reach, which is MFU; the last one only if both its FLOP counts are
+  given.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+RULE_OF_THREE = 3.0
+HOUR_S = 3600.0
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the reader adds: price of an hour of one GPU in any currency, FLOPs of a trained token, peak FLOP/s of a device, and
+    what recovery would be without Holdfast: seconds of a restart, and seconds between checkpoints."""
+
+    price_per_gpu_hour: float | None = None
+    flops_per_token: float | None = None
+    peak_flops: float | None = None
+    restart_s: float | None = None
+    checkpoint_every_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Of one kind, one node, or all. Times in seconds."""
+
+    name: str
+    count: int
+    repaired: int  # of them: those after which every rank has finished a step
+    mtbf_s: float | None
+    mtbf_at_least_s: float | None  # without a fault
+    mttr_s: float | None
+    longest_s: float | None
+    rework_steps: int
+    cost: float | None  # of the time to repair and of the steps done again
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A class of goodput or badput."""
+
+    name: str
+    seconds: float
+    share: float
+    cost: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same faults, each with a restart and half of a checkpoint interval of lost work."""
+
+    faults: int
+    restart_s: float
+    checkpoint_every_s: float
+    seconds: float  # that they would take
+    actual_s: float  # that they took, with the steps done again
+    saved: float | None  # cost
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    job: str
+    phase: str
+    started_at: float
+    wall_s: float
+    ranks: int  # of the full mesh
+    step: int | None
+    tokens: int
+    scheduling: float | None
+    runtime: float | None
+    mfu: float | None
+    goodput: float | None  # scheduling × runtime
+    goodput_paid: float | None
+    cost: float | None  # of all ranks of the full mesh, for the whole time
+    shares: tuple[Share, ...]
+    all_faults: Faults
+    by_kind: tuple[Faults, ...]
+    by_node: tuple[Faults, ...]
+    comparison: Comparison | None
+    notes: tuple[str, ...]
+
+
+def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> Report:
+    """`job`, `ledger` and `incidents`: as the API tells them."""
+    notes: list[str] = []
+    wall_s, started_at = float(ledger["wall_s"]), float(ledger["started_at"])
+    ranks = prod(job["mesh"].values())
+    waited_s = float(ledger["badput_s"].get("wait", 0.0))
+    present_s = max(0.0, wall_s - waited_s)
+    price_s = None if terms.price_per_gpu_hour is None else terms.price_per_gpu_hour * ranks / HOUR_S
+    measured = ledger["goodput_job"] is not None
+    if not measured:
+        notes.append("The script reports no steps: how much of the time was useful, and so the goodput, is not known.")
+    elif ledger["unmeasured_s"]:
+        notes.append("For a part of the time the script reported no steps: it counts as running, not as useful.")
+    rework_s, rework_steps = float(ledger["badput_s"].get("rework", 0.0)), int(ledger["rework_steps"])
+    step_s = rework_s / rework_steps if rework_steps else 0.0
+    faults = [each for each in incidents if is_fault(each) and each["t_fault"] >= started_at]
+
+    def of(name: str, some: Sequence[Json]) -> Faults:
+        return _faults(name, some, present_s, step_s, price_s)
+
+    by_kind, by_node = (
+        _grouped(faults, lambda each: each["kind"]),
+        _grouped(faults, lambda each: each["node"] or "none"),
+    )
+    open_ = [each for each in faults if each["state"] not in ("resolved", "failed")]
+    if open_:
+        notes.append(f"{len(open_)} of the faults are not over yet: they count for MTBF, not for MTTR.")
+    everything = of("all", faults)
+    return Report(
+        job=str(job["name"]),
+        phase=str(job["phase"]),
+        started_at=started_at,
+        wall_s=wall_s,
+        ranks=ranks,
+        step=job["step"],
+        tokens=int(ledger["tokens"]),
+        scheduling=present_s / wall_s if wall_s else None,
+        runtime=float(ledger["useful_s"]) / present_s if measured and present_s else None,
+        mfu=_mfu(ledger, ranks, terms, notes),
+        goodput=ledger["goodput_job"],
+        goodput_paid=ledger["goodput_paid"],
+        cost=None if price_s is None else wall_s * price_s,
+        shares=_shares(ledger, wall_s, price_s),
+        all_faults=everything,
+        by_kind=tuple(of(name, some) for name, some in by_kind),
+        by_node=tuple(of(name, some) for name, some in by_node),
+        comparison=_comparison(everything, _lost_s(faults, step_s), terms, price_s),
+        notes=tuple(notes),
+    )
+
+
+def is_fault(incident: Json) -> bool:
+    return incident["severity"] in ("error", "fatal")
+
+
+def _repair_s(incident: Json) -> float | None:
+    done = incident["t_first_step"]
+    return None if done is None else max(0.0, float(done) - float(incident["t_fault"]))
+
+
+def _lost_s(faults: Sequence[Json], step_s: float) -> float:
+    """Time to repair, and the steps done again."""
+    return sum((_repair_s(each) or 0.0) + int(each["rework_steps"]) * step_s for each in faults)
+
+
+def _faults(name: str, faults: Sequence[Json], present_s: float, step_s: float, price_s: float | None) -> Faults:
+    repairs = [repair for each in faults if (repair := _repair_s(each)) is not None]
+    return Faults(
+        name=name,
+        count=len(faults),
+        repaired=len(repairs),
+        mtbf_s=present_s / len(faults) if faults else None,
+        mtbf_at_least_s=None if faults else present_s / RULE_OF_THREE,
+        mttr_s=sum(repairs) / len(repairs) if repairs else None,
+        longest_s=max(repairs, default=None),
+        rework_steps=sum(int(each["rework_steps"]) for each in faults),
+        cost=None if price_s is None else _lost_s(faults, step_s) * price_s,
+    )
+
+
+def _grouped(faults: Sequence[Json], key: Callable[[Json], str]) -> list[tuple[str, list[Json]]]:
+    """Most faults first."""
+    groups: dict[str, list[Json]] = defaultdict(list)
+    for each in faults:
+        groups[key(each)].append(each)
+    return sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+
+
+def _shares(ledger: Json, wall_s: float, price_s: float | None) -> tuple[Share, ...]:
+    seconds = {"useful": float(ledger["useful_s"]), "running": float(ledger["unmeasured_s"])}
+    seconds |= {name: float(value) for name, value in ledger["badput_s"].items()}
+    return tuple(
+        Share(name, value, value / wall_s if wall_s else 0.0, None if price_s is None else value * price_s)
+        for name, value in seconds.items()
+        if value or name == "useful"
+    )
+
+
+def _mfu(ledger: Json, ranks: int, terms: Terms, notes: list[str]) -> float | None:
+    if terms.flops_per_token is None or terms.peak_flops is None:
+        return None
+    rate = float(ledger["fault_free_tokens_per_s"])
+    if not rate:
+        notes.append("The script reports no tokens, so MFU is not known (step.log(tokens=…)).")
+        return None
+    mfu = rate * terms.flops_per_token / (ranks * terms.peak_flops)
+    if mfu > 1:
+        notes.append(
+            "MFU is more than 100 %: one of the two FLOP counts is wrong, or the tokens that the script reports."
+        )
+    return mfu
+
+
+def _comparison(faults: Faults, actual_s: float, terms: Terms, price_s: float | None) -> Comparison | None:
+    if terms.restart_s is None or terms.checkpoint_every_s is None:
+        return None
+    seconds = faults.count * (terms.restart_s + terms.checkpoint_every_s / 2)
+    return Comparison(
+        faults.count,
+        terms.restart_s,
+        terms.checkpoint_every_s,
+        seconds,
+        actual_s,
+        None if price_s is None else (seconds - actual_s) * price_s,
+    )

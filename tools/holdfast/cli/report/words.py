@@ -1,0 +1,46 @@
+"""Amounts, times and shares of a report in words."""
+
+from __future__ import annotations
+
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+
+MEANING = {
+    "useful": "new steps at the fault-free rate",
+    "running": "all ranks run; the script reports no steps",
+    "startup": "before the first step",
+    "detect": "from a fault to its finding",
+    "decide": "from the finding to the decision",
+    "recover": "from the decision to the next step",
+    "rework": "steps done again",
+    "stall": "copying checkpoints",
+    "wait": "no nodes to run on",
+    "degraded": "fewer replicas than the full mesh",
+    "other": "none of these: slow steps, evaluation, data",
+}
+
+
+def span(seconds: float) -> str:
+    """A length of time with two or three digits: `0.42 s`, `3.5 min`, `6.1 h`, `12 d`."""
+    for unit, length in (("d", DAY_S), ("h", HOUR_S), ("min", MINUTE_S)):
+        if seconds >= 2 * length:
+            value = seconds / length
+            return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2f} s"
+
+
+def since(seconds: float) -> str:
+    """A moment after the start: `2 d 03:07:41`."""
+    days, rest = divmod(max(0, round(seconds)), round(DAY_S))
+    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days} d {clock}" if days else clock
+
+
+def percent(share: float | None) -> str:
+    """More digits the nearer it is to all."""
+    if share is None:
+        return "not known"
+    return f"{100 * share:.2f} %" if share > 0.95 else f"{100 * share:.1f} %"
+
+
+def money(amount: float, currency: str) -> str:
+    return f"{currency}{amount:,.0f}" if abs(amount) >= 100 else f"{currency}{amount:,.2f}"
