@@ -284,6 +284,23 @@ def test_what_a_node_is_not_known_to_have_is_not_invented(chromium: Browser, sit
 
 
 @core
+def test_what_happened_on_a_node_is_on_one_time_axis(chromium: Browser, sites: Sites) -> None:
+    """Of one whose worker crashed, and of one that was lost and has failed a test."""
+    site = sites("under fire")
+    with opened(chromium) as page:
+        for node in ("node-007", "node-020"):
+            visit(page, site.url, f"nodes/{node}")
+            axis = page.get_by_role("region", name="Timeline").get_by_role("img")
+            told = axis.get_attribute("aria-label") or ""
+            marks = axis.locator("rect")
+            counted = [int(part.rpartition(": ")[2]) for part in told.partition(": ")[2].split(", ")]
+            assert sum(counted) == marks.count() > 0, told
+            assert marks.first.locator("title").text_content()
+        visit(page, site.url, "nodes/node-021")
+        expect(page.get_by_role("region", name="Timeline")).to_contain_text("Nothing is known to have happened here.")
+
+
+@core
 def test_the_gpus_of_a_node_are_asked_of_its_agent(chromium: Browser, sites: Sites) -> None:
     with opened(chromium) as page:
         visit(page, sites("under fire").url, "nodes/node-021")

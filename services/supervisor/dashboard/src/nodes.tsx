@@ -4,6 +4,7 @@ import { type FleetNodes, type NodeDetail, type NodeGpus, path, type Schemas, us
 import { count, duration, short } from "./format";
 import { IncidentTable, NodeButtons } from "./incidents";
 import { Findings } from "./job_tabs";
+import { NodeTimeline } from "./node_timeline";
 import { Badge, Facts, Loading, link, Panel, Problem, Stat, Table, When } from "./parts";
 
 const ROWS_MAX = 300;
@@ -123,6 +124,7 @@ function chosen(value: FleetNodes, state: string, text: string, byFaults: boolea
 
 export function NodePage({ name }: { name: string }) {
   const look = useLook<NodeDetail>(path("nodes", name), 3_000);
+  const findings = useLook<Schemas["Page_Finding_"]>(`v1/findings?node=${encodeURIComponent(name)}`, 5_000);
   const node = look.value;
   if (look.missing) {
     return (
@@ -149,10 +151,19 @@ export function NodePage({ name }: { name: string }) {
           <Panel title="Node">
             <NodeFacts node={node} />
           </Panel>
+          <NodeTimeline node={node} findings={findings.value?.items ?? []} />
           <Gpus name={name} />
           <Tests value={node.preflight ?? null} />
           <Links items={node.links ?? []} />
-          <NodeFindings name={name} />
+          <Panel title="Findings">
+            {findings.value ? (
+              <Findings items={findings.value.items} />
+            ) : findings.problem ? (
+              <Problem text={findings.problem} />
+            ) : (
+              <Loading what="the findings" />
+            )}
+          </Panel>
           <Panel title="Incidents">
             <IncidentTable items={node.incidents} />
           </Panel>
@@ -340,15 +351,6 @@ function Links({ items }: { items: Schemas["LinkTest"][] }) {
           </tr>
         ))}
       </Table>
-    </Panel>
-  );
-}
-
-function NodeFindings({ name }: { name: string }) {
-  const look = useLook<Schemas["Page_Finding_"]>(`v1/findings?node=${encodeURIComponent(name)}`, 5_000);
-  return (
-    <Panel title="Findings">
-      {look.value ? <Findings items={look.value.items} /> : <Loading what="the findings" />}
     </Panel>
   );
 }
