@@ -39,6 +39,7 @@ def places(world: browsed.World) -> dict[str, str]:
         "nodes": "nodes",
         "node": "nodes/node-020",
         "node with GPUs": "nodes/node-021",
+        "checkpoints": "checkpoints",
         "settings": "settings",
         "job": JOB,
         "no such job": "jobs/none",

@@ -51,6 +51,19 @@ async def test_an_empty_fleet_is_an_answer(api: Any) -> None:
     assert nodes["node"] == []
 
 
+async def test_what_is_saved_of_each_job(api: Any) -> None:
+    assert (await get(api, "/v1/fleet/checkpoints"))["jobs"] == []
+    fleet = running(job(dp=3, interval=10), spares=1, saved=10)
+    fleet.submit(job(dp=2, name="later"))
+    await show(api, fleet)
+    saved, waiting = (await get(api, "/v1/fleet/checkpoints"))["jobs"]
+    assert (saved["job"], saved["ranks"], saved["complete"], saved["incomplete"]) == ("job", 3, 1, 0)
+    assert (saved["newest"]["step"], saved["newest"]["complete"], saved["interval"]["steps"]) == (10, True, 10)
+    assert (saved["store"], saved["stored_step"]) == ("", None)
+    assert saved["newest"] == (await get(api, "/v1/jobs/job/checkpoints"))["items"][0]
+    assert (waiting["job"], waiting["newest"], waiting["saved_at"], waiting["complete"]) == ("later", None, None, 0)
+
+
 async def test_the_fleet_has_jobs_nodes_incidents_and_goodput_in_one_answer(api: Any) -> None:
     fleet = running(job(dp=3, interval=10), spares=1, saved=10)
     fleet.fold(NodeCordonRequested(fleet.now, "n3", cordoned=True, reason="fan"))

@@ -5,6 +5,7 @@ import type { components } from "./schema";
 export type Schemas = components["schemas"];
 export type Fleet = Schemas["Fleet"];
 export type FleetJob = Schemas["FleetJob"];
+export type FleetCheckpoints = Schemas["FleetCheckpoints"];
 export type FleetNodes = Schemas["FleetNodes"];
 export type Job = Schemas["Job"];
 export type Incident = Schemas["Incident"];

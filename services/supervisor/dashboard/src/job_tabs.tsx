@@ -92,7 +92,7 @@ export function CheckpointsTab({ name }: { name: string }) {
   );
 }
 
-function Tier({ held, ranks }: { held: number | boolean; ranks: number }) {
+export function Tier({ held, ranks }: { held: number | boolean; ranks: number }) {
   if (held === true || held === ranks)
     return <Badge state={held === true ? "all" : `all ${count(ranks, "rank")}`} tone="ok" />;
   return held ? <Badge state={`${held} of ${count(ranks, "rank")}`} tone="busy" /> : <span class="quiet">none</span>;

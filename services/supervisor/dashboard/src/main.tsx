@@ -2,6 +2,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { get, listen, request, type Schemas, whenSignedOut } from "./api";
+import { CheckpointsPage } from "./checkpoints";
 import { FleetPage } from "./fleet";
 import { IncidentPage, IncidentsPage } from "./incidents";
 import { JobPage } from "./job";
@@ -16,6 +17,7 @@ const PAGES = [
   ["", "Fleet"],
   ["incidents", "Incidents"],
   ["nodes", "Nodes"],
+  ["checkpoints", "Checkpoints"],
   ["settings", "Settings"],
 ] as const;
 
@@ -49,6 +51,8 @@ function Page({ parts: [page = "", name = "", tab = ""] }: { parts: string[] }) 
       return name ? <IncidentPage key={name} id={name} /> : <IncidentsPage />;
     case "nodes":
       return name ? <NodePage key={name} name={name} /> : <NodesPage />;
+    case "checkpoints":
+      return <CheckpointsPage />;
     case "settings":
       return <SettingsPage />;
     default:

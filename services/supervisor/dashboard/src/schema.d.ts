@@ -175,6 +175,24 @@ export interface components {
                 [key: string]: number;
             };
         };
+        FleetCheckpoint: {
+            complete: number;
+            finished: boolean;
+            incomplete: number;
+            interval: components["schemas"]["Interval"] | null;
+            job: string;
+            newest: components["schemas"]["holdfast__supervisor__api__models__Checkpoint"] | null;
+            phase: string;
+            ranks: number;
+            saved_at: number | null;
+            store: string;
+            stored_step: number | null;
+        };
+        FleetCheckpoints: {
+            at: number;
+            jobs: components["schemas"]["FleetCheckpoint"][];
+            jobs_left_out: number;
+        };
         FleetJob: {
             checkpoint_at: number | null;
             checkpoint_step: number;

@@ -66,6 +66,7 @@ ROUTES: Mapping[str, RouteRule] = MappingProxyType(
         "GET /v1/jobs/{name}/ranks/{rank}/log": _READ,
         "GET /v1/jobs/{name}/timeline": _READ,
         "GET /v1/fleet": _READ,
+        "GET /v1/fleet/checkpoints": _READ,
         "GET /v1/fleet/nodes": _READ,
         "GET /v1/nodes": _READ,
         "GET /v1/nodes/{name}": _READ,

@@ -1,4 +1,4 @@
-"""`/v1/fleet`, `/v1/fleet/nodes`, `/v1/jobs/{name}/ranks` and `/v1/jobs/{name}/timeline`: one answer for a whole page."""
+"""`/v1/fleet`, its checkpoints and nodes, and of one job `ranks` and `timeline`: one answer for a whole page."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ async def get_fleet(backend: Serving) -> models.Fleet:
     wanted = [Wanted(job.name, job.submitted_at, job.phase.finished) for job in shown]
     accounts = {each.job: account for each, account in (await backend.accounts.of(wanted)).items()}
     return views.fleet(picture, backend.progress, shown, accounts, time.time())
+
+
+@router.get("/fleet/checkpoints")
+async def get_fleet_checkpoints(backend: Serving) -> models.FleetCheckpoints:
+    """What is saved of each job: the newest complete step and where it is, and how often the job saves."""
+    picture = await backend.picture()
+    shown = views.in_order(picture.state.jobs.values())[: views.JOBS_MAX]
+    return await to_thread.run_sync(views.fleet_checkpoints, picture, shown, time.time())
 
 
 @router.get("/fleet/nodes")

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from holdfast.domain.nodes import NodeState
-from holdfast.supervisor.api.models import Breaker, Incident, JobSummary, Model
+from holdfast.supervisor.api.models import Breaker, Checkpoint, Incident, Interval, JobSummary, Model
 
 
 class RecentGoodput(Model):
@@ -54,6 +54,28 @@ class Fleet(Model):
     incidents: Annotated[list[Incident], Field(description="open ones, the oldest first; at most 100")]
     incidents_open: int
     breaker: Breaker
+
+
+class FleetCheckpoint(Model):
+    """What is saved of one job."""
+
+    job: str
+    phase: str
+    finished: bool
+    ranks: Annotated[int, Field(description="of the newest generation, or as the job file asks for")]
+    newest: Annotated[Checkpoint | None, Field(description="the step at which a restart would begin; null: at step 0")]
+    saved_at: Annotated[float | None, Field(description="when it was complete, Unix seconds; null: not known")]
+    complete: Annotated[int, Field(description="number of complete steps in reach")]
+    incomplete: Annotated[int, Field(description="number of others")]
+    stored_step: Annotated[int | None, Field(description="newest one in the object store; null: none")]
+    store: Annotated[str, Field(description="the job's object store; empty = it has none")]
+    interval: Annotated[Interval | None, Field(description="how often it saves; null: it has not started yet")]
+
+
+class FleetCheckpoints(Model):
+    at: float
+    jobs: Annotated[list[FleetCheckpoint], Field(description="unfinished ones first, then by name")]
+    jobs_left_out: Annotated[int, Field(description="more than fit into one answer")]
 
 
 class FleetNodes(Model):

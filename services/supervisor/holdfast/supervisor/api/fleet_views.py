@@ -11,6 +11,7 @@ from holdfast.supervisor.api import fleet_models as models
 from holdfast.supervisor.api import views
 from holdfast.supervisor.api.models import Breaker
 from holdfast.supervisor.core import State
+from holdfast.supervisor.core.catalogue import saved_steps
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import rate_per_day
 from holdfast.supervisor.core.state import Node
@@ -74,6 +75,34 @@ def _fleet_job(picture: Picture, progress: Progress, job: Job, account: Account 
         checkpoint_at=job.checkpoints.saved_at or None,
         goodput=_recent(account.goodput) if account else None,
         trend=_trend(account.trend) if account else None,
+    )
+
+
+def fleet_checkpoints(picture: Picture, shown: Sequence[Job], at: float) -> models.FleetCheckpoints:
+    """`shown`: the jobs of the list."""
+    return models.FleetCheckpoints(
+        at=at,
+        jobs=[_saved(picture, job) for job in shown],
+        jobs_left_out=len(picture.state.jobs) - len(shown),
+    )
+
+
+def _saved(picture: Picture, job: Job) -> models.FleetCheckpoint:
+    steps = saved_steps(picture.state, job.name)
+    newest = next((step for step in steps if step.newest), None)
+    known_since = newest is not None and newest.step == job.checkpoints.step and job.checkpoints.saved_at
+    return models.FleetCheckpoint(
+        job=job.name,
+        phase=job.phase,
+        finished=job.phase.finished,
+        ranks=(job.generation.mesh if job.generation else job.spec.mesh).world_size,
+        newest=None if newest is None else views.checkpoint(newest),
+        saved_at=known_since or None,
+        complete=sum(step.complete for step in steps),
+        incomplete=sum(not step.complete for step in steps),
+        stored_step=next((step.step for step in steps if step.stored), None),
+        store=job.spec.checkpoint.store,
+        interval=views.interval(job),
     )
 
 

@@ -212,7 +212,7 @@ def job(picture: Picture, progress: Progress, value: Job, *, ranks: bool = True)
         goes_on_from=resumed.step if resumed is not None else None,
         kept=_kept(picture.state, value),
         suspended=_suspended(picture.state, value),
-        interval=_interval(value),
+        interval=interval(value),
         reserved=list(reserved_nodes(picture.state, value)),
         ranks=_ranks(picture, value.name, placed) if placed is not None else [],
         spec=spec,
@@ -279,7 +279,7 @@ def _directories(state: State, job: str, holding: Mapping[int, Sequence[str]]) -
     return {name: f"{disk}/{job}" for name in names if (disk := state.nodes[name].facts.disk_dir)}
 
 
-def _interval(value: Job) -> models.Interval | None:
+def interval(value: Job) -> models.Interval | None:
     chosen = value.checkpoints.interval
     if chosen is None:
         return None
