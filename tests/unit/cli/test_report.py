@@ -14,7 +14,7 @@ from holdfast.cli import report as subject
 from holdfast.cli.main import application
 from holdfast.cli.report.numbers import Report, Terms, report
 from holdfast.cli.report.page import page
-from holdfast.cli.report.words import money, percent, since, span
+from holdfast.cli.report.words import compared, money, percent, since, span
 from holdfast.domain.errors import Conflict, InvalidSpec
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data/report/three_faults.json").read_text())
@@ -131,6 +131,13 @@ def test_mfu_and_the_comparison_are_of_what_was_given() -> None:
     assert found.comparison is not None
     assert (found.comparison.seconds, found.comparison.actual_s) == (2 * 550.0, 40.0 + 90.0)
     assert found.comparison.saved == pytest.approx((1100 - 130) * 8 * 2.0 / HOUR)
+    assert found.comparison.left_out == 0
+    slow = made([incident(1, 900.0), incident(2, None), incident(3, None, state="failed")], terms)
+    assert slow.comparison is not None
+    assert (slow.comparison.faults, slow.comparison.left_out) == (1, 2), "those without an end are not counted as free"
+    text = compared(slow.comparison, "€")
+    assert "€1.56 more. 2 that are not over, or ended the job, are left out." in text
+    assert "1 of the faults ended the job" in slow.notes[0]
     high = made([], Terms(flops_per_token=4e10, peak_flops=1e12))
     assert "more than 100 %" in high.notes[0]
 
@@ -138,6 +145,9 @@ def test_mfu_and_the_comparison_are_of_what_was_given() -> None:
 def test_the_page_needs_nothing_from_elsewhere_and_shows_text_as_text() -> None:
     faults = [{**each, "cause": "<script>alert(1)</script>"} for each in RECORDED["incidents"]]
     found = report(RECORDED["job"], RECORDED["goodput"], faults, Terms(2.5))
+    text = page(found, RECORDED["timeline"], faults, "<b>")
+    assert "&lt;b&gt;0.24" in text
+    assert "<b>" not in text
     text = page(found, RECORDED["timeline"], faults, "€")
     assert not re.search(r"https?://|<script|<link|src=|@import|url\(", text)
     assert "&lt;script&gt;alert(1)" in text
@@ -183,7 +193,7 @@ def test_the_command_prints_tables_json_and_writes_a_page(run: Any, tmp_path: Pa
         shown.split()
     )
     assert "worker_crash  2" in shown
-    assert "assumed without Holdfast: 3 restarts of 4.2 min" in " ".join(shown.split())
+    assert "each of 3 repaired faults takes a restart of 4.2 min" in " ".join(shown.split())
     told = json.loads(run("--json").output)
     assert (told["all_faults"]["count"], told["cost"], told["comparison"]) == (3, None, None)
     assert run("--html", str(tmp_path / "llm.html")).exit_code == 0

@@ -17,6 +17,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -135,7 +136,7 @@ class Directory:
 
     def manifests(self, run: str) -> Iterator[tuple[Manifest, Path]]:
         """Return the committed shards of `run`. A shard with a damaged manifest is not committed."""
-        for path in sorted(self.root.glob("a*/s*/rank-*.json")):
+        for path in sorted(self._files("rank-*.json")):
             key = self._key(path)
             shard = path.with_suffix(".shard")
             try:
@@ -233,12 +234,12 @@ class Directory:
 
     def present(self) -> list[ShardKey]:
         """Return every shard that has a file in the directory, committed or not."""
-        found = {self._key(path) for path in self.root.glob("a*/s*/rank-*")}
+        found = {self._key(path) for path in self._files("rank-*")}
         return sorted((key for key in found if key is not None), key=lambda key: (key.attempt, key.step, key.rank))
 
     def steps(self) -> list[CheckpointId]:
         """Return (attempt, step) of every checkpoint that has files in the directory, complete or not."""
-        found = (_STEP.fullmatch(path.relative_to(self.root).as_posix()) for path in self.root.glob("a*/s*"))
+        found = (_STEP.fullmatch(path.relative_to(self.root).as_posix()) for path in self._steps())
         return sorted(CheckpointId(int(step[1]), int(step[2])) for step in found if step is not None)
 
     def mark(self, launch: str, rank: int) -> Path:
@@ -257,13 +258,20 @@ class Directory:
         left = [
             *self.root.glob(".run.*.part"),
             *marks,
-            *self.root.glob("a*/s*/.*.part"),
-            *self.root.glob("a*/s*/.*.tmp"),
+            *self._files(".*.part"),
+            *self._files(".*.tmp"),
         ]
-        left += [shard for shard in self.root.glob("a*/s*/rank-*.shard") if not shard.with_suffix(".json").exists()]
+        left += [shard for shard in self._files("rank-*.shard") if not shard.with_suffix(".json").exists()]
         for path in left:
             path.unlink(missing_ok=True)
         return len(left)
+
+    def _steps(self) -> list[Path]:
+        return [step for attempt in _entries(self.root, "a*") for step in _entries(attempt, "s*")]
+
+    def _files(self, pattern: str) -> list[Path]:
+        """Return the files of all steps whose names match."""
+        return [file for step in self._steps() for file in _entries(step, pattern)]
 
     def _key(self, path: Path) -> ShardKey | None:
         found = _SHARD.fullmatch(path.relative_to(self.root).as_posix())
@@ -272,6 +280,15 @@ class Directory:
     @staticmethod
     def _part(path: Path) -> Path:
         return path.with_name(f".{path.name}.part")
+
+
+def _entries(directory: Path, pattern: str) -> list[Path]:
+    """Return the entries whose names match. A directory that another rank removes meanwhile has none, for which `Path.glob`
+    raises."""
+    try:
+        return [directory / name for name in os.listdir(directory) if fnmatchcase(name, pattern)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _write_all(fd: int, data: memoryview) -> None:

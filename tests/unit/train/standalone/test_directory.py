@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,27 @@ def test_a_stored_shard_is_the_image_and_its_manifest_verifies(directory: Direct
         checksum.verify(manifest, stored.data)
         assert stored.view("w") == bytes([10]) * 4096
     assert list(directory.manifests("another run")) == []
+
+
+@pytest.mark.parametrize("victim", ["a1/s10", "a1"])
+def test_a_step_that_another_rank_deletes_meanwhile_is_not_listed(
+    directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
+    """Another rank's keeper removes the directory after it was found and before it is read."""
+    for step in (10, 20):
+        store(directory, tmp_path, step)
+    listed = os.listdir
+
+    def removed_first(path: Path) -> list[str]:
+        if path == directory.root / victim:
+            shutil.rmtree(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", removed_first)
+    left = [20] if victim == "a1/s10" else []
+    assert [key.step for key in committed(directory)] == left
+    assert [key.step for key in directory.present()] == left
+    assert directory.sweep() == 0
 
 
 def every_call(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], None]) -> None:

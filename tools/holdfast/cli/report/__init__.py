@@ -13,7 +13,7 @@ from holdfast.cli.client import Client
 from holdfast.cli.local_runs import api_url
 from holdfast.cli.report.numbers import Faults, Report, Terms, is_fault, report
 from holdfast.cli.report.page import page, summary
-from holdfast.cli.report.words import money, percent, span
+from holdfast.cli.report.words import compared, money, percent, span
 from holdfast.cli.tables import Api, AsJson, Name, Row, console, table
 from holdfast.domain.errors import Conflict, InvalidSpec
 
@@ -98,15 +98,8 @@ def _show(made: Report, currency: str) -> None:
         if groups:
             columns = ("name", "faults", "MTBF", "MTTR", "longest", "steps again", *(("cost",) if priced else ()))
             console.print(table([_row(each, currency) for each in groups], columns, title=f"\nfaults {title}"))
-    if (told := made.comparison) is not None:
-        saved = "" if told.saved is None else f": {money(told.saved, currency)} saved"
-        each = (
-            f"{told.faults} restarts of {span(told.restart_s)}, each with half of the {span(told.checkpoint_every_s)}"
-        )
-        console.print(
-            f"\nassumed without Holdfast: {each} between checkpoints lost: {span(told.seconds)}. "
-            f"They took {span(told.actual_s)}{saved}."
-        )
+    if made.comparison is not None:
+        console.print(f"\n{compared(made.comparison, currency)}")
     for note in made.notes:
         console.print(f"note: {note}")
 

@@ -66,9 +66,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same faults, each with a restart and half of a checkpoint interval of lost work."""
+    """The repaired faults, each with a restart and half of a checkpoint interval of lost work instead."""
 
     faults: int
+    left_out: int  # faults that are not over, or that ended the job: how long they take is not known
     restart_s: float
     checkpoint_every_s: float
     seconds: float  # that they would take
@@ -123,6 +124,13 @@ def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> 
         _grouped(faults, lambda each: each["kind"]),
         _grouped(faults, lambda each: each["node"] or "none"),
     )
+    if ledger["goodput_job"] is not None and not rework_steps and any(each["rework_steps"] for each in faults):
+        notes.append(
+            "The steps that were done again are no longer kept one by one: their cost is not part of a fault's."
+        )
+    ended = [each for each in faults if each["state"] == "failed"]
+    if ended:
+        notes.append(f"{len(ended)} of the faults ended the job: their cost and MTTR are not known.")
     open_ = [each for each in faults if each["state"] not in ("resolved", "failed")]
     if open_:
         notes.append(f"{len(open_)} of the faults are not over yet: they count for MTBF, not for MTTR.")
@@ -145,7 +153,7 @@ def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> 
         all_faults=everything,
         by_kind=tuple(of(name, some) for name, some in by_kind),
         by_node=tuple(of(name, some) for name, some in by_node),
-        comparison=_comparison(everything, _lost_s(faults, step_s), terms, price_s),
+        comparison=_comparison(faults, step_s, terms, price_s),
         notes=tuple(notes),
     )
 
@@ -212,15 +220,18 @@ def _mfu(ledger: Json, ranks: int, terms: Terms, notes: list[str]) -> float | No
     return mfu
 
 
-def _comparison(faults: Faults, actual_s: float, terms: Terms, price_s: float | None) -> Comparison | None:
+def _comparison(faults: Sequence[Json], step_s: float, terms: Terms, price_s: float | None) -> Comparison | None:
     if terms.restart_s is None or terms.checkpoint_every_s is None:
         return None
-    seconds = faults.count * (terms.restart_s + terms.checkpoint_every_s / 2)
+    repaired = [each for each in faults if _repair_s(each) is not None]
+    actual_s = _lost_s(repaired, step_s)
+    seconds = len(repaired) * (terms.restart_s + terms.checkpoint_every_s / 2)
     return Comparison(
-        faults.count,
-        terms.restart_s,
-        terms.checkpoint_every_s,
-        seconds,
-        actual_s,
-        None if price_s is None else (seconds - actual_s) * price_s,
+        faults=len(repaired),
+        left_out=len(faults) - len(repaired),
+        restart_s=terms.restart_s,
+        checkpoint_every_s=terms.checkpoint_every_s,
+        seconds=seconds,
+        actual_s=actual_s,
+        saved=None if price_s is None else (seconds - actual_s) * price_s,
     )

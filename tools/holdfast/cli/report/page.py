@@ -8,7 +8,8 @@ from html import escape
 from typing import Any
 
 from holdfast.cli.report.numbers import Comparison, Faults, Report
-from holdfast.cli.report.words import MEANING, money, percent, since, span
+from holdfast.cli.report.words import MEANING, compared, percent, since, span
+from holdfast.cli.report.words import money as amount
 
 WIDTH, HEIGHT, BAND, LEFT, BOTTOM = 960, 300, 14, 64, 24
 STYLE = """
@@ -44,7 +45,7 @@ def page(report: Report, timeline: Mapping[str, Any], incidents: Sequence[Mappin
         "<h2>Faults</h2>",
         _faults("Kind", report.by_kind, report.all_faults, currency),
         _faults("Node", report.by_node, report.all_faults, currency) if report.by_node else "",
-        _comparison(report.comparison, report, currency) if report.comparison else "",
+        _comparison(report.comparison, currency) if report.comparison else "",
         "<h2>Each fault</h2>" + _each(incidents, report.started_at) if report.all_faults.count else "",
         _method(report),
     ]
@@ -56,11 +57,15 @@ def page(report: Report, timeline: Mapping[str, Any], incidents: Sequence[Mappin
     )
 
 
+def _money(value: float, currency: str) -> str:
+    return escape(amount(value, currency))
+
+
 def summary(report: Report, currency: str) -> str:
     """One paragraph for who reads nothing else."""
     faults = report.all_faults
     said = [f"{span(report.wall_s)} on {report.ranks:,} ranks"]
-    said[0] += "." if report.cost is None else f", {money(report.cost, currency)}."
+    said[0] += "." if report.cost is None else f", {amount(report.cost, currency)}."
     if report.goodput is not None:
         said.append(f"{percent(report.goodput)} of the time was useful work.")
     if not faults.count:
@@ -81,7 +86,7 @@ def _facts(report: Report, currency: str) -> str:
         ("Of paid node time", percent(report.goodput_paid)),
         ("Step", "not known" if report.step is None else f"{report.step:,}"),
         ("Tokens", f"{report.tokens:,}" if report.tokens else "not reported"),
-        ("Cost", "no price given" if report.cost is None else money(report.cost, currency)),
+        ("Cost", "no price given" if report.cost is None else amount(report.cost, currency)),
     ]
     return "<dl>" + "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in known) + "</dl>"
 
@@ -139,7 +144,7 @@ def _shares(report: Report, currency: str) -> str:
             escape(MEANING.get(each.name, "")),
             span(each.seconds),
             percent(each.share),
-            *([money(each.cost or 0.0, currency)] if priced else []),
+            *([_money(each.cost or 0.0, currency)] if priced else []),
         ]
         for each in report.shares
     ]
@@ -160,22 +165,15 @@ def _faults(first: str, groups: Sequence[Faults], everything: Faults, currency: 
             "not known" if each.mttr_s is None else span(each.mttr_s),
             "not known" if each.longest_s is None else span(each.longest_s),
             f"{each.rework_steps:,}",
-            *([money(each.cost or 0.0, currency)] if priced else []),
+            *([_money(each.cost or 0.0, currency)] if priced else []),
         ])  # fmt: skip
     return _table(
         [first, "#Faults", "#MTBF", "#MTTR", "#Longest", "#Steps again", *(["#Cost"] if priced else [])], rows
     )
 
 
-def _comparison(told: Comparison, report: Report, currency: str) -> str:
-    saved = "" if told.saved is None else f", which is {money(told.saved, currency)}"
-    return (
-        "<h2>Compared with a restart from the last checkpoint</h2>"
-        f"<p>Assumed: each of the {told.faults:,} faults takes a restart of {span(told.restart_s)}, and loses half of the "
-        f"{span(told.checkpoint_every_s)} between checkpoints. That would be {span(told.seconds)} of the whole job. "
-        f"They took {span(told.actual_s)}, with the steps done again: a difference of "
-        f"{span(abs(told.seconds - told.actual_s))}{' more' if told.seconds < told.actual_s else ''}{saved}.</p>"
-    )
+def _comparison(told: Comparison, currency: str) -> str:
+    return f"<h2>Compared with a restart from the last checkpoint</h2><p>{escape(compared(told, currency))}</p>"
 
 
 def _each(incidents: Iterable[Mapping[str, Any]], started_at: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.cli.report.numbers import Comparison
+
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
 MEANING = {
@@ -44,3 +46,19 @@ def percent(share: float | None) -> str:
 
 def money(amount: float, currency: str) -> str:
     return f"{currency}{amount:,.0f}" if abs(amount) >= 100 else f"{currency}{amount:,.2f}"
+
+
+def compared(told: Comparison, currency: str) -> str:
+    """The assumption and its result."""
+    said = [
+        f"Assumed: each of {told.faults:,} repaired faults takes a restart of {span(told.restart_s)}, and loses half of the "
+        f"{span(told.checkpoint_every_s)} between checkpoints: {span(told.seconds)} of the whole job. They took "
+        f"{span(told.actual_s)}, with the steps done again at their mean length"
+    ]
+    if told.saved is not None:
+        more_or_less = "less" if told.saved >= 0 else "more"
+        said[0] += f": {money(abs(told.saved), currency)} {more_or_less}"
+    said[0] += "."
+    if told.left_out:
+        said.append(f"{told.left_out:,} that are not over, or ended the job, are left out.")
+    return " ".join(said)
