@@ -239,13 +239,14 @@ async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[t
     async def look() -> Picture:
         return Picture(world.state, leading=True, at=time.time())
 
-    async def read_log(_node: str, request: LogRequest) -> LogPart:
-        return await to_thread.run_sync(read_part, directory / "logs", request)
+    class Agents:
+        async def read_log(self, node: str, request: LogRequest) -> LogPart:
+            return await to_thread.run_sync(read_part, directory / "logs", request)
 
-    async def read_gpus(node: str) -> tuple[GpuState, ...]:
-        if node in GPUS:
-            return GPUS[node]
-        raise NotFound(f"the agent of {node} is not connected, so the values of its GPUs are not known")
+        async def read_gpus(self, node: str) -> tuple[GpuState, ...]:
+            if node in GPUS:
+                return GPUS[node]
+            raise NotFound(f"the agent of {node} is not connected, so the values of its GPUs are not known")
 
     backend = Backend(
         identity=Identity("supervisor-a", "0.1.0", token),
@@ -254,8 +255,7 @@ async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[t
         look=look,
         progress=progress,
         policies=policies,
-        read_log=read_log,
-        read_gpus=read_gpus,
+        agents=Agents,
     )
     listener = bind("127.0.0.1:0")
     url = url_of(listener)

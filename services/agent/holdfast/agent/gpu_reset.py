@@ -23,11 +23,11 @@ import anyio
 import structlog
 
 from holdfast.agent.gpu_devices import GpuDevices, Holder
+from holdfast.agent.gpu_states import LastReadings
 from holdfast.agent.node import Outcome
 from holdfast.domain.errors import Conflict
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import ResetGpu
-from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal
 from holdfast.runtime import operator_command, telemetry
 
 log = structlog.get_logger("holdfast.agent.gpu_reset")
@@ -57,7 +57,7 @@ class ResetRules:
         return [word.replace("{gpu}", listed) for word in shlex.split(self.command)]
 
 
-class GpuResets:
+class GpuResets(LastReadings):
     """Executes `ResetGpu`, one at a time.
 
     The context `quiet` stops the agent's readers of the GPUs, and the context `held` its tests. `test` tests the node and
@@ -75,12 +75,11 @@ class GpuResets:
         test: Callable[[], Awaitable[str]],
         free_within_s: float = FREE_WITHIN_S,
     ) -> None:
+        super().__init__()
         self._rules, self._devices = rules, devices
         self._workers, self._quiet, self._held, self._test = workers, quiet, held, test
         self._free_within_s = free_within_s
         self._lock = anyio.Lock()
-        self._sample: GpuSample | None = None
-        self._health: GpuHealth | None = None
 
     @property
     def possible(self) -> bool:
@@ -90,16 +89,6 @@ class GpuResets:
         """Wait until no reset is in progress, because workers that are forked during a reset would open the devices."""
         async with self._lock:
             pass
-
-    def watch(self, signal: NodeSignal) -> None:
-        """Store NVML's last readings."""
-        match signal:
-            case GpuSample():
-                self._sample = signal
-            case GpuHealth():
-                self._health = signal
-            case _:
-                pass
 
     async def carry_out(self, order: ResetGpu) -> Outcome:
         """Raises `Conflict` if a reset is not safe or the tests after it fail, `Unavailable` if the command fails."""

@@ -11,7 +11,9 @@ from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal
 NOT_KNOWN = -1
 
 
-class GpuStates:
+class LastReadings:
+    """NVML's last readings."""
+
     def __init__(self) -> None:
         self._sample: GpuSample | None = None
         self._health: GpuHealth | None = None
@@ -25,6 +27,8 @@ class GpuStates:
             case _:
                 pass
 
+
+class GpuStates(LastReadings):
     def newest(self) -> tuple[GpuState, ...]:
         """One entry for each GPU of the newest sample, in its order. Empty: this node has none, or no collector reads them."""
         if (sample := self._sample) is None:

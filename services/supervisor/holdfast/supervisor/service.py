@@ -142,8 +142,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             cluster=bridge.sights if bridge is not None else None,
             alerts=alerts,
             audit=requests,
-            read_log=leader.read_log,
-            read_gpus=leader.read_gpus,
+            agents=leader.agents,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))

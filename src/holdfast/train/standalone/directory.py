@@ -267,11 +267,11 @@ class Directory:
         return len(left)
 
     def _steps(self) -> list[Path]:
-        return [step for attempt in _entries(self.root, "a*") for step in _entries(attempt, "s*")]
+        return [step for attempt in entries(self.root, "a*") for step in entries(attempt, "s*")]
 
     def _files(self, pattern: str) -> list[Path]:
         """Return the files of all steps whose names match."""
-        return [file for step in self._steps() for file in _entries(step, pattern)]
+        return [file for step in self._steps() for file in entries(step, pattern)]
 
     def _key(self, path: Path) -> ShardKey | None:
         found = _SHARD.fullmatch(path.relative_to(self.root).as_posix())
@@ -282,7 +282,7 @@ class Directory:
         return path.with_name(f".{path.name}.part")
 
 
-def _entries(directory: Path, pattern: str) -> list[Path]:
+def entries(directory: Path, pattern: str) -> list[Path]:
     """Return the entries whose names match. A directory that another rank removes meanwhile has none, for which `Path.glob`
     raises."""
     try:

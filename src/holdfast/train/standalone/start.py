@@ -16,7 +16,7 @@ from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import Reader, peek
 from holdfast.train.standalone import checksum, election
-from holdfast.train.standalone.directory import Directory, Identity, Lock
+from holdfast.train.standalone.directory import Directory, Identity, Lock, entries
 from holdfast.train.standalone.election import Election, Holding, Seat
 from holdfast.train.standalone.exchange import Exchange
 from holdfast.train.standalone.transfer import fetch
@@ -140,7 +140,7 @@ class Starter:
                 found.append(
                     Holding(it.key, it.domain_mesh(), it.parent, it.digest, "disk", str(path), place, holder=rank)
                 )
-        for path in sorted(self.memory_of(run).glob("rank-*/[!.]*.image")) if lists else ():
+        for path in sorted(self._images(run)) if lists else ():
             try:
                 header = peek(path)
             except (FileNotFoundError, HoldfastError):
@@ -153,6 +153,10 @@ class Starter:
                     Holding(stamp.key, stamp.mesh, stamp.parent, digest, "memory", str(path), self.node, holder=rank)
                 )
         return found
+
+    def _images(self, run: str) -> list[Path]:
+        """Return the images of this run in the memory of this node."""
+        return [path for rank in entries(self.memory_of(run), "rank-*") for path in entries(rank, "[!.]*.image")]
 
     # ------------------------------------------------------------ what to restore
 

@@ -11,7 +11,7 @@ import typer
 
 from holdfast.cli.client import Client
 from holdfast.cli.local_runs import api_url
-from holdfast.cli.report.numbers import Faults, Report, Terms, is_fault, report
+from holdfast.cli.report.numbers import Faults, Report, Terms, faults_of, report
 from holdfast.cli.report.page import page, summary
 from holdfast.cli.report.words import compared, money, percent, span
 from holdfast.cli.tables import Api, AsJson, Name, Row, console, table
@@ -69,8 +69,7 @@ def command(
         timeline = client.timeline(name) if html is not None else {}
     made = report(job, ledger, incidents, terms)
     if html is not None:
-        faults = [each for each in incidents if is_fault(each) and each["t_fault"] >= made.started_at]
-        html.write_text(page(made, timeline, faults, currency), encoding="utf-8")
+        html.write_text(page(made, timeline, faults_of(incidents, made.started_at), currency), encoding="utf-8")
     if as_json:
         print(json.dumps(asdict(made), indent=2))
         return

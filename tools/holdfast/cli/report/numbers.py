@@ -115,16 +115,12 @@ def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> 
         notes.append("For a part of the time the script reported no steps: it counts as running, not as useful.")
     rework_s, rework_steps = float(ledger["badput_s"].get("rework", 0.0)), int(ledger["rework_steps"])
     step_s = rework_s / rework_steps if rework_steps else 0.0
-    faults = [each for each in incidents if is_fault(each) and each["t_fault"] >= started_at]
+    faults = faults_of(incidents, started_at)
 
     def of(name: str, some: Sequence[Json]) -> Faults:
         return _faults(name, some, present_s, step_s, price_s)
 
-    by_kind, by_node = (
-        _grouped(faults, lambda each: each["kind"]),
-        _grouped(faults, lambda each: each["node"] or "none"),
-    )
-    if ledger["goodput_job"] is not None and not rework_steps and any(each["rework_steps"] for each in faults):
+    if measured and not rework_steps and any(each["rework_steps"] for each in faults):
         notes.append(
             "The steps that were done again are no longer kept one by one: their cost is not part of a fault's."
         )
@@ -134,7 +130,6 @@ def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> 
     open_ = [each for each in faults if each["state"] not in ("resolved", "failed")]
     if open_:
         notes.append(f"{len(open_)} of the faults are not over yet: they count for MTBF, not for MTTR.")
-    everything = of("all", faults)
     return Report(
         job=str(job["name"]),
         phase=str(job["phase"]),
@@ -150,16 +145,17 @@ def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> 
         goodput_paid=ledger["goodput_paid"],
         cost=None if price_s is None else wall_s * price_s,
         shares=_shares(ledger, wall_s, price_s),
-        all_faults=everything,
-        by_kind=tuple(of(name, some) for name, some in by_kind),
-        by_node=tuple(of(name, some) for name, some in by_node),
+        all_faults=of("all", faults),
+        by_kind=tuple(of(name, some) for name, some in _grouped(faults, lambda each: each["kind"])),
+        by_node=tuple(of(name, some) for name, some in _grouped(faults, lambda each: each["node"] or "none")),
         comparison=_comparison(faults, step_s, terms, price_s),
         notes=tuple(notes),
     )
 
 
-def is_fault(incident: Json) -> bool:
-    return incident["severity"] in ("error", "fatal")
+def faults_of(incidents: Iterable[Json], started_at: float) -> list[Json]:
+    """The faults of the run that began then."""
+    return [each for each in incidents if each["severity"] in ("error", "fatal") and each["t_fault"] >= started_at]
 
 
 def _repair_s(incident: Json) -> float | None:

@@ -8,8 +8,7 @@ from html import escape
 from typing import Any
 
 from holdfast.cli.report.numbers import Comparison, Faults, Report
-from holdfast.cli.report.words import MEANING, compared, percent, since, span
-from holdfast.cli.report.words import money as amount
+from holdfast.cli.report.words import MEANING, compared, money, percent, since, span
 
 WIDTH, HEIGHT, BAND, LEFT, BOTTOM = 960, 300, 14, 64, 24
 STYLE = """
@@ -57,15 +56,11 @@ def page(report: Report, timeline: Mapping[str, Any], incidents: Sequence[Mappin
     )
 
 
-def _money(value: float, currency: str) -> str:
-    return escape(amount(value, currency))
-
-
 def summary(report: Report, currency: str) -> str:
     """One paragraph for who reads nothing else."""
     faults = report.all_faults
     said = [f"{span(report.wall_s)} on {report.ranks:,} ranks"]
-    said[0] += "." if report.cost is None else f", {amount(report.cost, currency)}."
+    said[0] += "." if report.cost is None else f", {money(report.cost, currency)}."
     if report.goodput is not None:
         said.append(f"{percent(report.goodput)} of the time was useful work.")
     if not faults.count:
@@ -86,7 +81,7 @@ def _facts(report: Report, currency: str) -> str:
         ("Of paid node time", percent(report.goodput_paid)),
         ("Step", "not known" if report.step is None else f"{report.step:,}"),
         ("Tokens", f"{report.tokens:,}" if report.tokens else "not reported"),
-        ("Cost", "no price given" if report.cost is None else amount(report.cost, currency)),
+        ("Cost", "no price given" if report.cost is None else money(report.cost, currency)),
     ]
     return "<dl>" + "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in known) + "</dl>"
 
@@ -144,7 +139,7 @@ def _shares(report: Report, currency: str) -> str:
             escape(MEANING.get(each.name, "")),
             span(each.seconds),
             percent(each.share),
-            *([_money(each.cost or 0.0, currency)] if priced else []),
+            *([escape(money(each.cost or 0.0, currency))] if priced else []),
         ]
         for each in report.shares
     ]
@@ -165,7 +160,7 @@ def _faults(first: str, groups: Sequence[Faults], everything: Faults, currency: 
             "not known" if each.mttr_s is None else span(each.mttr_s),
             "not known" if each.longest_s is None else span(each.longest_s),
             f"{each.rework_steps:,}",
-            *([_money(each.cost or 0.0, currency)] if priced else []),
+            *([escape(money(each.cost or 0.0, currency))] if priced else []),
         ])  # fmt: skip
     return _table(
         [first, "#Faults", "#MTBF", "#MTTR", "#Longest", "#Steps again", *(["#Cost"] if priced else [])], rows

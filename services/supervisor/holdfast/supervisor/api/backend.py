@@ -6,10 +6,10 @@ import hashlib
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from anyio import to_thread
 from fastapi import Depends, Header, Query, Request, Response
@@ -37,8 +37,13 @@ from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, 
 from holdfast.wire.jobfile import read_policy
 
 PENDING_MAX = 10_000
-ReadLog = Callable[[str, LogRequest], Awaitable[LogPart]]
-ReadGpus = Callable[[str], Awaitable[tuple[GpuState, ...]]]
+
+
+class Agents(Protocol):
+    """What agents are asked, each in its session."""
+
+    async def read_log(self, node: str, request: LogRequest) -> LogPart: ...
+    async def read_gpus(self, node: str) -> tuple[GpuState, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +77,9 @@ class Backend:
         cluster: Callable[[], Sequence[Sight]] | None = None,
         alerts: Alerts | None = None,
         audit: AuditStore | None = None,
-        read_log: ReadLog | None = None,
-        read_gpus: ReadGpus | None = None,
+        agents: Callable[[], Agents] | None = None,
     ) -> None:
-        """`read_log`, `read_gpus`: ask the agent of a node; only a leader has sessions with agents.
+        """`agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a leader has.
 
         `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
         alerts; None = nobody is told. `audit`: where lines of the audit log are kept; None = they are in the log only."""
@@ -87,8 +91,7 @@ class Backend:
         self.accounts = Accounts(history, time.time)
         self.cluster = cluster
         self.alerts = alerts
-        self._read_log = read_log
-        self._read_gpus = read_gpus
+        self._agents = agents
         self._look = look
         self._policies = policies
         self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet
@@ -103,17 +106,12 @@ class Backend:
             )
         return picture
 
-    async def read_log(self, node: str, request: LogRequest) -> LogPart:
-        """Raises `Unavailable` if this supervisor does not lead, and as `Sessions.read_log`."""
-        if self._read_log is None:
+    @property
+    def agents(self) -> Agents:
+        """Raises `Unavailable` if no agent is connected to this supervisor."""
+        if self._agents is None:
             raise Unavailable("no agent is connected to this supervisor")
-        return await self._read_log(node, request)
-
-    async def read_gpus(self, node: str) -> tuple[GpuState, ...]:
-        """Raises `Unavailable` if this supervisor does not lead, and as `Sessions.read_gpus`."""
-        if self._read_gpus is None:
-            raise Unavailable("no agent is connected to this supervisor")
-        return await self._read_gpus(node)
+        return self._agents()
 
     async def usable(self, policy: PolicySpec) -> PolicySpec:
         """`policy` with its text: a script that came without one is read here, once. Raises `InvalidSpec` naming what is wrong

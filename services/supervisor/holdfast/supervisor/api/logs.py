@@ -48,7 +48,7 @@ async def get_log(
         raise NotFound(
             f"there is no rank {rank}: generation {found.number} of {name} has {plural(world, 'rank')}"
         ) from None
-    part = await backend.read_log(node, LogRequest(name, found.number, rank, offset, limit))
+    part = await backend.agents.read_log(node, LogRequest(name, found.number, rank, offset, limit))
     at, text, next_offset = _text(part, from_end=offset < 0)
     return models.RankLog(
         job=name,

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from holdfast.domain.errors import NotFound
 from holdfast.supervisor.api import models, views
 from holdfast.supervisor.api.backend import Commands, Cursor, Limit, Serving
+from holdfast.supervisor.api.gpu_models import Gpu, NodeGpus
 from holdfast.supervisor.protocol import AgentRestartRequested, NodeCordonRequested, NodeRepaired, NoticeRequested
 
 router = APIRouter(prefix="/nodes", tags=["nodes"])
@@ -39,13 +40,13 @@ async def get_node(name: str, backend: Serving) -> models.NodeDetail:
 
 
 @router.get("/{name}/gpus")
-async def get_gpus(name: str, backend: Serving) -> models.NodeGpus:
+async def get_gpus(name: str, backend: Serving) -> NodeGpus:
     """The newest values of a node's GPUs, asked of its agent."""
     picture = await backend.picture()
     if name not in picture.state.nodes:
         raise NotFound(f"there is no node {name}; `holdfast nodes list` shows those there are")
-    gpus = await backend.read_gpus(name)
-    return models.NodeGpus(node=name, gpus=[models.Gpu(**asdict(gpu)) for gpu in gpus])
+    gpus = await backend.agents.read_gpus(name)
+    return NodeGpus(node=name, gpus=[Gpu(**asdict(gpu)) for gpu in gpus])
 
 
 @router.post("/{name}/cordon", status_code=202)

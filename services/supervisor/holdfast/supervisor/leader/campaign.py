@@ -15,8 +15,6 @@ import anyio
 import structlog
 
 from holdfast.domain.errors import StaleEpoch, Unavailable
-from holdfast.domain.gpus import GpuState
-from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.backoff import Backoff
@@ -83,19 +81,12 @@ class Leader:
     def sessions(self) -> Sessions | None:
         return self._term.sessions if self._term is not None else None
 
-    async def read_log(self, node: str, request: LogRequest) -> LogPart:
-        """Raises `Unavailable` while this supervisor does not lead, too."""
+    def agents(self) -> Sessions:
+        """Whom agents are asked through. Raises `Unavailable` while this supervisor does not lead."""
         sessions = self.sessions()
         if sessions is None:
             raise Unavailable("this supervisor does not lead, so no agent is connected to it; ask again in a second")
-        return await sessions.read_log(node, request)
-
-    async def read_gpus(self, node: str) -> tuple[GpuState, ...]:
-        """Raises `Unavailable` while this supervisor does not lead, too."""
-        sessions = self.sessions()
-        if sessions is None:
-            raise Unavailable("this supervisor does not lead, so no agent is connected to it; ask again in a second")
-        return await sessions.read_gpus(node)
+        return sessions
 
     def picture(self) -> Picture | None:
         return self._term.picture if self._term is not None else None
