@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from holdfast.cli.trace import tree
 from holdfast.domain.errors import InvalidSpec
 
 FAILED = 1
+STACK = "stack"
 PIPE_COLUMNS = 140
 
 
@@ -28,8 +30,19 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Start here", epilog="Example: [bold]holdfast demo --short[/]")(demo)
 
 
+def unused(out: Path) -> Path:
+    """Return `out`, or a directory in it if an earlier demo is there: its stack keeps the checkpoints of the same jobs, and
+    nothing of it is deleted."""
+    if not (out / STACK).exists():
+        return out
+    return next(place for number in itertools.count(2) if not (place := out / f"run-{number}").exists())
+
+
 def demo(
-    out: Annotated[Path, typer.Option(help="Directory for report.json, timeline.png and logs.")] = Path("out/demo"),
+    out: Annotated[
+        Path,
+        typer.Option(help="Directory for report.json, timeline.png and logs; of a further demo in it, run-2, run-3, …"),
+    ] = Path("out/demo"),
     short: Annotated[
         bool, typer.Option("--short", help="Three faults on five nodes: about a minute instead of several.")
     ] = False,
@@ -64,6 +77,7 @@ def demo(
         )
     require_matplotlib()  # checked here, not after minutes of training
     try:
+        out = unused(out)
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidSpec(
@@ -71,7 +85,7 @@ def demo(
         ) from error
     began = time.time()
     resets = {"HOLDFAST_GPU_RESET_COMMAND": gpu_reset_stand_in.command(), "HOLDFAST_GPU_DEVICES": str(out / "no-gpus")}
-    options = StackOptions(directory=out / "stack", nodes=course.nodes, environment=resets)
+    options = StackOptions(directory=out / STACK, nodes=course.nodes, environment=resets)
     with (
         LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)) as stack,
         Client(stack.api_url) as client,
