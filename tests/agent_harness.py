@@ -246,6 +246,11 @@ class Agent:
     def worker_log(self, job: str, generation: int, rank: int) -> str:
         return (self.directory / "logs" / job / f"g{generation}" / f"rank-{rank}.log").read_text()
 
+    def worker_lines(self, job: str, generation: int, rank: int) -> str:
+        """The log, once its last line is whole; before that, nothing. A `print` may reach the file in several writes."""
+        said = self.worker_log(job, generation, rank)
+        return said if said.endswith("\n") else ""
+
     def close(self) -> None:
         family = [self.process.pid]
         if self.process.poll() is None:

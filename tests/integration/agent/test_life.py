@@ -66,7 +66,7 @@ def test_sigkill_of_the_agent_takes_everything_with_it(agent: Agent, tmp_path: P
 def test_next_agent_ends_what_a_killed_one_could_not(agent: Agent, tmp_path: Path) -> None:
     """A process in a session of its own, started by a worker, survives everybody: until the directory has a new owner."""
     start_job(agent.plane, prepare_order("strays", script(tmp_path, "stubborn", STUBBORN)))
-    stray = int(wait_until(lambda: agent.worker_log("strays", 1, 0), description="the stray's pid"))
+    stray = int(wait_until(lambda: agent.worker_lines("strays", 1, 0), description="the stray's pid"))
     agent.process.kill()
     agent.process.wait()
     assert not gone(stray)

@@ -359,7 +359,7 @@ def _the_answer_reports_the_workers(agent: Agent, tmp_path: Path) -> None:
 def test_data_loader_processes_go_with_their_worker(agent: Agent, tmp_path: Path) -> None:
     path = script(tmp_path, "family", HAS_A_CHILD)
     prepared = start_job(agent.plane, prepare_order("family", path))
-    pid = int(wait_until(lambda: agent.worker_log("family", 1, 0), description="the child's pid"))
+    pid = int(wait_until(lambda: agent.worker_lines("family", 1, 0), description="the child's pid"))
     os.kill(prepared.workers[0].pid, signal.SIGKILL)
     wait_until(lambda: gone(pid), description="the worker's own child to go")
 
@@ -494,7 +494,7 @@ def test_what_a_script_has_imported_is_there_when_it_starts_again(agent: Agent, 
     assert agent.plane.ask(Stop("learns", 1)).ok
     (tmp_path / "end").touch()
     start_job(agent.plane, prepare_order("learns", path, generation=2, preload=("auto",)))
-    assert wait_until(lambda: agent.worker_log("learns", 2, 0), description="the script's line") == "True\n"
+    assert wait_until(lambda: agent.worker_lines("learns", 2, 0), description="the script's line") == "True\n"
     assert agent.worker_log("learns", 1, 0) == "False\n"
 
 
@@ -502,7 +502,7 @@ def test_a_preloaded_pyarrow_starts_no_thread(agent: Agent, tmp_path: Path) -> N
     """Its allocator starts one when it is imported by anybody else."""
     path = script(tmp_path, "threads", "import os, pyarrow\nprint(len(os.listdir('/proc/self/task')), flush=True)\n")
     start_job(agent.plane, prepare_order("arrow", path, preload=("pyarrow",)))
-    assert wait_until(lambda: agent.worker_log("arrow", 1, 0), description="the script's line") == "1\n"
+    assert wait_until(lambda: agent.worker_lines("arrow", 1, 0), description="the script's line") == "1\n"
 
 
 def test_another_template_takes_over_without_touching_running_workers(agent: Agent, tmp_path: Path) -> None:
@@ -515,7 +515,7 @@ def test_another_template_takes_over_without_touching_running_workers(agent: Age
     assert agent.plane.ask(Warm("other", LaunchSpec(uses, preload=("mine",)))).ok
     assert not gone(running.workers[0].pid)
     start_job(agent.plane, prepare_order("other", uses, preload=("mine",)))
-    assert wait_until(lambda: agent.worker_log("other", 1, 0), description="the script's line") == "True True\n", (
+    assert wait_until(lambda: agent.worker_lines("other", 1, 0), description="the script's line") == "True True\n", (
         "preloaded"
     )
     assert agent.plane.ask(Stop("stays", 1)).ok
