@@ -243,7 +243,11 @@ def test_the_log_of_a_rank_is_shown_followed_and_searched(chromium: Browser, tmp
         page.get_by_label("Lines with").fill("NAN")
         expect(log).to_have_text("loss is nan 💥")
         rank = page.get_by_label("Rank", exact=True).last  # the first one is that of the mesh
+        page.get_by_label("Lines with").fill("")
         rank.fill("9")
+        site.write_log("llm-70b", 0, "the page is drawn again\n")
+        expect(log).to_contain_text("the page is drawn again")
+        expect(rank).to_have_value("9")
         rank.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("rank-9.log")
         site.write_log("llm-70b", 9, "nan of rank 9\n")

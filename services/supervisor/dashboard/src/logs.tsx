@@ -86,6 +86,27 @@ function Box({ label, text }: { label: string; text: string }) {
   );
 }
 
+/** Chooses the rank that was typed once Enter is pressed or the field is left: the log of each digit's rank is not asked for. */
+function RankField({ value, choose }: { value: number; choose: (rank: number) => void }) {
+  const [typed, setTyped] = useState(`${value}`); // kept here: the page is drawn again every time the log has grown
+  return (
+    <label>
+      Rank{" "}
+      <input
+        type="number"
+        min={0}
+        value={typed}
+        onInput={(event) => setTyped(event.currentTarget.value)}
+        onChange={(event) => {
+          const rank = Math.max(0, Math.floor(event.currentTarget.valueAsNumber || 0));
+          setTyped(`${rank}`);
+          choose(rank);
+        }}
+      />
+    </label>
+  );
+}
+
 export function LogsTab({ job }: { job: Job }) {
   const [rank, setRank] = useState(0);
   const [back, setBack] = useState(0);
@@ -101,15 +122,7 @@ export function LogsTab({ job }: { job: Job }) {
   return (
     <>
       <form class="filters" onSubmit={(event) => event.preventDefault()}>
-        <label>
-          Rank{" "}
-          <input
-            type="number"
-            min={0}
-            value={rank}
-            onChange={(event) => setRank(Math.max(0, Math.floor(event.currentTarget.valueAsNumber || 0)))}
-          />
-        </label>
+        <RankField value={rank} choose={setRank} />
         <label>
           Generation{" "}
           <select value={back} onChange={(event) => setBack(Number(event.currentTarget.value))}>
