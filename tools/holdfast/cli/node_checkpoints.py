@@ -14,6 +14,7 @@ from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client as DataClient
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.wanted import Wanted
 
 LIMITS = Limits(connect_timeout_s=5.0, io_timeout_s=30.0)
 
@@ -91,7 +92,7 @@ def _fetch(data: DataClient, job: str, token: str, key: ShardKey, nodes: dict[st
     reasons = []
     for node, endpoint in sorted(nodes.items()):
         try:
-            return data.fetch(ShardSource(node, endpoint), job, token, key, "", into)
+            return data.fetch(ShardSource(node, endpoint), job, token, Wanted(key), into)
         except HoldfastError as error:
             reasons.append(str(error))
     raise Unavailable(
