@@ -229,9 +229,9 @@ def test_nodes_with_and_without_tls_do_not_talk_unless_that_is_allowed(tmp_path:
             record = node.wait_for(key, "disk")
             restore = RankRestore(0, key, record.digest, (node.source,), root=record.root)
             peer.configure(ranks=(1,))
-            with pytest.raises(Exception, match=r"speak TLS|timed out"):
+            with pytest.raises(Exception, match=r"speak TLS|wait for TLS"):
                 peer.stage_all(restore, timeout_s=20.0)
-        assert "set HOLDFAST_REPLICATOR_TLS=optional" in strict.log
+        wait_until(lambda: "set HOLDFAST_REPLICATOR_TLS=optional" in strict.log, description="the advice in the log")
 
 
 def test_a_fleet_in_transition_talks_in_both_directions(tmp_path: Path, authority: Authority) -> None:
@@ -302,3 +302,14 @@ def test_a_client_notices_at_once_that_a_server_speaks_no_tls(tmp_path: Path, au
         host, _, port = plain.endpoint.rpartition(":")
         with pytest.raises(NotTls, match="it does not speak TLS"):
             secure.connect((host, int(port)), 10.0, "plain")
+
+
+def test_a_client_without_a_certificate_is_told_what_it_needs(tmp_path: Path, authority: Authority) -> None:
+    """As `holdfast checkpoints fetch` on a machine without the settings."""
+    with pair(authority, tmp_path) as (a, _):
+        a.configure()
+        key = a.save(a.images(), 7)
+        a.wait_for(key, "disk")
+        client = Client(Limits(0.5, 30), OpenSockets())
+        with pytest.raises(Unavailable, match=r"HOLDFAST_TLS_CERT, HOLDFAST_TLS_KEY, HOLDFAST_TLS_CA are needed"):
+            client.fetch(a.source, JOB, TOKEN, Wanted(key), FileTier("disk", tmp_path / "inbox"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,10 +26,12 @@ from holdfast.replicator.transport.lanes import lanes_for, receive_spans, side_b
 from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.wanted import Wanted
 from holdfast.runtime.freeze import Laps
+from holdfast.runtime.tls import CA, CERT, KEY
 from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator.transport")
 
+FILES = (CERT, KEY, CA)
 ATTEMPTS_MAX = 3  # per source; each attempt resumes the previous one
 AWAY_POLL_S = 0.1
 
@@ -170,9 +173,20 @@ class Client:
             self.sockets.tracking(sock),
         ):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            greeting = frames.receive(sock, frames.HEADER_BYTES_MAX).fields
+            greeting = self._greeting(sock)
             frames.block(sock, self.limits.io_timeout_s)
             yield Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))
+
+    def _greeting(self, sock: socket.socket) -> Mapping[str, Any]:
+        try:
+            return frames.receive(sock, frames.HEADER_BYTES_MAX).fields
+        except TimeoutError as error:
+            waited = f"no greeting within {self.limits.connect_timeout_s:g} s"
+            if isinstance(sock, ssl.SSLSocket):
+                raise TimeoutError(waited) from error
+            raise TimeoutError(
+                f"{waited}. Replicators that use TLS wait for TLS: {', '.join(FILES)} are needed then (docs/security.md)"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Secure:
             return
         try:
             sock.do_handshake()
-        except TimeoutError as error:
+        except (TimeoutError, ssl.SSLEOFError, ConnectionError) as error:  # it has waited for a greeting, or given up
             raise NotTls(f"the peer has not begun TLS; {_advice()}") from error
         self._look(sock, _CLIENTS, "", "connections of the data plane are for")
 
