@@ -180,12 +180,12 @@ class Client:
     def _greeting(self, sock: socket.socket) -> Mapping[str, Any]:
         try:
             return frames.receive(sock, frames.HEADER_BYTES_MAX).fields
-        except TimeoutError as error:
-            waited = f"no greeting within {self.limits.connect_timeout_s:g} s"
+        except (TimeoutError, Unavailable) as error:
             if isinstance(sock, ssl.SSLSocket):
-                raise TimeoutError(waited) from error
-            raise TimeoutError(
-                f"{waited}. Replicators that use TLS wait for TLS: {', '.join(FILES)} are needed then (docs/security.md)"
+                raise
+            raise type(error)(
+                f"no greeting ({error}). Replicators that use TLS wait for TLS: {', '.join(FILES)} are needed then "
+                "(docs/security.md)"
             ) from error
 
 
