@@ -28,7 +28,6 @@ from holdfast.domain.signals import Signal, Tick
 from holdfast.runtime.survivors import find as find_survivor
 from holdfast.train import build_locks, compile_cache
 from holdfast.train.environment import Environment
-from holdfast.train.selftest import quick
 from holdfast.wire import flight_recorder, telemetry
 
 DATA = Path(__file__).parents[1] / "data"
@@ -221,7 +220,6 @@ TARGETS = (
     Target("maintenance window", lambda: st.one_of(json_texts({"window_start_time": "2026-01-01T00:00:00Z"}), json_texts({"startTime": "0001-01-01T00:00:00+23:59"})).map(lambda raw: raw.decode(errors="replace")), maintenance._scheduled),
     Target("self-test of a suspect", _self_tests, preflight_checks.devices),
     Target("self-test before a job", _self_tests, lambda report: preflight_checks.quick(report, gpus=2)),
-    Target("lines of a self-test", lambda: json_texts(["ended", True]).map(lambda raw: raw + b"\n"), quick._parsed, share=0.5),
     Target("record of a fault", lambda: json_texts({"path": "/x", "was": 1}), _in_file(read_record, "record.json"), (Unreadable,)),
     Target("modules that were imported", lambda: json_texts(["torch", "a.b"]), _in_file(learned._read, "modules.json")),
     Target("pid file", lambda: json_texts({"pid": 1, "started": 2}), _in_file(find_survivor, "pid")),
