@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuzz import file_targets, node_targets, text_targets, wire_targets
+from fuzz import file_targets, node_targets, rest_targets, text_targets, wire_targets
 from fuzz.target import Target
 
 TARGETS: tuple[Target, ...] = (
@@ -10,4 +10,5 @@ TARGETS: tuple[Target, ...] = (
     *node_targets.TARGETS,
     *file_targets.TARGETS,
     *text_targets.TARGETS,
+    *rest_targets.TARGETS,
 )
