@@ -152,7 +152,7 @@ def _fleet() -> Fleet:
     fleet.submit(job(2, name="done"))
     fleet.run()
     fleet.about = "llm"
-    fleet.submit(job(3, name="llm"))
+    fleet.submit(replace(job(3, name="llm"), chaos=True))
     fleet.run()
     fleet.all_live()
     fleet.train(20, save=True)
@@ -197,7 +197,8 @@ async def _made() -> World:
     snapshot.prepare()
     parts = {name: raw for name, raw in snapshot.changes(None, state).items() if raw is not None}
     names = {
-        "name": ("llm", "done", "waits", "n0", "n2"),
+        "name": ("llm", "done", "waits"),
+        "node": ("n0", "n2", "n5"),
         "source": ("operator", "gce"),
         "incident_id": tuple(state.incidents) or ("x",),
         "finding_id": ("f-1",),
