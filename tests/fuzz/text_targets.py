@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+
 import os
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import typer
-from fuzz.mutations import damaged, documents, json_texts, texts
+from fuzz.mutations import documents, json_texts, texts, written
 from fuzz.target import Target
 from hypothesis import strategies as st
 from pydantic_settings import BaseSettings
@@ -153,11 +153,11 @@ TARGETS = (
     Target("settings of an agent", _settings(AgentSettings), _settings_read(AgentSettings), BAD, share=0.5),
     Target("settings of diagnostics", _settings(DiagnosticsSettings), _settings_read(DiagnosticsSettings), BAD, share=0.5),
     Target("settings of a replicator", _settings(ReplicatorSettings), _settings_read(ReplicatorSettings), BAD, share=0.5),
-    Target("cookie of a session", lambda: texts("99999999999.nonce.mac", "9999999999.hf_aaaa"), lambda text: session.token_of(text, ("secret",), 5.0)),
+    Target("cookie of a session", lambda: written(texts("99999999999.nonce.mac", "9999999999.hf_aaaa")), lambda text: session.token_of(text, ("secret",), 5.0)),
     Target("cursor of a page", lambda: texts("12345"), number_of, BAD),
     Target("states of Slurm's nodes", lambda: texts("n1|idle|none\nn2|drained*|bad disk\n"), tools.parse_states),
     Target("answer of a policy", _answers, _answered, (PolicyError,)),
     Target("object of Kubernetes", _objects, _folded),
     Target("evidence of earlier versions", lambda: st.dictionaries(st.sampled_from(["blame", "tries", "nodes", "prior_user", "signal", "line"]), texts("3", "0.5", "node")), lambda found: old_evidence.attribution("repeated_exception", found)),
 )  # fmt: skip
-_ = (damaged, json)
+
