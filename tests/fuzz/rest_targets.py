@@ -34,7 +34,7 @@ from holdfast.supervisor.api.problems import MEDIA_TYPE
 
 ASKING = ("admin", "admin", "submitter", "operator", "other", "viewer", "nobody", "stranger")
 BODIES: Mapping[str, tuple[Any, ...]] = {
-    "POST /v1/jobs": (job_body("new"), {**job_body("new"), "mesh": {"dp": 2}, "env": {"A": "b"}, "priority": 3, "checkpoint": {"interval_steps": 5}}),
+    "POST /v1/jobs": (job_body("new"), {**job_body("new"), "mesh": {"dp": 2}, "env": {"A": "b"}, "env_from": {"S": {"file": "/secret"}}, "priority": 3, "checkpoint": {"interval_steps": 5}}),
     "POST /v1/jobs/{name}/stop": ({"reason": "why", "save": False},),
     "POST /v1/jobs/{name}/resume": ({"step": 20}, {}),
     "POST /v1/jobs/{name}/attach": ({"token": "t"},),
