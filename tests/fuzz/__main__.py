@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import sys
 import time
@@ -27,10 +28,14 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=BATCH, help="inputs per batch")
     options = parser.parse_args()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # what is refused is logged, thousands of times
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a find is in the file at once, should the run be ended
     console = Console(highlight=False)
     targets = [target for target in TARGETS if target.name.startswith(options.only)]
     if not targets:
-        console.print(f"no target begins with {options.only!r}; there are {', '.join(target.name for target in TARGETS)}")
+        console.print(
+            f"no target begins with {options.only!r}; there are {', '.join(target.name for target in TARGETS)}"
+        )
         return 2
     OUT.mkdir(parents=True, exist_ok=True)
     tried: Counter[str] = Counter()
@@ -53,7 +58,9 @@ def main() -> int:
             if options.batch is not None:
                 break
             left_s = max(0.0, end - time.monotonic())
-            console.print(f"round {number + 1}: {tried.total()} inputs, {len(finds)} finds, {left_s / 60:.1f} minutes left")
+            console.print(
+                f"round {number + 1}: {tried.total()} inputs, {len(finds)} finds, {left_s / 60:.1f} minutes left"
+            )
             if left_s:
                 continue
         break

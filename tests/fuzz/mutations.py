@@ -25,7 +25,16 @@ def _nested(depth: int, last: Any = 1) -> Any:
     return last
 
 
-CONTAINERS: tuple[Any, ...] = ([], {}, [[]], {"": {}}, [0] * 2000, _nested(200), {"a": _nested(60)}, {str(n): n for n in range(500)})
+CONTAINERS: tuple[Any, ...] = (
+    [],
+    {},
+    [[]],
+    {"": {}},
+    [0] * 2000,
+    _nested(200),
+    {"a": _nested(60)},
+    {str(n): n for n in range(500)},
+)
 
 strange: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from(TEXTS),
@@ -43,7 +52,21 @@ strange: st.SearchStrategy[Any] = st.one_of(
 
 def damaged(valid: st.SearchStrategy[bytes], *, often: bool = True) -> st.SearchStrategy[bytes]:
     """Valid bytes with up to four changes; sometimes none, sometimes random bytes. `often`: with runs of one byte."""
-    pieces: Sequence[bytes] = (b"\0", b"\xff", b"\xff\xff\xff\xff", b"\x80", b"[", b"{", b'"', b"(", b",", b"9", b"-", b"\n", b";")
+    pieces: Sequence[bytes] = (
+        b"\0",
+        b"\xff",
+        b"\xff\xff\xff\xff",
+        b"\x80",
+        b"[",
+        b"{",
+        b'"',
+        b"(",
+        b",",
+        b"9",
+        b"-",
+        b"\n",
+        b";",
+    )
     runs = (1, 2, 16, 600, LONG) if often else (1, 2, 16)
 
     def change(raw: bytes, kind: int, at: int, size: int, piece: bytes, count: int) -> bytes:
@@ -61,7 +84,11 @@ def damaged(valid: st.SearchStrategy[bytes], *, often: bool = True) -> st.Search
                 return raw[:at] + piece * count + raw[at:]
 
     step = st.tuples(
-        st.integers(0, 4), st.integers(0, 1 << 16), st.integers(1, 64), st.one_of(st.sampled_from(pieces), st.binary(min_size=1, max_size=4)), st.sampled_from(runs)
+        st.integers(0, 4),
+        st.integers(0, 1 << 16),
+        st.integers(1, 64),
+        st.one_of(st.sampled_from(pieces), st.binary(min_size=1, max_size=4)),
+        st.sampled_from(runs),
     )
 
     def apply(pair: tuple[bytes, list[tuple[int, int, int, bytes, int]]]) -> bytes:
@@ -93,7 +120,9 @@ def texts(*valid: str) -> st.SearchStrategy[str]:
             case _:
                 return text[:at] + token + text[at:]
 
-    step = st.tuples(st.integers(0, 4), st.integers(0, 4096), st.integers(1, 12), tokens, st.sampled_from((1, 3, 40, LONG)))
+    step = st.tuples(
+        st.integers(0, 4), st.integers(0, 4096), st.integers(1, 12), tokens, st.sampled_from((1, 3, 40, LONG))
+    )
 
     def apply(pair: tuple[str, list[tuple[int, int, int, str, int]]]) -> str:
         text, steps = pair
@@ -131,7 +160,12 @@ def documents(*valid: Any) -> st.SearchStrategy[Any]:
 def json_texts(*valid: Any) -> st.SearchStrategy[bytes]:
     """The same as text, sometimes damaged as text."""
     whole = documents(*valid).map(dumped)
-    return st.one_of(whole, whole, damaged(whole), st.sampled_from((b"[" * 100_000, b'{"a":' * 50_000, b"", b"null", b"\xef\xbb\xbf{}")))
+    return st.one_of(
+        whole,
+        whole,
+        damaged(whole),
+        st.sampled_from((b"[" * 100_000, b'{"a":' * 50_000, b"", b"null", b"\xef\xbb\xbf{}")),
+    )
 
 
 def dumped(document: Any) -> bytes:
@@ -141,7 +175,13 @@ def dumped(document: Any) -> bytes:
 def _places(document: Any, above: tuple[Any, ...] = ()) -> Any:
     yield above
     if len(above) < 8:
-        inner = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+        inner = (
+            document.items()
+            if isinstance(document, dict)
+            else enumerate(document)
+            if isinstance(document, list)
+            else ()
+        )
         for key, value in list(inner)[:40]:
             yield from _places(value, (*above, key))
 
@@ -179,8 +219,28 @@ def pickles(*valid: bytes) -> st.SearchStrategy[bytes]:
 
     text = st.text(max_size=6).map(lambda each: each.encode(errors="replace"))
     numbers = st.sampled_from([number for number in NUMBERS if abs(number) < 2**63])
-    plain = st.sampled_from([b"N", b"\x88", b"\x89", b"]", b"}", b")", b"(", b"\x8f", b"l", b"d", b"t", b"0", b"1", b"2"])
-    join = st.sampled_from([b"a", b"e", b"s", b"u", b"\x85", b"\x86", b"\x87", b"\x90", b"\x91", b"\x94", b"b", b"R", b"\x81", b"\x93", b"2\x86"])
+    plain = st.sampled_from(
+        [b"N", b"\x88", b"\x89", b"]", b"}", b")", b"(", b"\x8f", b"l", b"d", b"t", b"0", b"1", b"2"]
+    )
+    join = st.sampled_from(
+        [
+            b"a",
+            b"e",
+            b"s",
+            b"u",
+            b"\x85",
+            b"\x86",
+            b"\x87",
+            b"\x90",
+            b"\x91",
+            b"\x94",
+            b"b",
+            b"R",
+            b"\x81",
+            b"\x93",
+            b"2\x86",
+        ]
+    )
     opcode = st.one_of(
         plain,
         join,
@@ -194,7 +254,16 @@ def pickles(*valid: bytes) -> st.SearchStrategy[bytes]:
         st.tuples(index, text).map(lambda pair: b"B" + pair[0].to_bytes(8, "little")[:4] + pair[1]),
         st.tuples(index, text).map(lambda pair: b"\x8e" + pair[0].to_bytes(8, "little") + pair[1]),
         st.tuples(index, text).map(lambda pair: b"\x95" + pair[0].to_bytes(8, "little") + pair[1]),
-        st.sampled_from([b"cos\nsystem\n", b"cbuiltins\ndict\n", b"(i__main__\nx\n", b"P1\n", b"\x80\x05", b"L" + b"9" * 5000 + b"L\n"]),
+        st.sampled_from(
+            [
+                b"cos\nsystem\n",
+                b"cbuiltins\ndict\n",
+                b"(i__main__\nx\n",
+                b"P1\n",
+                b"\x80\x05",
+                b"L" + b"9" * 5000 + b"L\n",
+            ]
+        ),
     )
     program = st.lists(opcode, max_size=24).map(lambda codes: b"\x80\x04" + b"".join(codes) + b".")
     # A tuple of the last value twice, again and again: 40 bytes whose hash takes 2**40 steps.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz import scratch
-from fuzz.mutations import damaged, documents, dumped, json_texts, pickles, texts, written
+from fuzz.mutations import damaged, documents, json_texts, pickles, texts
 from fuzz.target import Target
 from hypothesis import strategies as st
 from values import value_of
@@ -39,7 +39,16 @@ def _notes() -> st.SearchStrategy[bytes]:
     whole = value_of(notes.Note).map(_encoded)
     sender = {"job": "llm", "generation": 1, "rank": 0}
     examples = (
-        {"type": "step", **sender, "step": 3, "started_at": 1.0, "ended_at": 2.0, "data_s": 0.1, "stall_s": 0.0, "tokens": 5},
+        {
+            "type": "step",
+            **sender,
+            "step": 3,
+            "started_at": 1.0,
+            "ended_at": 2.0,
+            "data_s": 0.1,
+            "stall_s": 0.0,
+            "tokens": 5,
+        },
         {"type": "groups", **sender, "members": {"dp": "0-3", "tp": "0-8:4"}},
         {"type": "started", **sender, "phases_s": {"build": 1.0}},
         {"type": "saved", **sender, "step": 1, "attempt": 1, "image": "/dev/shm/x"},
@@ -66,15 +75,31 @@ def _note(raw: bytes) -> None:
 
 
 def _ft() -> st.SearchStrategy[bytes]:
-    said = [bytes.fromhex(each) for path in sorted((DATA / "ft").glob("client-*.json")) for each in json.loads(path.read_text())["said"]]
+    said = [
+        bytes.fromhex(each)
+        for path in sorted((DATA / "ft").glob("client-*.json"))
+        for each in json.loads(path.read_text())["said"]
+    ]
     return pickles(*dict.fromkeys(said))
 
 
 def _error_files() -> st.SearchStrategy[bytes]:
-    ours = {"type": "ValueError", "message": "x", "frames": ["a:1"], "at": 1.0, "uptime_s": 3.0, "collectives": [["dp", 1, "all_reduce"]]}
+    ours = {
+        "type": "ValueError",
+        "message": "x",
+        "frames": ["a:1"],
+        "at": 1.0,
+        "uptime_s": 3.0,
+        "collectives": [["dp", 1, "all_reduce"]],
+    }
     return json_texts(
         {"message": {"message": "ValueError: x", "extraInfo": {"exception": ours}}},
-        {"message": {"message": "RuntimeError: y", "extraInfo": {"py_callstack": '  File "a.py", line 3, in f\n', "timestamp": "1"}}},
+        {
+            "message": {
+                "message": "RuntimeError: y",
+                "extraInfo": {"py_callstack": '  File "a.py", line 3, in f\n', "timestamp": "1"},
+            }
+        },
         {"message": "text"},
     )
 
@@ -88,10 +113,22 @@ def _dump() -> dict[str, Any]:
         "pg_id": 0, "process_group": ["1", "dp"], "collective_seq_id": 7, "p2p_seq_id": 0, "profiling_name": "nccl:all_reduce",
         "input_sizes": [[4, 2]], "input_dtypes": ["Float"], "state": "scheduled", "retired": False, "is_p2p": False,
     }  # fmt: skip
-    message = {**entry, "profiling_name": "nccl:recv 0<-1", "is_p2p": True, "p2p_seq_id": 5, "pg_id": 1, "process_group": ["9", "pp"]}
+    message = {
+        **entry,
+        "profiling_name": "nccl:recv 0<-1",
+        "is_p2p": True,
+        "p2p_seq_id": 5,
+        "pg_id": 1,
+        "process_group": ["9", "pp"],
+    }
     counters = {"last_enqueued_collective": "7", "last_started_collective": "-1", "last_completed_collective": "6"}
     config = {"1": {"name": "1", "desc": "dp", "ranks": "[0, 1, 2]"}, "9": {"name": "9", "desc": "pp", "ranks": [0, 2]}}
-    return {"version": "2.10", "pg_config": config, "pg_status": {"0": counters, "1": counters}, "entries": [entry, message]}
+    return {
+        "version": "2.10",
+        "pg_config": config,
+        "pg_status": {"0": counters, "1": counters},
+        "entries": [entry, message],
+    }
 
 
 def _dumps() -> st.SearchStrategy[bytes]:
@@ -108,7 +145,10 @@ def _recorded(parse: Callable[[bytes], Mapping[str, Any]]) -> Callable[[bytes], 
     def read(raw: bytes) -> None:
         dump = parse(raw)
         flight_recorder.records_messages(dump)
-        for use in (lambda: flight_recorder.rows_of([(0, dump)], {"1": "0-3"}), lambda: flight_recorder.entered_total(dump)):
+        for use in (
+            lambda: flight_recorder.rows_of([(0, dump)], {"1": "0-3"}),
+            lambda: flight_recorder.entered_total(dump),
+        ):
             try:
                 use()
             except MalformedMessage:
@@ -143,8 +183,26 @@ def _kernel(line: str) -> None:
 
 
 def _nvml() -> st.SearchStrategy[bytes]:
-    gpu = {"gpu": 0, "uuid": "GPU-1", "temperature_c": 50.0, "power_w": 300.0, "memory_used": 1, "ecc_uncorrected": 0, "recovery_action": 0, "lost": False}
-    health = {"gpu": 0, "uuid": "GPU-1", "ecc_corrected": 1, "remapped": [1, 2, 0, 0], "nvlinks": [18, 0], "fabric": [3, 0], "margin_c": 20.0, "pcie_width": 16}
+    gpu = {
+        "gpu": 0,
+        "uuid": "GPU-1",
+        "temperature_c": 50.0,
+        "power_w": 300.0,
+        "memory_used": 1,
+        "ecc_uncorrected": 0,
+        "recovery_action": 0,
+        "lost": False,
+    }
+    health = {
+        "gpu": 0,
+        "uuid": "GPU-1",
+        "ecc_corrected": 1,
+        "remapped": [1, 2, 0, 0],
+        "nvlinks": [18, 0],
+        "fabric": [3, 0],
+        "margin_c": 20.0,
+        "pcie_width": 16,
+    }
     examples = (
         {"at": 1.0, "refused": {"nvmlX 3": 1}, "gpus": [gpu], "health": [health], "late": []},
         {"at": 1.0, "event": {"data": 79, "gpu": 0, "pci": "0000:18:00.0"}},
@@ -169,8 +227,16 @@ def _lines(collector: NvmlCollector | NvrxCollector) -> Callable[[bytes], None]:
 
 
 def _self_tests() -> st.SearchStrategy[str]:
-    device = {"device": "cuda:0", "products": [{"kind": "fp16", "made": 8, "wrong": 0, "first_wrong": ""}], "memory_gb_s": 900.0}
-    report = {"devices": [device, {**device, "device": "cuda:1", "error": "lost"}], "wants_gpus": True, "all_reduce": {"ranks": 2, "wrong": 0, "unfinished": ""}}
+    device = {
+        "device": "cuda:0",
+        "products": [{"kind": "fp16", "made": 8, "wrong": 0, "first_wrong": ""}],
+        "memory_gb_s": 900.0,
+    }
+    report = {
+        "devices": [device, {**device, "device": "cuda:1", "error": "lost"}],
+        "wants_gpus": True,
+        "all_reduce": {"ranks": 2, "wrong": 0, "unfinished": ""},
+    }
     return json_texts(report).map(lambda raw: raw.decode(errors="replace"))
 
 
@@ -180,7 +246,10 @@ def _environments() -> st.SearchStrategy[dict[str, str]]:
         "HOLDFAST_PREVIOUS_MESH": '{"dp": 2}', "HOLDFAST_RESTORE": '{"step": 1, "attempt": 1, "path": "/x", "paths": ["/x"]}',
         "HOLDFAST_GENERATION": "1", "HOLDFAST_ATTEMPT": "1", "HOLDFAST_CONTROL_FD": "3", "HOLDFAST_COPY_THREADS": "1", "LOCAL_WORLD_SIZE": "2",
     }  # fmt: skip
-    values = st.one_of(texts(*valid.values()), json_texts({"dp": 4}, {"step": 1, "attempt": 1, "path": "/x"}).map(lambda raw: raw.decode(errors="replace")))
+    values = st.one_of(
+        texts(*valid.values()),
+        json_texts({"dp": 4}, {"step": 1, "attempt": 1, "path": "/x"}).map(lambda raw: raw.decode(errors="replace")),
+    )
     changed = st.dictionaries(st.sampled_from(sorted(valid)), values, max_size=3)
     return changed.map(lambda some: {**valid, **some})
 
@@ -216,16 +285,37 @@ TARGETS = (
     Target("kernel line", lambda: texts(*KERNEL), _kernel),
     Target("line of NVML's reader", _nvml, _lines(NvmlCollector("n"))),
     Target("line of NVRx' reader", _nvrx, _lines(NvrxCollector("n"))),
-    Target("maintenance notice", lambda: json_texts({"event": "x", "starts_at": 5.0}).map(lambda raw: raw.decode(errors="replace")), maintenance.parse),
-    Target("maintenance window", lambda: st.one_of(json_texts({"window_start_time": "2026-01-01T00:00:00Z"}), json_texts({"startTime": "0001-01-01T00:00:00+23:59"})).map(lambda raw: raw.decode(errors="replace")), maintenance._scheduled),
+    Target(
+        "maintenance notice",
+        lambda: json_texts({"event": "x", "starts_at": 5.0}).map(lambda raw: raw.decode(errors="replace")),
+        maintenance.parse,
+    ),
+    Target(
+        "maintenance window",
+        lambda: st.one_of(
+            json_texts({"window_start_time": "2026-01-01T00:00:00Z"}),
+            json_texts({"startTime": "0001-01-01T00:00:00+23:59"}),
+        ).map(lambda raw: raw.decode(errors="replace")),
+        maintenance._scheduled,
+    ),
     Target("self-test of a suspect", _self_tests, preflight_checks.devices),
     Target("self-test before a job", _self_tests, lambda report: preflight_checks.quick(report, gpus=2)),
-    Target("record of a fault", lambda: json_texts({"path": "/x", "was": 1}), _in_file(read_record, "record.json"), (Unreadable,)),
+    Target(
+        "record of a fault",
+        lambda: json_texts({"path": "/x", "was": 1}),
+        _in_file(read_record, "record.json"),
+        (Unreadable,),
+    ),
     Target("modules that were imported", lambda: json_texts(["torch", "a.b"]), _in_file(learned._read, "modules.json")),
     Target("pid file", lambda: json_texts({"pid": 1, "started": 2}), _in_file(find_survivor, "pid")),
     Target("environment of a worker", _environments, Environment.read, (InvalidSpec,)),
-    Target("holder of a build lock", lambda: json_texts({"holdfast": {"job": "j", "generation": 1, "rank": 0, "boot": "b"}}), build_locks.Holder.decode),
+    Target(
+        "holder of a build lock",
+        lambda: json_texts({"holdfast": {"job": "j", "generation": 1, "rank": 0, "boot": "b"}}),
+        build_locks.Holder.decode,
+    ),
     Target("compile cache", _caches, lambda raw: compile_cache._unpack(raw, _KEY)),
-    Target("traceparent", lambda: texts("00-" + "a" * 32 + "-" + "b" * 16 + "-01"), lambda text: tracing.below(text, "x")),
-)  # fmt: skip
-_ = (dumped, written)
+    Target(
+        "traceparent", lambda: texts("00-" + "a" * 32 + "-" + "b" * 16 + "-01"), lambda text: tracing.below(text, "x")
+    ),
+)

@@ -34,7 +34,17 @@ from holdfast.supervisor.api.problems import MEDIA_TYPE
 
 ASKING = ("admin", "admin", "submitter", "operator", "other", "viewer", "nobody", "stranger")
 BODIES: Mapping[str, tuple[Any, ...]] = {
-    "POST /v1/jobs": (job_body("new"), {**job_body("new"), "mesh": {"dp": 2}, "env": {"A": "b"}, "env_from": {"S": {"file": "/secret"}}, "priority": 3, "checkpoint": {"interval_steps": 5}}),
+    "POST /v1/jobs": (
+        job_body("new"),
+        {
+            **job_body("new"),
+            "mesh": {"dp": 2},
+            "env": {"A": "b"},
+            "env_from": {"S": {"file": "/secret"}},
+            "priority": 3,
+            "checkpoint": {"interval_steps": 5},
+        },
+    ),
     "POST /v1/jobs/{name}/stop": ({"reason": "why", "save": False},),
     "POST /v1/jobs/{name}/resume": ({"step": 20}, {}),
     "POST /v1/jobs/{name}/attach": ({"token": "t"},),
@@ -47,7 +57,15 @@ BODIES: Mapping[str, tuple[Any, ...]] = {
     "POST /v1/session": ({"token": ADMINS_TOKEN},),
 }
 REASON = ({"reason": "why"},)
-AFTERWARDS = ("/v1/jobs", "/v1/fleet", "/v1/fleet/checkpoints", "/v1/fleet/nodes", "/v1/nodes", "/v1/audit", "/v1/breaker")
+AFTERWARDS = (
+    "/v1/jobs",
+    "/v1/fleet",
+    "/v1/fleet/checkpoints",
+    "/v1/fleet/nodes",
+    "/v1/nodes",
+    "/v1/audit",
+    "/v1/breaker",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +110,24 @@ def _asks(route: str) -> st.SearchStrategy[Ask]:
     if method != "GET":
         valid = BODIES.get(route, REASON)
         whole = st.sampled_from(valid).map(lambda body: json.dumps(body).encode())
-        bodies = st.one_of(documents(*valid).map(_json), documents(*valid).map(_json), json_texts(*valid), damaged(whole), whole, st.just(b""))
-    queries = st.one_of(st.just(""), st.lists(st.tuples(st.sampled_from(_parameters(operation)), st.one_of(st.sampled_from(["true", "1", "-1", "100"]), strange_name)), max_size=3).map(lambda pairs: str(httpx.QueryParams(_encodable(pairs)))))
+        bodies = st.one_of(
+            documents(*valid).map(_json),
+            documents(*valid).map(_json),
+            json_texts(*valid),
+            damaged(whole),
+            whole,
+            st.just(b""),
+        )
+    queries = st.one_of(
+        st.just(""),
+        st.lists(
+            st.tuples(
+                st.sampled_from(_parameters(operation)),
+                st.one_of(st.sampled_from(["true", "1", "-1", "100"]), strange_name),
+            ),
+            max_size=3,
+        ).map(lambda pairs: str(httpx.QueryParams(_encodable(pairs)))),
+    )
     made = st.tuples(paths, queries, _headers(), bodies)
     who = st.sampled_from(ASKING)
     one = st.tuples(st.one_of(by_document, made, made), who, paths, st.integers(0, 2))
@@ -106,7 +140,11 @@ def _of_case(case: Any) -> tuple[str, str, tuple[tuple[str, str], ...], bytes]:
         warnings.simplefilter("ignore")
         try:
             request = httpx.Request(
-                given["method"], given["url"], params=given.get("params"), json=given.get("json"), content=given.get("data")
+                given["method"],
+                given["url"],
+                params=given.get("params"),
+                json=given.get("json"),
+                content=given.get("data"),
             )
             url = request.url
             body = request.read()
@@ -117,8 +155,33 @@ def _of_case(case: Any) -> tuple[str, str, tuple[tuple[str, str], ...], bytes]:
 
 
 def _headers() -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
-    names = ["Idempotency-Key", "Last-Event-ID", "Holdfast-Launcher-Token", "Content-Type", "Cookie", "Origin", "Accept", "Host", "Holdfast-Forwarded-By", "X-Forwarded-For"]
-    usual = ["k", "0", "1-0", "99999999999999999999-1", "application/json", "text/plain", "application/json; charset=utf-16", "holdfast_session=1.2.3", "http://test", "https://elsewhere", "\x7f", "ä", "x" * 300]
+    names = [
+        "Idempotency-Key",
+        "Last-Event-ID",
+        "Holdfast-Launcher-Token",
+        "Content-Type",
+        "Cookie",
+        "Origin",
+        "Accept",
+        "Host",
+        "Holdfast-Forwarded-By",
+        "X-Forwarded-For",
+    ]
+    usual = [
+        "k",
+        "0",
+        "1-0",
+        "99999999999999999999-1",
+        "application/json",
+        "text/plain",
+        "application/json; charset=utf-16",
+        "holdfast_session=1.2.3",
+        "http://test",
+        "https://elsewhere",
+        "\x7f",
+        "ä",
+        "x" * 300,
+    ]
     values = st.one_of(st.sampled_from(usual), st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=12))
     return st.lists(st.tuples(st.sampled_from(names), values), max_size=2).map(tuple)
 
@@ -168,8 +231,10 @@ async def _asked(here: World, ask: Ask) -> None:
 
 async def _send(here: World, ask: Ask) -> httpx.Response:
     headers = [(name, value) for name, value in ask.headers if _is_header(value) and name.lower() != "content-length"]
-    if (token := here.tokens.get(ask.who, "wrong" if ask.who == "stranger" else "")):
-        headers = [each for each in headers if each[0].lower() != "authorization"] + [("Authorization", f"Bearer {token}")]
+    if token := here.tokens.get(ask.who, "wrong" if ask.who == "stranger" else ""):
+        headers = [each for each in headers if each[0].lower() != "authorization"] + [
+            ("Authorization", f"Bearer {token}")
+        ]
     if ask.body and not any(name.lower() == "content-type" for name, _ in headers):
         headers.append(("Content-Type", "application/json"))
     url = httpx.URL("http://test").copy_with(raw_path=(ask.path + ("?" + ask.query if ask.query else "")).encode())

@@ -170,7 +170,10 @@ async def _made() -> World:
     jobs = {name: replace(each, owner=owners[name]) for name, each in fleet.state.jobs.items()}
     state = replace(fleet.state, jobs=jobs)
     log, progress, policies = _EndingLog(), Progress(), PolicyRunner()
-    entries = [Entry(f"e-{n}", type(record).__name__, records.dumps(record, Published)) for n, record in enumerate(fleet.records)]
+    entries = [
+        Entry(f"e-{n}", type(record).__name__, records.dumps(record, Published))
+        for n, record in enumerate(fleet.records)
+    ]
     await log.append(EVENTS, *entries)
     history = await SqliteHistory.open(directory / "history.sqlite3")
     await history.add_events([EventEntry(f"{n}-0", record) for n, record in enumerate(fleet.records, 1)], "0")

@@ -24,7 +24,9 @@ def quiet() -> None:
 def test_a_batch_of(target: Target) -> None:
     batch = run_batch(target, seed_of(SEED, target, 0), INPUTS)
     assert batch.inputs >= min(5, INPUTS * target.share), "the strategy makes hardly any inputs"
-    assert not batch.finds, "\n\n".join(f"{find.error}\n{find.example}\nrepeat it: {find.command}" for find in batch.finds)
+    assert not batch.finds, "\n\n".join(
+        f"{find.error}\n{find.example}\nrepeat it: {find.command}" for find in batch.finds
+    )
 
 
 def test_each_route_is_a_target() -> None:

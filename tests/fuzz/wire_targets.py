@@ -26,7 +26,6 @@ from holdfast.log.protocol import Delivery, Entry
 from holdfast.replicator.jobs import Remembered
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.strangers import Strangers
-from holdfast.supervisor.core import State
 from holdfast.supervisor.leader import inbox, intake, snapshot
 from holdfast.supervisor.policies.script import Question
 from holdfast.supervisor.published import PolicyAsked, Published
@@ -110,7 +109,9 @@ def _parts() -> dict[str, bytes]:
 def _snapshots() -> st.SearchStrategy[dict[str, bytes]]:
     parts = _parts()
     names = sorted(parts)
-    renamed = st.tuples(st.sampled_from(names), st.sampled_from(["", "/", ":", "nodes/", "jobs/x:spec", "outbox/c:slot", "timers/"]))
+    renamed = st.tuples(
+        st.sampled_from(names), st.sampled_from(["", "/", ":", "nodes/", "jobs/x:spec", "outbox/c:slot", "timers/"])
+    )
 
     def replaced(pair: tuple[str, bytes]) -> dict[str, bytes]:
         return {**parts, pair[0]: pair[1]}
@@ -121,7 +122,9 @@ def _snapshots() -> st.SearchStrategy[dict[str, bytes]]:
         return damaged(st.just(raw)) if tree is None else st.one_of(documents(tree).map(dumped), damaged(st.just(raw)))
 
     one = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), edited(name))).map(replaced)
-    less = st.sets(st.sampled_from(names), max_size=3).map(lambda gone: {n: raw for n, raw in parts.items() if n not in gone})
+    less = st.sets(st.sampled_from(names), max_size=3).map(
+        lambda gone: {n: raw for n, raw in parts.items() if n not in gone}
+    )
     moved = renamed.map(lambda pair: {**parts, pair[1]: parts[pair[0]]})
     old = json_texts(from_json((DATA / "snapshot-4.json").read_bytes())).map(lambda raw: {snapshot.WHOLE: raw})
     return st.one_of(one, one, less, moved, old)
@@ -133,10 +136,15 @@ def _entries() -> st.SearchStrategy[list[Delivery]]:
         st.sampled_from(["findings", "steps", "inbox"]),
         st.sampled_from([inbox.REPORTS, "OperatorRequest", "NodeGone", ""]),
         st.one_of(
-            _messages(control_pb2.Reports)(), _messages(events_pb2.Finding)(), _messages(events_pb2.StepRecords)(), _record(inbox.InboxEvent)()
+            _messages(control_pb2.Reports)(),
+            _messages(events_pb2.Finding)(),
+            _messages(events_pb2.StepRecords)(),
+            _record(inbox.InboxEvent)(),
         ),
     )
-    one = named.map(lambda it: Delivery(stream=it[0], position="1-1", entry=Entry(id="e", type=it[1], data=it[2]), deliveries=1))
+    one = named.map(
+        lambda it: Delivery(stream=it[0], position="1-1", entry=Entry(id="e", type=it[1], data=it[2]), deliveries=1)
+    )
     return st.lists(one, min_size=1, max_size=3)
 
 
@@ -156,7 +164,17 @@ def _fields() -> st.SearchStrategy[dict[bytes, bytes]]:
 
 def _requests() -> st.SearchStrategy[tuple[bytes, bool]]:
     """Bytes of a peer's first message, and whether it ends the connection after them."""
-    valid = {"op": "get", "job": "llm", "attempt": 1, "step": 20, "rank": 3, "from": 0, "spans": [0, 1], "version": 2, "nonce": "0" * 32}
+    valid = {
+        "op": "get",
+        "job": "llm",
+        "attempt": 1,
+        "step": 20,
+        "rank": 3,
+        "from": 0,
+        "spans": [0, 1],
+        "version": 2,
+        "nonce": "0" * 32,
+    }
 
     def framed(parts: tuple[bytes, bytes, int, bool]) -> bytes:
         body, signature, wrong, magic = parts
@@ -164,7 +182,9 @@ def _requests() -> st.SearchStrategy[tuple[bytes, bool]]:
         return (b"HFD1" if magic else b"HFD2") + max(0, len(envelope) + wrong).to_bytes(4, "big") + envelope
 
     sizes = st.sampled_from([0] * 8 + [-1, 1, -70, 1 << 20, 1 << 30])
-    whole = st.tuples(json_texts(valid, [valid]), st.binary(max_size=70), sizes, st.integers(0, 9).map(bool)).map(framed)
+    whole = st.tuples(json_texts(valid, [valid]), st.binary(max_size=70), sizes, st.integers(0, 9).map(bool)).map(
+        framed
+    )
     return st.tuples(st.one_of(whole, whole, damaged(whole)), st.just(True))
 
 
@@ -179,7 +199,11 @@ def _received(given: tuple[bytes, bool]) -> None:
             pass  # more than the kernel holds: the rest is cut off
         theirs.shutdown(socket.SHUT_WR)
         got = frames.receive_request(ours, "c" * 32, lambda _: TOKEN, Strangers(), within_s=5.0)
-    for read in (frames.decode_key, lambda fields: frames.whole_number(fields, "from"), lambda fields: frames.wanted_spans(fields, 9)):
+    for read in (
+        frames.decode_key,
+        lambda fields: frames.whole_number(fields, "from"),
+        lambda fields: frames.wanted_spans(fields, 9),
+    ):
         try:
             read(got.fields)
         except MalformedMessage:
@@ -192,15 +216,46 @@ TARGETS = (
     Target("wire report", _messages(control_pb2.AgentMessage), _decoded(control_pb2.AgentMessage, _report), OURS),
     Target("wire reports", _messages(control_pb2.Reports), _reports, OURS),
     Target("wire order", _messages(control_pb2.Command), _decoded(control_pb2.Command, control.decode_order), OURS),
-    Target("wire tick", _messages(telemetry_pb2.Tick, protocol_version=PROTOCOL_VERSION, node="n"), _decoded(telemetry_pb2.Tick, _tick), OURS, share=0.5),
+    Target(
+        "wire tick",
+        _messages(telemetry_pb2.Tick, protocol_version=PROTOCOL_VERSION, node="n"),
+        _decoded(telemetry_pb2.Tick, _tick),
+        OURS,
+        share=0.5,
+    ),
     Target("wire finding", _messages(events_pb2.Finding), _finding, OURS),
     Target("wire steps", _messages(events_pb2.StepRecords), events.decode_steps, OURS),
-    Target("wire log request", _messages(control_pb2.ReadLog), _decoded(control_pb2.ReadLog, worker_logs.decode_request), OURS),
-    Target("wire log answer", _messages(control_pb2.LogRead), _decoded(control_pb2.LogRead, worker_logs.decode_answer), (MalformedMessage, NotFound)),
+    Target(
+        "wire log request",
+        _messages(control_pb2.ReadLog),
+        _decoded(control_pb2.ReadLog, worker_logs.decode_request),
+        OURS,
+    ),
+    Target(
+        "wire log answer",
+        _messages(control_pb2.LogRead),
+        _decoded(control_pb2.LogRead, worker_logs.decode_answer),
+        (MalformedMessage, NotFound),
+    ),
     Target("wire gpus", _messages(control_pb2.GpusRead), _decoded(control_pb2.GpusRead, gpus.decode_answer), OURS),
-    Target("wire inventory", _messages(replicator_pb2.ReplicatorInventory), _decoded(replicator_pb2.ReplicatorInventory, lambda m: (shards.decode_inventory(m), shards.decode_troubles(m))), OURS),
-    Target("wire staged", _messages(replicator_pb2.StageResponse), _decoded(replicator_pb2.StageResponse, shards.decode_staged), OURS),
-    Target("wire link", _messages(replicator_pb2.MeasureLinkResponse), _decoded(replicator_pb2.MeasureLinkResponse, links.decode_measured), OURS),
+    Target(
+        "wire inventory",
+        _messages(replicator_pb2.ReplicatorInventory),
+        _decoded(replicator_pb2.ReplicatorInventory, lambda m: (shards.decode_inventory(m), shards.decode_troubles(m))),
+        OURS,
+    ),
+    Target(
+        "wire staged",
+        _messages(replicator_pb2.StageResponse),
+        _decoded(replicator_pb2.StageResponse, shards.decode_staged),
+        OURS,
+    ),
+    Target(
+        "wire link",
+        _messages(replicator_pb2.MeasureLinkResponse),
+        _decoded(replicator_pb2.MeasureLinkResponse, links.decode_measured),
+        OURS,
+    ),
     Target("record inbox", _record(inbox.InboxEvent), _loaded(inbox.InboxEvent), (MalformedMessage,), share=0.5),
     Target("record published", _record(Published), _loaded(Published), (MalformedMessage,), share=0.5),
     Target("record job", _record(JobSpec), _loaded(JobSpec), (MalformedMessage,)),
@@ -212,5 +267,4 @@ TARGETS = (
     Target("stream of a leader", _entries, _taken, share=0.5),
     Target("stream fields", _fields, lambda fields: subscription.decode("inbox", b"1-1", fields, 1)),
     Target("transfer request", _requests, _received, (MalformedMessage, IncompatibleVersion, Unavailable)),
-)  # fmt: skip
-_ = State
+)

@@ -20,7 +20,11 @@ def host_and_port(text: str) -> tuple[str, int] | None:
     may come from another machine, and a call would raise OverflowError for its port or UnicodeError for its host."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or "\0" in host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= PORT_MAX):
+    if (
+        not host
+        or "\0" in host
+        or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= PORT_MAX)
+    ):
         return None
     try:
         host.encode("idna")
