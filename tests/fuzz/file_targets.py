@@ -1,4 +1,4 @@
-"""Files that somebody else may have written or damaged: checkpoints, jobs, tokens, certificates, tables, records of commands."""
+"""Files that somebody else may have written or damaged: checkpoints, jobs, tokens, certificates, tables, records."""
 
 from __future__ import annotations
 
@@ -139,9 +139,11 @@ def _read_image(path: Path) -> None:
 # ---------------------------------------------------------------- jobs
 
 _JOB: dict[str, Any] = {
-    **job_body(), "nproc_per_node": 2, "mesh": {"dp": 2, "pp": 2}, "elastic": {"min_dp": 1, "max_dp": 3}, "spares": 1,
+    **job_body(), "nproc_per_node": 2, "mesh": {"dp": 2, "pp": 2}, "elastic": {"min_dp": 1, "max_dp": 3},
+    "spares": 1,
     "args": ["--lr", "1e-3"], "env": {"A": "b"}, "env_from": {"S": {"file": "/secret"}}, "cwd": "/work", "preload": ["a.b:c"],
-    "checkpoint": {"interval_steps": 10, "store": "file:///store", "tiers": ["memory", "disk"]}, "policy": {"file": "/p.py", "params": {"x": 1}},
+    "checkpoint": {"interval_steps": 10, "store": "file:///store", "tiers": ["memory", "disk"]},
+    "policy": {"file": "/p.py", "params": {"x": 1}},
     "hang": {"factor": 3.0}, "limits": {"restarts_without_progress_max": 3}, "priority": 5, "chaos": True,
 }  # fmt: skip
 
@@ -156,9 +158,11 @@ def _jobs() -> tuple[dict[str, Any], ...]:
 def _job_files() -> st.SearchStrategy[bytes]:
     as_yaml = [yaml.safe_dump(each).encode() for each in _jobs()]
     bombs = (
-        b"a: &a [x,x,x,x,x,x,x,x,x,x]\n" + b"".join(b"%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n" % tuple([c, c, *[c - 1] * 9]) for c in range(98, 106)),
-        b"name: &a [*a]\n", b"? [a, b]\n: c\n", b"name: !!python/object/apply:os.system [ls]\n", b"name: 2026-99-99\n", b"<<: [a]\n", b"a: !!binary '*'\n",
-        b"a: 1e400\nb: 0x" + b"f" * 9000, b"a: 190:20:30\n", b"{" * 3000, b"- " * 3000, b"a: |\n" + b" x\n" * 9000, b"!!set {a, b}\n", b"name: !!timestamp x\n",
+        b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(_nine_times(c) for c in range(98, 106)),
+        b"name: &a [*a]\n", b"? [a, b]\n: c\n", b"name: !!python/object/apply:os.system [ls]\n",
+        b"name: 2026-99-99\n", b"<<: [a]\n", b"a: !!binary '*'\n",
+        b"a: 1e400\nb: 0x" + b"f" * 9000, b"a: 190:20:30\n", b"{" * 3000, b"- " * 3000, b"a: |\n" + b" x\n" * 9000,
+        b"!!set {a, b}\n", b"name: !!timestamp x\n",
     )  # fmt: skip
     edited = documents(*_jobs()).map(lambda document: json.dumps(document).encode())
     return st.one_of(
@@ -169,6 +173,11 @@ def _job_files() -> st.SearchStrategy[bytes]:
         st.sampled_from(bombs),
         damaged(st.sampled_from(bombs)),
     )
+
+
+def _nine_times(letter: int) -> bytes:
+    """A list of nine aliases of the list before, which has nine of the one before that."""
+    return b"%c: &%c [%s]\n" % (letter, letter, b",".join([b"*%c" % (letter - 1)] * 9))
 
 
 def _parsed(body: Any) -> None:

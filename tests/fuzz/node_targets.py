@@ -24,7 +24,7 @@ from holdfast.agent.records import Unreadable, read_record
 from holdfast.agent.workers import errors, ft_messages, learned
 from holdfast.domain import collectives, notes, template, tracing, worker
 from holdfast.domain.errors import InvalidSpec, MalformedMessage
-from holdfast.domain.signals import Signal, Tick
+from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.survivors import find as find_survivor
 from holdfast.train import build_locks, compile_cache
 from holdfast.train.environment import Environment
@@ -219,7 +219,7 @@ def _lines(collector: NvmlCollector | NvrxCollector) -> Callable[[bytes], None]:
     """Signals of a reader's line can be sent: nothing strange that a driver says stops an agent's telemetry."""
 
     def read(line: bytes) -> None:
-        signals: list[Signal] = sorted(collector.take(line), key=lambda signal: signal.at)
+        signals: list[NodeSignal] = sorted(collector.take(line), key=lambda signal: signal.at)
         if all(math.isfinite(signal.at) for signal in signals):
             telemetry.encode_tick(Tick("n", "i", 1, 1.0, tuple(signals))).SerializeToString()
 
@@ -242,9 +242,11 @@ def _self_tests() -> st.SearchStrategy[str]:
 
 def _environments() -> st.SearchStrategy[dict[str, str]]:
     valid = {
-        "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500", "HOLDFAST_MESH": '{"dp": 4}',
+        "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500",
+        "HOLDFAST_MESH": '{"dp": 4}',
         "HOLDFAST_PREVIOUS_MESH": '{"dp": 2}', "HOLDFAST_RESTORE": '{"step": 1, "attempt": 1, "path": "/x", "paths": ["/x"]}',
-        "HOLDFAST_GENERATION": "1", "HOLDFAST_ATTEMPT": "1", "HOLDFAST_CONTROL_FD": "3", "HOLDFAST_COPY_THREADS": "1", "LOCAL_WORLD_SIZE": "2",
+        "HOLDFAST_GENERATION": "1", "HOLDFAST_ATTEMPT": "1", "HOLDFAST_CONTROL_FD": "3", "HOLDFAST_COPY_THREADS": "1",
+        "LOCAL_WORLD_SIZE": "2",
     }  # fmt: skip
     values = st.one_of(
         texts(*valid.values()),

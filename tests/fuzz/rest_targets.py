@@ -1,5 +1,7 @@
-"""The REST API: every route of its OpenAPI document, asked by everybody for anything. schemathesis makes requests that conform to
-the document and requests that do not; bodies, paths and headers that no document describes are added to them.
+"""The REST API: every route of its OpenAPI document, asked by everybody for anything.
+
+schemathesis makes requests that conform to the document and requests that do not; bodies, paths and headers that no document
+describes are added to them.
 
 What must hold for each request:
 
@@ -16,7 +18,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import schemathesis
@@ -89,7 +91,7 @@ def _schema() -> OpenApiSchema:
 
 @cache
 def _routes() -> dict[str, Any]:
-    operations = [found.ok() for found in _schema().get_all_operations()]
+    operations = [cast(Any, found).ok() for found in _schema().get_all_operations()]
     return {f"{each.method.upper()} {each.path}": each for each in operations}
 
 
@@ -196,7 +198,7 @@ def _quoted(text: str) -> str:
     return quote(text.encode(errors="replace").decode(), safe="") or "%20"
 
 
-def _encodable(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _encodable(pairs: list[tuple[str, str]]) -> list[tuple[str, str | int | float | bool | None]]:
     return [(name, value.encode(errors="replace").decode()) for name, value in pairs]
 
 
@@ -257,8 +259,8 @@ def _is_header(value: str) -> bool:
 
 @cache
 def _validator(route: str, status: int, media_type: str) -> Draft202012Validator | None:
-    """Of the body that the document states for this answer; None for one that is not JSON. Raises KeyError for an answer that it
-    does not state."""
+    """Of the body that the document states for this answer; None for one that is not JSON. Raises KeyError for an answer that
+    it does not state."""
     document = world().app.openapi()
     method, _, path = route.partition(" ")
     responses = document["paths"][path][method.lower()]["responses"]

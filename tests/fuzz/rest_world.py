@@ -1,4 +1,4 @@
-"""An API to fuzz: the real application with a history, an inbox and an audit log, over a small fleet whose events the core folds.
+"""An API to fuzz: the real application with a history, an inbox and an audit log, over a small fleet that the core has folded.
 
 Each request begins with the same state. What it puts into the inbox is folded as a leader would, so that what is accepted and
 cannot be shown, stored or sent to an agent is found as well.

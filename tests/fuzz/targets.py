@@ -1,4 +1,4 @@
-"""The registry: everything that reads what others have written, each with its inputs, its function and the errors it may raise."""
+"""The registry: everything that reads what others have written, with its inputs, function and allowed errors."""
 
 from __future__ import annotations
 

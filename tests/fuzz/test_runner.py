@@ -15,6 +15,7 @@ from fuzz.runner import attempt, run_batch, shown
 from fuzz.target import Target
 from hypothesis import strategies as st
 
+from holdfast.runtime.api_tokens import ApiRole
 from holdfast.supervisor.api import access
 from holdfast.supervisor.api.access import ROUTES, RouteRule
 
@@ -82,7 +83,7 @@ def test_a_seed_repeats_a_batch() -> None:
     def inputs(seed: int) -> list[bytes]:
         seen: list[bytes] = []
         strategies = (json_texts({"a": 1}), damaged(st.just(b"abc")), texts("10s").map(str.encode), pickles())
-        run_batch(target(lambda raw: seen.append(raw), st.one_of(strategies)), seed, 60)
+        run_batch(target(seen.append, st.one_of(strategies)), seed, 60)
         return seen
 
     assert inputs(5) == inputs(5)
@@ -112,7 +113,7 @@ def run_route(route: str) -> list[str]:
 
 
 def test_a_route_that_anybody_may_use_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "ROUTES", {**ROUTES, "POST /v1/breaker/reset": RouteRule(access.ApiRole.VIEWER)})
+    monkeypatch.setattr(access, "ROUTES", {**ROUTES, "POST /v1/breaker/reset": RouteRule(ApiRole.VIEWER)})
     monkeypatch.setattr(access.refused, "__defaults__", (access.ROUTES,))
     assert any("is in the inbox" in error for error in run_route("POST /v1/breaker/reset"))
 

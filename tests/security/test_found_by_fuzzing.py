@@ -76,7 +76,7 @@ def test_a_dump_with_shared_tuples_is_read() -> None:
         assert parse_pickle(pickle.dumps(dump, protocol)) == dump
 
 
-@pytest.mark.parametrize("answer", ["b''", "b'{}'", "b'[]'", "b'\\x80'", "b'[' * 60_000"])
+@pytest.mark.parametrize("answer", ["b'{}'", "b'[]'", "b'\\x80'", "b'[' * 60_000"])
 def test_what_a_script_writes_to_the_pipe_of_answers_is_a_policy_error(answer: str) -> None:
     lines = (
         "import os",

@@ -127,8 +127,9 @@ def _check_length(raw: bytes) -> None:
 
 
 def _check_opcodes(raw: bytes) -> None:
-    """Reject pickles with too many operations, with values that take too long to hash, or with gaps in the memo's numbers. The unpickler allocates its memo up to the
-    largest number, which nine bytes can set to two billion; picklers number from 0 on without gaps."""
+    """Reject pickles with too many operations, with values that take too long to hash, or with gaps in the memo's numbers. The
+    unpickler allocates its memo up to the largest number, which nine bytes can set to two billion; picklers number from 0 on
+    without gaps."""
     cost = HashCost(HASH_COST_MAX)
     for number, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
         if number > OPCODES_MAX:
