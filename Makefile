@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
 # HEALTHY_HOURS: 1,000 are about an hour of CPU.
-# JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. MINUTES, SEED: for `make soak`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
+# JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. MINUTES, SEED: for `make soak` and `make fuzz`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
 JOBS ?= $(shell expr $$(nproc) + 1)
 SEEDS ?= 20000
 SEED ?= 7
@@ -72,7 +72,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow docs-test docs-site first-minutes test-fast security-test check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
+.PHONY: help setup demo test test-slow docs-test docs-site first-minutes test-fast security-test fuzz fuzz-core check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -108,6 +108,13 @@ test-fast: $(INSTALLED)  ## the tests that start no training: a minute
 security-test: $(INSTALLED)  ## what somebody may try who speaks to the services and is not whom they trust
 	$(BIN)/pytest tests/security $(ARGS)
 
+# One batch of each target in turn; a find is printed with the command that repeats it. ARGS='--only "job file"': some targets only.
+fuzz: $(INSTALLED)  ## strange inputs from SEED for everything that reads what others write, and for the REST API, for MINUTES
+	PYTHONPATH=tests:. $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+fuzz-core: $(INSTALLED)  ## the short version of fuzz, for each change: a batch of each target from one seed
+	$(BIN)/pytest -n $$(nproc) tests/fuzz $(ARGS)
+
 check: lint proto-check  ## style, types, layers, generated code up to date
 
 lint: $(INSTALLED)
@@ -135,9 +142,10 @@ soak: $(INSTALLED)  ## real training on a real stack, everything broken at rando
 soak-table: $(INSTALLED)  ## write what out/soak*/report.json measured into docs/architecture.md, "what is lost when a part dies"
 	$(BIN)/python -m benchmarks.soak --table out/soak*/report.json --into docs/architecture.md
 
-nightly: test-slow slurm-test kubernetes-test frameworks-test browser-test  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, MINUTES of soak from each of NIGHTLY_SEEDS
+nightly: test-slow slurm-test kubernetes-test frameworks-test browser-test  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, 20 minutes of fuzzing, MINUTES of soak from each of NIGHTLY_SEEDS
 	$(MAKE) sim SEEDS=$(SEEDS) ARGS="--seed 100000"
 	$(BIN)/python -m benchmarks.detection --only healthy --hours $(HEALTHY_HOURS) --out out/nightly
+	$(MAKE) fuzz MINUTES=20 SEED=$(firstword $(NIGHTLY_SEEDS)) ARGS=
 	for seed in $(NIGHTLY_SEEDS); do \
 	  $(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $$seed --out out/soak-$$seed || exit 1; done
 

@@ -59,6 +59,8 @@ def _single(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     if field.enum_type is not None:
         return st.one_of(st.sampled_from([value.number for value in field.enum_type.values]), st.just(99))
     match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
+            return st.binary(max_size=40)
         case FieldDescriptor.CPPTYPE_STRING:
             return _TEXT
         case FieldDescriptor.CPPTYPE_BOOL:

@@ -139,6 +139,8 @@ def _composed(hint: Any, name: str) -> st.SearchStrategy[Any]:
         return st.tuples(*[value_of(part, name) for part in arguments])
     if origin is Sequence:
         return st.lists(value_of(arguments[0], name), max_size=ROWS_MAX).map(tuple)
+    if origin is frozenset:
+        return st.frozensets(value_of(arguments[0], name), max_size=ROWS_MAX)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return st.dictionaries(value_of(arguments[0]), value_of(arguments[1]), max_size=ROWS_MAX)
     raise TypeError(f"no strategy for {name} of type {hint}")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from holdfast.domain.findings import INJECTED, STOPPED, Attribution, Finding, FindingKind, blamed
 from holdfast.domain.nodes import Notice
 
+_DIGITS_MAX = 18  # of a number that a message can contain
 _SIGNALS_FROM_OUTSIDE = ("1", "2", "9", "15")  # SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 
@@ -23,7 +24,7 @@ def with_fields(finding: Finding) -> Finding:
         finding,
         supersedes=finding.supersedes or evidence.get("supersedes", ""),
         contradicts=finding.contradicts or evidence.get("contradicts", ""),
-        verified_step=int(verified)
+        verified_step=_count(verified)
         if finding.verified_step is None and verified.isdecimal()
         else finding.verified_step,
         attribution=attribution(finding.kind, evidence).refined(finding.attribution),
@@ -68,4 +69,4 @@ def _number(text: str) -> float | None:
 
 
 def _count(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else 0

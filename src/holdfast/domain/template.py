@@ -85,7 +85,10 @@ def encode(kind: str, **fields: object) -> bytes:
 
 def decode(raw: bytes) -> Mapping[str, Any]:
     """Decode one message. Raises ValueError if it is malformed; both ends are Holdfast code, so this indicates a bug."""
-    message = json.loads(raw)
+    try:
+        message = json.loads(raw)
+    except RecursionError:
+        raise ValueError(f"not a template message: {raw[:200]!r}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise ValueError(f"not a template message: {raw[:200]!r}")
     return message

@@ -20,6 +20,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 TOKENS_FILE = "HOLDFAST_API_TOKENS_FILE"
 TOKENS_MAX = 1000
 NAME_CHARS_MAX = 64
+TIME_MAX = 1e12  # Unix seconds; the largest date that can be shown is before it
 PREFIX = "hf_"
 
 log = structlog.get_logger("holdfast.runtime.api_tokens")
@@ -52,6 +53,10 @@ class ApiToken:
         return bool(self.expires_at) and now >= self.expires_at
 
 
+def is_name(text: str) -> bool:
+    return text.isprintable() and text.strip() == text and 0 < len(text) <= NAME_CHARS_MAX
+
+
 def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
@@ -63,7 +68,7 @@ def read_tokens_file(path: Path) -> tuple[ApiToken, ...]:
         return tuple(_token(path, entry) for entry in document["tokens"])
     except OSError as error:
         raise InvalidSpec(TOKENS_FILE, str(path), f"a readable file of `holdfast tokens` ({error.strerror})") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidSpec(TOKENS_FILE, str(path), f"a file that `holdfast tokens` has written ({error!r})") from None
 
 
@@ -76,7 +81,7 @@ def added(
     tokens: tuple[ApiToken, ...], name: str, role: ApiRole, now: float, expires_at: float = 0.0
 ) -> tuple[tuple[ApiToken, ...], str]:
     """Return the tokens with a new one, and the new token, which is written nowhere. Raises `InvalidSpec` or `Conflict`."""
-    if not (name.isprintable() and name.strip() == name and 0 < len(name) <= NAME_CHARS_MAX):
+    if not is_name(name):
         raise InvalidSpec("NAME", name, f"1 to {NAME_CHARS_MAX} visible characters")
     if any(each.name == name for each in tokens):
         raise Conflict(f"there is a token of {name}: revoke it first, or choose another name")
@@ -124,7 +129,9 @@ class TokensFile:
 def _token(path: Path, entry: dict[str, Any]) -> ApiToken:
     token = ApiToken(**{**entry, "role": ApiRole(entry["role"])})
     texts = isinstance(token.name, str) and isinstance(token.digest, str) and len(token.digest) == 64
-    if not (texts and isinstance(token.created_at, int | float) and isinstance(token.expires_at, int | float)):
+    times = [token.created_at, token.expires_at]
+    # A name is written into answers and into the log. No time is after NaN: such a token would never expire.
+    if not (texts and is_name(token.name) and all(isinstance(at, int | float) and 0 <= at <= TIME_MAX for at in times)):
         raise InvalidSpec(
             TOKENS_FILE, str(path), f"a file that `holdfast tokens` has written (entry of {token.name!r})"
         )

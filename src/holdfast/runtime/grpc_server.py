@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.hosts import host_and_port
 from holdfast.runtime.authorization import RULES, Accepts, Rule
 from holdfast.runtime.fleet import Membership
 from holdfast.runtime.grpc_access import Access
@@ -130,11 +131,10 @@ def _probe(address: str) -> None:
     """Bind the address once before the core does, because the core reports a failure without its reason."""
     if address.startswith("unix:"):
         return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if (parsed := host_and_port(address)) is None:
         raise InvalidSpec("listen address", address, "host:port (port 0 takes any free one) or unix:/path")
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, place = socket.getaddrinfo(*parsed, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)

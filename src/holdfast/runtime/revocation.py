@@ -69,18 +69,19 @@ def shown(serial: int) -> str:
 
 def _serials(file: Path, ca: Path) -> frozenset[int]:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
         crl = x509.load_pem_x509_crl(file.read_bytes())
         signers = x509.load_pem_x509_certificates(ca.read_bytes())
+        for signer in signers:
+            key = signer.public_key()
+            if crl.issuer == signer.subject and crl.is_signature_valid(key):  # type: ignore[arg-type]  # of any kind that signs
+                return frozenset(each.serial_number for each in crl)
     except OSError as error:
         raise InvalidSpec(CRL, str(file), f"a readable CRL in PEM ({error.strerror}: {error.filename})") from error
-    except ValueError as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: of a key that cannot sign
         raise InvalidSpec(CRL, str(file), f"a CRL in PEM, and certificates of the CA in {ca} ({error})") from error
-    for signer in signers:
-        key = signer.public_key()
-        if crl.issuer == signer.subject and crl.is_signature_valid(key):  # type: ignore[arg-type]  # of any kind that signs
-            return frozenset(each.serial_number for each in crl)
     raise InvalidSpec(CRL, str(file), f"a CRL that the CA of {ca} has signed")
 
 

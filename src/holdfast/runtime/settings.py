@@ -10,6 +10,7 @@ from pydantic import SecretStr, ValidationError, field_validator, model_validato
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
+from holdfast.domain.hosts import host_and_port
 from holdfast.runtime.fleet import Membership, fleet_name, read_tokens
 from holdfast.runtime.identities import Role, parse_spiffe
 from holdfast.runtime.renewal import report_expiry
@@ -17,7 +18,6 @@ from holdfast.runtime.revocation import revocations_of
 from holdfast.runtime.tls import CERT, IDENTITIES, Demand, Tls, require_whole
 
 ENV_PREFIX = "HOLDFAST_"
-PORT_MAX = 65_535
 log = structlog.get_logger("holdfast.runtime.settings")
 
 
@@ -112,8 +112,7 @@ class ServiceSettings(BaseSettings):
 
 def require_address(value: str) -> str:
     """Raises ValueError for a setting that is neither host:port nor empty."""
-    host, _, port = value.rpartition(":")
-    if value and not (host and port.isascii() and port.isdecimal() and int(port) <= PORT_MAX):
+    if value and host_and_port(value) is None:
         raise ValueError("host:port (port 0 takes any free one)")
     return value
 

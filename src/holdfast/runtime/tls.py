@@ -144,11 +144,12 @@ def own_identities(path: Path, pem: bytes, fleet: str, spiffe: tuple[SpiffeRule,
 def require_pair(cert: bytes, key: bytes, path: Path) -> None:
     """Raises `InvalidSpec` if the key is not that of the certificate."""
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
         same = x509.load_pem_x509_certificate(cert).public_key() == load_pem_private_key(key, None).public_key()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate, and its key ({error})") from None
     if not same:
         raise InvalidSpec(CERT, str(path), f"the certificate of the key in {KEY}")

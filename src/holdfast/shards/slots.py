@@ -143,6 +143,8 @@ def read_index(raw: bytes, tensors_end: int) -> tuple[tuple[TensorSpec, ...], tu
     start = PAGE + aligned(len(raw), PAGE)
     try:
         rows = json.loads(raw)
+        for row in rows:
+            _require_types(*row)
         tensors = tuple(_spec(row) for row in rows)
         slots = tuple(_slot(row, start) for row in rows)
         for spec, slot, row in zip(tensors, slots, rows, strict=True):
@@ -150,6 +152,13 @@ def read_index(raw: bytes, tensors_end: int) -> tuple[tuple[TensorSpec, ...], tu
     except UNDECODABLE as error:
         raise IntegrityError(f"the shard's index is not readable: {error!r}") from error
     return tensors, slots
+
+
+def _require_types(fqn: object, dtype: object, shape: list[object], sizes: list[object], whole: Any) -> None:
+    """Raises TypeError unless names are texts and numbers are integers, because they become slices and memory sizes."""
+    numbers = [*shape, *sizes, *(() if whole is None else [number for part in whole for number in part])]
+    if not (type(fqn) is str and type(dtype) is str and all(type(number) is int for number in numbers)):
+        raise TypeError("a tensor has a name that is not a text, or a size that is not an integer")
 
 
 def _check(spec: TensorSpec, slot: Slot, smallest: int, start: int, tensors_end: int) -> None:

@@ -66,7 +66,7 @@ class Holder:
         try:
             fields = json.loads(raw)["holdfast"]
             return cls(str(fields["job"]), int(fields["generation"]), int(fields["rank"]), str(fields["boot"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     def believes_flock_of(self, other: Holder) -> bool:

@@ -108,13 +108,11 @@ class Environment:
         """
         rank = _integer(environ, "RANK", 0)
         world_size = _integer(environ, "WORLD_SIZE", 1)
-        given = _json_object(environ, worker.ENV_MESH)
-        layout = Mesh.of(given) if given else _layout(mesh, world_size)
+        layout = _mesh(environ, worker.ENV_MESH) or _layout(mesh, world_size)
         if layout.world_size != world_size:
             raise InvalidSpec("WORLD_SIZE", world_size, f"the {layout.world_size} ranks of mesh {layout}")
         if not 0 <= rank < world_size:
             raise InvalidSpec("RANK", rank, f"0 ≤ RANK < WORLD_SIZE ({world_size})")
-        previous = _json_object(environ, worker.ENV_PREVIOUS_MESH)
         restore = _json_object(environ, worker.ENV_RESTORE)
         return cls(
             world=World(layout, rank, _integer(environ, worker.ENV_GENERATION, 0)),
@@ -124,7 +122,7 @@ class Environment:
             attempt=_integer(environ, worker.ENV_ATTEMPT, 0),
             first_attempt=_integer(environ, worker.ENV_FIRST_ATTEMPT, 0),
             master=_master(environ),
-            previous_mesh=Mesh.of(previous) if previous else None,
+            previous_mesh=_mesh(environ, worker.ENV_PREVIOUS_MESH),
             restore=_restore_target(restore) if restore else None,
             images=environ.get(worker.ENV_IMAGES, ""),
             copy_threads=_copy_threads(environ),
@@ -165,11 +163,18 @@ def _json_object(environ: Mapping[str, str], name: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InvalidSpec(name, raw, "a JSON object")
     return value
+
+
+def _mesh(environ: Mapping[str, str], name: str) -> Mesh | None:
+    sizes = _json_object(environ, name)
+    if not all(type(size) is int for size in sizes.values()):
+        raise InvalidSpec(name, environ[name], 'a JSON object of sizes, such as {"dp": 2, "pp": 4}')
+    return Mesh.of(sizes) if sizes else None
 
 
 def _master(environ: Mapping[str, str]) -> tuple[str, int] | None:
@@ -185,7 +190,7 @@ def _restore_target(raw: Mapping[str, Any]) -> RestoreTarget:
     try:
         paths = tuple(map(str, raw.get("paths") or ()))
         return RestoreTarget(step=int(raw["step"]), attempt=int(raw["attempt"]), path=str(raw["path"]), paths=paths)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         wanted = '{"step": int, "attempt": int, "path": str, "paths": [str] or absent}'
         raise InvalidSpec(worker.ENV_RESTORE, dict(raw), wanted) from None
 

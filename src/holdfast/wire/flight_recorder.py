@@ -27,9 +27,11 @@ from typing import Any, NoReturn
 
 from holdfast.domain.collectives import RANKS_MAX, CollectiveRows, compact, expand
 from holdfast.domain.errors import MalformedMessage
+from holdfast.wire.pickle_cost import HashCost
 
 DUMP_BYTES_MAX = 64 << 20
 OPCODES_MAX = 4_000_000  # of a pickle; 2,000 entries of a recorder have about 200,000
+HASH_COST_MAX = 10 * OPCODES_MAX  # half a second
 GROUPS_MAX = 256  # of one rank
 TENSORS_MAX = 8  # of one operation, and dimensions of one tensor
 COUNT_MAX = 2**62
@@ -125,13 +127,16 @@ def _check_length(raw: bytes) -> None:
 
 
 def _check_opcodes(raw: bytes) -> None:
-    """Reject pickles with too many operations or with gaps in the memo's numbers. The unpickler allocates its memo up to the
-    largest number, which nine bytes can set to two billion; picklers number from 0 on without gaps."""
+    """Reject pickles with too many operations, with values that take too long to hash, or with gaps in the memo's numbers. The
+    unpickler allocates its memo up to the largest number, which nine bytes can set to two billion; picklers number from 0 on
+    without gaps."""
+    cost = HashCost(HASH_COST_MAX)
     for number, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
         if number > OPCODES_MAX:
             raise MalformedMessage("flight recorder", f"a pickle of more than {OPCODES_MAX} operations")
         if opcode.name in _MEMO and not (isinstance(argument, int) and 0 <= argument <= number):
             raise MalformedMessage("flight recorder", f"{opcode.name} {argument} as operation {number} of a pickle")
+        cost.follow(opcode, argument)
 
 
 def _check_dump(value: object) -> Mapping[str, Any]:

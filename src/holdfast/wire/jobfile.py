@@ -796,12 +796,19 @@ def _expected(message: str) -> str:
     return message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model in an annotation such as `Policy | str | None` or `dict[str, Source]`; None if it has none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for each in get_args(annotation) if (found := _model_in(each)) is not None), None)
+
+
 def _known_keys(key: KeyPath) -> str:
     """Return the accepted keys, or the most similar one, for an unknown key."""
     model: type[BaseModel] = JobFile
     for part in key[:-1]:
-        annotation = model.model_fields[str(part)].annotation
-        model = next(kind for kind in (annotation, *get_args(annotation)) if issubclass(kind, BaseModel))
+        if (field := model.model_fields.get(str(part))) is not None:  # else the name of a variable, as in env_from
+            model = _model_in(field.annotation) or model
     names = list(model.model_fields)
     near = difflib.get_close_matches(str(key[-1]), names, n=1)
     return f"a known key; did you mean {near[0]!r}?" if near else f"one of the keys {', '.join(names)}"

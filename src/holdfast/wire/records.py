@@ -69,8 +69,8 @@ def loads(raw: bytes, kind: Any, upgrade: Upgrade = _as_it_is) -> Any:
     try:
         tree = upgrade(tree)
         return read(tree, kind)
-    except Exception:
-        _explain(tree, kind)
+    except Exception as error:
+        _explain(tree, kind, error)
 
 
 def prepare(*kinds: Any) -> None:
@@ -94,14 +94,15 @@ def entry(entry_id: str, value: object, kind: type[Any] | UnionType, traceparent
     return Entry(id=entry_id, type=type(value).__name__, data=dumps(value, kind), traceparent=traceparent)
 
 
-def _explain(tree: object, kind: Any) -> NoReturn:
-    """Decode again with the slower converter that records the path, so that only malformed input pays for good messages."""
+def _explain(tree: object, kind: Any, failure: Exception) -> NoReturn:
+    """Decode again with the slower converter that records the path, so that only malformed input pays for good messages.
+    `failure`: of the first attempt. It is the reason if the second one succeeds: then `upgrade` could not read the tree."""
     try:
         _CAREFUL.structure(tree, kind)
     except Exception as error:
         problems = "; ".join(transform_error(error, path=_name(kind), format_exception=_format))
         raise MalformedMessage(_name(kind), problems) from error
-    raise AssertionError(f"two converters disagree about a {_name(kind)}")
+    raise MalformedMessage(_name(kind), f"{type(failure).__name__}: {failure}") from failure
 
 
 def _format(error: BaseException, expected: type | None) -> str:

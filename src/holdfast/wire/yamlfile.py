@@ -39,7 +39,8 @@ def read(path: Path) -> Document:
         return _parse(path, text)
     except yaml.YAMLError as error:
         raise _not_yaml(path, error) from error
-    except (ValueError, OverflowError, RecursionError) as error:  # an impossible date or number, brackets without end
+    except (ValueError, OverflowError, RecursionError, AttributeError) as error:
+        # An impossible number, brackets without end; AttributeError: a text that is tagged as a date
         raise InvalidSpec("file", path.name, f"YAML ({error})", str(path)) from error
 
 

@@ -85,9 +85,10 @@ def parse_mix(text: str) -> dict[FaultKind, int]:
     mix: dict[FaultKind, int] = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition("=")
-        if name not in set(FaultKind) or FaultKind(name) in mix or not weight.isdecimal() or int(weight) > WEIGHT_MAX:
+        number = int(weight) if weight.isdecimal() and len(weight) <= len(str(WEIGHT_MAX)) else WEIGHT_MAX + 1
+        if name not in set(FaultKind) or FaultKind(name) in mix or number > WEIGHT_MAX:
             raise InvalidSpec("--mix", text, wanted)
-        mix[FaultKind(name)] = int(weight)
+        mix[FaultKind(name)] = number
     if not sum(mix.values()):
         raise InvalidSpec("--mix", text, f"{wanted}; at least one weight is not 0")
     return mix

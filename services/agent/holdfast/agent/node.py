@@ -22,6 +22,7 @@ from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain import spans, tracing
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
+from holdfast.domain.hosts import host_and_port
 from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import Preflight, RunningWorker
 from holdfast.domain.orders import (
@@ -246,11 +247,10 @@ class Node:
 
     def _start(self, order: Start) -> Outcome:
         self._refuse_older(order.job, order.generation)
-        host, _, port = order.master.rpartition(":")
-        if not host or not port.isdecimal():
+        if (master := host_and_port(order.master)) is None:
             raise InvalidSpec("master", order.master, "host:port")
         job = self._jobs.get(order.job) or _Job()
-        self._pool.start(order.job, order.generation, (host, int(port)), job.staged)
+        self._pool.start(order.job, order.generation, master, job.staged)
         job.brought.clear()
         return Outcome()
 

@@ -21,6 +21,7 @@ import structlog
 from holdfast.agent import preflight_checks
 from holdfast.agent.collectors.protocol import Emit
 from holdfast.domain.errors import Conflict, HoldfastError
+from holdfast.domain.hosts import host_and_port
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.orders import Report, Tested
 from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal, NodeTested
@@ -220,12 +221,14 @@ class Preflights:
         silent: list[str] = []
 
         async def knock(endpoint: str) -> None:
-            host, _, port = endpoint.rpartition(":")
+            if (address := host_and_port(endpoint)) is None:
+                silent.append(endpoint)
+                return
             try:
                 with freeze.patience(PEER_TIMEOUT_S) as limit:
-                    stream = await anyio.connect_tcp(host, int(port))
+                    stream = await anyio.connect_tcp(*address)
                     await stream.aclose()
-            except (OSError, ValueError):
+            except OSError:
                 silent.append(endpoint)
             else:
                 (silent if limit.cancelled_caught else reached).append(endpoint)

@@ -88,7 +88,7 @@ def quick(report: str, *, gpus: int) -> list[Check]:
     return checks
 
 
-_UNREADABLE = (ValueError, KeyError, TypeError, IndexError)
+_UNREADABLE = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 def _parsed(report: str) -> Mapping[str, Any]:

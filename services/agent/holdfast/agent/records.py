@@ -25,7 +25,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unreadable(str(path)) from error
     if not isinstance(found, dict):
         raise Unreadable(str(path))

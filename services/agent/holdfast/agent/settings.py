@@ -14,6 +14,7 @@ from holdfast.agent.faults import MachineFaultRules
 from holdfast.agent.gpu_reset import ResetRules
 from holdfast.agent.machine import BOOT_ID, PRODUCT_UUID
 from holdfast.domain.faults import LOSS_PERCENT_MAX, LOSS_PERCENT_MIN, OFFSET_S_MAX
+from holdfast.domain.hosts import host_and_port
 from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
 from holdfast.runtime.settings import ServiceSettings, require_address
 
@@ -91,8 +92,7 @@ class AgentSettings(ServiceSettings):
     @classmethod
     def _endpoints_are_whole(cls, value: str) -> str:
         for part in value.split(","):
-            host, _, port = part.strip().rpartition(":")
-            if not host or not port.isdecimal():
+            if host_and_port(part.strip()) is None:
                 raise ValueError("host:port, or several separated by commas")
         return value
 

@@ -11,6 +11,7 @@ import anyio
 import structlog
 
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.hosts import host_and_port
 
 BACKLOG = 128
 
@@ -19,11 +20,10 @@ log = structlog.get_logger("holdfast.replicator.transport")
 
 def bind(address: str) -> socket.socket:
     """Return a listening socket. Raises InvalidSpec if the address is not `host:port`, and Conflict if it cannot be bound."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if (parsed := host_and_port(address)) is None:
         raise InvalidSpec("HOLDFAST_REPLICATOR_LISTEN", address, "host:port (port 0 takes any free one)")
     try:
-        family, *_, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, *_, place = socket.getaddrinfo(*parsed, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((str(place[0]), int(place[1])), family=family, backlog=BACKLOG)
     except OSError as error:
         raise Conflict(f"cannot listen on {address} for shard data: {error}") from error

@@ -92,5 +92,5 @@ def newest(directory: Path) -> Chain:
         raise NotFound(
             f"{path} does not exist on this node: --dir must be on a file system that the login node and all nodes share"
         ) from None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InvalidSpec("--dir", str(path), f"the file that `holdfast slurm submit` has written ({error})") from error

@@ -63,6 +63,6 @@ def read(directory: Path, slurm_job: str) -> Ending | None:
     try:
         raw = json.loads((directory / FILE).read_bytes())
         found = Ending(str(raw["slurm_job"]), float(raw["ends_at"]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     return found if found.slurm_job == slurm_job else None

@@ -39,6 +39,7 @@ _OPCODES: Final = frozenset(
         *("MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
     }
 )
+_MEMO: Final = frozenset({"BINPUT", "LONG_BINPUT"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +155,12 @@ class _Reader(pickle.Unpickler):
 def decode(raw: bytes) -> Message:
     """Decode one pickle. Raises `MalformedMessage` if it is not a message of this protocol."""
     try:
-        for count, (opcode, _, _) in enumerate(pickletools.genops(raw)):
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
             if opcode.name not in _OPCODES or count >= OPCODES_MAX:
                 raise MalformedMessage("pickle", f"has the opcode {opcode.name} at {count}, which is not accepted")
+            # The unpickler allocates its memo up to the largest number; picklers number from 0 on without gaps.
+            if opcode.name in _MEMO and not (isinstance(argument, int) and 0 <= argument <= count):
+                raise MalformedMessage("pickle", f"has {opcode.name} {argument} at {count}, which is not accepted")
         return _message(_Reader(io.BytesIO(raw)).load())
     except MalformedMessage:
         raise

@@ -15,6 +15,7 @@ import structlog
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
+from holdfast.domain.hosts import host_and_port
 from holdfast.replicator.names import label
 from holdfast.replicator.sockets import OpenSockets, of_one_transfer
 from holdfast.replicator.tiers import OpenShard
@@ -164,10 +165,8 @@ class Client:
     @contextmanager
     def connected(self, peer: ShardSource) -> Iterator[Line]:
         """Connect, and receive the greeting. Raises Unavailable, OtherRole if the peer is not who it should be, and OSError."""
-        host, _, port = peer.endpoint.rpartition(":")
-        if not host or not port.isdecimal():
+        if (address := host_and_port(peer.endpoint)) is None:
             raise Unavailable(f"{peer.node} has no data endpoint ({peer.endpoint!r} is not host:port)")
-        address = (host.strip("[]"), int(port))
         with (
             self.secure.connect(address, self.limits.connect_timeout_s, peer.node) as sock,
             self.sockets.tracking(sock),

@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.hosts import host_and_port
 from holdfast.runtime.service import LoopEnded
 
 STOP_GRACE_S = 1.0
@@ -43,11 +44,10 @@ class _Server(uvicorn.Server):
 
 def bind(address: str) -> socket.socket:
     """Raises `Conflict` when the address cannot be had, saying why."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if (parsed := host_and_port(address)) is None:
         raise InvalidSpec("HOLDFAST_API_LISTEN", address, "host:port (port 0 takes any free one)")
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, place = socket.getaddrinfo(*parsed, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

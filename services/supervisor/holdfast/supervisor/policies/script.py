@@ -144,10 +144,14 @@ class PolicyScript:
                 self.close()
                 ended = "its process ended" if not chunk else f"the answer is longer than {ANSWER_BYTES_MAX} bytes"
                 raise PolicyError(f"{self.path}: {what}: {ended}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise PolicyError(answer["error"])
-        return json.dumps(answer["ok"]).encode()
+        try:  # the script can write to this pipe, too
+            answer = json.loads(line)
+            if "error" in answer:
+                raise PolicyError(str(answer["error"]))
+            return json.dumps(answer["ok"]).encode()
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            self.close()
+            raise PolicyError(f"{self.path}: {what}: its process wrote no answer but {line[:100]!r}") from error
 
 
 def ask_samples(script: PolicyScript, params: Mapping[str, Param]) -> None:
