@@ -72,6 +72,11 @@ class OtherUsersAgent(Agent):
                 start_new_session=True,
             )
 
+    def become(self, user: str) -> None:
+        """Start the agent again, after its end, with another training user."""
+        self._environment["HOLDFAST_AGENT_USER"] = user
+        self.restart()
+
 
 @contextmanager
 def reachable_directory() -> Iterator[Path]:
