@@ -52,8 +52,11 @@ class Doorkeeper:
                 job=note.sender.job, rank=note.sender.rank, pid=sender, refused=self.refused,
             )  # fmt: skip
 
+    def close(self) -> None:
+        self._socket.close()
+
     def _pass_on(self, raw: bytes) -> None:
         try:
             self._socket.sendto(raw, socket.MSG_DONTWAIT, self._replicator)
         except OSError:
-            pass  # it restarts, or has many notes to read: its rescan finds the save
+            pass  # it restarts, or has many notes to read (its rescan finds the save), or this agent is stopping

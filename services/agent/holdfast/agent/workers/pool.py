@@ -121,6 +121,8 @@ class WorkerPool:
                 with anyio.CancelScope(shield=True):
                     await self._end_all()
                 self._keeper.close()
+                if self._doorkeeper is not None:
+                    self._doorkeeper.close()
                 self._ended.set()
 
     async def _warm_at_start(self) -> None:
