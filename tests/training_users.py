@@ -35,8 +35,8 @@ exec "$@"
 
 @cache
 def reached_by_others() -> tuple[str, ...] | None:
-    """The start of a command line whose process and children can be run by any user: empty if the interpreter can be reached, else
-    a mount namespace in which it can. None if this machine allows neither."""
+    """The start of a command line whose process and children can be run by any user: empty if the interpreter can be reached,
+    else a mount namespace in which it can. None if this machine allows neither."""
     if os.geteuid() != 0:
         return None
     interpreter = Path(sys.executable).resolve()
@@ -88,7 +88,9 @@ def reachable_directory() -> Iterator[Path]:
 
 
 @contextmanager
-def agent_of(root: Path, *, user: str = USER, replicator: bool = False, **environment: str) -> Iterator[OtherUsersAgent]:
+def agent_of(
+    root: Path, *, user: str = USER, replicator: bool = False, **environment: str
+) -> Iterator[OtherUsersAgent]:
     plane = ControlPlane()
     agent = OtherUsersAgent(plane, root, replicator=replicator, HOLDFAST_AGENT_USER=user, **environment)
     try:

@@ -64,7 +64,10 @@ def tried(what):
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[OtherUsersAgent]:
-    with reachable_directory() as root, agent_of(root, replicator=True, SOME_KEY="k", HOLDFAST_API_TOKEN="s3cret") as agent:
+    with (
+        reachable_directory() as root,
+        agent_of(root, replicator=True, SOME_KEY="k", HOLDFAST_API_TOKEN="s3cret") as agent,
+    ):
         yield agent
 
 
@@ -102,14 +105,14 @@ def again(agent: Agent, order: Prepare, generation: int, shards: dict[int, Shard
     )  # fmt: skip
 
 
-def attempts(agent: Agent, name: str, text: str, *arguments: object, **launch: Any) -> dict[str, str]:
+def attempts(agent: Agent, name: str, text: str, *arguments: object, **launch: Any) -> dict[str, Any]:
     """Run a script as a job to its end; returns what it has `found`."""
     path = script(agent.root, name, f"{TRY}{text}\nprint(json.dumps(found), flush=True)\n")
     start_job(agent.plane, prepare_order(name, path, args=tuple(map(str, arguments)), **launch))
     exited = agent.plane.wait_for_signal(WorkerExited, lambda signal: signal.job == name)
     said = agent.worker_lines(name, 1, 0)
     assert exited.exit_code == 0, said
-    result: dict[str, str] = json.loads(said.splitlines()[-1])
+    result: dict[str, Any] = json.loads(said.splitlines()[-1])
     return result
 
 
@@ -151,7 +154,8 @@ def test_a_job_saves_is_killed_and_restores_as_its_user(agent: Agent) -> None:
     assert f"user {NOBODY} from step {on_disk[0].key.step}" in agent.worker_log("train", 3, 0)
     assert (shard.stat().st_uid, shard.stat().st_gid, shard.stat().st_mode & 0o777) == (0, GROUP, 0o640)
     assert agent.plane.ask(Stop("train", 3, forget=True, grace_s=0.0)).ok
-    assert not (agent.memory / "train").exists() and not (agent.root / "disk" / "train").exists()
+    assert not (agent.memory / "train").exists()
+    assert not (agent.root / "disk" / "train").exists()
 
 
 def test_keys_environments_and_files_of_others_cannot_be_read(agent: Agent, victim: Prepare) -> None:
@@ -222,7 +226,8 @@ print("said", file=open("/dev/stdout", "a"))
     }  # fmt: skip
     assert {what for what, result in found.items() if result not in ("PermissionError", -1)} == set()
     assert "said" in agent.worker_log("climber", 1, 0)
-    assert agent.process.poll() is None and replicator(agent) == replicator_pid
+    assert agent.process.poll() is None
+    assert replicator(agent) == replicator_pid
     victim_goes_on(agent)
 
 
@@ -271,7 +276,8 @@ os.waitpid(child, 0)
 agent.sendto(note("liar", 0, 42), os.environ["HOLDFAST_NOTES"])
 """,
     )
-    assert set(found) == {"sent 0", "sent 1"} and "Error" not in "".join(found.values())
+    assert set(found) == {"sent 0", "sent 1"}
+    assert "Error" not in "".join(found.values())
     agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "liar" and e.step == 42)
     victim_goes_on(agent)
     assert max(max(p.step) for p in agent.plane.signals(RankProgress) if p.job == "victim") < 7_000_000
@@ -309,13 +315,16 @@ def main(run):""",
         lambda: not [each for each in images.glob("[!.]*.image") if each.is_symlink() or not each.is_file()],
         description="what is not an image is set aside",
     )
-    assert canary.read_text() == "precious" and shard.read_bytes() == before
+    assert canary.read_text() == "precious"
+    assert shard.read_bytes() == before
     assert list(kept.iterdir()) == [kept / "file"]
     listed = {shard.key for i in agent.plane.all_of(Inventory) if i.job == "links" for shard in i.shards}
     own = {peek(each) for each in images.glob("[ab].image")}
-    assert {key.attempt for key in listed} == {1} and len(own) == 2
+    assert {key.attempt for key in listed} == {1}
+    assert len(own) == 2
     assert agent.plane.ask(Stop("links", 1, forget=True, grace_s=0.0)).ok
-    assert list(kept.iterdir()) == [kept / "file"] and canary.read_text() == "precious"
+    assert list(kept.iterdir()) == [kept / "file"]
+    assert canary.read_text() == "precious"
     victim_goes_on(agent)
 
 
@@ -326,9 +335,7 @@ def test_a_job_gets_only_those_values_that_its_user_may_read(agent: Agent) -> No
     os.chown(mine, NOBODY, GROUP)
     mine.chmod(0o400)
     sources = (EnvSource("MINE", file=str(mine)), EnvSource("WHO", command="id -u"))
-    found = attempts(
-        agent, "values", 'found |= {name: os.environ[name] for name in ("MINE", "WHO")}', env_from=sources
-    )
+    found = attempts(agent, "values", 'found |= {name: os.environ[name] for name in ("MINE", "WHO")}', env_from=sources)
     assert found == {"MINE": "of the user", "WHO": str(NOBODY)}
     refused = prepare_order("thief", script(agent.root, "thief", ""), env_from=(EnvSource("KEY", file=str(key)),))
     answer = agent.plane.ask(refused)
@@ -340,7 +347,8 @@ def test_a_job_gets_only_those_values_that_its_user_may_read(agent: Agent) -> No
 def test_an_error_of_a_script_is_reported_and_its_file_deleted(agent: Agent) -> None:
     start_job(agent.plane, prepare_order("wrong", script(agent.root, "wrong", "raise LookupError('no such thing')")))
     exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "wrong")
-    assert exited.error is not None and (exited.error.type, exited.error.message) == ("LookupError", "no such thing")
+    assert exited.error is not None
+    assert (exited.error.type, exited.error.message) == ("LookupError", "no such thing")
     wait_until(lambda: not list((agent.directory / "w").glob("*.error.json")), description="no error file is left")
 
 
@@ -366,7 +374,8 @@ def test_images_of_an_earlier_user_are_restored_and_replaced(owner: int) -> None
         assert f"user {NOBODY} from step {shards[0].key.step}" in agent.worker_log("train", 2, 0)
         common_step(agent, "train", {0}, tier="memory", at_least=shards[0].key.step + 5)
         assert {path.stat().st_uid for path in held} == {NOBODY}
-        assert not foreign.exists() and foreign.with_name("c.image.corrupt").stat().st_uid == 34567
+        assert not foreign.exists()
+        assert foreign.with_name("c.image.corrupt").stat().st_uid == 34567
 
 
 def agent_processes(root: Path) -> list[int]:
@@ -391,4 +400,3 @@ found |= {"home": os.path.expanduser("~"), "user": os.environ["USER"], "ids": [o
 """,
         )
         assert found == {"home": str(agent.directory / "home"), "user": "45678", "ids": [45678] * 3}
-

@@ -9,9 +9,10 @@ thread would be killed when that thread ends, so only the main thread may start 
 at-fork handlers of gRPC, which abort the child when its threads are busy (seen: SIGABRT). So a few lines of Python between
 this process and the program set the tie and then exec the program.
 
-A child of another user (`user`) gets its environment through a file, and that user's uid in these lines: what the environment
-says to the interpreter or to the loader (PYTHONPATH, LD_PRELOAD) takes effect only in the program, which has the uid by then and
-cannot get another (PR_SET_NO_NEW_PRIVS). `subprocess` could change the uid as well, but would then fork with the at-fork handlers."""
+A child of another user (`user`) gets its environment through a file, and that user's uid in these lines. What the environment
+says to the interpreter or to the loader (PYTHONPATH, LD_PRELOAD) takes effect only in the program, which has the uid by then
+and cannot get another (PR_SET_NO_NEW_PRIVS). `subprocess` could change the uid as well, but would then fork with the at-fork
+handlers."""
 
 from __future__ import annotations
 

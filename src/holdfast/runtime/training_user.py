@@ -62,14 +62,18 @@ def training_user(text: str) -> TrainingUser | None:
     if os.geteuid() != ROOT:
         if uid != os.geteuid() or gid != os.getegid():
             raise InvalidSpec(
-                OPTION, text, f"the user of the agent itself: it runs as user {os.geteuid()}, and only root can start workers as another"
+                OPTION,
+                text,
+                f"the user of the agent: it runs as user {os.geteuid()}, and only root can start workers as another",
             )
         return None
     if uid == ROOT:
         return None
     name = entry.pw_name if entry is not None else str(uid)
     groups = os.getgrouplist(name, gid) if entry is not None else [gid]
-    return TrainingUser(name, uid, gid, tuple(sorted({gid, *groups})), entry.pw_dir if entry is not None else "", _umask())
+    return TrainingUser(
+        name, uid, gid, tuple(sorted({gid, *groups})), entry.pw_dir if entry is not None else "", _umask()
+    )
 
 
 def _user(text: str, who: str) -> tuple[pwd.struct_passwd | None, int]:

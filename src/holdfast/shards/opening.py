@@ -21,8 +21,8 @@ def open_stored(path: Path, flags: int = os.O_RDONLY, *, owners: Collection[int]
     `owners`: the uids of those who may write in the directory. Then no symbolic link is followed, and a file of another user,
     or one that has a second name, is not opened: it may be a link to a file that they cannot read themselves.
 
-    Raises FileNotFoundError, IntegrityError if the path is not such a file (a directory, a pipe, a dangling link), and OSError if
-    it may be a file but cannot be opened now.
+    Raises FileNotFoundError, IntegrityError if the path is not such a file (a directory, a pipe, a dangling link), and OSError
+    if it may be a file but cannot be opened now.
     """
     own = 0 if owners is None else os.O_NOFOLLOW
     try:
@@ -37,7 +37,9 @@ def open_stored(path: Path, flags: int = os.O_RDONLY, *, owners: Collection[int]
         raise IntegrityError(f"{path} is not a file")
     if owners is not None and (found.st_uid not in owners or found.st_nlink > 1):
         os.close(fd)
-        raise IntegrityError(f"{path} is a file of user {found.st_uid} with {found.st_nlink} names, not of its worker alone")
+        raise IntegrityError(
+            f"{path} is a file of user {found.st_uid} with {found.st_nlink} names, not of its worker alone"
+        )
     return fd
 
 

@@ -46,9 +46,7 @@ class Reader:
     the `expected` shard; IncompatibleVersion for another layout.
     """
 
-    def __init__(
-        self, path: Path, expected: ShardKey | None = None, *, owners: Collection[int] | None = None
-    ) -> None:
+    def __init__(self, path: Path, expected: ShardKey | None = None, *, owners: Collection[int] | None = None) -> None:
         """`owners`: as of `open_stored`."""
         self.path = path
         self._fd = open_stored(path, owners=owners)

@@ -28,7 +28,9 @@ KILL_TIMEOUT_S = 10.0
 
 @contextmanager
 def claimed(agent_dir: Path, memory_dir: Path, disk_dir: Path, *, passable: bool = False) -> Iterator[None]:
-    """Create the directories, for this user alone, and lock the agent's directory. `passable`: other users may pass through them.
+    """Create the directories, for this user alone, and lock the agent's directory. `passable`: other users may pass through
+    them.
+
     Raises `Conflict` if another agent holds the lock, and `HoldfastError` if a directory belongs to another user or cannot be
     used."""
     for path in (agent_dir, memory_dir, disk_dir):

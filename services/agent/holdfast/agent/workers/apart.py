@@ -31,7 +31,7 @@ from holdfast.domain import worker as worker_protocol
 from holdfast.domain.errors import HoldfastError, InvalidSpec
 from holdfast.runtime import freeze
 from holdfast.runtime.children import running, spawn
-from holdfast.runtime.private import let_pass, make_passable
+from holdfast.runtime.private import make_passable
 from holdfast.runtime.training_user import OPTION, TrainingUser
 
 log = structlog.get_logger("holdfast.agent.workers")
@@ -86,13 +86,16 @@ def prepare(site: Site, user: TrainingUser) -> None:
         for path in site.agent_dir.iterdir():
             if not path.is_symlink() and path not in handed:
                 _close(path)
+        _close(site.agent_dir)
         for root in (site.agent_dir, site.memory_dir, site.disk_dir):
             make_passable(root)
         shutil.rmtree(site.apart, ignore_errors=True)  # sockets and error files of an earlier agent's workers
         for path in handed:
             hand_over(path, user)
     except OSError as error:
-        raise HoldfastError(f"cannot prepare {error.filename or site.agent_dir} for {user.name}: {error.strerror}") from error
+        raise HoldfastError(
+            f"cannot prepare {error.filename or site.agent_dir} for {user.name}: {error.strerror}"
+        ) from error
     for path in (*site.memory_dir.glob("*/w*"), *site.disk_dir.glob("*/overflow/w*")):
         try:
             hand_over(path, user)

@@ -23,8 +23,8 @@ LOG_INTERVAL_S = 60.0
 
 
 class Doorkeeper:
-    """`replicator`: the datagram socket of the replicator; a relative path = there is no replicator. `refused`: how many notes were
-    not their sender's."""
+    """`replicator`: the datagram socket of the replicator; a relative path = there is no replicator. `refused`: how many notes
+    were not their sender's."""
 
     def __init__(self, replicator: Path) -> None:
         self._replicator = str(replicator) if replicator.is_absolute() else ""

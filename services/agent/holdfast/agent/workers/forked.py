@@ -1,8 +1,8 @@
 """A worker and its reaper as the template reports them, and what the agent believes of the report.
 
-Code of the job runs in the template. If the template runs as another user than the agent, a report must not make the agent signal
-or wait for any other process than a worker of this user: the agent may do what the user may not. A pidfd names one process for
-good, and a process of this user cannot become another user's, so checking it once is enough."""
+Code of the job runs in the template. If the template runs as another user than the agent, a report must not make the agent
+signal or wait for any other process than a worker of this user: the agent may do what the user may not. A pidfd names one
+process for good, and a process of this user cannot become another user's, so checking it once is enough."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ async def refuse_foreign(forked: Forked, uid: int) -> str:
         return ""
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(forked.reaper, signal.SIGKILL)  # its worker is killed with it
-    await anyio.wait_readable(forked.reaper)
-    with suppress(ChildProcessError):
-        os.waitid(os.P_PIDFD, forked.reaper, os.WEXITED)
+    await anyio.wait_readable(forked.reaper)  # it has ended
+    _reap(forked.reaper)
     _close(forked.pidfd, forked.reaper)
     return f"it reports pid {forked.pid}, which is not a worker of user {uid} that is alive"
 
@@ -65,6 +64,11 @@ def _parent_and_owner(pid: int) -> tuple[int, int]:
     fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
     uids = set(fields.get("Uid", ()))
     return int(fields.get("PPid", ["-1"])[0]), int(uids.pop()) if len(uids) == 1 else -1
+
+
+def _reap(pidfd: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
 
 
 def _close(*descriptors: int) -> None:

@@ -22,8 +22,8 @@ BURST_MAX = 256  # notes taken before other tasks get a turn
 
 
 class NotesInbox:
-    """Binds `path` at once. `run` passes every valid note to `take`, with the pid of its sender and its text. Malformed messages
-    are counted in `refused`. `user`: that of the workers, if it is not the agent's."""
+    """Binds `path` at once. `run` passes every valid note to `take`, with the pid of its sender and its text. Malformed
+    messages are counted in `refused`. `user`: that of the workers, if it is not the agent's; otherwise the pid is 0."""
 
     def __init__(self, path: Path, take: Callable[[Note, int, bytes], None], user: TrainingUser | None = None) -> None:
         self._path = path

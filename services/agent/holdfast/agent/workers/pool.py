@@ -174,7 +174,9 @@ class WorkerPool:
             if order.placement.first_rank == 0:
                 generation.master = reserve_port()
             secrets = (
-                await read_all(launch.env_from, self._job_environment(launch), self.site.user) if launch.env_from else {}
+                await read_all(launch.env_from, self._job_environment(launch), self.site.user)
+                if launch.env_from
+                else {}
             )
             template = await self._template(self._key(order.job, launch))
             self.worker_set.template_changed()

@@ -30,8 +30,8 @@ _QUIET = ("/bin/sh", "-c", 'exec "$@" 2>/dev/null', "sh")  # standard error is n
 async def read_all(
     sources: Iterable[EnvSource], environment: Mapping[str, str], user: TrainingUser | None = None
 ) -> dict[str, str]:
-    """Read all values in parallel and return them by name. Commands run in `environment`. `user`: who reads, if it is not the user
-    of this process. Raises `Unavailable` that names the variable and its source."""
+    """Read all values in parallel and return them by name. Commands run in `environment`. `user`: who reads, if it is not
+    the user of this process. Raises `Unavailable` that names the variable and its source."""
     values: dict[str, str] = {}
 
     async def read(source: EnvSource) -> None:

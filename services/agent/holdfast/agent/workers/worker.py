@@ -19,8 +19,8 @@ from typing import Any
 import anyio
 
 from holdfast.agent.workers.entry import Entry
-from holdfast.agent.workers.orphans import end_orphans
 from holdfast.agent.workers.forked import Forked
+from holdfast.agent.workers.orphans import end_orphans
 from holdfast.agent.workers.template import Template, receive
 from holdfast.domain import template as template_protocol
 from holdfast.domain import worker as protocol

@@ -3,8 +3,8 @@
 If memory has no room, a worker creates them in `<disk>/<job>/overflow/w<local rank>/`. Both are treated in the same
 way.
 
-The workers can write anything into these directories, and may run as another user than this process (`owners`). What this process
-opens there is then a file of the worker alone, not a link to another one; the directories themselves are the agent's.
+The workers can write anything into these directories, and may run as another user than this process (`owners`). What this
+process opens there is then a file of the worker alone, not a link to another one; the directories themselves are the agent's.
 
 The header describes the content of an image. The manifest next to it, written by this module, confirms that the content was
 seen complete. If the header has changed since, the manifest is stale and ignored."""
@@ -200,9 +200,7 @@ class ImageTier:
         return next((each for each in known if each.job == job and each.describes(header)), None)
 
 
-def _set_aside(
-    path: Path, look: Callable[[Path], Header | None], owners: frozenset[int] | None
-) -> list[Damaged]:
+def _set_aside(path: Path, look: Callable[[Path], Header | None], owners: frozenset[int] | None) -> list[Damaged]:
     """Rename a damaged image, unless a process uses it now."""
     try:
         with _for_ourselves(path, owners):
