@@ -25,6 +25,7 @@ from holdfast.agent.workers.doorkeeper import Doorkeeper
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.errors import read_error_file
 from holdfast.agent.workers.forked import Forked, refuse_foreign
+from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.recorders import post
 from holdfast.agent.workers.senders import Senders
 from holdfast.agent.workers.template import Template, TemplateKey
@@ -375,3 +376,18 @@ async def test_a_flight_recorder_of_another_user_is_not_asked(tmp_path: Path) ->
             tasks.start_soon(anyio.to_thread.run_sync, answer)
             assert await post(tmp_path / "s", "ping", "", 5.0, os.geteuid() + 1) is None
     assert not asked
+
+
+@pytest.mark.parametrize("user", [None, ME], ids=["of the agent", "of another user"])
+def test_a_note_cannot_hand_descriptors_to_the_agent(tmp_path: Path, user: TrainingUser | None) -> None:
+    taken: list[int] = []
+    inbox = NotesInbox(tmp_path / "notes", lambda note, sender, raw: taken.append(sender), user)
+    note = encode(SavedNote(Sender("gpt", 1, 0), 10, 1, "a.image", 0.0))
+    before = len(os.listdir("/proc/self/fd"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as worker, (tmp_path / "file").open("w") as file:
+        worker.connect(str(tmp_path / "notes"))
+        socket.send_fds(worker, [note], [file.fileno()] * 3)
+        inbox.drain()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert taken == [0 if user is None else os.getpid()]
+    inbox._socket.close()

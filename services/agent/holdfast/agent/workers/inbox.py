@@ -17,7 +17,6 @@ from holdfast.domain.worker import MESSAGE_BYTES_MAX
 from holdfast.runtime.training_user import TrainingUser
 
 BUFFER_BYTES = 4 << 20
-_ANCILLARY_BYTES = socket.CMSG_SPACE(CREDENTIALS.size)
 BURST_MAX = 256  # notes taken before other tasks get a turn
 
 
@@ -27,6 +26,8 @@ class NotesInbox:
 
     def __init__(self, path: Path, take: Callable[[Note, int, bytes], None], user: TrainingUser | None = None) -> None:
         self._path = path
+        # No room for anything else, so that no sender hands over descriptors
+        self._ancillary_bytes = 0 if user is None else socket.CMSG_SPACE(CREDENTIALS.size)
         self._take = take
         self.refused = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -60,7 +61,7 @@ class NotesInbox:
             return  # the agent is stopping: `run` has ended before the workers do
         for _ in range(BURST_MAX):
             try:
-                raw, ancillary, _, _ = self._socket.recvmsg(MESSAGE_BYTES_MAX, _ANCILLARY_BYTES)
+                raw, ancillary, _, _ = self._socket.recvmsg(MESSAGE_BYTES_MAX, self._ancillary_bytes)
             except BlockingIOError:
                 return
             note = parse(raw)

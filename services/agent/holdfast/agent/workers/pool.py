@@ -214,8 +214,11 @@ class WorkerPool:
         if not generation.complete:
             dead = [rank for rank, worker in generation.workers.items() if not worker.alive]
             raise Conflict(f"generation {number} of {job} cannot start: rank(s) {dead} died while waiting for it")
-        for worker in generation.workers.values():  # images of an ended run may have been deleted since the fork
-            make_places(self.site, job, worker.identity.local_rank)
+        if (
+            self.site.user is not None
+        ):  # with the images of an ended run, their directories may have been deleted since the fork
+            for worker in generation.workers.values():
+                make_places(self.site, job, worker.identity.local_rank)
         self._emit(generation.begin(time.time()))
         for rank, worker in generation.workers.items():
             if not worker.tell("start", env=start_environment(generation.order, master, parts.get(rank, ()))):
