@@ -37,6 +37,7 @@ OF_OTHERS = MappingProxyType(
         "gcloud": "needs a project of Google Cloud",
         "scontrol": "needs a running Slurm: tests/slurm drains and resumes nodes",
         "openssl": "prints a random token",
+        "useradd": "would add a user to this machine",
         "redis-server": "a server of the reader's own",
         "redis-cli": "a client of the reader's own server",
         "./run_train.sh": "a script of torchtitan's repository",

@@ -7,6 +7,7 @@
 Trial by trial the launchers take turns, so that a noisy machine is noisy for all. A trial that has not recovered within
 the limit is counted under `failed_trials`, not dropped. Every launcher runs the same bytes: benchmarks/recovery/train.py.
 `holdfast+library` is the same training with `holdfast.train` in it; it saves into shared memory and knows its phases.
+`holdfast+user` is that with `--user`, only on request and as root, where any user can reach the interpreter.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from benchmarks.recovery.launchers import (
 from benchmarks.recovery.launchers import holdfast as holdfast_launcher
 from benchmarks.recovery.progress import POLL_S, TrialFailed, wait_for_recovery, wait_for_start
 
+TRAINING_USER = "65534:65534"
 WARM_STEPS = 15  # steps that every rank has finished before the kill
 BOOKS_TIMEOUT_S = 15.0  # a script without the library counts as stepping after five seconds of life
 
@@ -59,6 +61,8 @@ def main() -> None:
     for trial in range(arguments.trials):
         for name, start in launchers.items():
             for kind, layout in (("rank_kill_s", ONE_NODE), ("node_loss_s", TWO_NODES_AND_SPARE)):
+                if kind not in arguments.kinds.split(","):
+                    continue
                 print(f"trial {trial + 1}/{arguments.trials}  {kind:12} {name:18}", end=" ", flush=True)
                 try:
                     seconds, parts = _trial(start, layout, kill_node=kind == "node_loss_s")
@@ -96,6 +100,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", default="", help="launchers, comma-separated: holdfast,torchrun,ft_launcher; or frameworks"
     )
+    parser.add_argument("--kinds", default="rank_kill_s,node_loss_s", help="faults, comma-separated")
     parser.add_argument("--frameworks", default=",".join(frameworks.FRAMEWORKS), help="which, with --only frameworks")
     parser.add_argument("--skip-healthy", action="store_true", help="leave out the cost of the healthy path")
     return parser.parse_args()
@@ -107,6 +112,8 @@ def _launchers(only: list[str] | None) -> dict[str, Start]:
         "torchrun": torchrun(),
         "holdfast+library": holdfast_launcher(LIBRARY_SCRIPT),
     }
+    if only is not None and "holdfast+user" in only:
+        launchers["holdfast+user"] = holdfast_launcher(LIBRARY_SCRIPT, user=TRAINING_USER)
     if peers := os.environ.get("PEERS_DIR"):
         launchers["ft_launcher"] = ft_launcher(Path(peers))
     elif only is None or "ft_launcher" in only:

@@ -177,13 +177,15 @@ class HoldfastRunning:
         return dict(incidents[-1].get("phases_s") or {}) if incidents else {}
 
 
-def holdfast(script: Path = SCRIPT, preload: Sequence[str] = ()) -> Start:
-    """`preload`: modules that the worker template imports, as in a job file."""
+def holdfast(script: Path = SCRIPT, preload: Sequence[str] = (), user: str = "") -> Start:
+    """`preload`: modules that the worker template imports, as in a job file. `user`: that of training, if root measures."""
 
     def start(layout: Layout, out: Path, script_arguments: Sequence[str], cleanup: ExitStack) -> Running:
         nodes = layout.nodes + layout.spares
+        if user:
+            out.chmod(0o777)  # the ranks write their progress there
         stack = cleanup.enter_context(
-            LocalStack(StackOptions(directory=out / "stack", nodes=nodes, workers_per_node=layout.per_node))
+            LocalStack(StackOptions(directory=out / "stack", nodes=nodes, workers_per_node=layout.per_node, user=user))
         )
         client = cleanup.enter_context(Client(stack.api_url))
         wait_for_nodes(client, stack, nodes)

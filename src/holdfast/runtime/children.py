@@ -7,7 +7,12 @@ another process.
 Two pitfalls. The kernel ties `PR_SET_PDEATHSIG` to the *thread* that forked, not to the process: a child started from a worker
 thread would be killed when that thread ends, so only the main thread may start one. And `subprocess`'s `preexec_fn` runs the
 at-fork handlers of gRPC, which abort the child when its threads are busy (seen: SIGABRT). So a few lines of Python between
-this process and the program set the tie and then exec the program."""
+this process and the program set the tie and then exec the program.
+
+A child of another user (`user`) gets its environment through a file, and that user's uid in these lines. What the environment
+says to the interpreter or to the loader (PYTHONPATH, LD_PRELOAD) takes effect only in the program, which has the uid by then
+and cannot get another (PR_SET_NO_NEW_PRIVS). `subprocess` could change the uid as well, but would then fork with the at-fork
+handlers."""
 
 from __future__ import annotations
 
@@ -25,6 +30,7 @@ from typing import IO
 import anyio
 
 from holdfast.domain.errors import NotFound
+from holdfast.runtime.training_user import TrainingUser
 
 STOP_GRACE_S = 5.0
 
@@ -39,6 +45,38 @@ if os.getppid() != int(sys.argv[1]):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+# argv: this process's pid, the descriptor of the environment, uid, gid, groups, umask, the program, its arguments. 38 is
+# PR_SET_NO_NEW_PRIVS. A change of the uid clears the tie, so the tie comes after it. Memory that root may lock (RDMA) remains
+# lockable.
+_BECOME = """\
+import ctypes, os, resource, sys
+parent, environment, uid, gid = map(int, sys.argv[1:5])
+with open(environment, "rb") as file:
+    variables = dict(each.split(b"=", 1) for each in file.read().split(b"\\0") if each)
+try:
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+except (OSError, ValueError):
+    pass
+try:
+    os.setgroups([int(each) for each in sys.argv[5].split(",")])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+except OSError as error:
+    sys.exit(f"cannot become user {uid}: {error.strerror}")
+os.umask(int(sys.argv[6]))
+prctl = ctypes.CDLL(None).prctl
+if prctl(38, 1, 0, 0, 0) or prctl(1, 9, 0, 0, 0):
+    sys.exit("prctl(PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG) failed")
+if os.getppid() != parent:
+    os._exit(137)
+try:
+    os.execvpe(sys.argv[7], sys.argv[7:], variables)
+except OSError as error:
+    sys.exit(f"user {uid} cannot execute {sys.argv[7]}: {error.strerror}")
+"""
+# Of this process's own environment, what the interpreter may need to start.
+_LOADER = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+
 
 def tied(command: Sequence[str], *, thread_lasts: bool = False) -> list[str]:
     """Return the command line that runs `command` so that it gets SIGKILL when this process exits. Start it from the
@@ -46,12 +84,17 @@ def tied(command: Sequence[str], *, thread_lasts: bool = False) -> list[str]:
 
     `thread_lasts`: the caller guarantees that the present thread outlives the child.
     """
-    if not thread_lasts and threading.current_thread() is not threading.main_thread():
+    if not thread_lasts:
+        _require_main_thread()
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
+
+
+def _require_main_thread() -> None:
+    if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
             "PR_SET_PDEATHSIG follows the thread that forks: a child started from this thread would be killed when the "
             "thread ends; start it from the main thread"
         )
-    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
 
 
 class Child:
@@ -123,16 +166,35 @@ def spawn(
     cwd: Path | None = None,
     output: IO[bytes] | int | None = None,
     pass_fds: Sequence[int] = (),
+    user: TrainingUser | None = None,
 ) -> Child:
     """Start `command` in its own process group, tied to this process. `output` receives its stdout and stderr; None =
-    inherited.
+    inherited. `user`: the user that it runs as, without the privileges of this process; None = that of this process.
 
     Blocks for the milliseconds of fork and exec. Raises `NotFound` if the program does not exist.
     """
     if shutil.which(command[0], path=(env or os.environ).get("PATH")) is None:
         raise NotFound(f"cannot start {name}: there is no program {command[0]!r}")
-    process = subprocess.Popen(
-        tied(command),
+    if user is None:
+        return Child(name, _start(tied(command), env, cwd, output, pass_fds))
+    variables = _memory_file(env if env is not None else os.environ)
+    try:
+        become = _becoming(user, variables, command)
+        own = {each: os.environ[each] for each in _LOADER if each in os.environ}
+        return Child(name, _start(become, own, cwd, output, (*pass_fds, variables)))
+    finally:
+        os.close(variables)
+
+
+def _start(
+    command: Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    output: IO[bytes] | int | None,
+    pass_fds: Sequence[int],
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
         env=None if env is None else dict(env),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
@@ -141,7 +203,23 @@ def spawn(
         pass_fds=pass_fds,
         process_group=0,  # Ctrl-C in a terminal reaches only this process, which ends its children in order
     )
-    return Child(name, process)
+
+
+def _becoming(user: TrainingUser, environment: int, command: Sequence[str]) -> list[str]:
+    _require_main_thread()
+    groups = ",".join(map(str, user.groups))
+    numbers = map(str, (os.getpid(), environment, user.uid, user.gid))
+    return [sys.executable, "-I", "-S", "-c", _BECOME, *numbers, groups, str(user.umask), *command]
+
+
+def _memory_file(environment: Mapping[str, str]) -> int:
+    """Return a descriptor of a file in memory with the environment."""
+    file = os.memfd_create("environment", os.MFD_CLOEXEC)
+    left = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    while left:
+        left = left[os.write(file, left) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from holdfast.domain.errors import InvalidSpec
 
 _ROOT = 0
+_PASS = stat.S_IXGRP | stat.S_IXOTH
 
 
 def make_private(path: Path) -> None:
@@ -29,6 +30,28 @@ def make_private(path: Path) -> None:
     found = path.stat()
     if found.st_uid not in (_ROOT, os.geteuid()):
         raise _refused(path, path, found)
+
+
+def make_passable(path: Path) -> None:
+    """As `make_private`, for a directory that other users may pass through but not list: they reach the objects in it whose
+    names they know and whose own permissions allow it. Parents that this creates are passable as well. Raises as `make_private`
+    does."""
+    missing = [part for part in (path, *path.absolute().parents) if not part.exists()]
+    make_private(path)
+    for part in {path, *missing}:
+        let_pass(part.resolve())
+
+
+def let_pass(path: Path) -> None:
+    """Make one directory passable. That of another user stays as it is: whoever manages it decides who may pass. Raises
+    `OSError`, also for a symbolic link."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(directory)
+        if found.st_uid == os.geteuid() and found.st_mode & _PASS != _PASS:
+            os.fchmod(directory, stat.S_IMODE(found.st_mode) | _PASS)
+    finally:
+        os.close(directory)
 
 
 def close_to_others(path: Path) -> None:

@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from holdfast.domain.errors import IncompatibleVersion, IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.shards.layout import LAYOUT_VERSION, PAGE, Header, require_nameable
-from holdfast.shards.opening import move_aside, open_stored
+from holdfast.shards.opening import move_aside, open_stored, open_temporary
 from holdfast.shards.sealed import UNDECODABLE, lineage_fields, seal, unseal_attached
 
 SCHEMA_VERSION = 1
@@ -221,7 +221,7 @@ class Manifest:
         temporary = temporary_of(path)
         if temporary.is_dir():
             move_aside(temporary)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_temporary(temporary)
         try:
             os.posix_fallocate(
                 fd, 0, _FIELD_BYTES_MAX + (SUM_BYTES_MAX + DIGEST_CHARS_MAX) * (shard_bytes // CHUNK_BYTES + 3)
@@ -236,7 +236,7 @@ class Manifest:
         for place in (temporary, path):
             if place.is_dir():  # a rename cannot replace a directory
                 move_aside(place)
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open(open_temporary(temporary), "wb") as file:
             file.write(self.encode().ljust(os.fstat(file.fileno()).st_size))
             file.flush()
             os.fsync(file.fileno())
@@ -244,9 +244,9 @@ class Manifest:
         sync_directory(path.parent)
 
     @classmethod
-    def read(cls, path: Path) -> Manifest:
-        """Raises FileNotFoundError, IntegrityError, IncompatibleVersion, OSError."""
-        with open(open_stored(path), "rb") as file:
+    def read(cls, path: Path, *, owners: Collection[int] | None = None) -> Manifest:
+        """`owners`: as of `open_stored`. Raises FileNotFoundError, IntegrityError, IncompatibleVersion, OSError."""
+        with open(open_stored(path, owners=owners), "rb") as file:
             raw = file.read(MANIFEST_BYTES_MAX + 1)
         if len(raw) > MANIFEST_BYTES_MAX:
             raise IntegrityError(f"{path} is larger than any manifest ({MANIFEST_BYTES_MAX} bytes)")

@@ -11,7 +11,7 @@ import fcntl
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -27,12 +27,12 @@ from holdfast.shards.slots import Slot, TensorSpec, read_index
 _UNREADABLE = (errno.EFAULT, 133, errno.EIO)  # 133: EHWPOISON, which Python does not define
 
 
-def peek(path: Path) -> Header | None:
+def peek(path: Path, *, owners: Collection[int] | None = None) -> Header | None:
     """Read the header without a lock: a hint, to be checked again under the lock. None = no complete content.
 
-    Raises FileNotFoundError, IntegrityError, IncompatibleVersion, OSError.
+    `owners`: as of `open_stored`. Raises FileNotFoundError, IntegrityError, IncompatibleVersion, OSError.
     """
-    fd = open_stored(path)
+    fd = open_stored(path, owners=owners)
     try:
         return parse_header(os.pread(fd, PAGE, 0))
     finally:
@@ -46,9 +46,10 @@ class Reader:
     the `expected` shard; IncompatibleVersion for another layout.
     """
 
-    def __init__(self, path: Path, expected: ShardKey | None = None) -> None:
+    def __init__(self, path: Path, expected: ShardKey | None = None, *, owners: Collection[int] | None = None) -> None:
+        """`owners`: as of `open_stored`."""
         self.path = path
-        self._fd = open_stored(path)
+        self._fd = open_stored(path, owners=owners)
         try:
             self._lock()
             self.header = self._check(expected)
@@ -148,6 +149,12 @@ class Reader:
         self.prefault(0, self.header.size)
         manifest.verify(self._bytes, crc32c)
         return True
+
+    def allow(self, uid: int, gid: int) -> None:
+        """Let the user `uid`, who is a member of the group `gid`, read the file. Raises OSError if it is another user's."""
+        if os.fstat(self._fd).st_uid != uid:
+            os.fchown(self._fd, -1, gid)
+            os.fchmod(self._fd, 0o640)
 
     def still_whole(self) -> bool:
         """Return whether the header is unchanged since opening; writers that respect the locks cannot change it."""

@@ -25,7 +25,7 @@ class FakeTemplate:
 
     made: ClassVar[list[FakeTemplate]] = []
 
-    def __init__(self, key: TemplateKey, log_path: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, key: TemplateKey, log_path: Path, environment: Mapping[str, str], user: None = None) -> None:
         self.key, self.pid, self.failure = key, len(self.made), ""
         self.draining = False
         self._ready, self._ended = anyio.Event(), anyio.Event()

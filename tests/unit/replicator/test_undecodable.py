@@ -338,7 +338,7 @@ async def test_a_file_that_may_not_be_read_is_left_alone_and_named(
     root = tmp_path / "node"
     shutil.copytree(whole, root)
 
-    def refused(path: Path, flags: int = os.O_RDONLY) -> int:
+    def refused(path: Path, flags: int = os.O_RDONLY, *, owners: None = None) -> int:
         if f"/{JOB}/" in str(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return open_stored(path, flags)

@@ -72,6 +72,14 @@ def agent(
             help="File with the fleet's join token, as `holdfast up` prints it.", envvar="HOLDFAST_JOIN_TOKEN_FILE"
         ),
     ] = None,
+    user: Annotated[
+        str,
+        typer.Option(
+            help="User that training runs as, NAME or UID, with :GROUP if its group is another one. The agent must be root. "
+            "Default: the agent's user. `root` accepts this without a warning.",
+            envvar="HOLDFAST_AGENT_USER",
+        ),
+    ] = "",
     preflight: Annotated[
         bool,
         typer.Option(help="Run pre-flight tests of devices, memory, disks and network while the node has no ranks."),
@@ -105,6 +113,8 @@ def agent(
         environment["HOLDFAST_FLEET"] = fleet
     if join_token_file is not None:
         environment["HOLDFAST_JOIN_TOKEN_FILE"] = str(join_token_file.absolute())
+    if user:
+        environment["HOLDFAST_AGENT_USER"] = user
     if not preflight:
         environment["HOLDFAST_PREFLIGHT_EVERY_S"] = "0"
     # replaces this process, so that signals, exit codes and PR_SET_PDEATHSIG apply to the agent

@@ -50,6 +50,7 @@ from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.api_tokens import TOKENS_FILE
 from holdfast.runtime.children import tied
 from holdfast.runtime.fleet import JOIN_OPTIONAL, JOIN_TOKEN, JOIN_TOKEN_FILE
+from holdfast.runtime.private import close_to_others, let_pass, make_passable
 from holdfast.runtime.survivors import noted
 
 SERVICE_START_TIMEOUT_S = 60.0
@@ -60,7 +61,7 @@ JOIN_FILE = "join-token"
 # Settings that the command itself reads, or that belong to other commands.
 OWN = (
     JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL, ENV_API, "HOLDFAST_REDIS_URL", "HOLDFAST_GPU_RESET_COMMAND",
-    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN",
+    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN", "HOLDFAST_AGENT_USER",
 )  # fmt: skip
 WILDCARDS = ("0.0.0.0", "[::]")
 
@@ -74,6 +75,7 @@ class StackOptions:
 
     `api_host`: where the API listens, if not at `host`. `stop_signal`: SIGINT, if the services are to ignore SIGTERM.
     `stays`: the processes outlive a killed starter, and the next stack of the directory takes them over.
+    `user`: the training user of the agents (`holdfast agent --user`), empty = that of this process.
     `open_api`: if `environment` has no token, none is made for an API on loopback: every user of the machine may use it.
     """
 
@@ -93,6 +95,7 @@ class StackOptions:
     stays: bool = False
     nodes_on: bool = True
     open_api: bool = False
+    user: str = ""
 
     @property
     def makes_token(self) -> bool:
@@ -113,6 +116,7 @@ class StackOptions:
             "--diagnostics-port": self.diagnostics_port,
             "--fleet": self.fleet,
             "--insecure": self.open_api,
+            "--user": self.user,
             **protection.shown(self.environment),
         }
 
@@ -175,6 +179,8 @@ class LocalStack:
         self._api_token = self._made_token()
         memory_root.sweep()
         self._memory = self._memory or MemoryRoot()
+        if self._options.user:
+            self._let_training_pass(self._memory)
         self._stack_power = StackPower(self._directory, {"power_off": self.power_off, "power_on": self.power_on})
         if not self.redis_url:  # none was given, and none was taken over
             self._say("[dim]starting Redis (embedded) …[/]")
@@ -248,7 +254,7 @@ class LocalStack:
         if other := [
             f"{flag} {value}"
             for flag, value in (
-                protection.shown({}) | {"--insecure": False} | dict(record.flags)
+                protection.shown({}) | {"--insecure": False, "--user": ""} | dict(record.flags)
             ).items()  # older records do not say
             if self._options.flags.get(flag) != value
         ]:
@@ -310,6 +316,16 @@ class LocalStack:
             return given  # the processes that were taken over are of a version without join tokens
         secret_in(file)
         return given | {JOIN_TOKEN_FILE: str(file)}
+
+    def _let_training_pass(self, memory: MemoryRoot) -> None:
+        """Let the training user reach the directories of the nodes, and none of the services'."""
+        for name in ("redis", *SERVICES):
+            (self._directory / name).mkdir(exist_ok=True)
+            close_to_others(self._directory / name)
+        for path in (self._directory.resolve(), self._directory / "nodes", memory.path):
+            make_passable(path)
+        if self._directory.is_symlink():  # a short path in a directory made for it
+            let_pass(self._directory.parent)
 
     # ------------------------------------------------------------------ the API's token
 
@@ -449,6 +465,7 @@ class LocalStack:
                 "HOLDFAST_DISK_DIR": str(directory / "disk"),
                 "HOLDFAST_KERNEL_LOG": str(kernel_log),
                 "HOLDFAST_CAPACITY": str(self._options.workers_per_node),
+                "HOLDFAST_AGENT_USER": self._options.user,
                 "HOLDFAST_ZONE": f"zone-{index % self._options.zones}",
                 "HOLDFAST_ADDRESS": self._outward(self._options.host),
                 # all nodes are one machine, so tests would only slow the other nodes

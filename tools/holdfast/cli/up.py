@@ -20,6 +20,7 @@ from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions, not_passed_o
 from holdfast.cli.stack_record import survivors
 from holdfast.cli.stopping import StopRequest
 from holdfast.cli.terminal import Terminal
+from holdfast.runtime.training_user import training_user
 
 CONTROL_PORT = 8471
 DIAGNOSTICS_PORT = 8472
@@ -69,6 +70,14 @@ def up(
     directory: Annotated[Path, typer.Option("--dir", help="Directory for state and logs.")] = Path(
         "~/.local/state/holdfast"
     ),
+    user: Annotated[
+        str,
+        typer.Option(
+            help="User that training on the local nodes runs as, if this command runs as root: NAME or UID, with :GROUP if its "
+            "group is another one. Default: root.",
+            envvar="HOLDFAST_AGENT_USER",
+        ),
+    ] = "",
     fleet: Annotated[str, typer.Option(help="Name of the fleet, if several fleets share one Redis.")] = "main",
 ) -> None:
     """Start Redis (embedded), diagnostics, the supervisor and optional local nodes on this machine. Ctrl-C stops everything.
@@ -90,7 +99,9 @@ def up(
         environment=settings,
         stays=True,
         open_api=insecure,
+        user=user,
     )
+    training_user(user)  # now, not in each agent
     left = survivors(options.directory)  # the parts of a killed stack already use these ports
     ports = {"--port": port, "--control-port": control_port} if "supervisor" not in left else {}
     require_ports(host, ports | ({"--diagnostics-port": diagnostics_port} if "diagnostics" not in left else {}))

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from holdfast.domain.errors import Conflict, HoldfastError, Unavailable
-from holdfast.runtime.private import close_to_others, make_private
+from holdfast.runtime.private import close_to_others, make_passable, make_private
 
 log = structlog.get_logger("holdfast.agent.directory")
 
@@ -27,13 +27,16 @@ KILL_TIMEOUT_S = 10.0
 
 
 @contextmanager
-def claimed(agent_dir: Path, memory_dir: Path, disk_dir: Path) -> Iterator[None]:
-    """Create the directories, for this user alone, and lock the agent's directory. Raises `Conflict` if another agent holds the
-    lock, and `HoldfastError` if a directory belongs to another user or cannot be used."""
+def claimed(agent_dir: Path, memory_dir: Path, disk_dir: Path, *, passable: bool = False) -> Iterator[None]:
+    """Create the directories, for this user alone, and lock the agent's directory. `passable`: other users may pass through
+    them.
+
+    Raises `Conflict` if another agent holds the lock, and `HoldfastError` if a directory belongs to another user or cannot be
+    used."""
     for path in (agent_dir, memory_dir, disk_dir):
         try:
-            make_private(path)
-            if path == agent_dir:
+            (make_passable if passable else make_private)(path)
+            if not passable and path == agent_dir:
                 close_to_others(path)
             (probe := path / f".write-{os.getpid()}").touch()
             probe.unlink()

@@ -22,8 +22,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,7 @@ from holdfast.agent.session import Session
 from holdfast.agent.settings import AgentSettings
 from holdfast.agent.suspect_tests import SuspectTests
 from holdfast.agent.uplink import Uplink
+from holdfast.agent.workers import apart
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.distribution import DISTRIBUTION
@@ -69,7 +70,10 @@ from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
 from holdfast.runtime.identities import Role
 from holdfast.runtime.service import Farewell, guarded
+from holdfast.runtime.training_user import TrainingUser, training_user
 from holdfast.wire.control import encode_beat
+
+log = structlog.get_logger("holdfast.agent")
 
 _READS_GPUS = (nvml.NvmlCollector, nvrx.NvrxCollector)  # they have the devices open
 
@@ -79,13 +83,39 @@ async def serve(settings: AgentSettings, farewell: Farewell | None = None, resta
 
     `restart`: is told that the process is to begin again after its end; None = it cannot, and orders to do so are refused."""
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
+    user = training_user(settings.agent_user)
     descriptors = Descriptors()
-    with (
-        claimed(settings.agent_dir, settings.memory_dir, settings.disk_dir),
-        Ledger(settings.agent_dir / "agent.db") as ledger,
-    ):
+    with claimed(settings.agent_dir, settings.memory_dir, settings.disk_dir, passable=user is not None):
+        _log_user(user, settings.agent_user)
+        if user is None:
+            await _serve(settings, user, descriptors, farewell, restart)
+            return
+        apart.prepare(_site(settings, user), user)
+        await apart.require_reachable(_site(settings, user), user)
+        with _own_files():
+            await _serve(settings, user, descriptors, farewell, restart)
+
+
+@contextmanager
+def _own_files() -> Iterator[None]:
+    """What this process and the replicator create is theirs alone, because workers may pass through their directories."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)  # the process may begin again
+
+
+async def _serve(
+    settings: AgentSettings,
+    user: TrainingUser | None,
+    descriptors: Descriptors,
+    farewell: Farewell | None,
+    restart: Restart | None,
+) -> None:
+    with Ledger(settings.agent_dir / "agent.db") as ledger:
         async with anyio.create_task_group() as tasks:
-            agent = Agent(settings, ledger, descriptors, tasks, restart)
+            agent = Agent(settings, ledger, descriptors, tasks, restart, user)
             if farewell is not None:
                 farewell.say = agent.leave
             await agent.run()
@@ -101,20 +131,21 @@ class Agent:
         descriptors: Descriptors,
         tasks: TaskGroup,
         restart: Restart | None = None,
+        user: TrainingUser | None = None,
     ) -> None:
         self._settings, self._descriptors, self._tasks = settings, descriptors, tasks
         self._incarnation = uuid.uuid4().hex
         membership = settings.membership
         tls = settings.tls_as(Role.AGENT, settings.node)
         marked = {MARK: str(settings.agent_dir)}
-        places = _places(settings)
+        places, site = _places(settings), _site(settings, user)
         workers_ended = anyio.Event()
 
         self._pool = WorkerPool(
             node=settings.node,
             address=settings.address,
-            site=_site(settings, places),
-            inherited={**inherited_environment(os.environ), **marked},
+            site=site,
+            inherited={**inherited_environment(os.environ, site), **marked},
             emit=self._emit,
             report=self._report,
             ended=workers_ended,
@@ -124,7 +155,8 @@ class Agent:
         if settings.replicator:  # its own settings are in the environment as well, and pass through
             self._replicator = LocalReplicator(
                 places,
-                {**os.environ, **marked, telemetry.ENV_METRICS_LISTEN: settings.replicator_metrics_listen},
+                {**os.environ, **marked, telemetry.ENV_METRICS_LISTEN: settings.replicator_metrics_listen}
+                | _readers(user),
                 self._report,
                 self._in_trouble,
             )
@@ -371,13 +403,32 @@ def _facts(
     )
 
 
-def _site(settings: AgentSettings, places: ReplicatorPlaces) -> Site:
+def _log_user(user: TrainingUser | None, asked: str) -> None:
+    """Log once whose rights training has, unless they are those of a user who is not root anyway."""
+    if user is not None:
+        log.info("training runs as another user", user=user.name, uid=user.uid, gid=user.gid, groups=user.groups)
+    elif os.geteuid() == 0 and not asked:
+        log.warning(
+            "training runs as root, and can read this agent's keys",
+            remedy="holdfast agent --user NAME runs it as another user; --user root accepts this",
+        )
+
+
+def _readers(user: TrainingUser | None) -> dict[str, str]:
+    """Return the replicator's settings for workers of another user."""
+    if user is None:
+        return {}
+    return {"HOLDFAST_REPLICATOR_WORKER_UID": str(user.uid), "HOLDFAST_REPLICATOR_WORKER_GID": str(user.gid)}
+
+
+def _site(settings: AgentSettings, user: TrainingUser | None) -> Site:
     return Site(
         agent_dir=settings.agent_dir,
         memory_dir=settings.memory_dir,
         disk_dir=settings.disk_dir,
         notes=settings.agent_dir / "notes.sock",
-        replicator_notes=str(places.notes) if settings.replicator else "",
+        replicator_notes=str(_places(settings).notes) if settings.replicator else "",
+        user=user,
     )
 
 

@@ -26,6 +26,8 @@ class AgentSettings(ServiceSettings):
 
     supervisor: str  # control endpoints, host:port, comma-separated; tried in turn
     node: str = Field(default_factory=socket.gethostname, min_length=1)
+    # User that training runs as: NAME or UID, with :GROUP if its group is another one. Empty = the agent's. Needs root
+    agent_user: str = ""
     agent_dir: Path  # logs, stored answers, sockets
     memory_dir: Path  # the memory tier, on a tmpfs
     disk_dir: Path

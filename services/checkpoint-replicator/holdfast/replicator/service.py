@@ -15,6 +15,7 @@ from holdfast.replicator import listener
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
 from holdfast.replicator.keeping import Keeper
+from holdfast.replicator.lending import readers_of
 from holdfast.replicator.mover import Mover
 from holdfast.replicator.notes import listen_to_notes, open_notes
 from holdfast.replicator.preallocation import keep_ready, require_room
@@ -61,6 +62,7 @@ async def serve(settings: ReplicatorSettings) -> None:
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every log line of this process
     for directory in (settings.memory_dir, settings.disk_dir):
         make_private(directory)
+    readers = readers_of(settings)
     warm = WarmFiles(settings.memory_dir)
     spare = (settings.replicator_preallocated_shards, settings.replicator_preallocated_shard_bytes)
     require_room(warm, *spare, settings.memory_dir)
@@ -85,7 +87,13 @@ async def serve(settings: ReplicatorSettings) -> None:
     stores = OpenStores()
     warm.sweep()
     tiers = Tiers(
-        images=ImageTier(settings.memory_dir, settings.node, commit_checksummer, overflow=settings.disk_dir),
+        images=ImageTier(
+            settings.memory_dir,
+            settings.node,
+            commit_checksummer,
+            overflow=settings.disk_dir,
+            owners=None if readers is None else readers.owners,
+        ),
         staged=FileTier("memory", settings.memory_dir, "staged", warm=warm),
         disk=FileTier("disk", settings.disk_dir),
     )
@@ -111,7 +119,8 @@ async def serve(settings: ReplicatorSettings) -> None:
     door = listener.bind(settings.replicator_listen)
     try:
         endpoint = listener.endpoint(door, settings.address)
-        stager = Stager(engine, client, store_sync, checksummer, settings.node)
+        lend = readers.lend if readers is not None else lambda _: None
+        stager = Stager(engine, client, store_sync, checksummer, settings.node, lend)
         servicer = Servicer(engine, stager, mover, links, endpoint)
         await engine.start()
         async with (

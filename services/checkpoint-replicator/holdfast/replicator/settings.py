@@ -19,6 +19,9 @@ class ReplicatorSettings(ServiceSettings):
     disk_dir: Path
     replicator_socket: Path  # gRPC
     replicator_notes: Path  # datagrams of the workers
+    # The workers' user and group, if it is not the user of this process; -1 = it is
+    replicator_worker_uid: int = Field(-1, ge=-1)
+    replicator_worker_gid: int = Field(-1, ge=-1)
     replicator_listen: str = "127.0.0.1:0"  # data plane
     address: str = ""  # address for peers if `replicator_listen` is a wildcard
 

@@ -7,7 +7,7 @@ written. The lock is kept until training has continued, so that the bytes do not
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -73,8 +73,16 @@ class _Failures:
 
 class Stager:
     def __init__(
-        self, engine: Engine, client: Client, store_sync: StoreSync, checksummer: Checksummer, node: str
+        self,
+        engine: Engine,
+        client: Client,
+        store_sync: StoreSync,
+        checksummer: Checksummer,
+        node: str,
+        lend: Callable[[OpenShard], None] = lambda _: None,
     ) -> None:
+        """`lend` makes a shard readable for the workers of this node. Raises OSError."""
+        self._lend = lend
         self._engine = engine
         self._client = client
         self._store_sync = store_sync
@@ -199,7 +207,7 @@ class Stager:
         while True:
             try:
                 await self._bring(job, restore, source, files, patience_s)
-                shard = await threads.urgent(files.open, job.name, restore.shard, discard=OpenShard.close)
+                shard = await threads.urgent(self._open, files, job.name, restore.shard, discard=OpenShard.close)
                 break
             except Arriving:
                 # Another transfer brings the same shard: one of a cancelled restore whose thread still runs, or a
@@ -231,8 +239,17 @@ class Stager:
         except (NotFound, Conflict, IntegrityError):
             return None
 
+    def _open(self, tier: LocalTier, job: str, key: ShardKey) -> OpenShard:
+        shard = tier.open(job, key)
+        try:
+            self._lend(shard)
+        except BaseException:
+            shard.close()
+            raise
+        return shard
+
     def _open_verified(self, tier: LocalTier, job: str, restore: RankRestore) -> OpenShard:
-        shard = tier.open(job, restore.shard)
+        shard = self._open(tier, job, restore.shard)
         try:
             self._checksummer.verify(shard.manifest, shard.data, shard.reader.prefault)
             if why := Wanted.of(restore).differs(shard.manifest):

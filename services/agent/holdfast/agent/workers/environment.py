@@ -12,6 +12,7 @@ from holdfast.domain import tracing, worker
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Prepare
 from holdfast.domain.replication import StagedShard
+from holdfast.runtime.training_user import TrainingUser
 
 ENV_RANK_MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"  # as nvidia-resiliency-ext's launcher sets it
 PRIVATE_PREFIX = "HOLDFAST_"  # of the agent's own settings, which workers must not inherit
@@ -26,6 +27,22 @@ class Site:
     disk_dir: Path
     notes: Path  # the agent's datagram socket
     replicator_notes: str  # the replicator's datagram socket; empty = no replicator
+    user: TrainingUser | None = None  # of the workers; None = the agent's (`apart`)
+
+    @property
+    def apart(self) -> Path:
+        """Directory in which workers create files and sockets: the agent's own if they run as its user."""
+        return self.agent_dir if self.user is None else self.agent_dir / "w"
+
+    @property
+    def home(self) -> Path:
+        """Home directory of a training user that has none."""
+        return self.agent_dir / "home"
+
+    @property
+    def workers_replicator(self) -> str:
+        """The replicator's socket, as workers get it: of another user's workers, the agent passes notes on."""
+        return self.replicator_notes if self.user is None else ""
 
     @property
     def rank_monitor(self) -> Path:
@@ -39,11 +56,17 @@ class Site:
 
     def recorder(self, job: str, generation: int, rank: int) -> Path:
         """Socket of a worker's flight recorder. The name is short because a socket's path has at most 107 bytes."""
-        return self.agent_dir / f"fr-{zlib.crc32(job.encode()):08x}-{generation}-{rank}.sock"
+        return self.apart / f"fr-{_digest(job)}-{generation}-{rank}.sock"
+
+    def error_file(self, job: str, generation: int, rank: int, log_directory: Path) -> Path:
+        """Error file of a worker: with its log, or in a directory that its user can write."""
+        if self.user is None:
+            return log_directory / f"rank-{rank}.error.json"
+        return self.apart / f"{_digest(job)}-{generation}-{rank}.error.json"
 
     def recorders(self) -> list[Path]:
         """Return all recorder sockets, including those of ended generations."""
-        return list(self.agent_dir.glob("fr-*.sock"))
+        return list(self.apart.glob("fr-*.sock"))
 
     def images(self, job: str, local_rank: int) -> Path:
         return self.memory_dir / job / f"w{local_rank}"
@@ -53,9 +76,11 @@ class Site:
         return self.disk_dir / job / "overflow" / f"w{local_rank}"
 
 
-def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the agent's environment without the agent's own settings, for templates and workers."""
-    return {name: value for name, value in environ.items() if not name.startswith(PRIVATE_PREFIX)}
+def inherited_environment(environ: Mapping[str, str], site: Site | None = None) -> dict[str, str]:
+    """Return the agent's environment without the agent's own settings, for templates and workers: of the user that they run
+    as."""
+    inherited = {name: value for name, value in environ.items() if not name.startswith(PRIVATE_PREFIX)}
+    return inherited if site is None or site.user is None else site.user.environment(inherited, site.home)
 
 
 def worker_environment(
@@ -91,7 +116,7 @@ def worker_environment(
         ENV_RANK_MONITOR: str(site.rank_monitor),
         worker.ENV_NOTES: str(site.notes),
         worker.ENV_RECORDER: str(site.recorder(order.job, order.generation, rank)),
-        worker.ENV_REPLICATOR: site.replicator_notes,
+        worker.ENV_REPLICATOR: site.workers_replicator,
         worker.ENV_JOB: order.job,
         worker.ENV_GENERATION: str(order.generation),
         worker.ENV_ATTEMPT: str(order.attempt),
@@ -125,6 +150,10 @@ def start_environment(order: Prepare, master: tuple[str, int], parts: Sequence[S
             target["paths"] = [part.path for part in parts]
         environment[worker.ENV_RESTORE] = json.dumps(target)
     return environment
+
+
+def _digest(job: str) -> str:
+    return f"{zlib.crc32(job.encode()):08x}"
 
 
 def _mesh(mesh: Mesh) -> str:

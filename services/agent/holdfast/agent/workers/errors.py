@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from holdfast.agent.workers.apart import open_untrusted
 from holdfast.domain.signals import WorkerError
 
 FILE_BYTES_MAX = 1 << 20
@@ -23,10 +24,12 @@ SEQ_MAX = 1 << 62
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
 
-def read_error_file(path: Path) -> WorkerError | None:
-    """Return the exception in the file; None if the file is missing or malformed. The exit is reported in either case."""
+def read_error_file(path: Path, uid: int | None = None) -> WorkerError | None:
+    """Return the exception in the file; None if the file is missing or malformed. The exit is reported in either case.
+
+    `uid`: the user of the worker, if it is not the user of this process."""
     try:
-        with path.open("rb") as file:
+        with open(path if uid is None else open_untrusted(path, uid), "rb") as file:
             record = json.loads(file.read(FILE_BYTES_MAX))
         return _parse(record["message"])
     except _UNREADABLE:

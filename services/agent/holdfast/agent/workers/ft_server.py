@@ -22,10 +22,12 @@ from anyio.abc import SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from holdfast.agent.workers import ft_messages as messages
+from holdfast.agent.workers.apart import open_to
 from holdfast.agent.workers.ft_messages import Authkey, Init, Timeouts
 from holdfast.agent.workers.ft_timeouts import SAFETY_FACTOR, Watch
 from holdfast.agent.workers.procfs import parent_of
 from holdfast.domain.errors import HoldfastError, InvalidSpec, MalformedMessage
+from holdfast.runtime.training_user import TrainingUser
 
 log = structlog.get_logger("holdfast.agent.ft")
 
@@ -85,7 +87,13 @@ class FtServer:
     """Binds `path` at once. `ranks` returns the running workers. `overdue` is called once for an overdue rank, with a
     reason."""
 
-    def __init__(self, path: Path, ranks: Callable[[], list[Rank]], overdue: Callable[[Rank, str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        ranks: Callable[[], list[Rank]],
+        overdue: Callable[[Rank, str], None],
+        user: TrainingUser | None = None,
+    ) -> None:
         self._path, self._ranks, self._end = path, ranks, overdue
         self._watches: dict[object, tuple[Rank, Watch]] = {}
         path.unlink(missing_ok=True)  # left by an earlier agent: the directory is locked by this process
@@ -93,6 +101,7 @@ class FtServer:
         try:
             self._socket.setblocking(False)
             self._socket.bind(str(path))
+            open_to(path, user)
             self._socket.listen(128)
         except OSError as error:
             self._socket.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class LocalGeneration:
     stepping_reported: bool = False
     stopping: bool = False
     misses: Misses = field(default_factory=Misses)
+    uid: int | None = None  # of the workers; None = the agent's
     _unheard_until: float = 0.0
 
     @property
@@ -177,7 +179,7 @@ class LocalGeneration:
             signal=how.signal,
             step=self.progress.step_of(identity.rank) if self.progress is not None else 0,
             expected=worker.expected,
-            error=None if how.exit_code == 0 else read_error_file(identity.error_path),
+            error=None if how.exit_code == 0 else read_error_file(identity.error_path, self.uid),
             log_tail=() if how.exit_code == 0 else tail(identity.log_path),
             step_ends=self.progress.step_ends_of(identity.rank) if self.progress is not None else (),
             uptime_s=how.uptime_s,
@@ -194,9 +196,11 @@ class LocalGeneration:
         return RanksFinished(self.order.job, self.order.generation, tuple(self.order.placement.ranks), max(ends))
 
     def release(self) -> None:
-        """Release the reserved port, and delete the sockets' files."""
-        for path in self.recorders.values():
-            path.unlink(missing_ok=True)
+        """Release the reserved port, and delete the sockets' files, and error files that are not with the logs."""
+        apart = [worker.identity.error_path for worker in self.workers.values()] if self.uid is not None else []
+        for path in (*self.recorders.values(), *apart):
+            with suppress(IsADirectoryError):  # a worker of another user may put anything there
+                path.unlink(missing_ok=True)
         if self.master is not None:
             self.master.close()
             self.master = None

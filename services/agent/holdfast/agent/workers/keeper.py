@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 from holdfast.agent.workers.template import Template, TemplateKey
 from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.training_user import TrainingUser
 
 log = structlog.get_logger("holdfast.agent.template")
 
@@ -25,9 +26,15 @@ class TemplateKeeper:
     """Runs templates in `tasks`. A template that exits by itself (for example, out of memory) is started again."""
 
     def __init__(
-        self, tasks: TaskGroup, log_path: Path, environment: Mapping[str, str], on_change: Callable[[], None]
+        self,
+        tasks: TaskGroup,
+        log_path: Path,
+        environment: Mapping[str, str],
+        on_change: Callable[[], None],
+        user: TrainingUser | None = None,
     ) -> None:
-        """`on_change` is called when `key`, `ready` or `failure` may have changed."""
+        """`on_change` is called when `key`, `ready` or `failure` may have changed. `user`: as of `Template`."""
+        self._user = user
         self._on_change = on_change
         self.key: TemplateKey | None = None  # of the current template, also while its successor is starting
         self.failure = ""  # why there is no template, after `DEATHS_MAX` exits in a row
@@ -68,7 +75,7 @@ class TemplateKeeper:
         """Return a template that can fork for `key`. Raises `Unavailable` with the reason if its imports fail."""
         template = self._templates.get(key)
         if template is None or not template.usable:
-            template = self._templates[key] = Template(key, self._log_path, self._environment)
+            template = self._templates[key] = Template(key, self._log_path, self._environment, self._user)
             self._tasks.start_soon(self._shielded_host, template, name="template")
         await template.wait_ready()
         if self._current is not template:
@@ -129,7 +136,7 @@ class TemplateKeeper:
 
     def _start_again(self, key: TemplateKey) -> Template | None:
         try:
-            return Template(key, self._log_path, self._environment)
+            return Template(key, self._log_path, self._environment, self._user)
         except (HoldfastError, OSError) as error:  # no process or descriptor is available now
             log.error("worker template not started", reason=str(error))
             return None

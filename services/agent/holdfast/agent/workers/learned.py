@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from holdfast.agent.workers.apart import open_untrusted
 from holdfast.domain.job import LaunchSpec
 
 log = structlog.get_logger("holdfast.agent.learned")
@@ -26,8 +27,10 @@ MORE_MIN = 20  # number of new modules that justifies another template
 class Learned:
     """The lists in `directory`. The user's process writes the files, so a file that is not a list of names is ignored."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, uid: int | None = None) -> None:
+        """`uid`: the user of the workers; None = that of this process."""
         self._directory = directory
+        self._uid = os.geteuid() if uid is None else uid
         self._taken: dict[Path, tuple[str, ...]] = {}  # by file, the list for which templates were started
 
     def path(self, launch: LaunchSpec) -> Path:
@@ -40,17 +43,19 @@ class Learned:
         if AUTO not in launch.preload:
             return ()
         path = self.path(launch)
-        found, taken = _read(path), self._taken.get(path, ())
+        found, taken = _read(path, self._uid), self._taken.get(path, ())
         if len(set(found) - set(taken)) >= MORE_MIN:
             self._taken[path] = found
         return self._taken.get(path, ())
 
 
-def _read(path: Path) -> tuple[str, ...]:
+def _read(path: Path, uid: int) -> tuple[str, ...]:
     try:
-        if not 0 < os.stat(path).st_size <= FILE_BYTES_MAX:
+        with open(open_untrusted(path, uid), "rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+        if not 0 < len(raw) <= FILE_BYTES_MAX:
             return ()
-        names = json.loads(path.read_bytes())
+        names = json.loads(raw)
     except (OSError, ValueError, RecursionError):
         return ()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -15,6 +15,8 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent import tracing
+from holdfast.agent.workers.apart import make_places
+from holdfast.agent.workers.doorkeeper import Doorkeeper
 from holdfast.agent.workers.entry import Entry, entry_of
 from holdfast.agent.workers.environment import Site, start_environment, worker_environment
 from holdfast.agent.workers.ft_server import FtServer, Rank, append_to_log
@@ -75,14 +77,19 @@ class WorkerPool:
         self._ended = ended
         self._assume_started_after_s = assume_started_after_s
         self._logs = WorkerLogs(site.agent_dir / "logs")
-        self._inbox = NotesInbox(site.notes, self._take_note)
-        self._ft = FtServer(site.rank_monitor, self._monitored, self._overdue)
-        self._standstill = StandstillWatch(node=node, generations=lambda: list(self._generations.values()), emit=emit)
+        user = site.user
+        self._uid = None if user is None else user.uid
+        self._inbox = NotesInbox(site.notes, self._take_note, user)
+        self._doorkeeper = Doorkeeper(Path(site.replicator_notes)) if user is not None else None
+        self._ft = FtServer(site.rank_monitor, self._monitored, self._overdue, user)
+        self._standstill = StandstillWatch(
+            node=node, generations=lambda: list(self._generations.values()), emit=emit, uid=self._uid
+        )
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
         self.worker_set = WorkerSet(self.running, report, template=self._template_state)
         self._keys: OrderedDict[str, TemplateKey] = OrderedDict()  # by job, the key of its template
         self._steps_dropped = 0  # of ended generations
-        self._learned = Learned(site.learned)
+        self._learned = Learned(site.learned, self._uid)
         self._learning: TemplateKey | None = (
             None  # the last learned template that was started; it is not started again while nothing changes
         )
@@ -99,7 +106,9 @@ class WorkerPool:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             log_path = self.site.agent_dir / "template.log"
-            self._keeper = TemplateKeeper(tasks, log_path, self._inherited, self.worker_set.template_changed)
+            self._keeper = TemplateKeeper(
+                tasks, log_path, self._inherited, self.worker_set.template_changed, self.site.user
+            )
             guarded(tasks, "worker notes", self._inbox.run)
             guarded(tasks, "worker logs", self._bound_logs)
             guarded(tasks, "standstill", self._standstill.run)
@@ -112,6 +121,8 @@ class WorkerPool:
                 with anyio.CancelScope(shield=True):
                     await self._end_all()
                 self._keeper.close()
+                if self._doorkeeper is not None:
+                    self._doorkeeper.close()
                 self._ended.set()
 
     async def _warm_at_start(self) -> None:
@@ -152,7 +163,8 @@ class WorkerPool:
         """Fork this generation's workers, which then wait for `start`. If it raises `HoldfastError`, no worker is left."""
         launch = order.launch
         entry = entry_of(launch, self._job_environment(launch))
-        generation = LocalGeneration(self._node, order, self._logs.create(order.job, order.generation))
+        logs = self._logs.create(order.job, order.generation)
+        generation = LocalGeneration(self._node, order, logs, uid=self._uid)
         key = (order.job, order.generation)
         if key in self._generations:
             raise Conflict(f"generation {order.generation} of {order.job} already has workers on this node")
@@ -161,7 +173,11 @@ class WorkerPool:
         try:
             if order.placement.first_rank == 0:
                 generation.master = reserve_port()
-            secrets = await read_all(launch.env_from, self._job_environment(launch)) if launch.env_from else {}
+            secrets = (
+                await read_all(launch.env_from, self._job_environment(launch), self.site.user)
+                if launch.env_from
+                else {}
+            )
             template = await self._template(self._key(order.job, launch))
             self.worker_set.template_changed()
             async with (
@@ -198,6 +214,11 @@ class WorkerPool:
         if not generation.complete:
             dead = [rank for rank, worker in generation.workers.items() if not worker.alive]
             raise Conflict(f"generation {number} of {job} cannot start: rank(s) {dead} died while waiting for it")
+        if (
+            self.site.user is not None
+        ):  # with the images of an ended run, their directories may have been deleted since the fork
+            for worker in generation.workers.values():
+                make_places(self.site, job, worker.identity.local_rank)
         self._emit(generation.begin(time.time()))
         for rank, worker in generation.workers.items():
             if not worker.tell("start", env=start_environment(generation.order, master, parts.get(rank, ()))):
@@ -282,6 +303,7 @@ class WorkerPool:
         return (
             self._inbox.refused
             + self._standstill.refused
+            + (self._doorkeeper.refused if self._doorkeeper is not None else 0)
             + self._steps_dropped
             + sum(
                 generation.progress.dropped
@@ -290,10 +312,12 @@ class WorkerPool:
             )
         )
 
-    def _take_note(self, note: Note) -> None:
+    def _take_note(self, note: Note, sender: int, raw: bytes) -> None:
         generation = self._generations.get((note.sender.job, note.sender.generation))
         if generation is None or generation.stopping:
             return  # the note of an ended generation
+        if self._doorkeeper is not None and not self._doorkeeper.admit(note, sender, raw, generation.workers):
+            return
         if isinstance(note, MissedNote):
             log.warning(
                 "checkpoint missed", job=note.sender.job, rank=note.sender.rank, step=note.step, reason=note.reason
@@ -414,16 +438,18 @@ class WorkerPool:
             rank=rank,
             local_rank=local_rank,
             log_path=directory / f"rank-{rank}.log",
-            error_path=directory / f"rank-{rank}.error.json",
+            error_path=self.site.error_file(order.job, order.generation, rank, directory),
         )
         generation.recorders[rank] = self.site.recorder(order.job, order.generation, rank)
-        _make_directory(self.site.images(order.job, local_rank))
+        make_places(self.site, order.job, local_rank)
         environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited, secrets)
         if AUTO in order.launch.preload and local_rank == 0:
-            _make_directory(self.site.learned)
+            _make_directory(self.site.learned)  # exists if it is the workers'
             environment[worker_protocol.ENV_IMPORTS] = str(self._learned.path(order.launch))
         log_fd = open_log(identity.log_path)
         try:
+            if self.site.user is not None:  # so that a script can open /dev/stdout; the directory is closed to it
+                os.fchown(log_fd, self.site.user.uid, self.site.user.gid)
             for note in _notes(entry, template, order.launch):
                 os.write(log_fd, f"holdfast: {note}\n".encode(errors="replace"))
             worker = await Worker.launch(template, identity, entry=entry, env=environment, log_fd=log_fd)

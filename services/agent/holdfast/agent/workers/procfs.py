@@ -8,7 +8,7 @@ from holdfast.agent.workers.progress import ProcessFacts
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Indices of fields after the command's closing parenthesis. The command itself may contain spaces and parentheses.
-_STATE, _PPID, _UTIME, _STIME = 0, 1, 11, 12
+_STATE, _PPID, _UTIME, _STIME, _STARTTIME = 0, 1, 11, 12, 19
 
 
 def process_facts(pid: int) -> ProcessFacts:
@@ -29,6 +29,16 @@ def parent_of(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return int(stat.read().rpartition(b")")[2].split()[_PPID])
+    except OSError:
+        return 0
+
+
+def started_at(pid: int) -> int:
+    """Return when the process was started, in ticks since the boot, which tells processes of one pid apart; 0 if it no longer
+    exists or cannot be read."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[_STARTTIME])
     except OSError:
         return 0
 

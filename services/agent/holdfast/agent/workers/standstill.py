@@ -65,8 +65,15 @@ class StandstillWatch:
     `refused`."""
 
     def __init__(
-        self, *, node: str, generations: Callable[[], Iterable[LocalGeneration]], emit: Callable[[NodeSignal], None]
+        self,
+        *,
+        node: str,
+        generations: Callable[[], Iterable[LocalGeneration]],
+        emit: Callable[[NodeSignal], None],
+        uid: int | None = None,
     ) -> None:
+        """`uid`: the user of the workers; None = that of this process."""
+        self._uid = uid
         self._node = node
         self._generations = generations
         self._emit = emit
@@ -146,7 +153,7 @@ class StandstillWatch:
 
         async def ask(rank: int, path: Path) -> None:
             for handler, query in _RECORDERS:
-                raw = await post(path, handler, query, ANSWER_TIMEOUT_S)
+                raw = await post(path, handler, query, ANSWER_TIMEOUT_S, self._uid)
                 if raw is None:
                     continue
                 try:
@@ -177,10 +184,10 @@ class StandstillWatch:
     async def _stack(self, pid: int, path: Path) -> tuple[str, str]:
         """Request the stack from the process. If it does not answer although its recorder's server does, its interpreter lock
         is held."""
-        raw = await post(path, "dump_traceback", "", STACK_TIMEOUT_S)
+        raw = await post(path, "dump_traceback", "", STACK_TIMEOUT_S, self._uid)
         if raw is not None:
             return "free", of_faulthandler(raw.decode(errors="replace"))
-        held = await post(path, "ping", "", ANSWER_TIMEOUT_S) is not None
+        held = await post(path, "ping", "", ANSWER_TIMEOUT_S, self._uid) is not None
         return "held" if held else "", await self._by_pyspy(pid)
 
     async def _by_pyspy(self, pid: int) -> str:

@@ -15,11 +15,13 @@ from typing import Any
 import anyio
 import structlog
 
+from holdfast.agent.workers.forked import Forked, refuse_foreign
 from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain import template as protocol
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
 from holdfast.runtime import freeze
 from holdfast.runtime.children import Child, spawn
+from holdfast.runtime.training_user import TrainingUser
 
 log = structlog.get_logger("holdfast.agent.template")
 
@@ -62,21 +64,15 @@ class TemplateKey:
         return cls(preload, (directory,) if preload and directory else (), tuple(sorted(differing.items())), learned)
 
 
-@dataclass(slots=True)
-class Forked:
-    """A worker, its reaper, and the reaper's link; all three descriptors are the receiver's to close."""
-
-    pid: int
-    pidfd: int
-    reaper: int  # its pidfd
-    link: socket.socket
-
-
 class Template:
     """One template process. `run` must be running for anything to be answered; it returns when the process has ended."""
 
-    def __init__(self, key: TemplateKey, log_path: Path, environment: Mapping[str, str]) -> None:
-        """Starts the process; from the main thread only. Raises `HoldfastError` when it cannot be started."""
+    def __init__(
+        self, key: TemplateKey, log_path: Path, environment: Mapping[str, str], user: TrainingUser | None = None
+    ) -> None:
+        """Starts the process; from the main thread only. `user`: that of the process and its workers, if it is not this
+        process's. Raises `HoldfastError` when it cannot be started."""
+        self._user = user
         self.key = key
         self.failure = ""  # why it cannot serve, once it cannot
         self.left_out: Mapping[str, str] = {}  # modules that it has not imported, and why
@@ -87,7 +83,7 @@ class Template:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         with closing(theirs):
-            self._process = _spawn(key, log_path, environment, theirs)
+            self._process = _spawn(key, log_path, environment, theirs, user)
 
     @property
     def pid(self) -> int:
@@ -139,9 +135,13 @@ class Template:
                 finally:
                     theirs.close()
                 raw, received = await receive(link, descriptors=2)
-                message = protocol.decode(raw) if raw else {"type": "fork_failed", "reason": self.failure or "it died"}
+                message = _decoded(raw) or {"type": "fork_failed", "reason": self.failure or "it died"}
             if message["type"] == "forked" and len(received) == 2:
-                return Forked(message["pid"], received[0], received[1], link)
+                forked = Forked(int(message.get("pid", 0)), received[0], received[1], link)
+                refused = "" if self._user is None else await refuse_foreign(forked, self._user.uid)
+                if not refused:
+                    return forked
+                message, received = {"type": "fork_failed", "reason": refused}, []
         except BaseException:
             link.close()
             raise
@@ -160,8 +160,8 @@ class Template:
     async def run(self) -> None:
         """Hear the template until its process has ended; then everything still asked of it fails."""
         try:
-            while raw := await self._receive():
-                self._take(protocol.decode(raw))
+            while message := _decoded(await self._receive()):
+                self._take(message)
             code = await self._process.wait()
             self._fail(self.failure or self._epitaph(code))
         finally:
@@ -189,18 +189,20 @@ class Template:
     def _take(self, message: Mapping[str, Any]) -> None:
         match message["type"]:
             case "ready":
-                self.left_out = {str(name): str(why) for name, why in message.get("left_out", {}).items()}
+                left_out = message.get("left_out")
+                if isinstance(left_out, dict):
+                    self.left_out = {str(name): str(why) for name, why in left_out.items()}
                 log.info(
                     "worker template ready",
                     learned=len(self.key.learned),
                     left_out=dict(self.left_out),
                     pid=self.pid,
                     preload=self.key.preload,
-                    import_s=round(message["import_s"], 2),
+                    import_s=_rounded(message.get("import_s")),
                 )
                 self._ready.set()
             case "failed":
-                self._fail(str(message["reason"]))
+                self._fail(str(message.get("reason")))
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
@@ -211,6 +213,19 @@ class Template:
             return "it was replaced by another one"
         said = "; ".join(tail(self._log_path, lines_max=3))
         return f"the worker template exited with code {code}{f': {said}' if said else ' without an error message'}"
+
+
+def _decoded(raw: bytes) -> Mapping[str, Any]:
+    """The message; empty at the end, and for what a template does not send: code of the job runs in the process as well."""
+    try:
+        return protocol.decode(raw) if raw else {}
+    except (ValueError, RecursionError) as error:
+        log.error("message of a worker template refused", reason=str(error))
+        return {}
+
+
+def _rounded(seconds: object) -> float:
+    return round(seconds, 2) if isinstance(seconds, int | float) else 0.0
 
 
 async def receive(channel: socket.socket, descriptors: int = 0) -> tuple[bytes, list[int]]:
@@ -226,7 +241,13 @@ async def receive(channel: socket.socket, descriptors: int = 0) -> tuple[bytes, 
             return raw, fds
 
 
-def _spawn(key: TemplateKey, log_path: Path, environment: Mapping[str, str], channel: socket.socket) -> Child:
+def _spawn(
+    key: TemplateKey,
+    log_path: Path,
+    environment: Mapping[str, str],
+    channel: socket.socket,
+    user: TrainingUser | None,
+) -> Child:
     output = open_log(log_path)
     try:
         return spawn(
@@ -243,6 +264,7 @@ def _spawn(key: TemplateKey, log_path: Path, environment: Mapping[str, str], cha
             },
             output=output,
             pass_fds=(channel.fileno(),),
+            user=user,
         )
     except OSError as error:
         raise HoldfastError(f"the worker template cannot be started: {error}") from error

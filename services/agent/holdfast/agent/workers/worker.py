@@ -11,14 +11,17 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 
 from holdfast.agent.workers.entry import Entry
+from holdfast.agent.workers.forked import Forked
 from holdfast.agent.workers.orphans import end_orphans
-from holdfast.agent.workers.template import Forked, Template, receive
+from holdfast.agent.workers.template import Template, receive
 from holdfast.domain import template as template_protocol
 from holdfast.domain import worker as protocol
 from holdfast.domain.errors import Unavailable
@@ -162,15 +165,27 @@ class Worker:
     async def _receive_until(self, kind: str) -> bool:
         """Process the reaper's messages up to one of type `kind`. Returns False if the reaper has ended without it."""
         while raw := (await receive(self._link))[0]:
-            message = template_protocol.decode(raw)
-            if message["type"] == "exited":
-                self.exit = Exit(message["at"], message["exit_code"], message["signal"], message["uptime_s"])
+            try:
+                message = template_protocol.decode(raw)
+                if message["type"] == "exited":
+                    self.exit = _exit_of(message)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                return False  # not of the reaper: a process of the script has its descriptor
             if message["type"] == kind:
                 return True
         return False
 
 
+def _exit_of(message: Mapping[str, Any]) -> Exit:
+    """Raises KeyError, TypeError or ValueError for what a reaper does not send."""
+    code, number = message["exit_code"], message["signal"]
+    if not all(value is None or type(value) is int for value in (code, number)):
+        raise TypeError("an exit code or a signal that is no number")
+    return Exit(float(message["at"]), code, number, float(message["uptime_s"]))
+
+
 def _reap(pidfd: int) -> None:
     """Reap a child process that has ended, and close the descriptor."""
-    os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    with suppress(ChildProcessError):  # two reports named the same process
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
     os.close(pidfd)

@@ -3,6 +3,9 @@
 If memory has no room, a worker creates them in `<disk>/<job>/overflow/w<local rank>/`. Both are treated in the same
 way.
 
+The workers can write anything into these directories, and may run as another user than this process (`owners`). What this
+process opens there is then a file of the worker alone, not a link to another one; the directories themselves are the agent's.
+
 The header describes the content of an image. The manifest next to it, written by this module, confirms that the content was
 seen complete. If the header has changed since, the manifest is stale and ignored."""
 
@@ -35,8 +38,18 @@ class ImageTier:
 
     name = "memory"
 
-    def __init__(self, root: Path, node: str, checksummer: Checksummer, *, overflow: Path) -> None:
-        """`overflow` is the disk directory of the node."""
+    def __init__(
+        self,
+        root: Path,
+        node: str,
+        checksummer: Checksummer,
+        *,
+        overflow: Path,
+        owners: frozenset[int] | None = None,
+    ) -> None:
+        """`overflow` is the disk directory of the node. `owners`: whose files are images, if workers run as another user than
+        this process; None = their files are those of this user."""
+        self._owners = owners
         self._root = root
         self._overflow = overflow
         self._node = node
@@ -55,7 +68,7 @@ class ImageTier:
         for path in self.paths(job):
             with suppress(OSError, HoldfastError):
                 if (header := self._peek(path)) is not None:
-                    seen.append(Seen(path, header))
+                    seen.append(Seen(path, header, self._owners))
         return seen
 
     def look(self, job: str) -> tuple[list[Seen], list[Damaged]]:
@@ -66,11 +79,11 @@ class ImageTier:
         for path in paths:
             try:
                 if (header := self._peek(path)) is not None:
-                    seen.append(Seen(path, header))
+                    seen.append(Seen(path, header, self._owners))
             except FileNotFoundError:
                 continue  # replaced since the listing
             except IntegrityError:
-                damaged += _set_aside(path, self._peek)
+                damaged += _set_aside(path, self._peek, self._owners)
             except (HoldfastError, OSError) as error:
                 damaged.append(Damaged(path, str(error), aside=False))
         return seen, damaged
@@ -129,7 +142,7 @@ class ImageTier:
 
     def open(self, job: str, key: ShardKey) -> OpenShard:
         path = self._path(job, key)
-        reader = Reader(path)
+        reader = Reader(path, owners=self._owners)
         manifest = self._manifest(job, path, reader.header)
         if reader.key != key or manifest is None:
             reader.close()
@@ -172,7 +185,7 @@ class ImageTier:
     def _peek(self, path: Path) -> Header | None:
         """As `peek`. Also raises IntegrityError for an image whose memory is not allocated, because reading the image would
         allocate it, and a damaged header can describe more memory than the machine has."""
-        header = peek(path)
+        header = peek(path, owners=self._owners)
         if header is None or path.is_relative_to(self._overflow):
             return header
         if (allocated := path.stat().st_blocks * BLOCK) < header.size:
@@ -189,16 +202,16 @@ class ImageTier:
         """Return the manifest of this save, if there is one."""
         known: list[Manifest] = []
         with suppress(OSError, HoldfastError):
-            known.append(Manifest.read(_manifest_path(path)))
+            known.append(Manifest.read(_manifest_path(path), owners=self._owners))
         if (pending := self._unwritten.get(path)) is not None:
             known.append(pending[0])
         return next((each for each in known if each.job == job and each.describes(header)), None)
 
 
-def _set_aside(path: Path, look: Callable[[Path], Header | None]) -> list[Damaged]:
+def _set_aside(path: Path, look: Callable[[Path], Header | None], owners: frozenset[int] | None) -> list[Damaged]:
     """Rename a damaged image, unless a process uses it now."""
     try:
-        with _for_ourselves(path):
+        with _for_ourselves(path, owners):
             try:
                 look(path)
             except IntegrityError as error:
@@ -221,9 +234,9 @@ def _moved(path: Path, reason: str) -> Damaged:
 
 
 @contextmanager
-def _for_ourselves(path: Path) -> Iterator[None]:
+def _for_ourselves(path: Path, owners: frozenset[int] | None) -> Iterator[None]:
     """Lock the file exclusively. Raises BlockingIOError if it is locked, and as `open_stored` does."""
-    fd = open_stored(path)
+    fd = open_stored(path, owners=owners)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -16,16 +16,17 @@ from holdfast.shards import Header, Manifest, Reader
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An image whose header, read without a lock, describes a complete save."""
+    """An image whose header, read without a lock, describes a complete save. `owners`: as of `open_stored`."""
 
     path: Path
     header: Header
+    owners: frozenset[int] | None = None
 
     def open(self) -> Reader:
         """Open and lock the image. Raises Conflict if it contains another save by now, which is normal if saves are frequent,
         and IntegrityError if it is damaged."""
         try:
-            reader = Reader(self.path)
+            reader = Reader(self.path, owners=self.owners)
         except FileNotFoundError as error:
             raise Conflict(f"{self.path} has been deleted") from error
         if reader.header != self.header:

@@ -164,6 +164,7 @@ class WarmFiles:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False  # a process reads it, so its pages cannot be reused
+            os.fchmod(file.fileno(), 0o600)  # it may have been lent to the workers of a job
             self._directory.mkdir(parents=True, exist_ok=True)
             self._kept[inode] = self._directory / str(inode)
             path.rename(self._kept[inode])
