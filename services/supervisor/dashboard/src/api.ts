@@ -12,6 +12,7 @@ export type Incident = Schemas["Incident"];
 export type NodeDetail = Schemas["NodeDetail"];
 export type NodeGpus = Schemas["NodeGpus"];
 export type RankColumns = Schemas["RankColumns"];
+export type RankMeasurements = Schemas["RankMeasurements"];
 export type Timeline = Schemas["Timeline"];
 
 const EVENTS = ["JobAccepted", "JobChanged", "GenerationChanged", "IncidentChanged", "NodeChanged", "FindingJudged"];

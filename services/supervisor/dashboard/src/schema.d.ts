@@ -815,6 +815,24 @@ export interface components {
             state: number[];
             states: string[];
         };
+        RankError: {
+            at: number | null;
+            frames: string[];
+            message: string;
+            node: string;
+            rank: number;
+            type: string;
+        };
+        RankErrors: {
+            answered: number;
+            asked: number;
+            decided_by: string;
+            errors: components["schemas"]["RankError"][];
+            generation: number;
+            incident: string;
+            job: string;
+            nodes: number;
+        };
         RankLog: {
             generation: number;
             job: string;
@@ -824,6 +842,17 @@ export interface components {
             rank: number;
             size: number;
             text: string;
+        };
+        RankMeasurements: {
+            answered: number;
+            at: number;
+            generation: number;
+            job: string;
+            nodes: number;
+            oldest_s: number;
+            step_s: (number | null)[];
+            temperature_c: (number | null)[];
+            wait_s: (number | null)[];
         };
         ReasonBody: {
             /** @default asked for by an operator */
