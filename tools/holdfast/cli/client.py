@@ -124,6 +124,19 @@ class Client:
         path = _path("jobs", name, "ranks", str(rank), "log")
         return self._get(path, generation=generation, offset=offset, limit=limit)
 
+    def ranks(self, name: str) -> Json:
+        """Return every rank of the newest generation, in columns."""
+        return self._get(_path("jobs", name, "ranks"))
+
+    def rank_measurements(self, name: str) -> Json:
+        """Return what the agents measure of the ranks now, in columns."""
+        return self._get(_path("jobs", name, "ranks", "measurements"))
+
+    def rank_errors(self, name: str, generation: int = 0) -> Json:
+        """Return the exceptions of a generation's ranks from the agents, the first failure first; 0 = of the newest generation
+        that has some."""
+        return self._get(_path("jobs", name, "errors"), generation=generation)
+
     def jobs(self) -> Iterator[Json]:
         return self._pages("/v1/jobs")
 

@@ -274,11 +274,14 @@ function Numbers({ value, given, by }: { value: RankColumns; given: Float64Array
   const scale = useMemo(() => scale_of(given, by), [given, by]);
   const most = useMemo(() => largest(given, LARGEST), [given]);
   if (!scale.known) return <p class="quiet">Grey: not known, of any rank.</p>;
-  const full = scale.top > scale.most ? "Differences this small are drawn pale" : "Full colour: the largest";
+  const full =
+    scale.top > scale.most
+      ? `The largest, ${in_words(by, scale.most)}, differs so little that it is drawn pale as well`
+      : `Full colour: the largest, ${in_words(by, scale.most)}`;
   return (
     <>
       <p class="quiet">
-        Pale: the least, {in_words(by, scale.least)}. {full}, {in_words(by, scale.most)}. Grey: not known
+        Pale: the least, {in_words(by, scale.least)}. {full}. Grey: not known
         {scale.known < given.length ? `, of ${count(given.length - scale.known, "rank")}` : ""}.
       </p>
       {is_measured(by) && (
