@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -43,7 +44,7 @@ def test_repeated_rounds_reach_every_node_once() -> None:
 def test_the_first_round_is_spread_over_the_job() -> None:
     nodes = [f"n{n}" for n in range(12_500)]
     places = sorted(int(name[1:]) for name in nodes_to_ask(nodes, {}, 1024))
-    gaps = [after - before for before, after in zip(places, places[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(places)]
     assert max(gaps) <= 3 * 12_500 / 1024, "no part of the mesh stays dark"
 
 
