@@ -9,7 +9,7 @@ from holdfast.domain.signals import WorkerError
 
 
 def told(*errors: tuple[int, float | None], **changes: Any) -> dict[str, Any]:
-    listed = [
+    listed: list[dict[str, Any]] = [
         {"rank": rank, "node": f"n{rank}", "at": at, "type": "ValueError", "message": f"text {rank}", "frames": []}
         for rank, at in errors
     ]

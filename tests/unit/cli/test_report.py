@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from holdfast.cli import report as subject
 from holdfast.cli.main import application
-from holdfast.cli.report.numbers import Report, Terms, report
 from holdfast.cli.report.page import page
-from holdfast.cli.report.words import compared, money, percent, since, span
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.supervisor.report.numbers import Report, Terms, report
+from holdfast.supervisor.report.words import compared, money, percent, since, span
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data/report/three_faults.json").read_text())
 T0 = 1_000_000.0
@@ -206,7 +206,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_overwritten(run: Any, tmp_path
     assert (tmp_path / "mine.html").read_text() == "mine"
     found = run("--flops-per-token", "1e9").exception
     assert isinstance(found, InvalidSpec)
-    assert "--flops-per-token and --peak-flops" in str(found)
+    assert "flops_per_token and peak_flops" in str(found)
     assert isinstance(run("--restart-s", "9").exception, InvalidSpec)
 
 

@@ -189,6 +189,10 @@ class Client:
     def goodput(self, name: str) -> Json:
         return self._get(_path("jobs", name, "goodput"))
 
+    def fleet_report(self, **parameters: Any) -> Json:
+        """Return the report of all jobs within a range of time; `parameters`: its bounds, and terms instead of the jobs'."""
+        return self._get("/v1/report", **parameters)
+
     def timeline(self, name: str) -> Json:
         """Steps, ranks, classes of goodput and incidents of the job's newest run over time."""
         return self._get(_path("jobs", name, "timeline"))

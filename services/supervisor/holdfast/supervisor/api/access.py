@@ -67,6 +67,8 @@ ROUTES: Mapping[str, RouteRule] = MappingProxyType(
         "GET /v1/jobs/{name}/errors": _READ,
         "GET /v1/jobs/{name}/ranks/{rank}/log": _READ,
         "GET /v1/jobs/{name}/timeline": _READ,
+        "GET /v1/jobs/{name}/report": _READ,
+        "GET /v1/report": _READ,
         "GET /v1/fleet": _READ,
         "GET /v1/fleet/checkpoints": _READ,
         "GET /v1/fleet/nodes": _READ,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from anyio import to_thread
+from anyio import Lock, to_thread
 from fastapi import Depends, Header, Query, Request, Response
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
@@ -96,6 +96,7 @@ class Backend:
         self.cluster = cluster
         self.alerts = alerts
         self.measuring = RankMeasuring()
+        self.reporting = Lock()
         self._agents = agents
         self._look = look
         self._policies = policies

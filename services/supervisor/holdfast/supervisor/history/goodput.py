@@ -27,7 +27,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -84,6 +84,7 @@ class Ledger:
     goodput_job: float | None  # None: the script reports no steps
     goodput_paid: float | None  # likewise
     fault_free_tokens_per_s: float
+    fault_free_flops_per_s: float  # as the script reports them; 0 = it does not
     tokens: int  # of new steps
     rework_steps: int
     world_sizes: tuple[tuple[float, int], ...]
@@ -119,6 +120,16 @@ class Recent:
     since: float
     until: float
     seconds: Mapping[Class, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Inside(Recent):
+    """A part of a job's time, and what its steps did in it."""
+
+    fault_free_tokens_per_s: float
+    fault_free_flops_per_s: float
+    tokens: int  # of new steps
+    rework_steps: int
 
 
 @dataclass(slots=True)
@@ -162,6 +173,32 @@ def recent(history: History, since: float) -> Recent:
     for begin, end, first in _gaps(history, windows):
         _book_gap(book, history, max(begin, start), end, startup=first and not (booked and booked.windows))
     return Recent(start, history.ended_at, book.seconds)
+
+
+def within(history: History, since: float, until: float) -> Inside:
+    """The time from `since` until `until` (Unix seconds). It begins later in the cases that `recent` names."""
+    until = min(until, history.ended_at)
+    part = replace(
+        history,
+        ended_at=until,
+        steps=[record for record in history.steps if record.ended_at <= until],
+        waits=[(begin, min(end, until)) for begin, end in history.waits if begin < until],
+        unmeasured=[(begin, min(end, until)) for begin, end in history.unmeasured if begin < until],
+    )
+    seconds = recent(part, since)
+    windows = [window for window in _windows(part) if window.begin >= seconds.since]
+    by_tokens = any(window.record.tokens for window in windows)
+    rate = _fault_free_rate(windows, history.full_world_size, by_tokens=by_tokens)
+    new = [window.record for window in windows if window.new]
+    return Inside(
+        seconds.since,
+        seconds.until,
+        seconds.seconds,
+        fault_free_tokens_per_s=rate if by_tokens else 0.0,
+        fault_free_flops_per_s=0.0,
+        tokens=sum(record.tokens for record in new),
+        rework_steps=len(windows) - len(new),
+    )
 
 
 def spans(history: History) -> tuple[Span, ...]:
@@ -213,6 +250,7 @@ def _ledger(
         goodput_job=(useful / wall_s if wall_s else 0.0) if known else None,
         goodput_paid=(min(1.0, useful * history.full_nodes / paid) if paid else 0.0) if known else None,
         fault_free_tokens_per_s=tokens_rate,
+        fault_free_flops_per_s=0.0,
         tokens=tokens,
         rework_steps=rework_steps,
         world_sizes=((0.0, 0), *((round(at - history.started_at, 3), size) for at, size in history.world_sizes)),

@@ -305,6 +305,14 @@ class SqliteHistory:
             tokens_per_s=[row[3] / seconds for row, seconds in zip(rows, lengths_s, strict=True)],
         )
 
+    async def jobs(self, *, before: float) -> list[str]:
+        rows = await self._rows(
+            "SELECT job, max(at) AS newest FROM events WHERE type = 'JobAccepted' GROUP BY job HAVING newest < ? "
+            "ORDER BY newest DESC, job",
+            before,
+        )
+        return [job for job, _ in rows]
+
     async def run(self, job: str) -> Run | None:
         accepted = await self._events_of("JobAccepted", job)
         return await self._run(lambda: self._read_run(accepted[-1])) if accepted else None
