@@ -22,7 +22,7 @@ from holdfast.agent.workers.logs import log_path, read_errors, read_part
 from holdfast.domain.errors import NotFound
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.gpus import GpuState
-from holdfast.domain.job import JobSpec
+from holdfast.domain.job import JobSpec, ReportSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.orders import Tested
@@ -138,7 +138,8 @@ def under_fire() -> World:
 
 def _large() -> JobSpec:
     mesh = Mesh.of({"dp": 16, "pp": 8, "tp": 4})
-    return replace(job(16, 32, nproc=8, min_dp=12, name="llm-70b"), mesh=mesh)
+    stated = ReportSpec(2.5, "€", flops_per_token=4.2e11, peak_flops=989e12, restart_s=250.0, checkpoint_every_s=600.0)
+    return replace(job(16, 32, nproc=8, min_dp=12, name="llm-70b"), mesh=mesh, report=stated)
 
 
 def _recover(fleet: Fleet, steps: list[StepRecord], *, minutes: float) -> None:

@@ -19,7 +19,7 @@ from holdfast.supervisor.protocol import JobChanged, JobPhase, JobStopRequested,
 core = pytest.mark.core
 Sites = Callable[[str], Site]
 JOB = "jobs/llm-70b"
-TABS = ("logs", "checkpoints", "findings", "policy", "configuration", "attempts")
+TABS = ("logs", "checkpoints", "findings", "report", "policy", "configuration", "attempts")
 
 VARIATIONS = [
     pytest.param(width, scheme, marks=[core] if (width, scheme) == (1440, "light") else [])
@@ -40,6 +40,7 @@ def places(world: browsed.World) -> dict[str, str]:
         "node": "nodes/node-020",
         "node with GPUs": "nodes/node-021",
         "checkpoints": "checkpoints",
+        "report": "report",
         "settings": "settings",
         "job": JOB,
         "no such job": "jobs/none",
@@ -259,6 +260,27 @@ def test_100_000_ranks_by_step_time_stay_quick(chromium: Browser, sites: Sites) 
             })"""
         )
         assert taken_ms < 1_000, "from the choice to the picture"
+
+
+@core
+def test_the_report_of_a_job_and_of_the_fleet(chromium: Browser, sites: Sites) -> None:
+    with opened(chromium) as page:
+        visit(page, sites("under fire").url, f"{JOB}/report")
+        tab = page.get_by_role("tabpanel")
+        expect(tab).to_contain_text("4 faults, one in")
+        expect(tab).to_contain_text("each of 3 repaired faults takes a restart of 4.2 min")
+        expect(page.get_by_role("group", name="Faults by kind")).to_contain_text("worker crash")
+        expect(page.get_by_role("group", name="Time by class")).to_contain_text("€")
+        page.get_by_role("link", name="Report", exact=True).click()
+        jobs = page.get_by_role("group", name="Jobs")
+        expect(jobs).to_contain_text("llm-70b")
+        expect(jobs).to_contain_text("old-run")
+        expect(page.locator("main")).to_contain_text("2 of 3 jobs have no price")
+        examine(page, "1440 light/report of the fleet")
+        page.get_by_label("Time", exact=True).select_option("the last 24 hours")
+        expect(jobs).to_contain_text("llm-70b")
+        jobs.get_by_role("link", name="llm-70b").click()
+        expect(page.get_by_role("tab", name="Report")).to_have_attribute("aria-selected", "true")
 
 
 @core

@@ -373,12 +373,6 @@ class Report(_Part):
         Field(description="compare with: seconds between checkpoints without Holdfast; with restart_s", examples=[600]),
     ] = None
 
-    @model_validator(mode="after")
-    def _both(self) -> Self:
-        if (self.restart_s is None) != (self.checkpoint_every_s is None):
-            raise ValueError("restart_s and checkpoint_every_s, or none of them")
-        return self
-
 
 class Source(_Part):
     """Source from which each node reads a value that is neither stored with the job nor shown: a file or a command."""

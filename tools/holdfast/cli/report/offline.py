@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,21 +74,33 @@ def _from_copy(path: Path, make: Callable[[History], Awaitable[T]]) -> T:
 
 def _copy(path: Path, copy: Path) -> None:
     """Copy the file, also while a supervisor writes it. Raises `InvalidSpec` for what is no history of this version."""
-    expected = "a history.sqlite3 of HOLDFAST_DATA_DIR (of a local stack: in its supervisor's directory)"
+    expected = "a history.sqlite3 of HOLDFAST_DATA_DIR"
     if not path.is_file():
         raise InvalidSpec("--history", str(path), expected)
     try:
-        source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        try:
+        with (
+            closing(sqlite3.connect(_as_uri(path, copy), uri=True)) as source,
+            closing(sqlite3.connect(copy)) as target,
+        ):
             (layout,) = source.execute("PRAGMA user_version").fetchone()
-            target = sqlite3.connect(copy)
-            try:
-                source.backup(target)
-            finally:
-                target.close()
-        finally:
-            source.close()
-    except sqlite3.Error as error:
+            source.backup(target)
+    except (sqlite3.Error, OSError) as error:
         raise InvalidSpec("--history", str(path), f"{expected}: {error}") from error
     if not 1 <= layout <= LAYOUT:
         raise InvalidSpec("--history", str(path), f"{expected}, of this version or an earlier one (layout {layout})")
+
+
+def _as_uri(path: Path, copy: Path) -> str:
+    """Return how to read the database without leaving a file beside it that its supervisor might not be allowed to use.
+
+    SQLite makes such files (-wal, -shm) when it reads a database that has none; `immutable` tells it not to. While a supervisor
+    writes, both are there. After a crash of the machine only -wal may be: then both are copied first."""
+    log, index = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
+    if not log.exists():
+        return f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+    if index.exists():
+        return f"{path.resolve().as_uri()}?mode=ro"
+    beside = copy.with_name("crashed.sqlite3")
+    shutil.copyfile(path, beside)
+    shutil.copyfile(log, beside.with_name(beside.name + "-wal"))
+    return beside.as_uri()

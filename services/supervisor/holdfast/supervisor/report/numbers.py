@@ -47,15 +47,18 @@ DOLLAR = "$"
 
 def joined(given: Terms, stated: Terms) -> Terms:
     """`given` by the reader, and what the job file has `stated` where the reader gives nothing. Raises `InvalidSpec` if one
-    value of a pair is given or stated without the other."""
+    value of a pair is given, and the other one neither given nor stated."""
     values = {
         name: ours if (ours := getattr(given, name)) is not None else getattr(stated, name)
         for name in (each.name for each in fields(Terms))
     }
-    if (values["restart_s"] is None) != (values["checkpoint_every_s"] is None):
-        raise InvalidSpec("restart_s and checkpoint_every_s", "only one of them", "both, or none")
-    if given.flops_per_token is not None and values["peak_flops"] is None:
-        raise InvalidSpec("flops_per_token and peak_flops", "only one of them", "both, or none")
+    for one, other in (
+        ("restart_s", "checkpoint_every_s"),
+        ("checkpoint_every_s", "restart_s"),
+        ("flops_per_token", "peak_flops"),
+    ):
+        if getattr(given, one) is not None and values[other] is None:
+            raise InvalidSpec(one, getattr(given, one), f"{other} as well, here or in the job file")
     return Terms(**values)
 
 
@@ -169,7 +172,7 @@ def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> 
         all_faults=of("all", faults),
         by_kind=tuple(of(name, some) for name, some in _grouped(faults, lambda each: each["kind"])),
         by_node=tuple(of(name, some) for name, some in _grouped(faults, lambda each: each["node"] or "none")),
-        comparison=_comparison(faults, step_s, terms, price_s),
+        comparison=_comparison(faults, step_s, terms, price_s, notes),
         notes=tuple(notes),
         currency=terms.currency or DOLLAR,
     )
@@ -244,8 +247,12 @@ def _mfu(ledger: Json, ranks: int, terms: Terms, notes: list[str]) -> float | No
     return mfu
 
 
-def _comparison(faults: Sequence[Json], step_s: float, terms: Terms, price_s: float | None) -> Comparison | None:
+def _comparison(
+    faults: Sequence[Json], step_s: float, terms: Terms, price_s: float | None, notes: list[str]
+) -> Comparison | None:
     if terms.restart_s is None or terms.checkpoint_every_s is None:
+        if terms.restart_s is not None or terms.checkpoint_every_s is not None:
+            notes.append("Nothing is compared: only one of restart_s and checkpoint_every_s is stated.")
         return None
     repaired = [each for each in faults if _repair_s(each) is not None]
     actual_s = _lost_s(repaired, step_s)
