@@ -277,7 +277,7 @@ def test_the_report_of_a_job_and_of_the_fleet(chromium: Browser, sites: Sites) -
         expect(jobs).to_contain_text("old-run")
         expect(page.locator("main")).to_contain_text("2 of 3 jobs have no price")
         examine(page, "1440 light/report of the fleet")
-        page.get_by_label("Time", exact=True).select_option("the last 24 hours")
+        page.locator("main form select").select_option("the last 24 hours")
         expect(jobs).to_contain_text("llm-70b")
         jobs.get_by_role("link", name="llm-70b").click()
         expect(page.get_by_role("tab", name="Report")).to_have_attribute("aria-selected", "true")
