@@ -246,6 +246,7 @@ class Progress:
             grad_norm=tuple(note.grad_norm for note in notes),
             comm_wait_s=tuple(note.comm_wait_s for note in notes),
             local_grad_norm=_reported(tuple(note.local_grad_norm for note in notes)),
+            flops=tuple(note.flops for note in notes) if any(note.flops for note in notes) else (),
         )
 
     def take_observed(self, at: float) -> ObservedSteps | None:
