@@ -232,7 +232,9 @@ function FaultsTable({
           <td class="number">{each.mttr_s === null ? "not known" : duration(each.mttr_s)}</td>
           <td class="number">{each.longest_s === null ? "not known" : duration(each.longest_s)}</td>
           <td class="number">{each.rework_steps.toLocaleString("en")}</td>
-          {priced && <td class="number">{money(each.cost ?? 0, currency)}</td>}
+          {priced && (
+            <td class="number">{each.repaired || each.rework_steps ? money(each.cost ?? 0, currency) : "not known"}</td>
+          )}
         </tr>
       ))}
     </Table>
