@@ -151,7 +151,9 @@ async def test_a_file_from_before_steps_were_booked_is_brought_up_to_date(tmp_pa
     await history.add_steps(steps(10), "1-0")
     await history.aclose()
     database = sqlite3.connect(tmp_path / "h.sqlite3")
-    database.executescript("DROP TABLE booked; DROP TABLE asked; ALTER TABLE steps DROP COLUMN flops; PRAGMA user_version = 2;")
+    database.executescript(
+        "DROP TABLE booked; DROP TABLE asked; ALTER TABLE steps DROP COLUMN flops; PRAGMA user_version = 2;"
+    )
     database.close()
     history = await SqliteHistory.open(tmp_path / "h.sqlite3", steps_max=5)
     await history.add_steps(steps(10, first=11, begin=111.0), "2-0")
