@@ -148,6 +148,7 @@ def shards(generation: Generation, step: int, own: Placement | None, peer: Place
         ShardRecord(
             ShardKey(generation.attempt, step, rank), generation.mesh, tier, 10**9,
             f"crc32c:{rank % generation.mesh.replica_size:08x}{step:08x}", placement.node,
+            f"{step:016x}{rank:016x}",
         )
         for placement, tier in kept
         if placement is not None

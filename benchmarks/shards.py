@@ -32,6 +32,7 @@ from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Tier
+from holdfast.replicator.wanted import Wanted
 from holdfast.shards import Image, ImageSet, Manifest, Plan, Staged, TensorSpec
 
 ROUNDS = 5
@@ -97,7 +98,7 @@ def transport(root: Path, staged: Staged, total: int) -> None:
 
     def fetch() -> None:
         with listening(server.serve) as endpoint:
-            client.fetch(ShardSource("a", endpoint), "job", TOKEN, staged.key, manifest.digest, into)
+            client.fetch(ShardSource("a", endpoint), "job", TOKEN, Wanted.like(manifest), into)
         into.delete("job", staged.key)
 
     payload = memoryview(bytearray(total))

@@ -135,12 +135,14 @@ class Node:
     # ------------------------------------------------------------ the agent's side
 
     def configure(
-        self, *, generation: int = 1, attempt: int = 1, ranks: tuple[int, ...] = (0,), peers: tuple[Node, ...] = (),
+        self, *, generation: int = 1, attempt: int = 1, ranks: tuple[int, ...] = (0,),
+        peers: tuple[Node | ShardSource, ...] = (),
         keep: int = 2, token: str = TOKEN, world: int = 2, job: str = JOB,
         store: str = "", store_interval_s: float = 0.001, store_keep: int = 2, first_attempt: int = 0,
     ) -> None:  # fmt: skip
+        sources = tuple(peer.source if isinstance(peer, Node) else peer for peer in peers)
         request = Configure(
-            job, generation, attempt, Mesh.of({"dp": world}), ranks, tuple(p.source for p in peers), keep, token,
+            job, generation, attempt, Mesh.of({"dp": world}), ranks, sources, keep, token,
             store, store_interval_s, store_keep, first_attempt,
         )  # fmt: skip
         self._stub.Configure(wire.encode_configure(request), timeout=TIMEOUT_S)
@@ -190,9 +192,11 @@ class Node:
     def close_link(self) -> None:
         self._stub.CloseLink(pb.CloseLinkRequest(), timeout=TIMEOUT_S)
 
-    def begin_link_test(self, endpoint: str, token: str, *, bytes_max: int = 8 << 20, seconds_max: float = 0.3) -> Any:
+    def begin_link_test(
+        self, endpoint: str, token: str, *, bytes_max: int = 8 << 20, seconds_max: float = 0.3, node: str = "other"
+    ) -> Any:
         """The call, under way."""
-        request = MeasureLink("other", endpoint, token, LinkLimits(bytes_max, seconds_max))
+        request = MeasureLink(node, endpoint, token, LinkLimits(bytes_max, seconds_max))
         return self._stub.MeasureLink.future(wire_links.encode_measure(request), timeout=TIMEOUT_S)
 
     def inventories(self, job: str = JOB) -> Iterator[Inventory]:

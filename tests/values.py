@@ -108,7 +108,7 @@ def value_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     """A strategy for one annotation; `name` is the field's."""
     if name == "tier":
         return st.sampled_from(["memory", "disk"])
-    if name == "digest":
+    if name in ("digest", "root"):
         return text.filter(lambda digest: "," not in digest)
     if name == "members":
         return st.sampled_from(["", "0-3", "1-9:4,12"])

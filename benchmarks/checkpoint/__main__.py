@@ -23,7 +23,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.checkpoint import network, saves, store
+from benchmarks.checkpoint import network, protection, saves, store
 from benchmarks.checkpoint.protocol import LIMIT, Request
 from benchmarks.checkpoint.results import OURS, Measured, Results, TrialFailed
 from benchmarks.checkpoint.scratch import Scratch, scratch
@@ -31,7 +31,10 @@ from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError
 
 SAVES = 2  # counted saves per trial and contender
-ON_REQUEST = ("dcp_async_process",)  # only with --only: slow, with results between those of the other two
+ON_REQUEST = (
+    "dcp_async_process",
+    "protection",
+)  # only with --only, because they take minutes
 
 # Errors of the measured systems. Other errors are bugs of this benchmark, and end it.
 FAILURES = (TrialFailed, HoldfastError, grpc.RpcError, OSError, RuntimeError, subprocess.TimeoutExpired)
@@ -84,7 +87,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--size", type=float, default=1.1, help="GB of state (default 1.1)")
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--only", default="", help="comma-separated: contenders, network, store")
+    parser.add_argument("--only", default="", help="comma-separated: contenders, network, store, protection")
     return parser.parse_args()
 
 
@@ -92,10 +95,11 @@ def _trials(only: list[str] | None) -> dict[str, Trial]:
     peers = os.environ.get("PEERS_DIR", "")
     trials: dict[str, Trial] = {
         OURS: saves.measure_holdfast,
-        **dict.fromkeys((LIMIT, "dcp_async", "dcp_async_cached", "torch_save", *ON_REQUEST), saves.measure),
+        **dict.fromkeys((LIMIT, "dcp_async", "dcp_async_cached", "torch_save", "dcp_async_process"), saves.measure),
         "nvrx_local": partial(saves.measure, packages=peers),
         "network": network.measure,
         "store": store.measure,
+        "protection": protection.measure,
     }
     if not peers:
         del trials["nvrx_local"]

@@ -41,8 +41,8 @@ SHARD_OVERHEAD_MAX = 0.02  # bytes of a shard in addition to the state, as a fra
 def measure(request: Request, place: Scratch) -> Measured:
     """Measure one round. Raises TrialFailed."""
     ready = {
-        "PREALLOCATED_SHARDS": "1",
-        "PREALLOCATED_SHARD_BYTES": str(int(request.nbytes * (1 + SHARD_OVERHEAD_MAX))),
+        "HOLDFAST_REPLICATOR_PREALLOCATED_SHARDS": "1",
+        "HOLDFAST_REPLICATOR_PREALLOCATED_SHARD_BYTES": str(int(request.nbytes * (1 + SHARD_OVERHEAD_MAX))),
     }
     with (
         Replicator("a", place, unlimited=True) as holder,
@@ -51,7 +51,7 @@ def measure(request: Request, place: Scratch) -> Measured:
     ):
         holder.configure((0,))
         other.configure((1,))
-        copies = [_copy(replace(request, mark=step), place, holder, other) for step in range(1, COPIES + 1)]
+        copies = [copy_to_peer(replace(request, mark=step), place, holder, other) for step in range(1, COPIES + 1)]
         record = copies[-1].record
         limits = _limits(max(record.size, LIMIT_BYTES_MIN))  # before and after: the loopback rate varies by half
         holder.configure((0,))  # without a peer, so that it does not send the shard again
@@ -59,8 +59,8 @@ def measure(request: Request, place: Scratch) -> Measured:
         for node in (other, spare):
             node.configure((1,))
         restored_s = {
-            OURS: _restore(record, spare, holder),
-            f"{OURS}_cold": _restore(record, other, holder),
+            OURS: restore_from_peer(record, spare, holder),
+            f"{OURS}_cold": restore_from_peer(record, other, holder),
         }
     limits += _limits(max(record.size, LIMIT_BYTES_MIN))
     values = [
@@ -82,7 +82,7 @@ class _Copied:
     on_disk_s: float
 
 
-def _copy(request: Request, place: Scratch, holder: Replicator, other: Replicator) -> _Copied:
+def copy_to_peer(request: Request, place: Scratch, holder: Replicator, other: Replicator) -> _Copied:
     """Save, and then copy the shard to the other node, which reuses the pages of the last copy but one, if there is one."""
     holder.configure((0,))
     save_once(request, place, holder)
@@ -97,7 +97,7 @@ def _copy(request: Request, place: Scratch, holder: Replicator, other: Replicato
     return _Copied(record, in_memory_s, time.perf_counter() - began)
 
 
-def _restore(record: ShardRecord, node: Replicator, holder: Replicator) -> float:
+def restore_from_peer(record: ShardRecord, node: Replicator, holder: Replicator) -> float:
     recall(record.size)
     began = time.perf_counter()
     staged = node.stage(record.key, holder)

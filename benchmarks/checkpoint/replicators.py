@@ -37,7 +37,7 @@ POLL_S = 0.005
 
 class Replicator:
     """One node's replicator, a context manager. `unlimited` disables the rate limits, because rates are measured. `settings`:
-    further settings, without their prefix."""
+    further settings."""
 
     def __init__(
         self, node: str, place: Scratch, *, unlimited: bool = False, settings: Mapping[str, str] | None = None
@@ -49,11 +49,12 @@ class Replicator:
         self._rpc = place.sockets / f"{node}.rpc"
         self._ready = place.sockets / f"{node}.json"
         self._log = place.sockets / f"{node}.log"
-        rates = ("DISK_BYTES_PER_S_MAX", "PEER_BYTES_PER_S_MAX")
+        rates = ("HOLDFAST_REPLICATOR_DISK_BYTES_PER_S_MAX", "HOLDFAST_REPLICATOR_PEER_BYTES_PER_S_MAX")
         self._settings = {**(dict.fromkeys(rates, "0") if unlimited else {}), **(settings or {})}
         self._generation = 0
 
     def __enter__(self) -> Replicator:
+        self._ready.unlink(missing_ok=True)  # of an earlier one of this name
         env = {
             **os.environ,
             "HOLDFAST_NODE": self.node,
@@ -62,7 +63,7 @@ class Replicator:
             "HOLDFAST_REPLICATOR_SOCKET": str(self._rpc),
             "HOLDFAST_REPLICATOR_NOTES": str(self.notes),
             "HOLDFAST_READY_FILE": str(self._ready),
-            **{f"HOLDFAST_REPLICATOR_{name}": value for name, value in self._settings.items()},
+            **self._settings,
         }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([sys.executable, "-m", "holdfast.replicator"], env=env, stderr=log)

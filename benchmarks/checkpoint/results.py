@@ -73,6 +73,8 @@ GOALS = (
     Goal("restore_local_gb_s", 0.7, ("copy",)),
     Goal("replicate_gb_s", 0.9, ("iperf3", "socket")),
     Goal("restore_peer_gb_s", 0.8, ("iperf3", "socket")),
+    Goal("replicate_gb_s", 0.7, ("unprotected",), contender="digests_tls"),
+    Goal("restore_peer_gb_s", 0.7, ("unprotected",), contender="digests_tls"),
     Goal("store_up_gb_s", 0.9, ("ceiling",)),
     Goal("store_down_gb_s", 0.9, ("ceiling_parallel",)),
     Goal("peak_extra_bytes", 2.1, ("state",)),  # two slots, and the processes' own

@@ -62,7 +62,8 @@ def orders(draw: st.DrawFn, kind: type) -> Any:
 
 
 def alone(each: RankRestore) -> RestoreRun:
-    return RestoreRun(each.rank, each.shard, (each.digest,), each.sources, each.sharing)
+    roots = (each.root,) if each.root else ()
+    return RestoreRun(each.rank, each.shard, (each.digest,), each.sources, each.sharing, roots)
 
 
 @given(

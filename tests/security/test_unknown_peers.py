@@ -24,6 +24,7 @@ from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, Limits
 from holdfast.replicator.transport.strangers import Strangers
+from holdfast.replicator.wanted import Wanted
 
 STRANGER = "127.0.0.2"
 MIB = 1 << 20
@@ -55,7 +56,9 @@ def test_a_crowd_of_strangers_takes_little_memory_and_keeps_no_peer_away(tmp_pat
         wait_until(lambda: f"{STRANGER} has 64 connections" in a.log, description="the first that is refused")
         assert process.memory_info().rss - before < 200 * MIB
         client = Client(Limits(30, 30), OpenSockets())  # less than strangers may stay
-        path = client.fetch(a.source, JOB, TOKEN, key, record.digest, FileTier("disk", tmp_path / "inbox"))
+        path = client.fetch(
+            a.source, JOB, TOKEN, Wanted(key, record.digest, record.root), FileTier("disk", tmp_path / "inbox")
+        )
         assert path.read_bytes() == a.shard_file(key).read_bytes()
         assert "leave no memory for one of" in a.log
 

@@ -135,6 +135,31 @@ def test_another_order_of_the_dimensions_is_another_mesh() -> None:
     assert "it was saved by the mesh dp 2 × pp 2, and only the number of replicas may change" in election.restore.reason
 
 
+def rooted(record: ShardRecord, root: str) -> ShardRecord:
+    return replace(record, root=root)
+
+
+def test_the_roots_that_any_copy_is_known_by_are_part_of_what_ranks_restore() -> None:
+    mesh = Mesh.of({"dp": 4})
+    placements = (Placement(0, "n0", 0, 2), Placement(1, "n1", 2, 2))
+    first = [rooted(shard(10, rank, mesh=mesh), f"r{rank}") for rank in range(2)]
+    holders = [
+        holder("n0", *first),
+        holder("n1", shard(10, 2, mesh=mesh), shard(10, 3, mesh=mesh), rooted(shard(10, 1, mesh=mesh), "r1")),
+        holder("old", shard(10, 0, mesh=mesh)),  # a replicator of an earlier release has received a copy
+    ]
+    election = elect(LINEAGE, holders, mesh, placements)
+    assert [restore.root for restore in election.ranks] == ["r0", "r1", "", ""]
+    assert [run.roots for run in election.runs if run.rank == 2] == [()]
+
+
+def test_copies_with_different_roots_are_of_different_shards() -> None:
+    holders = [*saved(5), *saved(10), holder("s", rooted(shard(10, 1), "x")), holder("t", rooted(shard(10, 1), "y"))]
+    election = elect(LINEAGE, holders, MESH, PLACEMENTS)
+    assert election.restore.step == 5
+    assert "2 different shards of rank 1 exist" in election.restore.reason
+
+
 @given(
     st.permutations(["dp", "pp", "tp"]),
     st.lists(st.sampled_from("ab"), min_size=8, max_size=8),

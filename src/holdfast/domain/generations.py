@@ -52,6 +52,7 @@ class ShardRecord:
     size: int  # bytes of the shard file
     digest: str  # checksum of the tensor bytes: ranks at equal positions with equal digests have identical state
     owner: str = ""  # the node whose worker saved the shard; for a copy of a peer, not the node that holds it
+    root: str = ""  # cryptographic digest of all bytes and of the manifest; empty = an earlier release saved the shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class RankRestore:
     # Nodes, including this one, that fetch the same tensors from the object store at the same time, in the same order on all
     # nodes. Each node downloads a part and gets the other parts from the other nodes. Empty: no other node needs the tensors.
     sharing: tuple[ShardSource, ...] = ()
+    root: str = ""  # of `ShardRecord`: a source that offers another one is refused. Empty = not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,18 @@ class RestoreRun:
     digests: tuple[str, ...]  # by rank
     sources: tuple[ShardSource, ...]
     sharing: tuple[ShardSource, ...] = ()
+    roots: tuple[str, ...] = ()  # by rank; empty = none is known
+
+    @property
+    def all_roots(self) -> tuple[str, ...]:
+        """One entry for each rank."""
+        return self.roots or ("",) * len(self.digests)
 
     def __iter__(self) -> Iterator[RankRestore]:
         attempt, step, shard = self.shard.attempt, self.shard.step, self.shard.rank
-        for place, digest in enumerate(self.digests):
+        for place, (digest, root) in enumerate(zip(self.digests, self.all_roots, strict=True)):
             key = ShardKey(attempt, step, shard + place)
-            yield RankRestore(self.rank + place, key, digest, self.sources, self.sharing)
+            yield RankRestore(self.rank + place, key, digest, self.sources, self.sharing, root)
 
 
 def joined(restores: Iterable[RestoreRun], width: int) -> tuple[RestoreRun, ...]:
@@ -128,7 +136,9 @@ def joined(restores: Iterable[RestoreRun], width: int) -> tuple[RestoreRun, ...]
     for each in restores:
         if found and each.rank % width and _follows(found[-1], each):
             last = found[-1]
-            found[-1] = RestoreRun(last.rank, last.shard, last.digests + each.digests, last.sources, last.sharing)
+            roots = last.all_roots + each.all_roots if last.roots or each.roots else ()
+            digests = last.digests + each.digests
+            found[-1] = RestoreRun(last.rank, last.shard, digests, last.sources, last.sharing, roots)
         else:
             found.append(each)
     return tuple(found)

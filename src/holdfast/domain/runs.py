@@ -111,6 +111,7 @@ class ShardRun(NamedTuple):
     width: int
     sizes: tuple[int, ...]  # by rank; a single entry applies to all ranks
     digests: str  # by rank, separated by commas, because most digests are only stored and compared
+    roots: str = ""  # in the same way; empty = none is known
 
     @property
     def end(self) -> int:
@@ -120,18 +121,22 @@ class ShardRun(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether the numbers of values and of ranks match."""
-        return self.digests.count(",") + 1 == self.width and len(self.sizes) in (1, self.width)
+        texts = (self.digests, self.roots) if self.roots else (self.digests,)
+        return all(each.count(",") + 1 == self.width for each in texts) and len(self.sizes) in (1, self.width)
 
-    def part(self, begin: int, end: int) -> str:
-        """The digests of ranks `begin … end - 1`."""
+    def part(self, begin: int, end: int) -> tuple[str, str]:
+        """The digests and the roots of ranks `begin … end - 1`."""
         if end - begin == self.width:
-            return self.digests
-        return ",".join(self.digests.split(",")[begin - self.rank : end - self.rank])
+            return self.digests, self.roots
+        ranks = slice(begin - self.rank, end - self.rank)
+        return ",".join(self.digests.split(",")[ranks]), ",".join(self.roots.split(",")[ranks])
 
     def records(self) -> Iterator[ShardRecord]:
         sizes = full(self.sizes, self.width)
-        for rank, (size, digest) in enumerate(zip(sizes, self.digests.split(","), strict=True), self.rank):
-            yield ShardRecord(ShardKey(self.attempt, self.step, rank), self.mesh, self.tier, size, digest, self.owner)
+        roots = self.roots.split(",") if self.roots else [""] * self.width
+        for rank, (size, digest, root) in enumerate(zip(sizes, self.digests.split(","), roots, strict=True), self.rank):
+            key = ShardKey(self.attempt, self.step, rank)
+            yield ShardRecord(key, self.mesh, self.tier, size, digest, self.owner, root)
 
 
 class Shards(_InRuns[ShardRecord]):
@@ -160,9 +165,11 @@ def _shard_follows(last: ShardRecord, each: ShardRecord) -> bool:
 def _shard_run(shards: Sequence[ShardRecord]) -> ShardRun:
     first, key = shards[0], shards[0].key
     sizes, digests = tuple(short([each.size for each in shards])), ",".join([each.digest for each in shards])
-    run = ShardRun(key.attempt, key.step, first.mesh, first.tier, first.owner, key.rank, len(shards), sizes, digests)
+    roots = ",".join([each.root for each in shards]) if any(each.root for each in shards) else ""
+    of_all = (key.attempt, key.step, first.mesh, first.tier, first.owner)
+    run = ShardRun(*of_all, key.rank, len(shards), sizes, digests, roots)
     if not run.fits:
-        raise ValueError(f"the digests {digests!r} cannot be separated: a digest must not contain a comma")
+        raise ValueError(f"the digests {digests!r}, {roots!r} cannot be separated: a digest must not contain a comma")
     return run
 
 

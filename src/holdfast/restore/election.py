@@ -61,7 +61,7 @@ def elect(
 
 
 _Where = tuple[str, str, str]  # (node, its failure domain, tier)
-_Copy = tuple[_Where, str]  # (place, digests by rank)
+_Copy = tuple[_Where, str, str]  # (place, digests by rank, roots by rank)
 _Blocks = dict[int, list[_Copy]]  # by first rank: all copies of consecutive ranks, each of all of these ranks
 
 
@@ -91,11 +91,11 @@ class _Saved:
         following = dict(pairwise(sorted(ends)))
         blocks: _Blocks = defaultdict(list)
         for holder, run in self.held:
-            begin, width, digests = run.rank, run.width, run.digests
-            where, last = (holder.node, holder.zone, run.tier), begin + width
+            begin, last = run.rank, run.end
+            where = (holder.node, holder.zone, run.tier)
             while begin < last:
                 end = following[begin]
-                blocks[begin].append((where, digests if end - begin == width else run.part(begin, end)))
+                blocks[begin].append((where, *run.part(begin, end)))
                 begin = end
         return blocks
 
@@ -305,23 +305,27 @@ def _cover(
                 copies = blocks.get(wanted, ())
                 if not copies and not saved.store:
                     return _missing(saved, need, wanted)
-                digests = _digests(copies, wanted)
+                digests = _agreed({each for _, each, _ in copies}, wanted)
+                roots = _agreed({each for _, _, each in copies if each}, wanted)
                 if isinstance(digests, str):
                     return digests
-                pattern = tuple([where for where, _ in copies])
+                if isinstance(roots, str):
+                    return roots
+                pattern = tuple([where for where, _, _ in copies])
                 if (found := patterns.get(pattern)) is None:
                     found = patterns[pattern] = _sources(pattern, own, zone, sources_of, saved.store)
                 sources, origin = found
                 key = ShardKey(saved.attempt, saved.step, wanted)
-                picks.append(_Pick(RestoreRun(rank, key, digests, sources), origin))
+                known = roots if any(roots) else ()
+                picks.append(_Pick(RestoreRun(rank, key, digests, sources, roots=known), origin))
                 count = len(digests)
             rank += count
     return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
 
 
-def _digests(copies: Sequence[_Copy], first: int) -> tuple[str, ...] | str:
-    """Return the digests by rank from `first` on ("" = not known), or why these copies cannot be of the same shards."""
-    known = {digests for _, digests in copies}
+def _agreed(known: set[str], first: int) -> tuple[str, ...] | str:
+    """Combine what copies of the same shards are known by: digests, or roots. Returns one for each rank from `first` on ("" =
+    not known), or why these copies cannot be of the same shards."""
     if len(known) == 1:
         return tuple(known.pop().split(","))
     agreed = []
@@ -363,7 +367,7 @@ class _Nearest:
         self._anywhere: dict[int, tuple[int, str, int]] = {}
         for rank, copies in by_rank.items():
             position = need.before.position_of(rank)
-            for (node, zone, where), _ in copies:
+            for (node, zone, where), _, _ in copies:
                 tier = NEARNESS.get(where, len(NEARNESS))
                 self._on[position, node].append((tier, rank))
                 best = (tier, node, rank)

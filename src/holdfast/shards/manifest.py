@@ -1,6 +1,9 @@
 """The manifest of a shard. A shard without a manifest is not committed.
 
-The manifest identifies the shard and contains the checksums (CRC-32C) with which every copy is verified.
+The manifest identifies the shard and contains the checksums (CRC-32C) with which every copy is verified, and cryptographic
+digests (BLAKE3) with which a copy is verified when it arrives from another machine. A checksum finds accidents; whoever
+changes bytes on their way can make it match. The digests are combined into one, the *root*, which travels with the order to
+restore, so that neither the bytes nor the manifest can be replaced on their way.
 
 There is one checksum per *span*: the header page, then index and tensors, then the extra, in steps of 8 MiB. The spans are
 computed from two numbers, so both ends of a transfer use the same spans, and a corrupt span can be found and fetched alone. The
@@ -9,11 +12,15 @@ checksums of the tensors (equal for replicas of one state) and of the complete f
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError
@@ -21,12 +28,16 @@ from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.shards.layout import LAYOUT_VERSION, PAGE, Header, require_nameable
 from holdfast.shards.opening import move_aside, open_stored
-from holdfast.shards.sealed import UNDECODABLE, lineage_fields, seal, unseal
+from holdfast.shards.sealed import UNDECODABLE, lineage_fields, seal, unseal_attached
 
 SCHEMA_VERSION = 1
 CHUNK_BYTES = 8 << 20
-MANIFEST_BYTES_MAX = 8 << 20  # about 5 TB of shard
+MANIFEST_BYTES_MAX = 8 << 20  # about 1.2 TB of shard
 SUM_BYTES_MAX = 12  # of one checksum in the manifest
+DIGEST_BYTES = 32
+DIGEST_CHARS_MAX = 44  # of one digest in the manifest, in base64
+ROOT_CHARS = 32  # 128 bits: no one can find other bytes for a given root
+_DIGESTS = "blake3"  # name of the attached text
 _FIELD_BYTES_MAX = 8 << 10  # of all other fields: names, mesh, producer
 
 
@@ -50,7 +61,9 @@ def _pieces(start: int, end: int) -> tuple[Span, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`digest` covers index and tensors, `crc32c` the complete file. `span_crc32c` is parallel to `spans`."""
+    """`digest` covers index and tensors, `crc32c` the complete file. `span_crc32c` and `span_blake3` are parallel to `spans`;
+    `span_blake3` has `DIGEST_BYTES` for each, and is empty if an earlier release, or a trainer without services, committed
+    the shard."""
 
     job: str
     node: str  # node of the worker that saved the shard
@@ -69,9 +82,21 @@ class Manifest:
     layout: int = LAYOUT_VERSION
     schema: int = SCHEMA_VERSION
     checksum: str = "crc32c"  # the algorithm of all checksums; "crc32" if a trainer without services had only zlib
+    span_blake3: bytes = field(default=b"", repr=False)
+    _root: str | None = field(default=None, init=False, repr=False, compare=False)  # derived on first use
 
     @classmethod
-    def of(cls, header: Header, *, job: str, node: str, digest: str, crc32c: int, spans: tuple[int, ...]) -> Manifest:
+    def of(
+        cls,
+        header: Header,
+        *,
+        job: str,
+        node: str,
+        digest: str,
+        crc32c: int,
+        spans: tuple[int, ...],
+        blake3: bytes = b"",
+    ) -> Manifest:
         stamp = header.stamp
         return cls(
             job=job,
@@ -88,6 +113,7 @@ class Manifest:
             span_crc32c=spans,
             created_at=stamp.created_at,
             producer=stamp.producer,
+            span_blake3=blake3,
         )
 
     @property
@@ -97,6 +123,32 @@ class Manifest:
     @property
     def spans(self) -> tuple[Span, ...]:
         return spans_of(self.size, self.tensors_end)
+
+    @property
+    def root(self) -> str:
+        """A digest of all bytes of the shard and of what the manifest says of it, as hexadecimal; "" if the manifest has no
+        digests of the spans. Equal for all copies of a shard, and different for replicas of one state."""
+        if self._root is None:
+            object.__setattr__(self, "_root", self._derived_root() if self.span_blake3 else "")
+            assert self._root is not None
+        return self._root
+
+    def _derived_root(self) -> str:
+        said = {name: value for name, value in self._fields().items() if name != "span_crc32c"}
+        found = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+        found.update(self.span_blake3)
+        return found.hexdigest()[:ROOT_CHARS]
+
+    def blake3_of(self, number: int) -> bytes:
+        """The digest of a span; empty if it is not known."""
+        return self.span_blake3[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+
+    def without_digests(self) -> Manifest:
+        """The same manifest as an earlier release would have written it."""
+        return replace(self, span_blake3=b"")
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name not in ("span_blake3", "_root")}
 
     def domain_mesh(self) -> Mesh:
         return Mesh(self.mesh)
@@ -109,19 +161,21 @@ class Manifest:
     # ------------------------------------------------------------ bytes
 
     def encode(self) -> bytes:
-        return seal("manifest", asdict(self))
+        attached = {_DIGESTS: base64.b64encode(self.span_blake3).decode()} if self.span_blake3 else None
+        return seal("manifest", self._fields(), attached)
 
     @classmethod
     def decode(cls, raw: bytes) -> Manifest:
         """Raises IntegrityError for anything that `encode` did not write, IncompatibleVersion for a newer schema."""
-        fields = unseal("manifest", raw, schema=SCHEMA_VERSION, what="manifest")
+        fields, digests = unseal_attached("manifest", raw, schema=SCHEMA_VERSION, what="manifest", name=_DIGESTS)
         try:
             if fields["layout"] != LAYOUT_VERSION:
                 raise IncompatibleVersion(
                     f"manifest of a shard of layout {fields['layout']}; this release reads layout {LAYOUT_VERSION}"
                 )
             sums = tuple(map(int, fields["span_crc32c"]))
-            manifest = cls(**(fields | lineage_fields(fields) | {"span_crc32c": sums}))
+            found = base64.b64decode(digests, validate=True)
+            manifest = cls(**(fields | lineage_fields(fields) | {"span_crc32c": sums, "span_blake3": found}))
             manifest.domain_mesh()
         except UNDECODABLE as error:
             raise IntegrityError(f"not a manifest: {error!r}") from error
@@ -147,6 +201,8 @@ class Manifest:
             )
         if len(self.span_crc32c) != (counted := len(self.spans)):
             raise IntegrityError(f"the manifest has {len(self.span_crc32c)} checksums for {counted} spans")
+        if len(self.span_blake3) not in (0, DIGEST_BYTES * counted):
+            raise IntegrityError(f"the manifest has {len(self.span_blake3)} bytes of digests for {counted} spans")
 
     def verify(self, shard: memoryview, crc32c: Callable[[memoryview], int]) -> None:
         """Compare the bytes of a shard with every checksum. Raises IntegrityError that names the first damaged span."""
@@ -167,7 +223,9 @@ class Manifest:
             move_aside(temporary)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, _FIELD_BYTES_MAX + SUM_BYTES_MAX * (shard_bytes // CHUNK_BYTES + 3))
+            os.posix_fallocate(
+                fd, 0, _FIELD_BYTES_MAX + (SUM_BYTES_MAX + DIGEST_CHARS_MAX) * (shard_bytes // CHUNK_BYTES + 3)
+            )
         finally:
             os.close(fd)
 

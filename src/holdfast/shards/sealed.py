@@ -1,7 +1,10 @@
 """Self-verifying JSON: canonical, with its own checksum, a name and a schema number.
 
 A flipped digit in a manifest must not name another step, so a document is accepted only with the checksum of exactly its
-fields."""
+fields.
+
+A document may have *attached* texts beside its fields. An older release ignores them, and a newer one finds them missing in a
+document of an older one: so a document can gain values without a new schema."""
 
 from __future__ import annotations
 
@@ -22,10 +25,17 @@ WORLD_SIZE_MAX = 10**9
 NUMBER_MAX = 10**15 - 1  # largest attempt or step
 
 
-def seal(member: str, fields: Mapping[str, Any]) -> bytes:
-    """Return one line: `{"<member>": fields, "self": checksum}`. Equal fields result in equal bytes."""
+def seal(member: str, fields: Mapping[str, Any], attached: Mapping[str, str] | None = None) -> bytes:
+    """Return one line: `{"<member>": fields, "self": checksum, "<name>": [text, checksum], …}`. Equal values result in equal
+    bytes."""
     raw = _canonical(fields)
-    return b'{"' + member.encode() + b'":' + raw + b',"self":' + str(zlib.crc32(raw)).encode() + b"}\n"
+    others = "".join(
+        f',"{name}":{json.dumps([text, zlib.crc32(text.encode())], separators=(",", ":"))}'
+        for name, text in sorted((attached or {}).items())
+    )
+    return (
+        b'{"' + member.encode() + b'":' + raw + b',"self":' + str(zlib.crc32(raw)).encode() + others.encode() + b"}\n"
+    )
 
 
 def unseal(member: str, raw: bytes, *, schema: int, what: str) -> dict[str, Any]:
@@ -34,17 +44,25 @@ def unseal(member: str, raw: bytes, *, schema: int, what: str) -> dict[str, Any]
     Raises IntegrityError if `seal` did not write the bytes, IncompatibleVersion for another schema. `what`: name of the
     document in error messages.
     """
+    return unseal_attached(member, raw, schema=schema, what=what, name="")[0]
+
+
+def unseal_attached(member: str, raw: bytes, *, schema: int, what: str, name: str) -> tuple[dict[str, Any], str]:
+    """As `unseal`. Also returns the attached text `name`; "" if the document has none."""
     try:
         envelope: Any = json.loads(raw)
         fields: dict[str, Any] = envelope[member]
         if zlib.crc32(_canonical(fields)) != envelope["self"]:
             raise IntegrityError(f"the {what} is damaged: its own checksum does not match")
         found = fields["schema"]
+        text, own = envelope.get(name, ("", 0))
+        if zlib.crc32(text.encode()) != own:
+            raise IntegrityError(f"the {what} is damaged: the checksum of {name!r} does not match")
     except UNDECODABLE as error:
         raise IntegrityError(f"not a {what}: {error!r}") from error
     if found != schema:
         raise IncompatibleVersion(f"{what} of schema {found}; this release reads {schema}")
-    return fields
+    return fields, text
 
 
 def lineage_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,23 +60,25 @@ class ShardKey(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class ShardRecord(_message.Message):
-    __slots__ = ("key", "mesh", "tier", "size_bytes", "digest", "owner")
+    __slots__ = ("key", "mesh", "tier", "size_bytes", "digest", "owner", "root")
     KEY_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     key: ShardKey
     mesh: Mesh
     tier: Tier
     size_bytes: int
     digest: str
     owner: str
-    def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+    root: str
+    def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., owner: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
 
 class ShardColumns(_message.Message):
-    __slots__ = ("ranks", "attempts", "steps", "meshes", "mesh_of", "tiers", "sizes", "digests", "owners", "owner_of")
+    __slots__ = ("ranks", "attempts", "steps", "meshes", "mesh_of", "tiers", "sizes", "digests", "owners", "owner_of", "roots")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +89,7 @@ class ShardColumns(_message.Message):
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     OWNER_OF_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[int]
     attempts: _containers.RepeatedScalarFieldContainer[int]
     steps: _containers.RepeatedScalarFieldContainer[int]
@@ -97,7 +100,8 @@ class ShardColumns(_message.Message):
     digests: _containers.RepeatedScalarFieldContainer[str]
     owners: _containers.RepeatedScalarFieldContainer[str]
     owner_of: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., attempts: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., meshes: _Optional[_Iterable[_Union[Mesh, _Mapping]]] = ..., mesh_of: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[Tier, str]]] = ..., sizes: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[str]] = ..., owners: _Optional[_Iterable[str]] = ..., owner_of: _Optional[_Iterable[int]] = ...) -> None: ...
+    roots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., attempts: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., meshes: _Optional[_Iterable[_Union[Mesh, _Mapping]]] = ..., mesh_of: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[Tier, str]]] = ..., sizes: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[str]] = ..., owners: _Optional[_Iterable[str]] = ..., owner_of: _Optional[_Iterable[int]] = ..., roots: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SavedStep(_message.Message):
     __slots__ = ("attempt", "step")
@@ -140,32 +144,36 @@ class ShardSource(_message.Message):
     def __init__(self, node: _Optional[str] = ..., endpoint: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
 
 class RankRestore(_message.Message):
-    __slots__ = ("rank", "shard", "digest", "sources", "sharing")
+    __slots__ = ("rank", "shard", "digest", "sources", "sharing", "root")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     SHARING_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     shard: ShardKey
     digest: str
     sources: _containers.RepeatedCompositeFieldContainer[ShardSource]
     sharing: _containers.RepeatedCompositeFieldContainer[ShardSource]
-    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digest: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., sharing: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ...) -> None: ...
+    root: str
+    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digest: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., sharing: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., root: _Optional[str] = ...) -> None: ...
 
 class RestoreRun(_message.Message):
-    __slots__ = ("rank", "shard", "digests", "sources", "sharing")
+    __slots__ = ("rank", "shard", "digests", "sources", "sharing", "roots")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     SHARING_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     shard: ShardKey
     digests: _containers.RepeatedScalarFieldContainer[str]
     sources: _containers.RepeatedCompositeFieldContainer[ShardSource]
     sharing: _containers.RepeatedCompositeFieldContainer[ShardSource]
-    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digests: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., sharing: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ...) -> None: ...
+    roots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digests: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., sharing: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., roots: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HangSpec(_message.Message):
     __slots__ = ("floor_s", "factor", "init_s")

@@ -131,7 +131,13 @@ class _Runs(_Table):
         return self._made([self._read_run(run) for run in tree[RUNS]])
 
     def _read_run(self, tree: Any) -> Any:
-        run = self._run(*[part.read(tree[part.name]) for part in self._parts])
+        defaults = self._run._field_defaults  # of values that an earlier version did not write
+        run = self._run(
+            *[
+                defaults[part.name] if part.name in defaults and part.name not in tree else part.read(tree[part.name])
+                for part in self._parts
+            ]
+        )
         if not run.fits:
             raise ValueError(f"a run of {run.width} ranks of {self._kind.__name__} has another number of values")
         return run

@@ -23,10 +23,20 @@ T = TypeVar("T")
 def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
     """Encode shards; requires at least one."""
     rows = (
-        (each.key.attempt, each.key.step, each.key.rank, each.mesh, each.tier, each.size, each.digest, each.owner)
+        (
+            each.key.attempt,
+            each.key.step,
+            each.key.rank,
+            each.mesh,
+            each.tier,
+            each.size,
+            each.digest,
+            each.owner,
+            each.root,
+        )
         for each in records
     )
-    attempts, steps, ranks, mesh_of, tiers, sizes, digests, owner_of = zip(*rows, strict=True)
+    attempts, steps, ranks, mesh_of, tiers, sizes, digests, owner_of, roots = zip(*rows, strict=True)
     meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(mesh_of))}
     owners = {owner: place for place, owner in enumerate(dict.fromkeys(owner_of))}
     return types_pb2.ShardColumns(
@@ -40,30 +50,32 @@ def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
         digests=short(digests),
         owners=list(owners),
         owner_of=short([owners[owner] for owner in owner_of]),
+        roots=roots if any(roots) else (),
     )
 
 
 def decode_shards(message: types_pb2.ShardColumns) -> Shards:
-    """Decode shards. Raises `MalformedMessage` for columns of unequal length, for a digest with a comma, and for an invalid
-    mesh or tier."""
-    ranks, sizes, digests = message.ranks[:], tuple(message.sizes[:]), message.digests[:]
+    """Decode shards. Raises `MalformedMessage` for columns of unequal length, for a digest or root with a comma, and for an
+    invalid mesh or tier."""
+    ranks, sizes, digests, roots = message.ranks[:], tuple(message.sizes[:]), message.digests[:], message.roots[:]
     attempts, steps, mesh_of = message.attempts[:], message.steps[:], message.mesh_of[:]
     tiers, owner_of = message.tiers[:], message.owner_of[:]
     columns = (attempts, steps, mesh_of, tiers, owner_of)
     count = len(ranks)
-    _check_lengths("shards", count, *columns, sizes, digests)
+    _check_lengths("shards", count, *columns, sizes, digests, *([roots] if roots else []))
     meshes, owners = [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], message.owners[:]
     for places, values in ((mesh_of, meshes), (owner_of, owners)):
         if (place := max(places, default=-1)) >= len(values):
             raise MalformedMessage("shards", f"{place} is not a place among {len(values)}")
     if unknown := set(tiers).difference(TIER_NAME):
         raise MalformedMessage("shards.tiers", f"{min(unknown)} is not a tier known here ({', '.join(TIER_WIRE)})")
-    if "," in "".join(digests):
-        wrong = next(digest for digest in digests if "," in digest)
-        raise MalformedMessage("shards.digests", f"{wrong!r} contains a comma, which separates digests")
+    for name, texts in (("digests", digests), ("roots", roots)):
+        if "," in "".join(texts):
+            wrong = next(text for text in texts if "," in text)
+            raise MalformedMessage(f"shards.{name}", f"{wrong!r} contains a comma, which separates {name}")
     attempt_of, step_of = _of_each(attempts, count), _of_each(steps, count)
     mesh_of, owner_of = _of_each(mesh_of, count), _of_each(owner_of, count)
-    tier_of, digests = _of_each(tiers, count), _of_each(digests, count)
+    tier_of, digests, roots = _of_each(tiers, count), _of_each(digests, count), roots and _of_each(roots, count)
     one_size = len(sizes) == 1
     return Shards(
         [
@@ -77,6 +89,7 @@ def decode_shards(message: types_pb2.ShardColumns) -> Shards:
                 end - begin,
                 sizes if one_size else sizes[begin:end],
                 ",".join(digests[begin:end]),
+                ",".join(roots[begin:end]),
             )
             for begin, end in _runs(ranks, columns)
         ]

@@ -150,4 +150,9 @@ RESTORE_RUN = Codec(RestoreRun, pb.RestoreRun, "restore")
 
 
 def decode_runs(messages: Iterable[pb.RestoreRun]) -> tuple[RankRestore, ...]:
-    return tuple(chain.from_iterable(map(RESTORE_RUN.decode, messages)))
+    """Raises `MalformedMessage`."""
+    runs = [RESTORE_RUN.decode(message) for message in messages]
+    for run in runs:
+        if run.roots and len(run.roots) != len(run.digests):
+            raise MalformedMessage("restore.roots", f"{len(run.roots)} entries for {len(run.digests)} ranks")
+    return tuple(chain.from_iterable(runs))

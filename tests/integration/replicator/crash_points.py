@@ -34,6 +34,7 @@ from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Tier
+from holdfast.replicator.wanted import Wanted
 from holdfast.shards import ImageSet, Plan, Staged, TensorSpec
 from holdfast.stores import layout, open_store, unpaced
 
@@ -174,7 +175,7 @@ def peer_copy(
             with world.images.open(JOB, key) as shard:
                 client.push(source, JOB, "token", shard, unpaced)
         else:
-            client.fetch(source, JOB, "token", key, "", into or world.staged)
+            client.fetch(source, JOB, "token", Wanted(key), into or world.staged)
         thread.join()
 
 
@@ -200,7 +201,7 @@ def upload(world: World) -> None:
 
 def fetch_from_store(world: World, key: ShardKey) -> None:
     bucket = world.bucket
-    bucket.fetch(bucket.manifest_of(key, ""), world.staged, None)
+    bucket.fetch(bucket.manifest_of(Wanted(key)), world.staged, None)
     require_whole(world.staged, key)
     world.staged.delete(JOB, key)
 

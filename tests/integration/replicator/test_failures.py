@@ -31,6 +31,7 @@ from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.part import full_is_out_of_space
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.wanted import Wanted
 from holdfast.shards import Manifest, Plan, Reader, Staged, TensorSpec
 
 
@@ -109,7 +110,7 @@ def test_a_broken_fetch_goes_on_from_the_last_good_span(tmp_path: Path) -> None:
         with relay(a.endpoint, 10 << 20) as (way, carried):
             inbox = FileTier("disk", tmp_path / "inbox")
             client = Client(Limits(60, 60), OpenSockets())
-            path = client.fetch(ShardSource("a", way), JOB, TOKEN, key, record.digest, inbox)
+            path = client.fetch(ShardSource("a", way), JOB, TOKEN, Wanted(key, record.digest, record.root), inbox)
         assert len(carried) == 3
         assert sum(carried) < 1.5 * (24 << 20)
         assert path.read_bytes() == a.shard_file(key).read_bytes()

@@ -25,6 +25,7 @@ from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.warm import WarmFiles
+from holdfast.replicator.wanted import Wanted
 from holdfast.shards import ImageSet, Plan, Staged, TensorSpec
 from holdfast.stores import layout, unpaced
 from holdfast.stores.checksum import crc32c
@@ -87,7 +88,7 @@ def archive(bucket: Bucket, images: ImageTier) -> None:
 
 
 def fetch(bucket: Bucket, inbox: FileTier, rank: int = 0) -> None:
-    bucket.fetch(bucket.manifest_of(ShardKey(1, 20, rank), ""), inbox, None)
+    bucket.fetch(bucket.manifest_of(Wanted(ShardKey(1, 20, rank))), inbox, None)
 
 
 def same(images: ImageTier, inbox: FileTier, rank: int = 0) -> bool:
@@ -282,7 +283,7 @@ def test_a_cancelled_fetch_reads_no_further(
     bucket: Bucket, store: InMemory, images: ImageTier, inbox: FileTier
 ) -> None:
     archive(bucket, images)
-    manifest = bucket.manifest_of(KEY, "")
+    manifest = bucket.manifest_of(Wanted(KEY))
     cancelled = threading.Event()
     store.before = lambda operation, _: cancelled.set() if operation == "read_into" else None
     store.calls.clear()
@@ -299,7 +300,7 @@ def test_what_is_on_this_node_is_not_fetched_and_a_rotten_donor_is_no_harm(
     bucket: Bucket, store: InMemory, images: ImageTier, inbox: FileTier, tmp_path: Path
 ) -> None:
     archive(bucket, images)
-    wanted = bucket.manifest_of(ShardKey(1, 20, 1), "")
+    wanted = bucket.manifest_of(Wanted(ShardKey(1, 20, 1)))
     fetch(bucket, inbox, 0)
     for rotten in (False, True):
         if rotten:
@@ -336,7 +337,7 @@ def test_a_manifest_of_a_newer_version_is_refused_by_name(
         future.setattr(layout.CheckpointManifest.__init__, "__defaults__", (2,))
         bucket.complete(1, 20, 3)
     with pytest.raises(IncompatibleVersion, match="schema 2"):
-        bucket.manifest_of(KEY, "")
+        bucket.manifest_of(Wanted(KEY))
     assert bucket.survey((), newest=3).stored == {}
 
 
@@ -344,12 +345,12 @@ def test_a_shard_that_is_not_there_or_not_the_one_meant_is_an_error(
     bucket: Bucket, store: InMemory, images: ImageTier
 ) -> None:
     with pytest.raises(NotFound):
-        bucket.manifest_of(KEY, "")
+        bucket.manifest_of(Wanted(KEY))
     archive(bucket, images)
     with pytest.raises(NotFound, match="no rank 3"):
-        bucket.manifest_of(ShardKey(1, 20, 3), "")
-    with pytest.raises(HoldfastError, match="with digest"):
-        bucket.manifest_of(KEY, "00000000-1")
+        bucket.manifest_of(Wanted(ShardKey(1, 20, 3)))
+    with pytest.raises(HoldfastError, match="its digest is"):
+        bucket.manifest_of(Wanted(KEY, "00000000-1"))
 
 
 def test_replicas_take_turns_and_nobody_waits_for_one_that_holds_something_else(

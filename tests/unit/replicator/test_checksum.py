@@ -8,6 +8,7 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,9 @@ def test_one_pass_gives_digest_and_file_checksum(extra: int) -> None:
     data = random.Random(1).randbytes(tensors_end + extra)
     checksummer = Checksummer(2)
     try:
-        spans, sums = checksummer.spans(memoryview(data), tensors_end)
+        found = checksummer.sums(memoryview(data), tensors_end)
+        spans, sums = found.spans, found.crc32c
+        assert found.blake3 == b"".join(blake3(data[s.offset : s.offset + s.size]).digest() for s in spans)
         assert b"".join(data[s.offset : s.offset + s.size] for s in spans) == data
         assert max(span.size for span in spans) == CHUNK_BYTES
         digest, whole = summarise(spans, sums, tensors_end)

@@ -26,6 +26,7 @@ from holdfast.replicator.tiers.pending_commit import PendingCommit, Seen
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.wanted import Wanted
 from holdfast.shards import ImageSet, Manifest, Plan, Staged, TensorSpec
 
 JOB, KEY = "llm", ShardKey(1, 10, 0)
@@ -265,7 +266,9 @@ def test_what_a_peer_may_answer(
     endpoint, thread = answering(reply)
     client = Client(Limits(60, 60), OpenSockets())
     with pytest.raises(expected, match=text):
-        client._fetch_once(ShardSource("b", endpoint), JOB, "t", KEY, "", FileTier("disk", tmp_path), of_one_transfer())
+        client._fetch_once(
+            ShardSource("b", endpoint), JOB, "t", Wanted(KEY), FileTier("disk", tmp_path), of_one_transfer()
+        )
     thread.join()
 
 
@@ -274,4 +277,4 @@ def test_a_silent_peer_is_given_up_in_time(tmp_path: Path) -> None:
         client = Client(Limits(0.1, 0.1), OpenSockets())
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(Unavailable, match="timed out"):
-            client.fetch(ShardSource("b", endpoint), JOB, "t", KEY, "", FileTier("disk", tmp_path))
+            client.fetch(ShardSource("b", endpoint), JOB, "t", Wanted(KEY), FileTier("disk", tmp_path))

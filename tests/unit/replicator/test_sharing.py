@@ -18,6 +18,7 @@ from holdfast.replicator.sharing import FAILED_MAX, Arrivals, Sharers
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.warm import WarmFiles
+from holdfast.replicator.wanted import Wanted
 from holdfast.shards import CHUNK_BYTES, ImageSet, Plan, Staged, TensorSpec
 from holdfast.stores import unpaced
 from holdfast.stores.memory import InMemory
@@ -65,7 +66,7 @@ def fetch_all(store: InMemory, root: Path, arrivals: dict[str, Arrivals], read: 
 
     def fetch(rank: int, node: str) -> None:
         bucket, inbox = Bucket(store, JOB), FileTier("memory", root / node, "staged", warm=WarmFiles(root / node))
-        manifest = bucket.manifest_of(ShardKey(1, 20, rank), "")
+        manifest = bucket.manifest_of(Wanted(ShardKey(1, 20, rank)))
         sharers = Sharers(SOURCES, node, lambda source, offset, target: read(node, source, offset, target))
         bucket.fetch(manifest, inbox, None, (sharers, arrivals[node]))
         with inbox.open(JOB, manifest.key) as shard:
@@ -78,7 +79,7 @@ def fetch_all(store: InMemory, root: Path, arrivals: dict[str, Arrivals], read: 
 def test_each_piece_leaves_the_store_once(store: InMemory, tmp_path: Path) -> None:
     arrivals = {node: Arrivals(wait_s=10) for node in NODES}
     asked: Counter[tuple[str, str]] = Counter()
-    digest = Bucket(store, JOB).manifest_of(ShardKey(1, 20, 0), "").digest
+    digest = Bucket(store, JOB).manifest_of(Wanted(ShardKey(1, 20, 0))).digest
 
     def read(asking: str, source: ShardSource, offset: int, target: memoryview) -> None:
         asked[asking, source.node] += 1
@@ -123,7 +124,7 @@ def test_after_two_have_failed_nobody_is_asked_any_more() -> None:
 
 def test_what_has_arrived_or_does_not_come(store: InMemory, tmp_path: Path) -> None:
     bucket, inbox = Bucket(store, JOB), FileTier("memory", tmp_path, "staged", warm=WarmFiles(tmp_path))
-    manifest = bucket.manifest_of(ShardKey(1, 20, 0), "")
+    manifest = bucket.manifest_of(Wanted(ShardKey(1, 20, 0)))
     arrivals = Arrivals(wait_s=0)
     span = manifest.spans[2]
     with pytest.raises(NotFound, match="did not arrive on this node in time"):

@@ -29,6 +29,7 @@ from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Tier
+from holdfast.replicator.wanted import Wanted
 from holdfast.shards import ImageSet, Manifest, Plan, Staged, TensorSpec
 
 JOB, TOKEN = "llm", "token"
@@ -232,7 +233,7 @@ def test_a_fetch_over_several_connections_is_the_shard_and_nobody_is_suspected(h
     with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
         here.disk.put(JOB, shard, NO_LIMIT)
         other = Here(tmp_path / "c")
-        path = other.client.fetch(peer, JOB, TOKEN, shard.manifest.key, shard.manifest.digest, other.memory)
+        path = other.client.fetch(peer, JOB, TOKEN, Wanted.like(shard.manifest), other.memory)
         other.takers.shutdown()
         assert path.read_bytes() == bytes(shard.data)
         assert here.connections == 3
@@ -247,7 +248,7 @@ def test_one_damaged_span_on_one_of_the_connections_spoils_the_fetch(here: Here,
             file.write(b"\xff\x00")
         inbox = FileTier("memory", tmp_path / "c", "staged", warm=WarmFiles(tmp_path / "c"))
         with pytest.raises(IntegrityError, match="arrived damaged"):
-            here.client.fetch(peer, JOB, TOKEN, shard.manifest.key, "", inbox)
+            here.client.fetch(peer, JOB, TOKEN, Wanted(shard.manifest.key), inbox)
         assert inbox.shards(JOB) == []
     assert here.suspected == [Held(Tier.DISK, shard.manifest.key)]
 

@@ -42,10 +42,10 @@ def stored(image: Path, path: Path) -> Path:
     with Reader(image) as shard:
         path.write_bytes(shard.data)
         checksummer = Checksummer(1)
-        spans, sums = checksummer.spans(shard.data, shard.header.tensors_end)
-        digest, crc = summarise(spans, sums, shard.header.tensors_end)
+        sums = checksummer.sums(shard.data, shard.header.tensors_end)
+        digest, crc = summarise(sums.spans, sums.crc32c, shard.header.tensors_end)
         checksummer.close()
-        manifest = Manifest.of(shard.header, job="t", node="n", digest=digest, crc32c=crc, spans=sums)
+        manifest = Manifest.of(shard.header, job="t", node="n", digest=digest, crc32c=crc, spans=sums.crc32c)
     manifest.write(path.with_suffix(".json"))
     return path
 

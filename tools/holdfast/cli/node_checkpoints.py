@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client as DataClient
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.secure import MODE, Secure
+from holdfast.replicator.wanted import Wanted
+from holdfast.runtime.settings import ServiceSettings
 
 LIMITS = Limits(connect_timeout_s=5.0, io_timeout_s=30.0)
 
@@ -48,9 +52,12 @@ def choose(client: Client, job: str, step: int | None, attempt: int | None) -> O
 
 
 def fetch(client: Client, meant: OnNodes, ranks: Sequence[int], to: Path, advance: Callable[[int], None]) -> list[Path]:
-    """Download and verify the shards of these ranks with their manifests into `to`, from any node that holds them."""
+    """Download and verify the shards of these ranks with their manifests into `to`, from any node that holds them.
+
+    Uses the certificate that the environment names, as a service does. Raises InvalidSpec for one that cannot be used."""
     sources = client.checkpoint_sources(meant.job, meant.attempt, meant.step)
-    into, data = FileTier("disk", to), DataClient(LIMITS, OpenSockets())
+    secure = Secure(ServiceSettings().tls, optional=os.environ.get(MODE) == "optional")
+    into, data = FileTier("disk", to), DataClient(LIMITS, OpenSockets(), secure)
     paths = []
     for rank in ranks:
         key = ShardKey(meant.attempt, meant.step, rank)
@@ -91,7 +98,7 @@ def _fetch(data: DataClient, job: str, token: str, key: ShardKey, nodes: dict[st
     reasons = []
     for node, endpoint in sorted(nodes.items()):
         try:
-            return data.fetch(ShardSource(node, endpoint), job, token, key, "", into)
+            return data.fetch(ShardSource(node, endpoint), job, token, Wanted(key), into)
         except HoldfastError as error:
             reasons.append(str(error))
     raise Unavailable(

@@ -509,7 +509,7 @@ class Agent:
             else:
                 holder = self.around.neighbour(node)
                 found = holder.read(job, wanted.shard) if holder is not None else None
-            if found is not None and wanted.digest in ("", found.digest):
+            if found is not None and wanted.digest in ("", found.digest) and wanted.root in ("", found.root):
                 return found
         return None
 
@@ -591,7 +591,7 @@ class Agent:
         for rank in self.ranks:
             key = ShardKey(order.attempt, step, rank)
             share = rank if self.around.sharded else order.mesh.position_of(rank)
-            record = ShardRecord(key, order.mesh, "memory", 1, f"{step}/{share}", self.name)
+            record = ShardRecord(key, order.mesh, "memory", 1, f"{step}/{share}", self.name, f"{step}.{rank}")
             self.memory.setdefault(order.job, {})[key] = record
         self._expire(order.job)
         self._report_inventory(order.job)

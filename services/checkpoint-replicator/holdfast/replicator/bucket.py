@@ -30,6 +30,7 @@ from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.view import Archived
+from holdfast.replicator.wanted import Wanted
 from holdfast.shards import CHUNK_BYTES, Manifest
 from holdfast.shards.layout import PAGE
 from holdfast.shards.manifest import MANIFEST_BYTES_MAX
@@ -85,7 +86,7 @@ class Bucket:
         if self.store.stat(tensors.key) is None:
             self.store.put(tensors.key, tensors.parts, crc32c=tensors.crc32c, if_absent=True, pace=pace)
         self.store.put(rest.key, rest.parts, crc32c=rest.crc32c, if_absent=True, pace=pace)
-        self._put_once(layout.rank_manifest_key(self.job, manifest.key), manifest.encode(), MANIFEST_BYTES_MAX)
+        self._put_rank_manifest(manifest)
 
     def complete(self, attempt: int, step: int, world_size: int) -> CheckpointManifest | None:
         """Return the checkpoint's manifest, which is written if it does not exist; None while a shard is missing.
@@ -110,10 +111,25 @@ class Bucket:
         return checkpoint
 
     def _put_once(self, key: str, content: bytes, size_max: int) -> None:
-        if self.store.put(key, [content], crc32c=crc32c(content), if_absent=True):
-            return
-        if self.store.read(key, size_max) != content:
-            raise Conflict(f"{self.store.url} has another {key}: two runs of one name save into the same store")
+        if not self._is_new(key, content) and self.store.read(key, size_max) != content:
+            raise self._another(key)
+
+    def _put_rank_manifest(self, manifest: Manifest) -> None:
+        """An earlier release may have written the manifest of the same save, without digests."""
+        key = layout.rank_manifest_key(self.job, manifest.key)
+        if not self._is_new(key, manifest.encode()):
+            try:
+                found = Manifest.decode(self.store.read(key, MANIFEST_BYTES_MAX)).without_digests()
+            except (IntegrityError, IncompatibleVersion):
+                found = None
+            if found != manifest.without_digests():
+                raise self._another(key)
+
+    def _is_new(self, key: str, content: bytes) -> bool:
+        return self.store.put(key, [content], crc32c=crc32c(content), if_absent=True)
+
+    def _another(self, key: str) -> Conflict:
+        return Conflict(f"{self.store.url} has another {key}: two runs of one name save into the same store")
 
     # ------------------------------------------------------------ listing
 
@@ -185,8 +201,9 @@ class Bucket:
         with shard:
             manifest, key = shard.manifest, shard.manifest.key
             entry = layout.load(self.store, self.job, key.attempt, key.step).entry(key.rank)
-            raw = manifest.encode()
-            if crc32c(raw) != entry.manifest_crc32c:
+            written = (manifest.encode(), manifest.without_digests().encode())  # the second by an earlier release
+            raw = next((each for each in written if crc32c(each) == entry.manifest_crc32c), None)
+            if raw is None:
                 raise IntegrityError(f"{label(key)} on this node and in {self.store.url} are of different saves")
             whole = (_tensors_of(shard), _rest_of(shard), _Object(entry.manifest, (raw,), entry.manifest_crc32c))
             for each in whole:
@@ -195,15 +212,14 @@ class Bucket:
 
     # ------------------------------------------------------------ down
 
-    def manifest_of(self, key: ShardKey, digest: str) -> Manifest:
-        """Return a shard's manifest in a complete checkpoint. Raises NotFound, IntegrityError, IncompatibleVersion,
-        Unavailable."""
+    def manifest_of(self, wanted: Wanted, here: str = "") -> Manifest:
+        """Return the manifest in a complete checkpoint, as a copy on the nodes of job `here` has it. Raises NotFound,
+        IntegrityError, IncompatibleVersion, Unavailable."""
+        key = wanted.key
         checkpoint = layout.load(self.store, self.job, key.attempt, key.step)
         manifest = layout.load_rank(self.store, checkpoint, key.rank)
-        if manifest.key != key or (digest and manifest.digest != digest):
-            raise IntegrityError(
-                f"{self.store.url} has {label(manifest.key)} with digest {manifest.digest}, not {digest}"
-            )
+        if why := wanted.differs(replace(manifest, job=here or self.job)):
+            raise IntegrityError(f"{self.store.url} has a shard in place of {label(key)}: {why}")
         return manifest
 
     def fetch(

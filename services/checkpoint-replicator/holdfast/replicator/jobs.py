@@ -192,6 +192,7 @@ class Job:
                 size=manifest.size,
                 digest=manifest.digest,
                 owner=manifest.node,
+                root=manifest.root,
             )
             for held, manifest in self.held.items()
         }

@@ -21,6 +21,7 @@ from holdfast.replicator.names import label
 from holdfast.replicator.tiers.part import aligned_buffer
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import Held, Tier
+from holdfast.replicator.wanted import Wanted
 from holdfast.shards import Manifest
 from holdfast.stores.checksum import crc32c
 
@@ -90,7 +91,7 @@ class Scrubber:
         for peer in job.config.peers if job.config else ():
             try:
                 await self._engine.threads.background(
-                    self._client.fetch, peer, job.name, job.token, held.key, manifest.digest, self._engine.tiers.disk
+                    self._client.fetch, peer, job.name, job.token, Wanted.like(manifest), self._engine.tiers.disk
                 )
             except (HoldfastError, OSError) as error:
                 log.info("peer copy rejected", job=job.name, shard=label(held.key), peer=peer.node, reason=str(error))

@@ -34,6 +34,7 @@ from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.links import LinkDoor, Links
+from holdfast.replicator.transport.secure import Secure, own_tls
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Tier
 from holdfast.runtime import freeze
@@ -72,7 +73,9 @@ async def serve(settings: ReplicatorSettings) -> None:
         retrievals=RETRIEVAL_THREADS,
     )
     checksummer = Checksummer(settings.replicator_checksum_threads)
-    commit_checksummer = Checksummer(settings.replicator_checksum_threads, nice=True)
+    commit_checksummer = Checksummer(
+        settings.replicator_checksum_threads, nice=True, digests=settings.replicator_digests
+    )
     sockets = OpenSockets()
     disk_pace = Pace(settings.replicator_disk_bytes_per_s_max)
     peer_pace = Pace(settings.replicator_peer_bytes_per_s_max)
@@ -91,7 +94,8 @@ async def serve(settings: ReplicatorSettings) -> None:
         settings.replicator_io_timeout_s,
         settings.replicator_streams_per_shard_max,
     )
-    client = Client(limits, sockets)
+    secure = Secure(own_tls(settings.tls, settings.node), optional=settings.replicator_tls == "optional")
+    client = Client(limits, sockets, secure)
     engine = Engine(tiers, settings.disk_dir, threads)
     arrivals = Arrivals(wait_s=settings.replicator_io_timeout_s / 2)
     store_sync = StoreSync(engine, stores, store_pace, client, settings.node, arrivals)
@@ -99,7 +103,7 @@ async def serve(settings: ReplicatorSettings) -> None:
     takers = ThreadPoolExecutor(settings.replicator_connections_max, "take", initializer=be_nice)
     keeper = Keeper(engine, mover.idle, settings.replicator_retention_s)
     links = Links(client, threads, LinkDoor())
-    server = _data_server(engine, checksummer, limits, sockets, takers, arrivals, links.door)
+    server = _data_server(engine, checksummer, limits, sockets, takers, arrivals, links.door, secure)
     scrubber = Scrubber(engine, client, interval_s=settings.replicator_scrub_interval_s, pace=scrub_pace)
     store_scrubber = StoreScrubber(
         engine, store_sync, interval_s=settings.replicator_store_scrub_interval_s, pace=store_scrub_pace
@@ -160,6 +164,7 @@ def _data_server(
     takers: Executor,
     arrivals: Arrivals,
     links: LinkDoor,
+    secure: Secure,
 ) -> Server:
     """Build the data server. Its threads report events to the event loop, which owns all state."""
     loop = asyncio.get_running_loop()
@@ -189,4 +194,5 @@ def _data_server(
         arrived=arrived,
         suspect=suspect,
         links=links,
+        secure=secure,
     )

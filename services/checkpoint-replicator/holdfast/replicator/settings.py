@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -42,5 +43,9 @@ class ReplicatorSettings(ServiceSettings):
     # How long checkpoints of finished jobs are retained, counted while the replicator runs; 0 = unlimited.
     replicator_retention_s: float = Field(7 * 86400.0, ge=0)
     replicator_checksum_threads: int = Field(4, ge=1, le=64)
+    # With the three TLS files: whether transfers with replicators that do not speak TLS are refused.
+    replicator_tls: Literal["required", "optional"] = "required"
+    # Compute cryptographic digests of saves, so that bytes which are changed on their way to another machine are found.
+    replicator_digests: bool = True
     replicator_connect_timeout_s: float = Field(3.0, gt=0)
     replicator_io_timeout_s: float = Field(10.0, gt=0)

@@ -42,7 +42,8 @@ class OpenSockets:
             self._closed = True
             for sock in self._open:
                 with suppress(OSError):  # the peer has closed the connection
-                    sock.shutdown(socket.SHUT_RDWR)
+                    # Not `sock.shutdown`: that of TLS switches the encryption off first, and another thread may be sending.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def of_one_transfer() -> OpenSockets:

@@ -36,6 +36,7 @@ from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.part import Arriving
 from holdfast.replicator.transport.client import Away, Client
 from holdfast.replicator.view import Held, Tier
+from holdfast.replicator.wanted import Wanted
 from holdfast.runtime import freeze, telemetry
 
 ARRIVING_POLL_S = 0.02
@@ -217,7 +218,7 @@ class Stager:
             await self._store_sync.retrieve(job, restore, source, tier)
             return
         connections = of_one_transfer()
-        what = (source, job.name, job.token, restore.shard, restore.digest, tier, connections, patience_s)
+        what = (source, job.name, job.token, Wanted.of(restore), tier, connections, patience_s)
         await self._engine.threads.transfer(connections.close_all, self._client.fetch, *what)
 
     async def _arrived(self, job: Job, restore: RankRestore, tier: FileTier) -> OpenShard | None:
@@ -234,8 +235,8 @@ class Stager:
         shard = tier.open(job, restore.shard)
         try:
             self._checksummer.verify(shard.manifest, shard.data, shard.reader.prefault)
-            if restore.digest and shard.manifest.digest != restore.digest:
-                raise NotFound(f"its digest is {shard.manifest.digest}, not {restore.digest}")
+            if why := Wanted.of(restore).differs(shard.manifest):
+                raise NotFound(why)
         except BaseException:
             shard.close()
             raise
@@ -259,7 +260,9 @@ def _by_shard(restores: Sequence[RankRestore]) -> dict[ShardKey, RankRestore]:
     for restore in restores:
         known = merged.setdefault(restore.shard, restore)
         sources = dict.fromkeys((*known.sources, *restore.sources))
-        merged[restore.shard] = replace(known, digest=known.digest or restore.digest, sources=tuple(sources))
+        merged[restore.shard] = replace(
+            known, digest=known.digest or restore.digest, root=known.root or restore.root, sources=tuple(sources)
+        )
     return merged
 
 

@@ -27,6 +27,7 @@ from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import Complete, Discard, Survey
+from holdfast.replicator.wanted import Wanted
 from holdfast.runtime import freeze
 from holdfast.shards import Manifest
 from holdfast.stores import ObjectStore, open_store
@@ -165,7 +166,7 @@ class StoreSync:
         self, job: Job, restore: RankRestore, source: ShardSource, into: FileTier, bucket: Bucket
     ) -> Path:
         threads = self.engine.threads
-        manifest = await threads.retrieval(bucket.manifest_of, restore.shard, restore.digest)
+        manifest = await threads.retrieval(bucket.manifest_of, Wanted.of(restore), job.name)
         lock = self._locks.setdefault(f"{source.endpoint} {job.name} {manifest.digest}", anyio.Lock())
         async with lock:
             donor = await self._donor(job, manifest)

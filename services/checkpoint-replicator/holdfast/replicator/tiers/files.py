@@ -112,22 +112,22 @@ class FileTier:
             return False
 
     @contextmanager
-    def receive(self, job: str, manifest: Manifest) -> Iterator[Incoming]:
+    def receive(self, job: str, manifest: Manifest, *, local: bool = False) -> Iterator[Incoming]:
         """As `incoming`, closed at the end."""
-        incoming = self.incoming(job, manifest)
+        incoming = self.incoming(job, manifest, local=local)
         try:
             yield incoming
         finally:
             incoming.close()
 
-    def incoming(self, job: str, manifest: Manifest) -> Incoming:
+    def incoming(self, job: str, manifest: Manifest, *, local: bool = False) -> Incoming:
         """Reserve space for a shard. Raises OutOfSpace before the first byte, and Conflict if the shard is already
-        being received."""
+        being received. For `local` see `Incoming`."""
         if manifest.job != job:
             raise IntegrityError(f"a manifest of job {manifest.job!r} offered for job {job!r}")
         require_consistent(manifest)
         with self._space_for(self.path(job, manifest.key), manifest.size) as path:
-            return Incoming(path, manifest, warm=self._warm)
+            return Incoming(path, manifest, warm=self._warm, local=local)
 
     def put(self, job: str, source: OpenShard, pace: Callable[[int], None]) -> Path:
         """Copy an open shard into this tier and verify every span. `pace(nbytes)` is called before each piece."""
@@ -137,7 +137,7 @@ class FileTier:
                 pace(span.size)
                 yield source.data[span.offset : span.offset + span.size]
 
-        with self.receive(job, source.manifest) as incoming:
+        with self.receive(job, source.manifest, local=True) as incoming:
             incoming.write_all(contents(incoming.next_span))
             if not source.reader.still_whole():
                 raise Conflict(f"{source.path} was overwritten in spite of its lock")

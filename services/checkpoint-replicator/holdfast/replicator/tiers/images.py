@@ -87,11 +87,19 @@ class ImageTier:
             if known is not None:
                 self._checksummer.verify(known, reader.data, reader.prefault)
                 return known
-            spans, sums = self._checksummer.spans(reader.data, reader.header.tensors_end, reader.prefault)
-            digest, crc = summarise(spans, sums, reader.header.tensors_end)
+            sums = self._checksummer.sums(reader.data, reader.header.tensors_end, reader.prefault)
+            digest, crc = summarise(sums.spans, sums.crc32c, reader.header.tensors_end)
             if not reader.still_whole():
                 raise Conflict(f"{seen.path} was overwritten in spite of its lock")
-            manifest = Manifest.of(reader.header, job=job, node=self._node, digest=digest, crc32c=crc, spans=sums)
+            manifest = Manifest.of(
+                reader.header,
+                job=job,
+                node=self._node,
+                digest=digest,
+                crc32c=crc,
+                spans=sums.crc32c,
+                blake3=sums.blake3,
+            )
             self._write(seen.path, manifest)
             return manifest
 

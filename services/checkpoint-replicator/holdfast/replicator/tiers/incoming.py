@@ -5,7 +5,10 @@ previous one is being written to disk.
 
 From a network (`claim`, `arrive`): over several connections, with one thread each that processes one span after the other:
 receive, check while it is in the processor's cache, store. In memory there is no separate store step: a span is received in
-place. Each span belongs to one connection, so verified bytes are never written again."""
+place. Each span belongs to one connection, so verified bytes are never written again.
+
+A span is compared with its checksum and, if the manifest has digests, with its digest. Only bytes of a shard that is open on
+this machine are compared with the checksum alone."""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+from blake3 import blake3
 
 from holdfast.domain.errors import Conflict, IntegrityError
 from holdfast.replicator.names import label
@@ -30,11 +35,13 @@ PIECE_BYTES = 1 << 20  # bytes that are received and checked at a time
 class Incoming:
     """A shard that is being received. Spans arrive in any order and are verified; only a complete shard can be committed.
 
-    Spans of an interrupted transfer of the same bytes are found, verified and kept. For `warm` see `Part`.
+    Spans of an interrupted transfer of the same bytes are found, verified and kept. For `warm` see `Part`. `local`: the bytes
+    come from a shard that is open on this machine.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, *, warm: WarmFiles | None = None) -> None:
+    def __init__(self, path: Path, manifest: Manifest, *, warm: WarmFiles | None = None, local: bool = False) -> None:
         self.manifest = manifest
+        self._local = local
         # The name contains the checksum, because only a transfer of the same bytes may resume.
         tag = f"{manifest.crc32c:08x}"
         self._part = Part(path, manifest.size, tag, what=label(manifest.key), warm=warm)
@@ -81,12 +88,15 @@ class Incoming:
     def arrive(self, number: int, receive: Callable[[memoryview], None]) -> None:
         """Receive a claimed span. `receive` fills the given buffer. Raises as `write` and `receive` do."""
         span, checksum = self.spans[number], 0
+        digest = blake3() if self.manifest.span_blake3 else None
         with self._part.place(span) as place:
             for at in range(0, span.size, PIECE_BYTES):
                 piece = place[at : at + PIECE_BYTES]
                 receive(piece)
                 checksum = crc32c(piece, checksum)
-            self._require(number, span.size, checksum)
+                if digest is not None:
+                    digest.update(piece)
+            self._require(number, span.size, checksum, digest.digest() if digest is not None else b"")
         self._count(number)
 
     def has(self, first: int, end: int) -> bool:
@@ -137,13 +147,20 @@ class Incoming:
         self._part.close()
 
     def _check(self, number: int, data: memoryview) -> None:
-        self._require(number, len(data), crc32c(data))
+        digest = b"" if self._local else self._digest(data)
+        self._require(number, len(data), crc32c(data), digest)
 
-    def _require(self, number: int, size: int, checksum: int) -> None:
-        span = self.spans[number]
-        if (size, checksum) != (span.size, self.manifest.span_crc32c[number]):
+    def _digest(self, data: memoryview | bytes) -> bytes:
+        return blake3(data).digest() if self.manifest.span_blake3 else b""
+
+    def _require(self, number: int, size: int, checksum: int, digest: bytes) -> None:
+        span, expected = self.spans[number], self.manifest.span_crc32c[number]
+        where = f"{label(self.manifest.key)}: bytes {span.offset} to {span.offset + span.size}"
+        if (size, checksum) != (span.size, expected):
+            raise IntegrityError(f"{where} arrived damaged")
+        if not self._local and digest != self.manifest.blake3_of(number):
             raise IntegrityError(
-                f"{label(self.manifest.key)}: bytes {span.offset} to {span.offset + span.size} arrived damaged"
+                f"{where} arrived with the right checksum and a wrong digest: somebody has changed them on their way"
             )
 
     def _store_span(self, number: int, data: memoryview) -> None:
@@ -157,7 +174,8 @@ class Incoming:
                 self._next += 1
 
     def _find_verified(self) -> None:
-        """Verify the spans that an interrupted transfer has left."""
+        """Verify the spans that an interrupted transfer has left, whose bytes may have come from another machine."""
         for number, (span, expected) in enumerate(zip(self.spans, self.manifest.span_crc32c, strict=True)):
-            if crc32c(self._part.read(span.size, span.offset)) == expected:
+            found = self._part.read(span.size, span.offset)
+            if crc32c(found) == expected and self._digest(found) == self.manifest.blake3_of(number):
                 self._count(number)

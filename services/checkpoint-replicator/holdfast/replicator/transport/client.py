@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,11 +23,15 @@ from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.lanes import lanes_for, receive_spans, side_by_side
+from holdfast.replicator.transport.secure import Secure
+from holdfast.replicator.wanted import Wanted
 from holdfast.runtime.freeze import Laps
+from holdfast.runtime.tls import CA, CERT, KEY
 from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator.transport")
 
+FILES = (CERT, KEY, CA)
 ATTEMPTS_MAX = 3  # per source; each attempt resumes the previous one
 AWAY_POLL_S = 0.1
 
@@ -47,14 +52,14 @@ class Away(Unavailable):
 class Client:
     limits: Limits
     sockets: OpenSockets  # closed when the service stops, so that no thread stays in a read
+    secure: Secure = field(default_factory=Secure)
 
     def fetch(
         self,
         source: ShardSource,
         job: str,
         token: str,
-        key: ShardKey,
-        digest: str,
+        wanted: Wanted,
         into: FileTier,
         connections: OpenSockets | None = None,
         patience_s: float = 0.0,
@@ -70,7 +75,7 @@ class Client:
         away: Laps | None = None
         while True:
             try:
-                return self._fetch_once(source, job, token, key, digest, into, connections)
+                return self._fetch_once(source, job, token, wanted, into, connections)
             except ConnectionRefusedError as error:
                 away = away or Laps()
                 ended = connections.closed or self.sockets.closed
@@ -121,19 +126,17 @@ class Client:
         source: ShardSource,
         job: str,
         token: str,
-        key: ShardKey,
-        digest: str,
+        wanted: Wanted,
         into: FileTier,
         connections: OpenSockets,
     ) -> Path:
+        key = wanted.key
         with ExitStack() as stack:
             first = stack.enter_context(self.connected(source))
             stack.enter_context(connections.tracking(first.sock))
             manifest = _asked(first, job, token, key)
-            if manifest.key != key or (digest and manifest.digest != digest):
-                raise IntegrityError(
-                    f"{source.node} offers {label(manifest.key)} with digest {manifest.digest}, not {label(key)} with {digest}"
-                )
+            if why := wanted.differs(manifest):
+                raise IntegrityError(f"{source.node} offers a shard in place of {label(key)}: {why}")
             incoming = stack.enter_context(into.receive(job, manifest))
             lines = self._lines(stack, source, incoming.missing_bytes, first)
             for line in lines[1:]:
@@ -160,19 +163,30 @@ class Client:
 
     @contextmanager
     def connected(self, peer: ShardSource) -> Iterator[Line]:
-        """Connect, and receive the greeting. Raises Unavailable, and OSError."""
+        """Connect, and receive the greeting. Raises Unavailable, OtherRole if the peer is not who it should be, and OSError."""
         host, _, port = peer.endpoint.rpartition(":")
         if not host or not port.isdecimal():
             raise Unavailable(f"{peer.node} has no data endpoint ({peer.endpoint!r} is not host:port)")
         address = (host.strip("[]"), int(port))
         with (
-            socket.create_connection(address, self.limits.connect_timeout_s) as sock,
+            self.secure.connect(address, self.limits.connect_timeout_s, peer.node) as sock,
             self.sockets.tracking(sock),
         ):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            greeting = frames.receive(sock, frames.HEADER_BYTES_MAX).fields
+            greeting = self._greeting(sock)
             frames.block(sock, self.limits.io_timeout_s)
             yield Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))
+
+    def _greeting(self, sock: socket.socket) -> Mapping[str, Any]:
+        try:
+            return frames.receive(sock, frames.HEADER_BYTES_MAX).fields
+        except TimeoutError as error:
+            waited = f"no greeting within {self.limits.connect_timeout_s:g} s"
+            if isinstance(sock, ssl.SSLSocket):
+                raise TimeoutError(waited) from error
+            raise TimeoutError(
+                f"{waited}. Replicators that use TLS wait for TLS: {', '.join(FILES)} are needed then (docs/security.md)"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

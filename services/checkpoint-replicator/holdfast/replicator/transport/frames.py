@@ -9,6 +9,7 @@ import math
 import re
 import secrets
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -162,7 +163,10 @@ def wanted(spans: Sequence[int], count: int) -> dict[str, Any]:
 
 def block(sock: socket.socket, timeout_s: float) -> None:
     """Let reads and writes wait in the kernel, for at most `timeout_s` without progress. A socket with Python's timeout wakes
-    up for every packet, which is a tenth of the cost of a transfer."""
+    up for every packet, which is a tenth of the cost of a transfer. TLS needs Python's timeout."""
+    if isinstance(sock, ssl.SSLSocket):
+        sock.settimeout(timeout_s)
+        return
     sock.settimeout(None)
     limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -180,13 +184,14 @@ def pour(sock: socket.socket, data: memoryview | bytes) -> None:
 def fill(sock: socket.socket, buffer: memoryview, deadline: float = math.inf) -> None:
     """Fill `buffer`. Raises Unavailable if the peer closes the connection, and TimeoutError. `deadline` (monotonic clock) is
     for the complete buffer, however slowly the peer sends, and changes the timeout of the socket."""
+    flags = 0 if isinstance(sock, ssl.SSLSocket) else socket.MSG_WAITALL
     while buffer:
         if deadline < math.inf:
             if (left_s := deadline - time.monotonic()) <= 0:
                 raise TimeoutError("timed out")
             sock.settimeout(left_s)
         try:
-            received = sock.recv_into(buffer, 0, socket.MSG_WAITALL)
+            received = sock.recv_into(buffer, len(buffer), flags)
         except BlockingIOError as error:
             raise TimeoutError("timed out") from error
         if not received:

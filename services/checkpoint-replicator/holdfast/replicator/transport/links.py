@@ -21,6 +21,7 @@ import errno
 import hashlib
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -226,7 +227,7 @@ def _send_until_answer(line: Line, token: str, block: bytes, limits: LinkLimits)
         if ready:
             try:
                 sent = sock.send(view[offset : offset + left])
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 continue
             left, offset = left - sent, (offset + sent) % len(block)
             if not left:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.lanes import receive_spans
 from holdfast.replicator.transport.links import LINK, LinkDoor
+from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.transport.strangers import Strangers
 from holdfast.replicator.view import Held, Tier
 from holdfast.shards import Manifest
@@ -53,7 +55,8 @@ class Server:
     in the niced threads of `takers`, because a peer's copy can wait for local training, but a peer's restore cannot.
     `token_of` returns "" for an unknown job. In the connection's thread, `arrived` is called for each received copy, and
     `suspect` for a shard that a peer found damaged or did not read to its end. `links` admits tests of the network.
-    `strangers` limits what connections may occupy until their first message is complete."""
+    `strangers` limits what connections may occupy until their first message is complete. `secure`: TLS, and who may
+    connect."""
 
     limits: Limits
     sockets: OpenSockets
@@ -66,24 +69,33 @@ class Server:
     suspect: Callable[[str, Held], None]
     links: LinkDoor = field(default_factory=LinkDoor)
     strangers: Strangers = field(default_factory=Strangers)
+    secure: Secure = field(default_factory=Secure)
 
     def serve(self, sock: socket.socket) -> None:
         """Serve one connection with one request. Errors caused by the peer are logged, and the connection is closed."""
         with sock:
             try:
-                with self.sockets.tracking(sock):
-                    self._converse(sock)
+                self._converse(sock)
             except (OSError, Unavailable, MalformedMessage, IncompatibleVersion) as error:
                 log.info("connection dropped", reason=str(error) or type(error).__name__)
 
-    def _converse(self, sock: socket.socket) -> None:
-        sock.settimeout(self.limits.connect_timeout_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _converse(self, accepted: socket.socket) -> None:
+        accepted.settimeout(self.limits.connect_timeout_s)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         challenge = frames.nonce()
-        with self.strangers.connection(str(sock.getpeername()[0])):
-            frames.send(sock, {"version": frames.PROTOCOL_VERSION, "nonce": challenge})
-            request = frames.receive_request(sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s)
-        frames.block(sock, self.limits.io_timeout_s)
+        with ExitStack() as stack:
+            with self.strangers.connection(str(accepted.getpeername()[0])):
+                sock = stack.enter_context(self.secure.begun(accepted))
+                stack.enter_context(self.sockets.tracking(sock))
+                self.secure.admit(sock)
+                frames.send(sock, {"version": frames.PROTOCOL_VERSION, "nonce": challenge})
+                request = frames.receive_request(
+                    sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s
+                )
+            frames.block(sock, self.limits.io_timeout_s)
+            self._answer(sock, challenge, request)
+
+    def _answer(self, sock: socket.socket, challenge: str, request: frames.Received) -> None:
         fields = request.fields
         is_link = fields.get("op") == LINK
         token = self.links.token if is_link else self.token_of(str(fields.get("job")))

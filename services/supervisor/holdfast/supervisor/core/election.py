@@ -91,6 +91,7 @@ def _share_downloads(
             sharing.get((tensors(wanted), node_of[wanted.rank]), ())
             if wanted.sources[0].node == OBJECT_STORE
             else wanted.sharing,
+            (wanted.root,) if wanted.root else (),
         )
         for wanted in ranks
     )

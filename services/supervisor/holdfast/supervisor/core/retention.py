@@ -71,7 +71,7 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         first, behind = placement.first_rank, placement.first_rank + placement.nproc
         whole: set[int] = set()
         parts: dict[int, list[_Ranks]] = {}
-        for each, step, _, tier, _, begin, width, _, _ in shard_runs(turn.nodes[name].inventory[job.name]):
+        for each, step, _, tier, _, begin, width, _, _, _ in shard_runs(turn.nodes[name].inventory[job.name]):
             if each != attempt:
                 continue
             end = begin + width

@@ -1,0 +1,157 @@
+"""TLS of the data plane: shards travel encrypted, and between nodes of the fleet only.
+
+Both ends present the certificate of their node, and look at what the other one says of itself (docs/security.md, Identities).
+The secret of the job stays what admits to its shards.
+
+In TLS the client speaks first; without TLS the server does. So a client notices at once that a server does not speak TLS, and a
+server that also accepts connections without TLS waits a moment for the client's first byte."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+
+from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
+from holdfast.runtime.authorization import refusal_of_roles
+from holdfast.runtime.identities import ANY_NAME, Role, identities_in
+from holdfast.runtime.renewal import renewed
+from holdfast.runtime.revocation import revocations_of, serial_of, shown
+from holdfast.runtime.tls import Tls
+
+MODE = "HOLDFAST_REPLICATOR_TLS"
+PLAIN_WAIT_S = 0.25  # for the first byte of a client that may not speak TLS
+_NODES = frozenset({Role.AGENT, Role.REPLICATOR})
+_CLIENTS = _NODES | {Role.OPERATOR}  # people download checkpoints
+_HANDSHAKE = b"\x16"  # first byte of a TLS connection
+
+
+class NotTls(Unavailable):
+    """The other end does not speak TLS."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Contexts:
+    tls: Tls
+    client: ssl.SSLContext
+    server: ssl.SSLContext
+
+
+class Secure:
+    """`tls` None: no TLS. `optional`: also talk to replicators that do not speak TLS. Thread-safe."""
+
+    def __init__(self, tls: Tls | None = None, *, optional: bool = False) -> None:
+        self.optional = optional or tls is None
+        self._lock = threading.Lock()
+        self._contexts = _Contexts(tls, *_contexts_of(tls)) if tls is not None else None
+
+    # ------------------------------------------------------------ as a server
+
+    def begun(self, sock: socket.socket) -> socket.socket:
+        """Return the connection of a client, which `admit` completes. Raises OSError."""
+        contexts = self._current()
+        if contexts is None or (self.optional and not _begins_tls(sock)):
+            return sock
+        return contexts.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+    def admit(self, sock: socket.socket) -> None:
+        """Complete the handshake, and look at the client's certificate. Raises NotTls, OtherRole, and OSError."""
+        if not isinstance(sock, ssl.SSLSocket):
+            return
+        try:
+            sock.do_handshake()
+        except (TimeoutError, ssl.SSLEOFError, ConnectionError) as error:  # it has waited for a greeting, or given up
+            raise NotTls(f"the peer has not begun TLS; {_advice()}") from error
+        self._look(sock, _CLIENTS, "", "connections of the data plane are for")
+
+    # ------------------------------------------------------------ as a client
+
+    def connect(self, address: tuple[str, int], timeout_s: float, node: str) -> socket.socket:
+        """Connect to the replicator of `node`. Raises NotTls, OtherRole, and OSError."""
+        sock = socket.create_connection(address, timeout_s)
+        contexts = self._current()
+        if contexts is None:
+            return sock
+        try:
+            wrapped = contexts.client.wrap_socket(sock)
+        except ssl.SSLError as error:
+            sock.close()
+            if error.reason != "WRONG_VERSION_NUMBER":
+                raise
+            if self.optional:
+                return socket.create_connection(address, timeout_s)
+            raise NotTls(f"it does not speak TLS; {_advice()}") from error
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            self._look(wrapped, _NODES, node, f"{node} must be a node:")
+        except BaseException:
+            wrapped.close()
+            raise
+        return wrapped
+
+    # ------------------------------------------------------------ both
+
+    def _look(self, sock: ssl.SSLSocket, roles: frozenset[Role], node: str, for_whom: str) -> None:
+        """Raises OtherRole unless the peer's certificate has one of the roles (or need not have any), for this node if one is
+        given, and was not revoked."""
+        assert self._contexts is not None
+        tls = self._contexts.tls
+        fields = sock.getpeercert() or {}
+        names = fields.get("subjectAltName", ())
+        uris = [str(pair[1]) for pair in names if pair[0] == "URI"]
+        try:
+            identities = identities_in(uris, tls.accepts.fleet, tls.spiffe)
+        except InvalidSpec as error:
+            raise OtherRole(str(error)) from None
+        if reason := refusal_of_roles(identities, tls.accepts, roles, for_whom):
+            raise OtherRole(reason)
+        mine = [each for each in tls.accepts.of_this_fleet(identities) if each.role in roles]
+        if node and mine and not any(each.name in (node, ANY_NAME) for each in mine):
+            listed = ", ".join(each.uri for each in mine)
+            raise OtherRole(f"the certificate is of {listed}, and not of node {node!r}")
+        pem = ssl.DER_cert_to_PEM_cert(sock.getpeercert(binary_form=True) or b"").encode()
+        if (revoked := revocations_of(tls)) is not None and (serial := serial_of(pem)) in revoked:
+            raise OtherRole(f"the certificate of the other end (serial number {shown(serial)}) was revoked")
+
+    def _current(self) -> _Contexts | None:
+        """Of the present files. Files that cannot be used leave what was read before."""
+        with self._lock:
+            if self._contexts is not None and (now := renewed(self._contexts.tls)) is not self._contexts.tls:
+                try:
+                    self._contexts = _Contexts(now, *_contexts_of(now))
+                except (OSError, InvalidSpec):  # replaced again meanwhile: the next connection reads them
+                    pass
+            return self._contexts
+
+
+def own_tls(tls: Tls | None, node: str) -> Tls | None:
+    """Return `tls`. Raises InvalidSpec if its certificate has identities, and none of them is this node's."""
+    if tls is not None and not any(each.stands_for(Role.REPLICATOR, node) for each in tls.identities):
+        tls.require(Role.AGENT, node)
+    return tls
+
+
+def _contexts_of(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Raises OSError for files that cannot be used."""
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for context in (client, server):
+        context.check_hostname = False  # nodes are known by their identities; their addresses may change
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=tls.ca.decode(errors="replace"))
+        context.load_cert_chain(*tls.files[:2])
+    server.num_tickets = 0  # nothing is resumed, and a client that waits for an answer must not be woken by a ticket
+    return client, server
+
+
+def _begins_tls(sock: socket.socket) -> bool:
+    """Wait for the client's first byte. A client without TLS sends none before the server's greeting."""
+    readable, _, _ = select.select([sock], [], [], PLAIN_WAIT_S)
+    return bool(readable) and sock.recv(1, socket.MSG_PEEK) == _HANDSHAKE
+
+
+def _advice() -> str:
+    return f"give all nodes certificates and this release, or set {MODE}=optional while that is done (docs/security.md)"

@@ -1,0 +1,315 @@
+"""The data plane with TLS: nothing readable travels, only nodes of the fleet take part, and a certificate may be replaced."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from replicator_node import JOB, TOKEN, Node, nodes
+from waiting import wait_until
+
+from holdfast.cli.authority import Authority
+from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
+from holdfast.domain.generations import RankRestore, ShardSource
+from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.transport.client import Client
+from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.secure import NotTls, Secure, own_tls
+from holdfast.replicator.wanted import Wanted
+from holdfast.runtime.authorization import Accepts
+from holdfast.runtime.identities import Identity, Role
+from holdfast.runtime.settings import ServiceSettings
+from holdfast.runtime.tls import Tls
+from holdfast.wire.links import decode_measured
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "ca", "main", 10)
+
+
+def issue(authority: Authority, where: Path, *identities: Identity) -> dict[str, str]:
+    """Put a new certificate into the directory `where`. Returns the environment of who has it."""
+    pair = authority.issue(list(identities), ["localhost", "127.0.0.1"], 1)
+    where.mkdir(exist_ok=True)
+    (where / "tls.key").write_bytes(pair.key)
+    (where / "tls.crt").write_bytes(pair.certificate)
+    shutil.copy(authority.directory / "ca.crt", where / "ca.crt")
+    names = {"CERT": "tls.crt", "KEY": "tls.key", "CA": "ca.crt"}
+    return {f"HOLDFAST_TLS_{name}": str(where / file) for name, file in names.items()} | {"HOLDFAST_FLEET": "main"}
+
+
+def tls(authority: Authority, where: Path, *identities: Identity) -> Tls:
+    found = issue(authority, where, *identities)
+    loaded = ServiceSettings(
+        fleet="main",
+        tls_cert=Path(found["HOLDFAST_TLS_CERT"]),
+        tls_key=Path(found["HOLDFAST_TLS_KEY"]),
+        tls_ca=Path(found["HOLDFAST_TLS_CA"]),
+    ).tls
+    assert loaded is not None
+    return loaded
+
+
+def agent(name: str) -> Identity:
+    return Identity("main", Role.AGENT, name)
+
+
+@contextmanager
+def pair(authority: Authority, root: Path, **env: str) -> Iterator[tuple[Node, Node]]:
+    """Two replicators, each with the certificate of its node."""
+    made = [
+        Node(name, root / name, **issue(authority, root / f"tls-{name}", agent(name)), **env) for name in ("a", "b")
+    ]
+    try:
+        for node in made:
+            node.start()
+        yield made[0], made[1]
+    finally:
+        for node in made:
+            node.stop()
+
+
+@contextmanager
+def overheard(endpoint: str) -> Iterator[tuple[str, bytearray]]:
+    """The address of a wire to `endpoint`, and the bytes that are seen on it."""
+    host, _, port = endpoint.rpartition(":")
+    listener = socket.create_server(("127.0.0.1", 0))
+    seen = bytearray()
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                seen.extend(data)
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                inner, _ = listener.accept()
+                with inner, socket.create_connection((host, int(port))) as outer:
+                    up = threading.Thread(target=pump, args=(inner, outer))
+                    up.start()
+                    pump(outer, inner)
+                    up.join()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}", seen
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def test_a_shard_is_fetched_and_nothing_of_it_can_be_read_on_the_way(tmp_path: Path, authority: Authority) -> None:
+    with pair(authority, tmp_path) as (a, b):
+        a.configure()
+        b.configure(ranks=(1,))
+        key = a.save(a.images(), 7)
+        record = a.wait_for(key, "disk")
+        with overheard(a.endpoint) as (way, seen):
+            wanted = RankRestore(0, key, record.digest, (ShardSource("a", way),), root=record.root)
+            (staged,) = b.stage_all(wanted)
+        content = a.shard_file(key).read_bytes()
+        assert Path(staged.path).read_bytes() == content
+        assert len(seen) > len(content)
+        assert bytes([7]) * 1000 not in seen
+        assert b'"manifest":' not in seen
+
+
+def test_copies_to_a_peer_and_tests_of_the_network_use_it_too(tmp_path: Path, authority: Authority) -> None:
+    with pair(authority, tmp_path) as (a, b):
+        b.configure(ranks=(1,))
+        a.configure(peers=(b,))
+        key = a.save(a.images(), 7)
+        b.wait_for(key, "disk")
+        b.open_link("of this test")
+        measured = decode_measured(a.begin_link_test(b.endpoint, "of this test", node="b").result())
+        assert measured.failure == ""
+        assert min(measured.out_bytes_per_s, measured.in_bytes_per_s) > 0
+
+
+@pytest.mark.parametrize(
+    ("identity", "reason"),
+    [
+        (Identity("main", Role.AGENT, "c"), "and not of node 'a'"),
+        (Identity("main", Role.DIAGNOSTICS), "must be a node"),
+        (Identity("other", Role.AGENT, "a"), "this is fleet 'main'"),
+    ],
+)
+def test_a_server_that_is_not_the_node_is_not_spoken_to(
+    identity: Identity, reason: str, tmp_path: Path, authority: Authority
+) -> None:
+    """Whatever it is that listens at the address of node a, and although it has a certificate of the CA."""
+    server = tls(authority, tmp_path / "server", identity)
+    secure = Secure(tls(authority, tmp_path / "client", agent("b")))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*server.files[:2])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            accepted, _ = listener.accept()
+            with suppress(OSError), context.wrap_socket(accepted, server_side=True) as sock:
+                assert sock.recv(100) == b"", "the client says nothing"
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(OtherRole, match=reason):
+            secure.connect(listener.getsockname(), 10.0, "a")
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("identity", "refused"),
+    [
+        (agent("anybody"), ""),
+        (Identity("main", Role.REPLICATOR, "x"), ""),
+        (Identity("main", Role.OPERATOR, "ada"), ""),
+        (Identity("main", Role.SUPERVISOR), "the certificate is of holdfast://main/supervisor"),
+        (Identity("other", Role.AGENT, "b"), "this is fleet 'main'"),
+    ],
+)
+def test_who_may_connect(identity: Identity, refused: str, tmp_path: Path, authority: Authority) -> None:
+    """The secret of the job is demanded of who is admitted."""
+    with pair(authority, tmp_path) as (a, _):
+        a.configure()
+        key = a.save(a.images(), 7)
+        record = a.wait_for(key, "disk")
+        # The client itself accepts the server of node a, whatever its own fleet is.
+        client = Client(Limits(30, 30), OpenSockets(), _lenient(tls(authority, tmp_path / "client", identity)))
+        wanted, inbox = Wanted(key, record.digest, record.root), FileTier("disk", tmp_path / "inbox")
+        if refused:
+            with pytest.raises(Unavailable):
+                client.fetch(a.source, JOB, TOKEN, wanted, inbox)
+            wait_until(lambda: refused in a.log, description="the reason in the log")
+            assert not inbox.shards(JOB)
+        else:
+            with pytest.raises(Unavailable, match="unknown job or wrong token"):
+                client.fetch(a.source, JOB, "guessed", wanted, inbox)
+            assert client.fetch(a.source, JOB, TOKEN, wanted, inbox).read_bytes() == a.shard_file(key).read_bytes()
+
+
+def _lenient(mine: Tls) -> Secure:
+    return Secure(replace(mine, accepts=Accepts()))
+
+
+def test_a_stranger_without_a_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
+    with pair(authority, tmp_path) as (a, _):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        host, _, port = a.endpoint.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), 10.0) as raw,
+            pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"),
+            context.wrap_socket(raw) as sock,
+        ):
+            sock.recv(1)
+
+
+def test_nodes_with_and_without_tls_do_not_talk_unless_that_is_allowed(tmp_path: Path, authority: Authority) -> None:
+    """While certificates are given to a running fleet, or while it is upgraded from a release without TLS here."""
+    times = {"HOLDFAST_REPLICATOR_CONNECT_TIMEOUT_S": "1"}
+    with nodes(tmp_path, "plain", **times) as (plain,), pair(authority, tmp_path, **times) as (strict, _):
+        for node, peer in ((plain, strict), (strict, plain)):
+            node.configure()
+            key = node.save(node.images(), 7)
+            record = node.wait_for(key, "disk")
+            restore = RankRestore(0, key, record.digest, (node.source,), root=record.root)
+            peer.configure(ranks=(1,))
+            with pytest.raises(Exception, match=r"speak TLS|wait for TLS"):
+                peer.stage_all(restore, timeout_s=20.0)
+        wait_until(lambda: "set HOLDFAST_REPLICATOR_TLS=optional" in strict.log, description="the advice in the log")
+
+
+def test_a_fleet_in_transition_talks_in_both_directions(tmp_path: Path, authority: Authority) -> None:
+    optional = {"HOLDFAST_REPLICATOR_TLS": "optional"}
+    with nodes(tmp_path, "plain") as (plain,), pair(authority, tmp_path, **optional) as (a, b):
+        plain.configure()
+        key = plain.save(plain.images(), 7)
+        record = plain.wait_for(key, "disk")
+        restore = RankRestore(0, key, record.digest, (plain.source,), root=record.root)
+        a.configure(ranks=(1,))
+        (staged,) = a.stage_all(restore)
+        assert staged.source == "plain"
+        with nodes(tmp_path, "late") as (late,):
+            late.configure(ranks=(1,))
+            (staged,) = late.stage_all(RankRestore(0, key, record.digest, (a.source,), root=record.root))
+            assert staged.source == "a"
+        b.configure(ranks=(1,))
+        with overheard(a.endpoint) as (way, seen):
+            (staged,) = b.stage_all(RankRestore(0, key, record.digest, (ShardSource("a", way),), root=record.root))
+        assert bytes([7]) * 1000 not in seen, "between two that have it, TLS is used"
+
+
+def test_a_renewed_certificate_is_used_and_transfers_go_on(tmp_path: Path, authority: Authority) -> None:
+    with pair(authority, tmp_path) as (a, b):
+        a.configure()
+        b.configure(ranks=(1,))
+        before = _presented(a)
+        issue(authority, tmp_path / "tls-a", agent("a"))
+        assert _presented(a) != before
+        key = a.save(a.images(), 7)
+        record = a.wait_for(key, "disk")
+        (staged,) = b.stage_all(RankRestore(0, key, record.digest, (a.source,), root=record.root))
+        assert staged.source == "a"
+
+
+def _presented(node: Node) -> str:
+    host, _, port = node.endpoint.rpartition(":")
+    return ssl.get_server_certificate((host, int(port)), timeout=10.0)
+
+
+def test_a_revoked_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
+    crl = tmp_path / "crl.pem"
+    shutil.copy(authority.directory / "crl.pem", crl)
+    with pair(authority, tmp_path, HOLDFAST_TLS_CRL=str(crl)) as (a, _):
+        stolen = tls(authority, tmp_path / "stolen", agent("b"))
+        secure = Secure(stolen)
+        host, _, port = a.endpoint.rpartition(":")
+        secure.connect((host, int(port)), 10.0, "a").close()
+        serial = authority.records()[-1].serial
+        authority.revoke(serial)
+        shutil.copy(authority.directory / "crl.pem", crl)
+        with secure.connect((host, int(port)), 10.0, "a") as sock, suppress(OSError):
+            assert sock.recv(1) == b""
+        wait_until(lambda: "was revoked" in a.log, description="the refusal")
+
+
+def test_a_certificate_of_another_node_is_refused_at_the_start(tmp_path: Path, authority: Authority) -> None:
+    other = tls(authority, tmp_path / "one", agent("b"))
+    with pytest.raises(InvalidSpec, match="a certificate for holdfast://main/agent/a; this one is for"):
+        own_tls(other, "a")
+    assert own_tls(tls(authority, tmp_path / "two", Identity("main", Role.REPLICATOR, "a")), "a")
+    assert own_tls(None, "a") is None
+
+
+def test_a_client_notices_at_once_that_a_server_speaks_no_tls(tmp_path: Path, authority: Authority) -> None:
+    secure = Secure(tls(authority, tmp_path / "one", agent("b")))
+    with nodes(tmp_path, "plain") as (plain,):
+        host, _, port = plain.endpoint.rpartition(":")
+        with pytest.raises(NotTls, match="it does not speak TLS"):
+            secure.connect((host, int(port)), 10.0, "plain")
+
+
+def test_a_client_without_a_certificate_is_told_what_it_needs(tmp_path: Path, authority: Authority) -> None:
+    """As `holdfast checkpoints fetch` on a machine without the settings."""
+    with pair(authority, tmp_path) as (a, _):
+        a.configure()
+        key = a.save(a.images(), 7)
+        a.wait_for(key, "disk")
+        client = Client(Limits(0.5, 30), OpenSockets())
+        with pytest.raises(Unavailable, match=r"HOLDFAST_TLS_CERT, HOLDFAST_TLS_KEY, HOLDFAST_TLS_CA are needed"):
+            client.fetch(a.source, JOB, TOKEN, Wanted(key), FileTier("disk", tmp_path / "inbox"))
