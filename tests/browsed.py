@@ -18,14 +18,15 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fleet import Fleet, job
 
 from benchmarks.core import running_job
-from holdfast.agent.workers.logs import log_path, read_part
+from holdfast.agent.workers.logs import log_path, read_errors, read_part
 from holdfast.domain.errors import NotFound
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.gpus import GpuState
-from holdfast.domain.job import JobSpec
+from holdfast.domain.job import JobSpec, ReportSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.orders import Tested
+from holdfast.domain.rank_reads import MeasuredRanks, RaisedError
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, INBOX
@@ -54,6 +55,8 @@ from holdfast.wire import records
 
 HOUR_S = 3600.0
 STEP_S = 10.0
+SLOW_RANK = 203
+SILENT_NODE = "node-040"
 # Of one node: a GPU that is well, one that needs a reset, one that the driver does not reach.
 GPUS = {
     "node-021": (
@@ -135,7 +138,8 @@ def under_fire() -> World:
 
 def _large() -> JobSpec:
     mesh = Mesh.of({"dp": 16, "pp": 8, "tp": 4})
-    return replace(job(16, 32, nproc=8, min_dp=12, name="llm-70b"), mesh=mesh)
+    stated = ReportSpec(2.5, "€", flops_per_token=4.2e11, peak_flops=989e12, restart_s=250.0, checkpoint_every_s=600.0)
+    return replace(job(16, 32, nproc=8, min_dp=12, name="llm-70b"), mesh=mesh, report=stated)
 
 
 def _recover(fleet: Fleet, steps: list[StepRecord], *, minutes: float) -> None:
@@ -182,6 +186,23 @@ def large(nodes: int = 12_500) -> World:
         for n in range(1, 115)
     ]
     return World(state, records_, steps)
+
+
+def measured(state: State, node: str, job: str) -> MeasuredRanks:
+    """What the node's agent answers: rank `SLOW_RANK` computes a third longer, and the others wait for it; the last node of a
+    rack of 16 is hot. Node `SILENT_NODE` does not answer."""
+    generation = state.jobs[job].generation
+    placement = None if generation is None else generation.placement_of(node)
+    if generation is None or placement is None or node == SILENT_NODE:
+        raise NotFound(f"the agent of {node} is not connected, so the measurements of its ranks are not known")
+    ranks = tuple(placement.ranks)
+    return MeasuredRanks(
+        generation.number,
+        ranks,
+        tuple(10.0 + 0.002 * (rank % 7) for rank in ranks),
+        tuple(0.1 if rank == SLOW_RANK else 2.6 - 0.05 * (rank % 5) for rank in ranks),
+        tuple(58.0 + rank % 8 + (24.0 if placement.slot % 16 == 15 else 0.0) for rank in ranks),
+    )
 
 
 def _lost(node: str, at: float) -> Finding:
@@ -247,6 +268,12 @@ async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[t
             if node in GPUS:
                 return GPUS[node]
             raise NotFound(f"the agent of {node} is not connected, so the values of its GPUs are not known")
+
+        async def read_ranks(self, node: str, job: str) -> MeasuredRanks:
+            return measured(world.state, node, job)
+
+        async def read_errors(self, node: str, job: str, generation: int) -> tuple[RaisedError, ...]:
+            return await to_thread.run_sync(read_errors, directory / "logs", job, generation)
 
     backend = Backend(
         identity=Identity("supervisor-a", "0.1.0", token),

@@ -19,7 +19,7 @@ from holdfast.supervisor.protocol import JobChanged, JobPhase, JobStopRequested,
 core = pytest.mark.core
 Sites = Callable[[str], Site]
 JOB = "jobs/llm-70b"
-TABS = ("logs", "checkpoints", "findings", "policy", "configuration", "attempts")
+TABS = ("logs", "checkpoints", "findings", "report", "policy", "configuration", "attempts")
 
 VARIATIONS = [
     pytest.param(width, scheme, marks=[core] if (width, scheme) == (1440, "light") else [])
@@ -40,6 +40,7 @@ def places(world: browsed.World) -> dict[str, str]:
         "node": "nodes/node-020",
         "node with GPUs": "nodes/node-021",
         "checkpoints": "checkpoints",
+        "report": "report",
         "settings": "settings",
         "job": JOB,
         "no such job": "jobs/none",
@@ -205,9 +206,81 @@ def test_a_rank_is_found_in_the_mesh_along_any_two_axes(chromium: Browser, sites
             page.get_by_label("Across").select_option(across)
             assert warm_pixels(page) > 0, "the suspect is drawn"
         page.get_by_label("Colour").select_option("age of the process")
+        expect(page.locator(".mesh")).to_contain_text("Grey: not known, of any rank")
+        page.get_by_label("Colour").select_option("faults a day of the node")
         expect(page.locator(".mesh")).to_contain_text("Pale: the least")
         page.locator(".mesh canvas").hover(position={"x": 3, "y": 3})
         expect(page.locator(".mesh")).to_contain_text("Rank 0 (dp 0, pp 0, tp 0)")
+
+
+@core
+def test_the_mesh_by_step_time_and_temperature_asks_agents_only_while_it_is_shown(
+    chromium: Browser, sites: Sites
+) -> None:
+    site = sites("under fire")
+    with opened(chromium) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        visit(page, site.url, JOB)
+        mesh = page.locator(".mesh")
+        expect(mesh).to_contain_text("suspect")
+        assert not [url for url in asked if url.endswith("/measurements")], "nobody looks at them yet"
+        mesh.get_by_label("Colour").select_option("step time without waiting")
+        expect(mesh).to_contain_text(f"Slowest: rank {browsed.SLOW_RANK} on node-025 (9.9 s)")
+        expect(mesh).to_contain_text("Grey: not known, of 8 ranks")
+        expect(mesh).to_contain_text("63 of 64 nodes have answered")
+        page.get_by_label("Rank", exact=True).fill(str(browsed.SLOW_RANK))
+        expect(mesh).to_contain_text("step time 10 s of which it waits 0.10 s for others, 61 °C")
+        examine(page, "1440 light/mesh by own step time")
+        mesh.get_by_label("Colour").select_option("temperature")
+        expect(mesh).to_contain_text("Hottest: rank 127 on node-015 (89 °C)")
+        examine(page, "1440 light/mesh by temperature")
+        mesh.get_by_label("Colour").select_option("step time")
+        expect(mesh).to_contain_text("The largest, 10 s, differs so little that it is drawn pale")
+
+
+@core
+def test_100_000_ranks_by_step_time_stay_quick(chromium: Browser, sites: Sites) -> None:
+    with opened(chromium) as page:
+        visit(page, sites("large").url, "jobs/llm")
+        mesh = page.locator(".mesh")
+        expect(page.locator("main")).to_contain_text("99,992 alive")
+        mesh.get_by_label("Colour").select_option("step time without waiting")
+        expect(mesh).to_contain_text("1,024 of 12,500 nodes have answered")
+        expect(mesh).to_contain_text("Each cell stands for several ranks and shows the largest number among them")
+        examine(page, "1440 light/100,000 ranks by own step time")
+        mesh.get_by_label("Colour").select_option("state")
+        taken_ms = page.evaluate(
+            """() => new Promise((done) => {
+                const choice = [...document.querySelectorAll('.mesh select')].at(-1);
+                const began = performance.now();
+                choice.value = 'step time without waiting';
+                choice.dispatchEvent(new Event('change', { bubbles: true }));
+                requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - began)));
+            })"""
+        )
+        assert taken_ms < 1_000, "from the choice to the picture"
+
+
+@core
+def test_the_report_of_a_job_and_of_the_fleet(chromium: Browser, sites: Sites) -> None:
+    with opened(chromium) as page:
+        visit(page, sites("under fire").url, f"{JOB}/report")
+        tab = page.get_by_role("tabpanel")
+        expect(tab).to_contain_text("4 faults, one in")
+        expect(tab).to_contain_text("each of 3 repaired faults takes a restart of 4.2 min")
+        expect(page.get_by_role("group", name="Faults by kind")).to_contain_text("worker crash")
+        expect(page.get_by_role("group", name="Time by class")).to_contain_text("€")
+        page.get_by_role("link", name="Report", exact=True).click()
+        jobs = page.get_by_role("group", name="Jobs")
+        expect(jobs).to_contain_text("llm-70b")
+        expect(jobs).to_contain_text("old-run")
+        expect(page.locator("main")).to_contain_text("2 of 3 jobs have no price")
+        examine(page, "1440 light/report of the fleet")
+        page.locator("main form select").select_option("the last 24 hours")
+        expect(jobs).to_contain_text("llm-70b")
+        jobs.get_by_role("link", name="llm-70b").click()
+        expect(page.get_by_role("tab", name="Report")).to_have_attribute("aria-selected", "true")
 
 
 @core

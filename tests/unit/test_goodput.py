@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
 from holdfast.supervisor.history.booked import Booked
-from holdfast.supervisor.history.goodput import SPANS_MAX, Class, History, account, recent, spans
+from holdfast.supervisor.history.goodput import SPANS_MAX, Class, History, account, recent, spans, within
 from holdfast.wire import records
 
 WORLD = 4
@@ -334,3 +334,24 @@ def test_spans_are_bounded_and_still_cover_the_whole_time() -> None:
     assert len(found) <= SPANS_MAX
     assert (found[0].begin, found[-1].end) == (0.0, steps[-1].ended_at + 1000)
     assert all(before.end == after.begin for before, after in pairwise(found))
+
+
+@given(since=st.floats(0, 99), length_s=st.floats(0.5, 60))
+@settings(max_examples=60, deadline=None)
+def test_every_second_of_a_part_is_in_exactly_one_class(since: float, length_s: float) -> None:
+    steps = [record(n, 10 + n - 1, 10 + n) for n in range(1, 41)]
+    steps += [record(n, 60 + n - 31, 61 + n - 31, generation=2) for n in range(31, 61)]
+    given = history(steps=steps, incidents=[incident(50.5, 52.0, 53.0, 61.0)], waits=[(92.0, 96.0)])
+    part = within(given, since, since + length_s)
+    assert part.since >= since
+    assert part.until == min(since + length_s, 100.0)
+    assert sum(part.seconds.values()) == pytest.approx(max(0.0, part.until - part.since), abs=1e-6)
+
+
+def test_parts_of_a_run_together_are_the_run() -> None:
+    steps = [record(n, 10 + n - 1, 10 + n) for n in range(1, 81)]
+    given = history(steps=steps, waits=[(92.0, 96.0)])
+    whole, parts = account(given), [within(given, begin, begin + 25.0) for begin in (0.0, 25.0, 50.0, 75.0)]
+    for name in Class:
+        assert sum(part.seconds[name] for part in parts) == pytest.approx(whole.seconds[name]), name
+    assert sum(part.tokens for part in parts) == whole.tokens

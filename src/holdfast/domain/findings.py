@@ -141,3 +141,4 @@ class StepRecord:
     tokens: int  # summed over the ranks
     loss: float | None  # mean over the ranks that reported one
     stall_s: float  # checkpoint stall after the step: the maximum over the ranks
+    flops: float = 0.0  # summed over the ranks; 0.0 = no rank reported any

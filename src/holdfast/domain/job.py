@@ -104,6 +104,18 @@ class LimitSpec:
     suspect_test_s: float = 2.0  # time for the test of a suspect while it prepares; 0 = suspects are not tested
 
 
+@dataclass(frozen=True, slots=True)
+class ReportSpec:
+    """What reports of the job need and nobody measures. None = not stated."""
+
+    price_per_gpu_hour: float | None = None
+    currency: str = "$"  # what stands before an amount
+    flops_per_token: float | None = None  # of one trained token, about 6 × parameters
+    peak_flops: float | None = None  # FLOP/s of one device
+    restart_s: float | None = None  # of a restart without Holdfast, to compare with
+    checkpoint_every_s: float | None = None  # between checkpoints without Holdfast, likewise
+
+
 Param = str | int | float | bool
 
 
@@ -149,6 +161,7 @@ class JobSpec:
     priority: int = 0  # -1000 … 1000; if several jobs want nodes, the job with the higher priority gets them
     warnings: WarningSpec = field(default_factory=WarningSpec)
     pool: str = ""  # the job runs only on nodes of this pool; empty = only on nodes without a pool
+    report: ReportSpec = field(default_factory=ReportSpec)
 
     @property
     def policy_spec(self) -> PolicySpec:

@@ -48,6 +48,7 @@ class StepNote:
     comm_wait_s: float = math.nan  # NaN = not measured
     local_grad_norm: float = math.nan  # as grad_norm
     ended_uptime_s: float = 0.0  # `ended_at` by the monotonic clock; 0.0 = not known
+    flops: float = 0.0  # of this rank; 0.0 = not reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ def parse(raw: bytes) -> Note | None:
                     comm_wait_s=math.nan if message.get("comm_wait_s") is None else _finite(message, "comm_wait_s"),
                     local_grad_norm=_reported(message, "local_grad_norm"),
                     ended_uptime_s=_number(message.get("ended_uptime_s", 0.0)),
+                    flops=_number(message.get("flops", 0.0)),
                 )
             case "replica_check":
                 return ReplicaCheckNote(

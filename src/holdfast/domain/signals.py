@@ -74,6 +74,7 @@ class StepColumns:
     comm_wait_s: tuple[float, ...] = ()
     # This rank's gradient norm before the reduce. NaN or an empty column = not reported; a reported NaN is sent as +inf.
     local_grad_norm: tuple[float, ...] = ()
+    flops: tuple[float, ...] = ()  # of this rank; 0.0 or an empty column = not reported
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ class Notes:
         loss: float | None,
         grad_norm: float | None,
         local_grad_norm: float | None = None,
+        flops: float = 0.0,
     ) -> None:
         note = StepNote(
             self._sender,
@@ -133,6 +134,7 @@ class Notes:
             loss=reported(loss),
             grad_norm=reported(grad_norm),
             local_grad_norm=reported(local_grad_norm),
+            flops=float(flops) if 0 <= flops < math.inf else 0.0,  # what is no count must not cost the whole note
         )
         self._send(note, self._agent)
 

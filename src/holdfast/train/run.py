@@ -76,6 +76,7 @@ class Step:
         "_run",
         "comm_wait_s",
         "data_s",
+        "flops",
         "grad_norm",
         "local_grad_norm",
         "loss",
@@ -91,6 +92,7 @@ class Step:
         self.comm_wait_s: float | None = None  # None = not measured
         self.stall_s = 0.0  # blocked by saves since the step before
         self.tokens = 0
+        self.flops = 0.0
         self.loss: float | None = None
         self.grad_norm: float | None = None
         self.local_grad_norm: float | None = None
@@ -102,8 +104,11 @@ class Step:
         grad_norm: float | torch.Tensor | None = None,
         local_grad_norm: float | torch.Tensor | None = None,
         tokens: int = 0,
+        flops: float = 0.0,
     ) -> None:
-        """Report values of this step. The job's loss is the mean over the ranks that report one, its tokens are the sum.
+        """Report values of this step. The job's loss is the mean over the ranks that report one, its tokens and FLOPs are the
+        sum. `flops`: floating-point operations of the model for this rank's part of the step, forward and backward, without
+        recomputation; reports compute MFU from them.
 
         `local_grad_norm` is the norm of this rank's own gradient before the reduction, with which a rank that computes wrong
         values can be identified. A tensor is read at once, which waits for its device."""
@@ -114,6 +119,7 @@ class Step:
         if local_grad_norm is not None:
             self.local_grad_norm = _number(local_grad_norm)
         self.tokens += tokens
+        self.flops += flops
 
     def __enter__(self) -> Step:
         return self
@@ -484,6 +490,7 @@ class Run:
         grad_norm: float | torch.Tensor | None = None,
         local_grad_norm: float | torch.Tensor | None = None,
         tokens: int = 0,
+        flops: float = 0.0,
     ) -> None:
         """End the step that `begin_step` has begun, and report these values of it as `Step.log` does.
 
@@ -491,7 +498,7 @@ class Run:
         step = self._step
         if step is None:
             raise Conflict("no step has been begun: call run.begin_step(step) first")
-        step.log(loss=loss, grad_norm=grad_norm, local_grad_norm=local_grad_norm, tokens=tokens)
+        step.log(loss=loss, grad_norm=grad_norm, local_grad_norm=local_grad_norm, tokens=tokens, flops=flops)
         self._finish(step)
 
     @contextlib.contextmanager
@@ -550,6 +557,7 @@ class Run:
             comm_wait_s=finished.comm_wait_s,
             stall_s=stall_s - self._stall_reported_s,
             tokens=finished.tokens,
+            flops=finished.flops,
             loss=finished.loss,
             grad_norm=finished.grad_norm,
             local_grad_norm=finished.local_grad_norm,

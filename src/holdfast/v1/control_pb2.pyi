@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentMessage(_message.Message):
-    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat", "tested", "workers_changed", "log_read", "gpus_read")
+    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat", "tested", "workers_changed", "log_read", "gpus_read", "ranks_read", "errors_read")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,8 @@ class AgentMessage(_message.Message):
     WORKERS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     LOG_READ_FIELD_NUMBER: _ClassVar[int]
     GPUS_READ_FIELD_NUMBER: _ClassVar[int]
+    RANKS_READ_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_READ_FIELD_NUMBER: _ClassVar[int]
     seq: int
     traceparent: str
     hello: Hello
@@ -33,7 +35,9 @@ class AgentMessage(_message.Message):
     workers_changed: WorkersChanged
     log_read: LogRead
     gpus_read: GpusRead
-    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ..., workers_changed: _Optional[_Union[WorkersChanged, _Mapping]] = ..., log_read: _Optional[_Union[LogRead, _Mapping]] = ..., gpus_read: _Optional[_Union[GpusRead, _Mapping]] = ...) -> None: ...
+    ranks_read: RanksRead
+    errors_read: ErrorsRead
+    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ..., workers_changed: _Optional[_Union[WorkersChanged, _Mapping]] = ..., log_read: _Optional[_Union[LogRead, _Mapping]] = ..., gpus_read: _Optional[_Union[GpusRead, _Mapping]] = ..., ranks_read: _Optional[_Union[RanksRead, _Mapping]] = ..., errors_read: _Optional[_Union[ErrorsRead, _Mapping]] = ...) -> None: ...
 
 class Reported(_message.Message):
     __slots__ = ("at", "node", "incarnation", "session", "message")
@@ -56,7 +60,7 @@ class Reports(_message.Message):
     def __init__(self, reports: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ...) -> None: ...
 
 class SupervisorMessage(_message.Message):
-    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard", "read_log", "read_gpus")
+    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard", "read_log", "read_gpus", "read_ranks", "read_errors")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +68,8 @@ class SupervisorMessage(_message.Message):
     HEARD_FIELD_NUMBER: _ClassVar[int]
     READ_LOG_FIELD_NUMBER: _ClassVar[int]
     READ_GPUS_FIELD_NUMBER: _ClassVar[int]
+    READ_RANKS_FIELD_NUMBER: _ClassVar[int]
+    READ_ERRORS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     command: Command
     ack: ReportAck
@@ -71,7 +77,9 @@ class SupervisorMessage(_message.Message):
     heard: Heard
     read_log: ReadLog
     read_gpus: ReadGpus
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ..., read_gpus: _Optional[_Union[ReadGpus, _Mapping]] = ...) -> None: ...
+    read_ranks: ReadRanks
+    read_errors: ReadErrors
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ..., read_gpus: _Optional[_Union[ReadGpus, _Mapping]] = ..., read_ranks: _Optional[_Union[ReadRanks, _Mapping]] = ..., read_errors: _Optional[_Union[ReadErrors, _Mapping]] = ...) -> None: ...
 
 class ReadLog(_message.Message):
     __slots__ = ("id", "job", "generation", "rank", "offset", "bytes_max")
@@ -166,6 +174,66 @@ class Gpu(_message.Message):
     pcie_gen: int
     pcie_gen_max: int
     def __init__(self, gpu: _Optional[int] = ..., uuid: _Optional[str] = ..., at: _Optional[float] = ..., lost: bool = ..., temperature_c: _Optional[float] = ..., margin_c: _Optional[float] = ..., power_w: _Optional[float] = ..., memory_used: _Optional[int] = ..., utilization: _Optional[int] = ..., ecc_corrected: _Optional[int] = ..., ecc_uncorrected: _Optional[int] = ..., ecc_uncorrected_ever: _Optional[int] = ..., remapped_rows: _Optional[int] = ..., remap_pending: bool = ..., remap_failed: bool = ..., nvlinks_up: _Optional[int] = ..., nvlinks_down: _Optional[int] = ..., nvlink_errors: _Optional[int] = ..., pcie_replays: _Optional[int] = ..., pcie_width: _Optional[int] = ..., pcie_width_max: _Optional[int] = ..., pcie_gen: _Optional[int] = ..., pcie_gen_max: _Optional[int] = ...) -> None: ...
+
+class ReadRanks(_message.Message):
+    __slots__ = ("id", "job")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    job: str
+    def __init__(self, id: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
+
+class RanksRead(_message.Message):
+    __slots__ = ("id", "generation", "ranks", "step_s", "wait_s", "temperature_c")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    generation: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    step_s: _containers.RepeatedScalarFieldContainer[float]
+    wait_s: _containers.RepeatedScalarFieldContainer[float]
+    temperature_c: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, id: _Optional[int] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., step_s: _Optional[_Iterable[float]] = ..., wait_s: _Optional[_Iterable[float]] = ..., temperature_c: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ReadErrors(_message.Message):
+    __slots__ = ("id", "job", "generation")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    job: str
+    generation: int
+    def __init__(self, id: _Optional[int] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class ErrorsRead(_message.Message):
+    __slots__ = ("id", "problem", "errors")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    problem: str
+    errors: _containers.RepeatedCompositeFieldContainer[RaisedError]
+    def __init__(self, id: _Optional[int] = ..., problem: _Optional[str] = ..., errors: _Optional[_Iterable[_Union[RaisedError, _Mapping]]] = ...) -> None: ...
+
+class RaisedError(_message.Message):
+    __slots__ = ("generation", "rank", "at", "type", "message", "frames")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    at: float
+    type: str
+    message: str
+    frames: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., at: _Optional[float] = ..., type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("at", "workers_version", "steps")

@@ -176,7 +176,7 @@ class AnnouncedMaintenance(_message.Message):
     def __init__(self, source: _Optional[str] = ..., event: _Optional[str] = ..., starts_at: _Optional[float] = ..., at: _Optional[float] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class StepRecords(_message.Message):
-    __slots__ = ("job", "generation", "world_size", "step", "started_at", "ended_at", "tokens", "loss", "stall_s")
+    __slots__ = ("job", "generation", "world_size", "step", "started_at", "ended_at", "tokens", "loss", "stall_s", "flops")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,7 @@ class StepRecords(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     world_size: int
@@ -195,4 +196,5 @@ class StepRecords(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     loss: _containers.RepeatedScalarFieldContainer[float]
     stall_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    flops: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., flops: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -162,7 +162,7 @@ class GenerationStopped(_message.Message):
     def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., finished: bool = ...) -> None: ...
 
 class StepColumns(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm", "comm_wait_s", "local_grad_norm")
+    __slots__ = ("at", "job", "generation", "rank", "step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm", "comm_wait_s", "local_grad_norm", "flops")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,7 @@ class StepColumns(_message.Message):
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     COMM_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     LOCAL_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -191,7 +192,8 @@ class StepColumns(_message.Message):
     grad_norm: _containers.RepeatedScalarFieldContainer[float]
     comm_wait_s: _containers.RepeatedScalarFieldContainer[float]
     local_grad_norm: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., data_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., grad_norm: _Optional[_Iterable[float]] = ..., comm_wait_s: _Optional[_Iterable[float]] = ..., local_grad_norm: _Optional[_Iterable[float]] = ...) -> None: ...
+    flops: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., data_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., grad_norm: _Optional[_Iterable[float]] = ..., comm_wait_s: _Optional[_Iterable[float]] = ..., local_grad_norm: _Optional[_Iterable[float]] = ..., flops: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ReplicaChecks(_message.Message):
     __slots__ = ("at", "job", "generation", "rank", "step", "digest", "took_s", "restored")

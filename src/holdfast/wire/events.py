@@ -79,12 +79,14 @@ def encode_steps(records: Sequence[StepRecord]) -> bytes:
         tokens=[record.tokens for record in records],
         loss=[math.nan if record.loss is None else record.loss for record in records],
         stall_s=[record.stall_s for record in records],
+        flops=[record.flops for record in records] if any(record.flops for record in records) else (),
     ).SerializeToString()
 
 
 def decode_steps(raw: bytes) -> list[StepRecord]:
     """Decode a batch. Raises `MalformedMessage` for invalid bytes and for columns of unequal length."""
     message = types.parse(pb.StepRecords, raw)
+    flops = message.flops or [0.0] * len(message.step)  # of an earlier version, or not reported
     types.check_columns(
         "steps",
         step=message.step,
@@ -93,6 +95,7 @@ def decode_steps(raw: bytes) -> list[StepRecord]:
         tokens=message.tokens,
         loss=message.loss,
         stall_s=message.stall_s,
+        flops=flops,
     )
     return [
         StepRecord(
@@ -105,14 +108,16 @@ def decode_steps(raw: bytes) -> list[StepRecord]:
             tokens=tokens,
             loss=None if math.isnan(loss) else loss,
             stall_s=stall_s,
+            flops=done,
         )
-        for step, started_at, ended_at, tokens, loss, stall_s in zip(
+        for step, started_at, ended_at, tokens, loss, stall_s, done in zip(
             message.step,
             message.started_at,
             message.ended_at,
             message.tokens,
             message.loss,
             message.stall_s,
+            flops,
             strict=True,
         )
     ]

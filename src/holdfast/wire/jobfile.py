@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -45,6 +45,7 @@ from holdfast.domain.job import (
     LimitSpec,
     Param,
     PolicySpec,
+    ReportSpec,
     WarningSpec,
 )
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
@@ -339,6 +340,40 @@ class Warnings(_Part):
     ] = WarningSpec().gap_s
 
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Report(_Part):
+    """What reports need and nobody measures (holdfast report). Options of the command take precedence."""
+
+    price_per_gpu_hour: Annotated[
+        NotNegative | None, Field(description="price of an hour of one GPU; absent = no costs", examples=[2.5])
+    ] = None
+    currency: Annotated[
+        str, Field(min_length=1, max_length=8, description="what stands before an amount", examples=["€"])
+    ] = ReportSpec().currency
+    flops_per_token: Annotated[
+        Positive | None,
+        Field(
+            description="FLOPs of one trained token, about 6 × parameters, for MFU; absent = as the script reports them",
+            examples=[4.2e11],
+        ),
+    ] = None
+    peak_flops: Annotated[
+        Positive | None, Field(description="peak FLOP/s of one device, for MFU", examples=[989e12])
+    ] = None
+    restart_s: Annotated[
+        NotNegative | None,
+        Field(
+            description="compare with: seconds of a restart without Holdfast; with checkpoint_every_s", examples=[250]
+        ),
+    ] = None
+    checkpoint_every_s: Annotated[
+        NotNegative | None,
+        Field(description="compare with: seconds between checkpoints without Holdfast; with restart_s", examples=[600]),
+    ] = None
+
+
 class Source(_Part):
     """Source from which each node reads a value that is neither stored with the job nor shown: a file or a command."""
 
@@ -502,6 +537,7 @@ class JobFile(_Part):
             examples=["h100"],
         ),
     ] = ""
+    report: Report = Report()
 
     @field_validator("script")
     @classmethod
@@ -578,6 +614,7 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
         "chaos": spec.chaos,
         "warnings": {"settles_s": spec.warnings.settles_s, "gap_s": spec.warnings.gap_s},
         "pool": spec.pool,
+        "report": asdict(spec.report),
     }
 
 
@@ -736,6 +773,7 @@ def _spec(job: JobFile, launch: LaunchSpec) -> JobSpec:
         chaos=job.chaos,
         warnings=WarningSpec(**job.warnings.model_dump()),
         pool=job.pool,
+        report=ReportSpec(**job.report.model_dump()),
         resume=parse_resume(job.checkpoint.resume) if job.checkpoint.resume else None,
     )
 

@@ -68,6 +68,7 @@ def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: Loc
     assert first.out.startswith("rank 1 on node-0 raised at ")
     assert "ValueError: batch 7 has no labels" in first.out
     assert "train.py:12 <module>" in first.out
+    assert "(by incident " in first.out.splitlines()[0]
     refused(shell("logs", "told", "--generation", "99"), "one that has logs on this machine")
     refused(shell("logs", "told", "--rank", "5"), "no log of rank 5 on this machine; ranks 0, 1 of generation")
     refused(shell("logs", "other"), "no log of rank 0 on this machine; no rank of the job has")
@@ -104,6 +105,40 @@ def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
             description="what `holdfast run` shows of it", timeout_s=30.0,
         )  # fmt: skip
         client.stop("far", "enough")
+
+
+def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
+    stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    run = ("run", "--detach", "--name", "remote", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
+    assert Shell(tmp_path, stack.for_commands)(*run).code == 0
+    for rank in range(2):
+        wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin", timeout_s=60.0)
+    monkeypatch.setattr("socket.gethostname", lambda: "login-1")
+
+    def printed() -> tuple[int, str, str]:
+        result = CliRunner().invoke(application("logs"), ["logs", "remote", "--first-error", "--api", stack.api_url])
+        return result.exit_code, result.stdout, result.stderr
+
+    code, _, err = printed()
+    assert code != 0
+    assert "no rank of remote has left an exception on a node that was reached" in err
+    (tmp_path / "go-on").touch()
+    wait_until(lambda: printed()[0] == 0, description="the exception", timeout_s=60.0)
+    with Client(stack.api_url) as client:
+        wait_until(
+            lambda: client.rank_errors("remote")["decided_by"] == "incident", description="incident", timeout_s=30
+        )
+        measured = client.rank_measurements("remote")
+    assert measured["step_s"] == [], "the job is over"
+    code, out, err = printed()
+    assert code == 0, err
+    assert out.startswith("rank 1 on node-0 raised at ")
+    assert "ValueError: batch 7 has no labels" in out
+    assert "train.py:12 <module>" in out
+    assert "rank 1 line 2" in out, "the end of its log, from its agent"
+    assert "rank 1 on node-0, generation 1" in err
 
 
 def test_what_the_api_says_of_logs(stack: LocalStack, tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from holdfast.cli import report as subject
 from holdfast.cli.main import application
-from holdfast.cli.report.numbers import Report, Terms, report
 from holdfast.cli.report.page import page
-from holdfast.cli.report.words import compared, money, percent, since, span
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.supervisor.report.fleet import fleet_report
+from holdfast.supervisor.report.numbers import Report, Terms, report
+from holdfast.supervisor.report.told import fleet_told
+from holdfast.supervisor.report.words import compared, money, percent, since, span
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data/report/three_faults.json").read_text())
 T0 = 1_000_000.0
@@ -178,6 +180,14 @@ class Recorded:
     def incidents(self, _: str) -> Any:
         return iter(RECORDED["incidents"])
 
+    def fleet_report(self, **parameters: Any) -> Any:
+        made = fleet_report(
+            [report(RECORDED["job"], RECORDED["goodput"], RECORDED["incidents"], Terms(2.5))],
+            parameters["since"],
+            parameters["until"],
+        )
+        return fleet_told(made)
+
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -200,13 +210,44 @@ def test_the_command_prints_tables_json_and_writes_a_page(run: Any, tmp_path: Pa
     assert (tmp_path / "llm.html").read_text().startswith("<!doctype html>")
 
 
+def test_the_command_reports_the_fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(subject, "Client", Recorded)
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(application("report"), ["report", "--api", "http://127.0.0.1:1", *arguments])
+
+    shown = " ".join(run("--fleet", "--last", "30d").output.split())
+    assert shown.startswith(
+        "1 job, 0.1 GPU-hours, $0.24. 73.7 % of the GPU time was useful work. 3 faults, one in 0.0 GPU-hours"
+    )
+    assert "worker_crash" in shown
+    told = json.loads(run("--fleet", "--json").output)
+    assert told["until"] - told["since"] == pytest.approx(7 * 86_400)
+    assert run("--fleet", "--html", str(tmp_path / "fleet.html")).exit_code == 0
+    text = (tmp_path / "fleet.html").read_text()
+    assert not re.search(r"https?://|<script|<link|src=|@import|url\(", text)
+    assert "<h1>Fleet</h1>" in text
+    for tag in ("table", "tr", "td"):
+        assert len(re.findall(f"<{tag}[ >]", text)) == text.count(f"</{tag}>"), tag
+    assert isinstance(run("llm", "--fleet").exception, InvalidSpec)
+    assert isinstance(run().exception, InvalidSpec)
+
+
+def test_what_the_job_file_states_needs_no_option(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = {"price_per_gpu_hour": 2.5, "currency": "€", "restart_s": 250, "checkpoint_every_s": 600}
+    monkeypatch.setattr(Recorded, "job", lambda *_: {**RECORDED["job"], "spec": {"report": stated}})
+    assert "€0.24" in run().output
+    assert "each of 3 repaired faults takes a restart of 4.2 min" in " ".join(run().output.split())
+    assert "$0.24" in run("--currency", "$").output
+
+
 def test_what_cannot_be_is_refused_and_nothing_is_overwritten(run: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("mine")
     assert isinstance(run("--html", str(tmp_path / "mine.html")).exception, Conflict)
     assert (tmp_path / "mine.html").read_text() == "mine"
     found = run("--flops-per-token", "1e9").exception
     assert isinstance(found, InvalidSpec)
-    assert "--flops-per-token and --peak-flops" in str(found)
+    assert "peak_flops as well" in str(found)
     assert isinstance(run("--restart-s", "9").exception, InvalidSpec)
 
 

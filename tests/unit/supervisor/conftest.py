@@ -72,7 +72,11 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
     policies = PolicyRunner()
 
     async def make(
-        token: str = "", cluster: Any = None, tokens: TokensFile | None = None, audit: AuditStore | None = None
+        token: str = "",
+        cluster: Any = None,
+        tokens: TokensFile | None = None,
+        audit: AuditStore | None = None,
+        agents: Any = None,
     ) -> Api:
         log, progress = MemoryLog(block_s=0.02), Progress()
         history = await SqliteHistory.open(tmp_path / "history.sqlite3")
@@ -89,6 +93,7 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
             policies=policies,
             cluster=cluster,
             audit=audit,
+            agents=None if agents is None else lambda: agents,
         )
         if free:
             app = free.pop()

@@ -151,7 +151,9 @@ async def test_a_file_from_before_steps_were_booked_is_brought_up_to_date(tmp_pa
     await history.add_steps(steps(10), "1-0")
     await history.aclose()
     database = sqlite3.connect(tmp_path / "h.sqlite3")
-    database.executescript("DROP TABLE booked; DROP TABLE asked; PRAGMA user_version = 2;")
+    database.executescript(
+        "DROP TABLE booked; DROP TABLE asked; ALTER TABLE steps DROP COLUMN flops; PRAGMA user_version = 2;"
+    )
     database.close()
     history = await SqliteHistory.open(tmp_path / "h.sqlite3", steps_max=5)
     await history.add_steps(steps(10, first=11, begin=111.0), "2-0")
@@ -361,7 +363,7 @@ async def test_a_file_from_before_questions_were_kept_is_brought_up_to_date(tmp_
     await history.add_events(told(JobAccepted(100.0, "gpt", parse_job(job_body()))), "1-0")
     await history.aclose()
     database = sqlite3.connect(tmp_path / "h.sqlite3")
-    database.executescript("DROP TABLE asked; PRAGMA user_version = 3;")
+    database.executescript("DROP TABLE asked; ALTER TABLE steps DROP COLUMN flops; PRAGMA user_version = 3;")
     database.close()
     history = await SqliteHistory.open(tmp_path / "h.sqlite3")
     await history.add_events(told(asked(101.0), first=2), "2-0")

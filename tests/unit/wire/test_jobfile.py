@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from values import jobs
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
-from holdfast.domain.job import CheckpointSpec, EnvSource, JobSpec, PolicySpec, ResumeSpec
+from holdfast.domain.job import CheckpointSpec, EnvSource, JobSpec, PolicySpec, ReportSpec, ResumeSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.wire.jobfile import JobFile, load_job, parse_job, parse_policy, schema, to_body
 
@@ -241,9 +241,27 @@ def test_a_body_is_the_spec_again(spec: JobSpec, name: str) -> None:
         "warnings": {"settles_s": 30.0, "gap_s": 0},
         "spares": 0,
         "pool": "gpt",
+        "report": {
+            "price_per_gpu_hour": 2.5,
+            "currency": "€",
+            "peak_flops": 989e12,
+            "restart_s": 250,
+            "checkpoint_every_s": 600.0,
+        },
     }
     assert parse_job(to_body(parse_job(json.loads(json.dumps(body))))) == parse_job(body)
     assert (parse_job(body).mesh, parse_job(body).launch.args) == (spec.mesh, spec.launch.args)
+
+
+def test_what_a_report_needs_is_a_number_of_its_kind() -> None:
+    def stated(**report: Any) -> Any:
+        return parse_job({"name": "gpt", "script": "/x.py", "report": report}).report
+
+    assert stated() == ReportSpec()
+    assert stated(price_per_gpu_hour=0, flops_per_token=4.2e11).flops_per_token == 4.2e11
+    for wrong in ({"restart_s": "250"}, {"price_per_gpu_hour": -1}, {"peak_flops": 0}, {"currency": ""}, {"prize": 1}):
+        with pytest.raises(InvalidSpec, match="report"):
+            stated(**wrong)
 
 
 def checkpoint(**settings: Any) -> CheckpointSpec:

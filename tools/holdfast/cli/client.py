@@ -124,6 +124,19 @@ class Client:
         path = _path("jobs", name, "ranks", str(rank), "log")
         return self._get(path, generation=generation, offset=offset, limit=limit)
 
+    def ranks(self, name: str) -> Json:
+        """Return every rank of the newest generation, in columns."""
+        return self._get(_path("jobs", name, "ranks"))
+
+    def rank_measurements(self, name: str) -> Json:
+        """Return what the agents measure of the ranks now, in columns."""
+        return self._get(_path("jobs", name, "ranks", "measurements"))
+
+    def rank_errors(self, name: str, generation: int = 0) -> Json:
+        """Return the exceptions of a generation's ranks from the agents, the first failure first; 0 = of the newest generation
+        that has some."""
+        return self._get(_path("jobs", name, "errors"), generation=generation)
+
     def jobs(self) -> Iterator[Json]:
         return self._pages("/v1/jobs")
 
@@ -175,6 +188,10 @@ class Client:
 
     def goodput(self, name: str) -> Json:
         return self._get(_path("jobs", name, "goodput"))
+
+    def fleet_report(self, **parameters: Any) -> Json:
+        """Return the report of all jobs within a range of time; `parameters`: its bounds, and terms instead of the jobs'."""
+        return self._get("/v1/report", **parameters)
 
     def timeline(self, name: str) -> Json:
         """Steps, ranks, classes of goodput and incidents of the job's newest run over time."""

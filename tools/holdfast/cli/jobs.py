@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli import ranks
 from holdfast.cli.client import Client
 from holdfast.cli.durations import seconds
 from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, Name, console, look_at, show_one
 
-app = typer.Typer(help="Jobs: list, show, watch, stop, resume, checkpoint, resize, goodput.", no_args_is_help=True)
+app = typer.Typer(
+    help="Jobs: list, show, watch, ranks, stop, resume, checkpoint, resize, goodput.", no_args_is_help=True
+)
 
 COLUMNS = (
     "name",
@@ -26,6 +29,7 @@ COLUMNS = (
     "reason",
 )
 
+ranks.register(app)
 look_at(app, rows=Client.jobs, row=Client.job, columns=COLUMNS, empty="no jobs; start one with `holdfast run`")
 
 

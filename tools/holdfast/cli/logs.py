@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from glob import escape
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -21,6 +20,7 @@ from holdfast.agent.workers.logs import GENERATIONS_KEPT
 from holdfast.cli.client import Client, NoApi, default_url
 from holdfast.cli.completion import names
 from holdfast.cli.endings import ENDED, FAILED
+from holdfast.cli.first_error import Raised, first_error, headline, nothing, of_agents
 from holdfast.cli.local_runs import RUNS, api_url
 from holdfast.cli.log_tail import REMOTE_MAX, Ranks, RemoteTail, Tail
 from holdfast.cli.tables import Api, console
@@ -57,8 +57,12 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", help="Lines per rank; 0 = all.", min=0)] = LINES,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job ends.")] = False,
     grep: Annotated[str, typer.Option(help="Only lines that contain this regular expression.")] = "",
-    first_error: Annotated[
-        bool, typer.Option("--first-error", help="Show the exception that was raised first, and the log of its rank.")
+    first: Annotated[
+        bool,
+        typer.Option(
+            "--first-error",
+            help="Show the exception of the rank that failed first, on any node, and the log of that rank.",
+        ),
     ] = False,
     directory: Annotated[
         Path | None,
@@ -69,23 +73,18 @@ def logs(
     api: Api = "",
 ) -> None:
     """Print the output of a job's ranks, also after its end: from the files on this machine, and from the agents of others."""
-    if first_error and follow:
+    if first and follow:
         raise InvalidSpec("--follow", True, "either --follow or --first-error")
     wanted, ranks = _pattern(grep), shown_ranks(rank, "")
     with ExitStack() as cleanup:
         client = None if directory else _client(api, job, cleanup)
         places = _Places.of_stack(directory, job) if client is None else _Places.of_fleet(client)
+        if first:
+            _first_error(client, places, job, generation, lines, wanted)
+            return
         found = places.logs(job)
-        if first_error and generation == NEWEST:
-            found = {number: of for number, of in found.items() if any(log.error for log in of)}
-            if not found:
-                typer.echo(f"no rank of {job} has left an exception on this machine", err=True)
-                raise typer.Exit(FAILED)
         view = _view(client, job)
         chosen = _chosen(found, generation, view)
-        if first_error:
-            _show_first_error(found[chosen], chosen, lines, wanted)
-            return
         shown = [log for log in found.get(chosen, ()) if ranks is None or log.rank in ranks]
         tails = {(chosen, log.rank): _print(_tail(log, ranks), log.where, lines, wanted) for log in shown}
         if client is not None:
@@ -276,19 +275,30 @@ def _follow(followed: _Followed) -> None:
     followed.show(rest=True)
 
 
-def _show_first_error(logs: list[_Log], generation: int, lines: int, wanted: re.Pattern[str]) -> None:
-    raised = [(error.at, log, error) for log in logs if (error := log.error) is not None]
-    if not raised:
-        typer.echo(
-            f"none of {plural(len(logs), 'rank')} of generation {generation} on this machine has left an exception",
-            err=True,
-        )
+def _first_error(
+    client: Client | None, places: _Places, job: str, generation: int, lines: int, wanted: re.Pattern[str]
+) -> None:
+    """Show the exception of the rank that failed first, and the end of its log, on whatever machine that is."""
+    found = places.logs(job)
+    number = 0 if generation == NEWEST else _chosen(found, generation, _view(client, job))
+    here = {(of, log.rank): log for of, some in found.items() for log in some if number in (0, of)}
+    files = [Raised(of, log.rank, log.node, error) for (of, _), log in here.items() if (error := log.error) is not None]
+    first = first_error(of_agents(client, job, number) if client else None, files)
+    if not first.raised:
+        typer.echo(nothing(first, job, number), err=True)
         raise typer.Exit(FAILED)
-    at, log, error = min(raised, key=lambda each: (each[0] or float("inf"), each[1].rank))
-    when = f" at {datetime.fromtimestamp(at).strftime('%H:%M:%S.%f')[:-3]}" if at else ""
-    more = f"; {plural(len(raised) - 1, 'other rank')} raised after it" if len(raised) > 1 else ""
-    typer.echo(f"rank {log.rank} on {log.node} raised{when}{more}")
-    _show(f"{error.type}: {error.message}" if error.type else error.message)
-    for frame in error.frames:
+    raised = first.raised[0]
+    typer.echo(headline(first))
+    if first.silent:
+        typer.echo(first.silent, err=True)
+    _show(f"{raised.error.type}: {raised.error.message}" if raised.error.type else raised.error.message)
+    for frame in raised.error.frames:
         _show(f"  {frame}")
-    _print(_tail(log, frozenset({log.rank})), log.where, lines, wanted)
+    if (log := here.get((raised.generation, raised.rank))) is not None:
+        _print(_tail(log, frozenset({log.rank})), log.where, lines, wanted)
+    elif client is not None:
+        tail = RemoteTail(Path(), "", client=client, job=job, generation=raised.generation, rank=raised.rank)
+        try:
+            _print(tail, "", lines, wanted)
+        except HoldfastError as error:
+            typer.echo(f"rank {raised.rank}: {error}", err=True)

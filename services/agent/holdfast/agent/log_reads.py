@@ -1,5 +1,5 @@
-"""Answers of this agent to whoever wants to see a part of a rank's log. One is read at a time, in a thread: a file system that
-hangs keeps readers of logs waiting, and nobody else."""
+"""Answers of this agent to whoever wants to see a part of a rank's log, or what its ranks have raised. One is read at a time,
+in a thread: a file system that hangs keeps readers of logs waiting, and nobody else."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from holdfast.agent.workers.logs import read_part
+from holdfast.agent.workers.logs import read_errors, read_part
 from holdfast.domain.errors import HoldfastError
 from holdfast.v1 import control_pb2 as pb
+from holdfast.wire import rank_reads
 from holdfast.wire.worker_logs import decode_request, encode_answer
 
 WAITING_MAX = 32  # requests; more are answered at once, with the reason
+
+Question = pb.ReadLog | pb.ReadErrors
 
 
 class LogReads:
@@ -25,7 +28,7 @@ class LogReads:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._limiter = anyio.CapacityLimiter(1)
-        self._waiting: deque[pb.ReadLog] = deque()
+        self._waiting: deque[Question] = deque()
         self._asked = anyio.Event()
         self.answers: deque[pb.AgentMessage] = deque()  # to be sent
 
@@ -33,10 +36,10 @@ class LogReads:
         self._waiting.clear()
         self.answers.clear()
 
-    def ask(self, message: pb.ReadLog) -> None:
+    def ask(self, message: Question) -> None:
         if len(self._waiting) >= WAITING_MAX:
             self.answers.append(
-                encode_answer(message.id, f"{WAITING_MAX} requests for logs wait on this node; ask again later")
+                _refused(message, f"{WAITING_MAX} requests for logs wait on this node; ask again later")
             )
             return
         self._waiting.append(message)
@@ -52,10 +55,20 @@ class LogReads:
             self._asked = anyio.Event()
             await self._asked.wait()
 
-    async def _answer(self, message: pb.ReadLog) -> pb.AgentMessage:
+    async def _answer(self, message: Question) -> pb.AgentMessage:
         try:
-            read = partial(read_part, self._logs, decode_request(message))
-            part = await anyio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._limiter)
+            answer = partial(_read, self._logs, message)
+            return await anyio.to_thread.run_sync(answer, abandon_on_cancel=True, limiter=self._limiter)
         except HoldfastError as error:
-            return encode_answer(message.id, str(error))
-        return encode_answer(message.id, part)
+            return _refused(message, str(error))
+
+
+def _read(logs: Path, message: Question) -> pb.AgentMessage:
+    if isinstance(message, pb.ReadLog):
+        return encode_answer(message.id, read_part(logs, decode_request(message)))
+    return rank_reads.encode_errors(message.id, read_errors(logs, *rank_reads.decode_errors_request(message)))
+
+
+def _refused(message: Question, reason: str) -> pb.AgentMessage:
+    refuse = encode_answer if isinstance(message, pb.ReadLog) else rank_reads.encode_errors
+    return refuse(message.id, reason)

@@ -51,6 +51,7 @@ from holdfast.agent.log_reads import LogReads
 from holdfast.agent.machine import boot_id, machine_id
 from holdfast.agent.node import Node, Outcome
 from holdfast.agent.outbox import Outbox
+from holdfast.agent.rank_measurements import RankMeasurements
 from holdfast.agent.reboot import Reboots
 from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator, ReplicatorPlaces
 from holdfast.agent.reports import Reports
@@ -252,6 +253,7 @@ class Agent:
             beat=lambda: encode_beat(time.time(), self._pool.worker_set.version, self._pool.steps()),
             log_reads=LogReads(settings.agent_dir / "logs"),
             read_gpus=self._gpu_states.newest,
+            read_ranks=RankMeasurements(self._pool.newest_running, self._gpu_states.newest).read,
             membership=membership,
             tls=tls,
         )

@@ -21,6 +21,7 @@ from holdfast.domain.errors import HoldfastError, IncompatibleVersion, Malformed
 from holdfast.domain.gpus import GpuState
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Report
+from holdfast.domain.rank_reads import MeasuredRanks
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff
@@ -30,7 +31,7 @@ from holdfast.runtime.identities import Role
 from holdfast.runtime.tls import Tls
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub
-from holdfast.wire import gpus
+from holdfast.wire import gpus, rank_reads
 from holdfast.wire.control import decode_order, encode_beat, encode_report
 from holdfast.wire.retention import decode_saved_by_all
 
@@ -69,6 +70,7 @@ class Session:
         beat: Callable[[], pb.AgentMessage] = lambda: encode_beat(time.time()),
         log_reads: LogReads | None = None,
         read_gpus: Callable[[], Sequence[GpuState]] = tuple,
+        read_ranks: Callable[[str], MeasuredRanks] = lambda _: MeasuredRanks(),
         membership: Membership | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -82,7 +84,7 @@ class Session:
         self._on_saved_by_all = on_saved_by_all
         self._beat = beat
         self._log_reads = log_reads
-        self._read_gpus = read_gpus
+        self._read_gpus, self._read_ranks = read_gpus, read_ranks
         self._answers: deque[pb.AgentMessage] = deque()  # that need no time, to be sent
         self._membership = membership or Membership()
         self._tls = tls
@@ -237,12 +239,20 @@ class Session:
                 pass
             case "read_log" if self._log_reads is not None:
                 self._log_reads.ask(message.read_log)
+            case "read_errors" if self._log_reads is not None:
+                self._log_reads.ask(message.read_errors)
             case "read_gpus":
-                if len(self._answers) < ANSWERS_MAX:
-                    self._answers.append(gpus.encode_answer(message.read_gpus.id, self._read_gpus()))
-                    self._news_to_send()
+                self._answer(lambda: gpus.encode_answer(message.read_gpus.id, self._read_gpus()))
+            case "read_ranks":
+                asked = message.read_ranks
+                self._answer(lambda: rank_reads.encode_ranks(asked.id, self._read_ranks(asked.job)))
             case kind:
                 log.debug("unknown message ignored", kind=kind)
+
+    def _answer(self, answer: Callable[[], pb.AgentMessage]) -> None:
+        if len(self._answers) < ANSWERS_MAX:
+            self._answers.append(answer())
+            self._news_to_send()
 
     def _take_command(self, command: pb.Command) -> None:
         try:

@@ -78,6 +78,8 @@ def _of_steps(item: StepColumns) -> str | None:
         return "a step that ends before it starts"
     if min(item.data_s) < 0.0 or min(item.stall_s) < 0.0:
         return "a negative duration"
+    if item.flops and not (min(item.flops) >= 0.0 and math.isfinite(sum(item.flops))):
+        return "an impossible number of FLOPs"
     return "a token count above the maximum" if max(item.tokens) > COUNT_MAX else None
 
 

@@ -35,6 +35,7 @@ class _Step:
     loss: float = 0.0
     losses: int = 0
     stall_s: float = 0.0
+    flops: float = 0.0
 
     def add(self, columns: StepColumns, rows: Sequence[int]) -> None:
         """Add these rows of a node's report, at least one."""
@@ -44,6 +45,8 @@ class _Step:
         self.ended_at = max(self.ended_at, *ended_at)
         self.tokens += sum(_pick(columns.tokens, rows))
         self.stall_s = max(self.stall_s, *_pick(columns.stall_s, rows))
+        if columns.flops:
+            self.flops += sum(_pick(columns.flops, rows))
         losses = [loss for loss in _pick(columns.loss, rows) if loss == loss]  # NaN: not reported
         self.loss += sum(losses)
         self.losses += len(losses)
@@ -146,4 +149,5 @@ def _record(columns: StepColumns, generation: _Generation, step: int) -> StepRec
         tokens=sums.tokens,
         loss=sums.loss / sums.losses if sums.losses else None,
         stall_s=sums.stall_s,
+        flops=sums.flops,
     )

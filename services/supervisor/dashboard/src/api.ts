@@ -11,7 +11,10 @@ export type Job = Schemas["Job"];
 export type Incident = Schemas["Incident"];
 export type NodeDetail = Schemas["NodeDetail"];
 export type NodeGpus = Schemas["NodeGpus"];
+export type FleetReport = Schemas["FleetReport"];
+export type JobReport = Schemas["JobReport"];
 export type RankColumns = Schemas["RankColumns"];
+export type RankMeasurements = Schemas["RankMeasurements"];
 export type Timeline = Schemas["Timeline"];
 
 const EVENTS = ["JobAccepted", "JobChanged", "GenerationChanged", "IncidentChanged", "NodeChanged", "FindingJudged"];

@@ -8,8 +8,9 @@ import { CheckpointsTab, FindingsTab, GenerationsTab, PolicyTab, RanksTab } from
 import { LogsTab } from "./logs";
 import { MeshMap, states_in_words } from "./mesh";
 import { Badge, Code, Facts, Loading, link, Panel, Problem, Stat, Steps, Tabs, When } from "./parts";
+import { ReportTab } from "./report";
 
-const TABS = ["Ranks", "Logs", "Checkpoints", "Findings", "Policy", "Configuration", "Attempts"];
+const TABS = ["Ranks", "Logs", "Checkpoints", "Findings", "Report", "Policy", "Configuration", "Attempts"];
 const FINISHED = ["completed", "failed", "stopped"];
 
 export function JobPage({ name, tab }: { name: string; tab: string }) {
@@ -216,6 +217,8 @@ function JobTabs({
         return <CheckpointsTab name={job.name} />;
       case "Findings":
         return <FindingsTab name={job.name} />;
+      case "Report":
+        return <ReportTab name={job.name} />;
       case "Policy":
         return <PolicyTab name={job.name} />;
       case "Configuration":

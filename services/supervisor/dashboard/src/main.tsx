@@ -8,6 +8,7 @@ import { IncidentPage, IncidentsPage } from "./incidents";
 import { JobPage } from "./job";
 import { NodePage, NodesPage } from "./nodes";
 import { Loading } from "./parts";
+import { FleetReportPage } from "./report";
 import { SettingsPage } from "./settings";
 import { SignIn } from "./signin";
 import "uplot/dist/uPlot.min.css";
@@ -18,6 +19,7 @@ const PAGES = [
   ["incidents", "Incidents"],
   ["nodes", "Nodes"],
   ["checkpoints", "Checkpoints"],
+  ["report", "Report"],
   ["settings", "Settings"],
 ] as const;
 
@@ -53,6 +55,8 @@ function Page({ parts: [page = "", name = "", tab = ""] }: { parts: string[] }) 
       return name ? <NodePage key={name} name={name} /> : <NodesPage />;
     case "checkpoints":
       return <CheckpointsPage />;
+    case "report":
+      return <FleetReportPage />;
     case "settings":
       return <SettingsPage />;
     default:

@@ -1,9 +1,11 @@
-// The ranks of a job on one canvas, along any two axes of its mesh, coloured by state, age of the process or faults of the node.
+// The ranks of a job on one canvas, along any two axes of its mesh, coloured by state, step time, temperature and more.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { RankColumns } from "./api";
+import { path, type RankColumns, type RankMeasurements, useLook } from "./api";
 import { color, useScheme, useWidth } from "./chart";
 import { count, duration } from "./format";
+import { BY, type By, in_words, is_measured, largest, numbers, scale_of, shares, shows_largest } from "./mesh_colors";
 import { first_axes, type Layout, layout, type Mesh, position } from "./mesh_layout";
+import { Loading, Problem } from "./parts";
 
 const HEIGHT_MAX_PX = 420;
 // Worst last: a cell of several ranks shows the worst of them.
@@ -24,8 +26,8 @@ export const RANK_MEANING: Record<string, string> = {
   absent: "its agent reports no process for it",
   lost: "its node is lost or unknown",
 };
-const BY = ["state", "age of the process", "faults a day of the node"] as const;
-type By = (typeof BY)[number];
+const MEASURED_EVERY_MS = 5_000;
+const LARGEST = 5; // ranks that are named
 
 export function MeshMap({ value }: { value: RankColumns }) {
   const mesh = useMemo<Mesh>(() => Object.entries(value.mesh), [JSON.stringify(value.mesh)]);
@@ -33,6 +35,13 @@ export function MeshMap({ value }: { value: RankColumns }) {
   const [by, setBy] = useState<By>("state");
   const [rank, setRank] = useState<number | null>(null);
   const { ref, width } = useWidth();
+  const look = useLook<RankMeasurements>(
+    is_measured(by) ? path("jobs", value.job, "ranks", "measurements") : null, // agents are asked only while this is shown
+    MEASURED_EVERY_MS,
+    false,
+  );
+  const measured = look.value;
+  const given = useMemo(() => (by === "state" ? null : numbers(value, measured, by)), [value, measured, by]);
   const known = mesh.some(([name]) => name === axes.down) ? axes : first_axes(mesh);
   const shape = useMemo(
     () => (width ? layout(mesh, known.down, known.across, width, HEIGHT_MAX_PX) : null),
@@ -66,15 +75,21 @@ export function MeshMap({ value }: { value: RankColumns }) {
           />
         </label>
       </form>
-      {shape && <Canvas {...{ value, shape, by, rank, setRank }} />}
+      <Problem text={look.problem} />
+      {shape && <Canvas {...{ value, shape, by, given, rank, setRank }} />}
       <p class="quiet" role="status">
         {rank !== null && rank in value.state ? (
-          <Described value={value} rank={rank} mesh={mesh} />
+          <Described value={value} measured={measured} rank={rank} mesh={mesh} />
         ) : (
           "Point at a rank, or enter its number."
         )}
       </p>
-      <Key value={value} by={by} shared={shape?.shared ?? false} blocks={shape?.blocks ?? 1} />
+      <Key
+        {...{ value, measured, by, given }}
+        asking={is_measured(by) && !measured && !look.problem}
+        shared={shape?.shared ?? false}
+        blocks={shape?.blocks ?? 1}
+      />
     </div>
   );
 }
@@ -104,7 +119,17 @@ function Choice({
   );
 }
 
-function Described({ value, rank, mesh }: { value: RankColumns; rank: number; mesh: Mesh }) {
+function Described({
+  value,
+  measured,
+  rank,
+  mesh,
+}: {
+  value: RankColumns;
+  measured: RankMeasurements | null;
+  rank: number;
+  mesh: Mesh;
+}) {
   const at = Object.entries(position(mesh, rank))
     .map(([name, index]) => `${name} ${index}`)
     .join(", ");
@@ -114,8 +139,16 @@ function Described({ value, rank, mesh }: { value: RankColumns; rank: number; me
     <>
       Rank {rank} ({at}) on {value.nodes[value.node[rank]!]}: {state}
       {age_s >= 0 ? `, process started ${duration(age_s)} ago` : ""}
+      {measured?.generation === value.generation ? `, ${measured_in_words(measured, rank)}` : ""}
     </>
   );
+}
+
+function measured_in_words(measured: RankMeasurements, rank: number): string {
+  const [step_s, wait_s, temperature] = [measured.step_s[rank], measured.wait_s[rank], measured.temperature_c[rank]];
+  const waits = wait_s == null ? "" : ` of which it waits ${duration(wait_s)} for others`;
+  const steps = step_s == null ? "step time not known" : `step time ${duration(step_s)}${waits}`;
+  return `${steps}, ${temperature == null ? "temperature not known" : in_words("temperature", temperature)}`;
 }
 
 /** Number of ranks by state, in words. */
@@ -133,12 +166,14 @@ function Canvas({
   value,
   shape,
   by,
+  given,
   rank,
   setRank,
 }: {
   value: RankColumns;
   shape: Layout;
   by: By;
+  given: Float64Array | null;
   rank: number | null;
   setRank: (rank: number | null) => void;
 }) {
@@ -156,9 +191,9 @@ function Canvas({
     canvas.current!.width = Math.round(width * ratio);
     canvas.current!.height = Math.round(height * ratio);
     context.scale(ratio, ratio);
-    draw(context, value, shape, by);
+    draw(context, shape, given ? by_number(given, shape, by) : by_state(value, shape));
     if (rank !== null && rank in value.state) mark(context, shape, rank);
-  }, [value, shape, by, rank, scheme]);
+  }, [value, shape, by, given, rank, scheme]);
   const point = (event: PointerEvent) => {
     const [x, y] = [Math.floor(event.offsetX / shape.cell_px[0]), Math.floor(event.offsetY / shape.cell_px[1])];
     const found = x < shape.columns && y < shape.rows ? first_of[y * shape.columns + x]! : -1;
@@ -176,8 +211,7 @@ function Canvas({
   );
 }
 
-function draw(context: CanvasRenderingContext2D, value: RankColumns, shape: Layout, by: By) {
-  const cells = by === "state" ? by_state(value, shape) : by_number(numbers(value, by), shape);
+function draw(context: CanvasRenderingContext2D, shape: Layout, cells: Painter) {
   const gap = Math.min(...shape.cell_px) >= 6 ? 1 : 0;
   const [cell_width, cell_height] = shape.cell_px;
   for (let cell = 0; cell < shape.columns * shape.rows; cell++) {
@@ -224,39 +258,62 @@ function by_state(value: RankColumns, shape: Layout): Painter {
     worst[cell]! < 0 ? null : { color: colors[worst[cell]!]!, alpha: 0.55 + (0.45 * same[cell]!) / total[cell]! };
 }
 
-/** A number of each rank; NaN = not known. */
-function numbers(value: RankColumns, by: By): Float64Array {
-  return Float64Array.from(value.state, (_, rank) => {
-    if (by === "faults a day of the node") return value.faults_per_day[value.node[rank]!]!;
-    const age_s = value.age_s[rank]!;
-    return age_s < 0 ? Number.NaN : age_s;
-  });
-}
-
-/** The mean of a cell's known numbers, pale for the least and full for the largest. */
-function by_number(given: Float64Array, shape: Layout): Painter {
-  const [sums, counts] = [new Float64Array(shape.columns * shape.rows), new Int32Array(shape.columns * shape.rows)];
-  const drawn = new Uint8Array(sums.length);
-  let [least, most] = [Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
-  shape.cell_of.forEach((cell, rank) => {
-    const number = given[rank]!;
-    drawn[cell] = 1;
-    if (Number.isNaN(number)) return;
-    sums[cell]! += number;
-    counts[cell]! += 1;
-    least = Math.min(least, number);
-    most = Math.max(most, number);
-  });
+/** Pale for the least number and full for the largest. */
+function by_number(given: Float64Array, shape: Layout, by: By): Painter {
+  const cells = shares(given, shape, scale_of(given, by), shows_largest(by));
   const [known, unknown] = [color("accent"), color("off")];
   return (cell) => {
-    if (!drawn[cell]) return null;
-    if (!counts[cell]) return { color: unknown, alpha: 0.5 };
-    const share = most > least ? (sums[cell]! / counts[cell]! - least) / (most - least) : 0;
-    return { color: known, alpha: 0.2 + 0.8 * share };
+    const share = cells[cell]!;
+    if (share === -2) return null;
+    return share < 0 ? { color: unknown, alpha: 0.5 } : { color: known, alpha: 0.2 + 0.8 * share };
   };
 }
 
-function Key({ value, by, shared, blocks }: { value: RankColumns; by: By; shared: boolean; blocks: number }) {
+/** The numbers behind the colours: their ends, and which ranks have the largest. */
+function Numbers({ value, given, by }: { value: RankColumns; given: Float64Array; by: By }) {
+  const scale = useMemo(() => scale_of(given, by), [given, by]);
+  const most = useMemo(() => largest(given, LARGEST), [given]);
+  if (!scale.known) return <p class="quiet">Grey: not known, of any rank.</p>;
+  const full =
+    scale.top > scale.most
+      ? `The largest, ${in_words(by, scale.most)}, differs so little that it is drawn pale as well`
+      : `Full colour: the largest, ${in_words(by, scale.most)}`;
+  return (
+    <>
+      <p class="quiet">
+        Pale: the least, {in_words(by, scale.least)}. {full}. Grey: not known
+        {scale.known < given.length ? `, of ${count(given.length - scale.known, "rank")}` : ""}.
+      </p>
+      {is_measured(by) && (
+        <p>
+          {by === "temperature" ? "Hottest" : "Slowest"}:{" "}
+          {most
+            .map((rank) => `rank ${rank} on ${value.nodes[value.node[rank]!]} (${in_words(by, given[rank]!)})`)
+            .join(", ")}
+          .
+        </p>
+      )}
+    </>
+  );
+}
+
+function Key({
+  value,
+  measured,
+  by,
+  given,
+  asking,
+  shared,
+  blocks,
+}: {
+  value: RankColumns;
+  measured: RankMeasurements | null;
+  by: By;
+  given: Float64Array | null;
+  asking: boolean;
+  shared: boolean;
+  blocks: number;
+}) {
   const present = ORDER.filter((state) => value.state.includes(value.states.indexOf(state)));
   return (
     <>
@@ -270,12 +327,23 @@ function Key({ value, by, shared, blocks }: { value: RankColumns; by: By; shared
           ))}
         </ul>
       )}
-      {by !== "state" && <p class="quiet">Pale: the least. Full colour: the largest. Grey: not known.</p>}
+      {asking ? <Loading what="the agents' measurements" /> : given && <Numbers value={value} given={given} by={by} />}
+      {is_measured(by) && measured && measured.answered < measured.nodes && (
+        <p class="quiet">
+          {measured.answered.toLocaleString("en")} of {count(measured.nodes, "node")} have answered within the last two
+          minutes.
+        </p>
+      )}
       {blocks > 1 && <p class="quiet">{`In ${blocks} blocks: the rows of each go on in the next one to the right.`}</p>}
       {shared && (
         <p class="quiet">
           Each cell stands for several ranks and shows{" "}
-          {by === "state" ? "the worst state among them, the paler, the fewer are in it" : "their mean"}.
+          {by === "state"
+            ? "the worst state among them, the paler, the fewer are in it"
+            : shows_largest(by)
+              ? "the largest number among them"
+              : "their mean"}
+          .
         </p>
       )}
     </>

@@ -84,6 +84,16 @@ export interface components {
              */
             replica_every_steps: number;
         };
+        Comparison: {
+            actual_s: number;
+            checkpoint_every_s: number;
+            faults: number;
+            left_out: number;
+            restart_s: number;
+            saved: number | null;
+            seconds: number;
+            text: string;
+        };
         Decision: {
             /** @default [] */
             before: components["schemas"]["Decision"][];
@@ -127,6 +137,17 @@ export interface components {
             rank: number;
             /** @default 0 */
             xid: number;
+        };
+        FaultGroup: {
+            cost: number | null;
+            count: number;
+            longest_s: number | null;
+            mtbf_at_least_s: number | null;
+            mtbf_s: number | null;
+            mttr_s: number | null;
+            name: string;
+            repaired: number;
+            rework_steps: number;
         };
         /** @enum {string} */
         FaultKind: "crash" | "hang" | "slow" | "node_loss" | "xid" | "disk_full" | "bit_flip" | "lossy_link" | "clock_jump" | "redis_kill" | "leader_kill";
@@ -234,6 +255,23 @@ export interface components {
             state: components["schemas"]["NodeState"][];
             zone: string[];
         };
+        FleetReport: {
+            all_faults: components["schemas"]["FaultGroup"];
+            by_kind: components["schemas"]["FaultGroup"][];
+            by_node: components["schemas"]["FaultGroup"][];
+            cost: number | null;
+            currency: string;
+            goodput: number | null;
+            gpu_hours: number;
+            gpu_hours_per_fault: number | null;
+            jobs: components["schemas"]["JobReport"][];
+            jobs_left_out: number;
+            notes: string[];
+            saved: number | null;
+            shares: components["schemas"]["TimeShare"][];
+            since: number;
+            until: number;
+        };
         GenerationMark: {
             at: number;
             attempt: number;
@@ -246,6 +284,8 @@ export interface components {
             badput_s: {
                 [key: string]: number;
             };
+            /** @default 0 */
+            fault_free_flops_per_s: number;
             fault_free_tokens_per_s: number;
             goodput_job: number | null;
             goodput_paid: number | null;
@@ -521,6 +561,12 @@ export interface components {
              */
             priority: number;
             /**
+             * @default {
+             *       "currency": "$"
+             *     }
+             */
+            report: components["schemas"]["Report"];
+            /**
              * @default
              * @example train.py
              */
@@ -545,6 +591,29 @@ export interface components {
         };
         /** @enum {string} */
         JobPhase: "pending" | "preparing" | "starting" | "running" | "waiting" | "suspended" | "stopping" | "stopped" | "completed" | "failed";
+        JobReport: {
+            all_faults: components["schemas"]["FaultGroup"];
+            by_kind: components["schemas"]["FaultGroup"][];
+            by_node: components["schemas"]["FaultGroup"][];
+            comparison: components["schemas"]["Comparison"] | null;
+            cost: number | null;
+            currency: string;
+            goodput: number | null;
+            goodput_paid: number | null;
+            job: string;
+            mfu: number | null;
+            notes: string[];
+            phase: string;
+            ranks: number;
+            runtime: number | null;
+            scheduling: number | null;
+            shares: components["schemas"]["TimeShare"][];
+            started_at: number;
+            step: number | null;
+            summary: string;
+            tokens: number;
+            wall_s: number;
+        };
         JobSummary: {
             checkpoint_step: number;
             generation: number;
@@ -815,6 +884,24 @@ export interface components {
             state: number[];
             states: string[];
         };
+        RankError: {
+            at: number | null;
+            frames: string[];
+            message: string;
+            node: string;
+            rank: number;
+            type: string;
+        };
+        RankErrors: {
+            answered: number;
+            asked: number;
+            decided_by: string;
+            errors: components["schemas"]["RankError"][];
+            generation: number;
+            incident: string;
+            job: string;
+            nodes: number;
+        };
         RankLog: {
             generation: number;
             job: string;
@@ -824,6 +911,17 @@ export interface components {
             rank: number;
             size: number;
             text: string;
+        };
+        RankMeasurements: {
+            answered: number;
+            at: number;
+            generation: number;
+            job: string;
+            nodes: number;
+            oldest_s: number;
+            step_s: (number | null)[];
+            temperature_c: (number | null)[];
+            wait_s: (number | null)[];
         };
         ReasonBody: {
             /** @default asked for by an operator */
@@ -840,6 +938,23 @@ export interface components {
         };
         /** @enum {string} */
         Remedy: "watch" | "restart_process" | "reset_gpu" | "reboot_node" | "replace_node" | "stop_job";
+        Report: {
+            /** @example 600 */
+            checkpoint_every_s?: number | null;
+            /**
+             * @default $
+             * @example €
+             */
+            currency: string;
+            /** @example 420000000000 */
+            flops_per_token?: number | null;
+            /** @example 989000000000000 */
+            peak_flops?: number | null;
+            /** @example 2.5 */
+            price_per_gpu_hour?: number | null;
+            /** @example 250 */
+            restart_s?: number | null;
+        };
         ResizeBody: {
             dp: number;
             /** @default resized by an operator */
@@ -938,6 +1053,12 @@ export interface components {
             tiers: {
                 [key: string]: number | boolean;
             };
+        };
+        TimeShare: {
+            cost: number | null;
+            name: string;
+            seconds: number;
+            share: number;
         };
         Timeline: {
             at: number[];

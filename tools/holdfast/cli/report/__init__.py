@@ -1,30 +1,57 @@
-"""`holdfast report`: how often a job was interrupted, for how long, where its time went, what that cost."""
+"""`holdfast report`: how often a job was interrupted, for how long, where its time went, what that cost; of one job, or all."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli.client import Client
+from holdfast.cli.completion import names
+from holdfast.cli.durations import period
 from holdfast.cli.local_runs import api_url
-from holdfast.cli.report.numbers import Faults, Report, Terms, faults_of, report
-from holdfast.cli.report.page import page, summary
-from holdfast.cli.report.words import compared, money, percent, span
-from holdfast.cli.tables import Api, AsJson, Name, Row, console, table
+from holdfast.cli.report import offline
+from holdfast.cli.report.fleet_page import fleet_page
+from holdfast.cli.report.page import page
+from holdfast.cli.report.show import show, show_fleet
+from holdfast.cli.tables import Api, AsJson, console
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.supervisor.report.numbers import Report, Terms, faults_of, joined, report
+from holdfast.supervisor.report.sources import Range
+
+DAY_S = 86_400.0
+Json = Mapping[str, Any]
 
 
 def register(app: typer.Typer) -> None:
-    example = "Example: holdfast report llm --html llm.html --price-per-gpu-hour 2.5"
+    example = (
+        "Examples: holdfast report llm --html llm.html --price-per-gpu-hour 2.5 · holdfast report --fleet --last 30d · "
+        "holdfast report llm --history history.sqlite3"
+    )
     app.command("report", rich_help_panel="Look", epilog=example)(command)
 
 
 def command(
-    name: Name,
+    name: Annotated[
+        str, typer.Argument(help="Name of the job; none with --fleet.", autocompletion=names, show_default=False)
+    ] = "",
+    fleet: Annotated[bool, typer.Option("--fleet", help="Report all jobs, within the range of --last.")] = False,
+    last: Annotated[
+        float, typer.Option(parser=period, metavar="DURATION", help="With --fleet: how far back, such as 12h or 30d.")
+    ] = 7 * DAY_S,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read this history.sqlite3 of a supervisor instead of asking one; the file is not changed.",
+            show_default=False,
+        ),
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(help="Write one self-contained page to this file; it must not exist.", show_default=False),
@@ -32,7 +59,7 @@ def command(
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(help="Price of an hour of one GPU.", min=0.0, show_default=False)
     ] = None,
-    currency: Annotated[str, typer.Option(help="What stands before an amount.")] = "$",
+    currency: Annotated[str | None, typer.Option(help="What stands before an amount.", show_default=False)] = None,
     flops_per_token: Annotated[
         float | None,
         typer.Option(
@@ -53,63 +80,59 @@ def command(
     as_json: AsJson = False,
     api: Api = "",
 ) -> None:
-    """Report a job's newest run: MTBF and MTTR by kind and node, goodput, and what each cause cost."""
-    for one, other, pair in (
-        (flops_per_token, peak_flops, "--flops-per-token and --peak-flops"),
-        (restart_s, checkpoint_every_s, "--restart-s and --checkpoint-every-s"),
-    ):
-        if (one is None) != (other is None):
-            raise InvalidSpec(pair, "only one of them", "both, or none")
+    """Report a job's newest run, or with --fleet all jobs: MTBF and MTTR by kind and node, goodput, and what each cause cost.
+
+    Prices, FLOPs and what to compare with can be stated in the job file (`report`); options take precedence."""
+    if bool(name) == fleet:
+        raise InvalidSpec("NAME", name, "the name of a job, or --fleet")
     if html is not None and html.exists():
         raise Conflict(f"{html} exists; choose another file, or remove it")
-    terms = Terms(price_per_gpu_hour, flops_per_token, peak_flops, restart_s, checkpoint_every_s)
-    with Client(api or api_url(name)) as client:
-        job, ledger = client.job(name), client.goodput(name)
-        incidents = sorted(client.incidents(name), key=lambda each: each["t_fault"])
-        timeline = client.timeline(name) if html is not None else {}
-    made = report(job, ledger, incidents, terms)
+    given = Terms(price_per_gpu_hour, flops_per_token, peak_flops, restart_s, checkpoint_every_s, currency)
+    if fleet:
+        told = _of_fleet(given, last, history, api)
+        text, values, say = fleet_page(told), told, partial(show_fleet, told)
+    else:
+        made = _of_job(name, given, history, api, timeline=html is not None)
+        text, values, say = _page(made) if html is not None else "", asdict(made.report), partial(show, made.report)
     if html is not None:
-        html.write_text(page(made, timeline, faults_of(incidents, made.started_at), currency), encoding="utf-8")
+        html.write_text(text, encoding="utf-8")
     if as_json:
-        print(json.dumps(asdict(made), indent=2))
+        print(json.dumps(values, indent=2))
         return
-    _show(made, currency)
+    say()
     if html is not None:
         console.print(f"\n{html}")
 
 
-def _show(made: Report, currency: str) -> None:
-    console.print(summary(made, currency))
-    parts = [("scheduling", made.scheduling), ("runtime", made.runtime), ("program (MFU)", made.mfu)]
-    console.print("goodput: " + " × ".join(f"{name} {percent(share)}" for name, share in parts))
-    priced = made.cost is not None
-    shares: list[Row] = [
-        {
-            "class": each.name,
-            "time": span(each.seconds),
-            "share": percent(each.share),
-            "cost": money(each.cost or 0, currency),
-        }
-        for each in made.shares
-    ]
-    console.print(table(shares, ("class", "time", "share", *(("cost",) if priced else ()))))
-    for title, groups in (("by kind", made.by_kind), ("by node", made.by_node)):
-        if groups:
-            columns = ("name", "faults", "MTBF", "MTTR", "longest", "steps again", *(("cost",) if priced else ()))
-            console.print(table([_row(each, currency) for each in groups], columns, title=f"\nfaults {title}"))
-    if made.comparison is not None:
-        console.print(f"\n{compared(made.comparison, currency)}")
-    for note in made.notes:
-        console.print(f"note: {note}")
+@dataclass(frozen=True, slots=True)
+class _Made:
+    report: Report
+    incidents: list[Json]
+    timeline: Json
 
 
-def _row(each: Faults, currency: str) -> Row:
-    return {
-        "name": each.name,
-        "faults": each.count,
-        "MTBF": span(each.mtbf_s or 0.0),
-        "MTTR": "" if each.mttr_s is None else span(each.mttr_s),
-        "longest": "" if each.longest_s is None else span(each.longest_s),
-        "steps again": each.rework_steps,
-        "cost": money(each.cost or 0.0, currency),
-    }
+def _page(made: _Made) -> str:
+    faults = faults_of(made.incidents, made.report.started_at)
+    return page(made.report, made.timeline, faults, made.report.currency)
+
+
+def _of_job(name: str, given: Terms, history: Path | None, api: str, *, timeline: bool) -> _Made:
+    if history is not None:
+        return _Made(*offline.of_job(history, name, given))
+    with Client(api or api_url(name)) as client:
+        job, ledger = client.job(name), client.goodput(name)
+        incidents: list[Json] = sorted(client.incidents(name), key=lambda each: float(each["t_fault"]))
+        stated = Terms(**(job.get("spec", {}).get("report") or {}))
+        made = report(job, ledger, incidents, joined(given, stated))
+        return _Made(made, incidents, client.timeline(name) if timeline else {})
+
+
+def _of_fleet(given: Terms, last_s: float, history: Path | None, api: str) -> dict[str, Any]:
+    """The report as the API tells it."""
+    now = time.time()
+    part = Range(max(0.0, now - last_s), now)
+    if history is not None:
+        return offline.of_fleet(history, given, part)
+    with Client(api or api_url()) as client:
+        stated = {each.name: value for each in fields(given) if (value := getattr(given, each.name)) is not None}
+        return client.fleet_report(since=part.since, until=part.until, **stated)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from holdfast.cli.report.numbers import Comparison, Faults, Report
-from holdfast.cli.report.words import MEANING, compared, money, percent, since, span
+from holdfast.supervisor.report.numbers import Comparison, Faults, Report
+from holdfast.supervisor.report.words import MEANING, compared, money, percent, since, span, summary
 
 WIDTH, HEIGHT, BAND, LEFT, BOTTOM = 960, 300, 14, 64, 24
 STYLE = """
@@ -48,28 +48,17 @@ def page(report: Report, timeline: Mapping[str, Any], incidents: Sequence[Mappin
         "<h2>Each fault</h2>" + _each(incidents, report.started_at) if report.all_faults.count else "",
         _method(report),
     ]
+    return document(f"{report.job}: report", parts)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """`parts` as one page. `title` is escaped here, `parts` are HTML."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(report.job)}: report</title><style>{STYLE}</style></head><body><main>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f"{''.join(parts)}</main></body></html>\n"
     )
-
-
-def summary(report: Report, currency: str) -> str:
-    """One paragraph for who reads nothing else."""
-    faults = report.all_faults
-    said = [f"{span(report.wall_s)} on {report.ranks:,} ranks"]
-    said[0] += "." if report.cost is None else f", {money(report.cost, currency)}."
-    if report.goodput is not None:
-        said.append(f"{percent(report.goodput)} of the time was useful work.")
-    if not faults.count:
-        said.append(f"No fault; MTBF is at least {span(faults.mtbf_at_least_s or 0.0)} (95 % confidence).")
-    else:
-        count = "One fault" if faults.count == 1 else f"{faults.count:,} faults"
-        said.append(f"{count}, one in {span(faults.mtbf_s or 0.0)}")
-        said[-1] += "." if faults.mttr_s is None else f"; training went on after {span(faults.mttr_s)} on average."
-    return " ".join(said)
 
 
 def _facts(report: Report, currency: str) -> str:
@@ -143,7 +132,7 @@ def _shares(report: Report, currency: str) -> str:
         ]
         for each in report.shares
     ]
-    return _table(["Class", "Meaning", "#Time", "#Share", *(["#Cost"] if priced else [])], rows)
+    return rows_of_table(["Class", "Meaning", "#Time", "#Share", *(["#Cost"] if priced else [])], rows)
 
 
 def _faults(first: str, groups: Sequence[Faults], everything: Faults, currency: str) -> str:
@@ -162,7 +151,7 @@ def _faults(first: str, groups: Sequence[Faults], everything: Faults, currency: 
             f"{each.rework_steps:,}",
             *([escape(money(each.cost or 0.0, currency))] if priced else []),
         ])  # fmt: skip
-    return _table(
+    return rows_of_table(
         [first, "#Faults", "#MTBF", "#MTTR", "#Longest", "#Steps again", *(["#Cost"] if priced else [])], rows
     )
 
@@ -183,7 +172,7 @@ def _each(incidents: Iterable[Mapping[str, Any]], started_at: float) -> str:
             "not over" if done is None else span(max(0.0, done - each["t_fault"])),
             f"{each['rework_steps']:,}",
         ])  # fmt: skip
-    return _table(["At", "Fault", "Action", "#To the next step", "#Steps again"], rows)
+    return rows_of_table(["At", "Fault", "Action", "#To the next step", "#Steps again"], rows)
 
 
 def _method(report: Report) -> str:
@@ -198,7 +187,8 @@ def _method(report: Report) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def rows_of_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are HTML. `#` begins the title of a column of numbers."""
     numbers = [name.startswith("#") for name in head]
     titles = "".join(
         f'<th scope="col"{" class=n" if number else ""}>{name.removeprefix("#")}</th>'

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
 import re
 import shutil
 import stat
 from pathlib import Path
 
+from holdfast.agent.workers.errors import read_error_file
 from holdfast.domain.errors import HoldfastError, NotFound
+from holdfast.domain.rank_reads import ERRORS_MAX, RaisedError
 from holdfast.domain.worker import TORCH_SERVER_LINE
 from holdfast.domain.worker_logs import LogPart, LogRequest
 
@@ -28,6 +31,7 @@ TAIL_BYTES = 8 << 10
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 0x01, 0x02
 _BLOCK_BYTES = 512  # the unit of st_blocks, independent of the file system's block size
 _GENERATION = re.compile(r"g(\d+)")
+_ERROR_FILE = re.compile(r"rank-(\d+)\.error\.json")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -113,6 +117,32 @@ def read_part(logs: Path, request: LogRequest) -> LogPart:
         raise HoldfastError(f"{path} cannot be read: {error.strerror}") from error
     finally:
         os.close(file)
+
+
+def read_errors(logs: Path, job: str, generation: int) -> tuple[RaisedError, ...]:
+    """Read the exceptions that ranks of a generation have left here, earliest first; of generation 0, those of the newest one
+    in which a rank has left one. Raises `HoldfastError` if the directory cannot be read."""
+    try:
+        numbers = [int(match[1]) for path in (logs / job).iterdir() if (match := _GENERATION.fullmatch(path.name))]
+        for number in sorted(numbers, reverse=True):
+            if generation in (0, number) and (found := _errors_of(logs / job / f"g{number}", number)):
+                return found
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise HoldfastError(f"the logs of {job} in {logs / job} cannot be read: {error.strerror}") from error
+    return ()
+
+
+def _errors_of(directory: Path, generation: int) -> tuple[RaisedError, ...]:
+    """An exception without a time comes last: that it was the first is not known."""
+    found = []
+    for path in directory.iterdir():
+        match = _ERROR_FILE.fullmatch(path.name)
+        if match and path.is_file() and not path.is_symlink() and (error := read_error_file(path)) is not None:
+            found.append(RaisedError(generation, int(match[1]), error))
+    found.sort(key=lambda each: (each.error.at or math.inf, each.rank))
+    return tuple(found[:ERRORS_MAX])
 
 
 def data_from(file: int, position: int) -> int:

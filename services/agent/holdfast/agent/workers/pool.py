@@ -272,6 +272,12 @@ class WorkerPool:
         generation = self._generations.get((job, number))
         return None if generation is None or generation.started_at is None or generation.stopping else generation
 
+    def newest_running(self, job: str) -> tuple[LocalGeneration, Mapping[str, str]] | None:
+        """Return the newest generation of the job whose ranks run on this node, and the environment that its ranks inherit."""
+        numbers = sorted(self.generations(job), reverse=True)
+        found = next((each for number in numbers if (each := self.running_generation(job, number))), None)
+        return None if found is None else (found, self._job_environment(found.order.launch))
+
     def generations(self, job: str) -> tuple[int, ...]:
         """Return the numbers of the generations with workers on this node."""
         return tuple(sorted(number for name, number in self._generations if name == job))

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 
 from holdfast.domain.notes import (
     GroupsNote,
@@ -65,6 +66,8 @@ class _Rank:
     observed_since: float | None = None
     # End times of its last steps, newest first: (Unix seconds of its clock, monotonic seconds).
     ends: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEP_ENDS_MAX))
+    # Of its last steps: (seconds, of these seconds waited for other ranks, NaN = not measured).
+    durations: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
 
 class Progress:
@@ -98,6 +101,7 @@ class Progress:
                     rank.ends.clear()  # notes of some steps were dropped
                 if note.step > rank.step:
                     rank.ends.appendleft((note.ended_at, note.ended_uptime_s))
+                rank.durations.append((note.ended_at - note.started_at, note.comm_wait_s))
                 rank.step = max(rank.step, note.step)
                 rank.phase, rank.phase_at = Phase.STEP, note.ended_at
                 if rank.first_step_at is None:
@@ -124,6 +128,7 @@ class Progress:
     def _observe(self, rank: _Rank, note: ObservedStepsNote) -> None:
         rank.observed = max(rank.observed, note.step)
         rank.observed_step_s = (note.ended_at - note.started_at) / note.steps
+        rank.durations.append((rank.observed_step_s, note.comm_wait_s / note.steps))
         if rank.observed_since is None:
             rank.observed_since = note.ended_at
         if not math.isnan(note.comm_wait_s):
@@ -148,6 +153,13 @@ class Progress:
         """As `step_ends_of`, in monotonic seconds; empty if the notes do not contain them."""
         known = tuple(uptime_s for _, uptime_s in self._ranks[rank].ends)
         return known if all(known) else ()
+
+    def duration_of(self, rank: int) -> tuple[float, float]:
+        """Return the median duration of the rank's last steps, and of the time in them for which it waited for others, in
+        seconds. NaN = not known. Medians, because a step with a compilation or an evaluation is no measure of the rank."""
+        known = self._ranks[rank].durations
+        waits = [wait_s for _, wait_s in known if not math.isnan(wait_s)]
+        return median(step_s for step_s, _ in known) if known else math.nan, median(waits) if waits else math.nan
 
     @property
     def silent(self) -> bool:
@@ -234,6 +246,7 @@ class Progress:
             grad_norm=tuple(note.grad_norm for note in notes),
             comm_wait_s=tuple(note.comm_wait_s for note in notes),
             local_grad_norm=_reported(tuple(note.local_grad_norm for note in notes)),
+            flops=tuple(note.flops for note in notes) if any(note.flops for note in notes) else (),
         )
 
     def take_observed(self, at: float) -> ObservedSteps | None:

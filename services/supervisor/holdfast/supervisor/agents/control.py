@@ -22,7 +22,7 @@ from holdfast.supervisor.agents.sessions import AgentSession, Refused, Sessions
 from holdfast.supervisor.protocol import NodeReported
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
-from holdfast.wire import gpus, worker_logs
+from holdfast.wire import gpus, rank_reads, worker_logs
 from holdfast.wire.control import decode_report, decode_steps_reached, encode_ack, encode_welcome
 
 SERVICE = "holdfast.v1.Control"
@@ -101,6 +101,12 @@ class ControlServicer(pb_grpc.ControlServicer):
                     case "gpus_read":
                         told = message.gpus_read
                         session.gpus.take(told.id, partial(gpus.decode_answer, told))
+                    case "ranks_read":
+                        ranks = message.ranks_read
+                        session.ranks.take(ranks.id, partial(rank_reads.decode_ranks, ranks))
+                    case "errors_read":
+                        errors = message.errors_read
+                        session.errors.take(errors.id, partial(rank_reads.decode_errors, errors))
                     case _:
                         self._take(sessions, session, message)
                         await sessions.inbox.wait_for_room()

@@ -15,6 +15,7 @@ from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.gpus import GpuState
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order, StepReached
+from holdfast.domain.rank_reads import MeasuredRanks, RaisedError
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.runtime import freeze
@@ -24,7 +25,7 @@ from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
 from holdfast.supervisor.telemetry.meters import Latencies
 from holdfast.v1 import control_pb2 as pb
-from holdfast.wire import gpus, worker_logs
+from holdfast.wire import gpus, rank_reads, worker_logs
 from holdfast.wire.control import encode_heard, encode_order, encode_slot
 from holdfast.wire.retention import encode_saved_by_all
 
@@ -73,6 +74,8 @@ class AgentSession:
         self._news = anyio.Event()
         self.logs = Questions[LogPart](self.node, "the log", self.offer)
         self.gpus = Questions[tuple[GpuState, ...]](self.node, "the values of its GPUs", self.offer)
+        self.ranks = Questions[MeasuredRanks](self.node, "the measurements of its ranks", self.offer)
+        self.errors = Questions[tuple[RaisedError, ...]](self.node, "the exceptions of its ranks", self.offer)
 
     def heard(self) -> None:
         self.heard_at_s = anyio.current_time()
@@ -217,6 +220,23 @@ class Sessions:
         if session is None:
             raise NotFound(f"the agent of {node} is not connected, so the values of its GPUs are not known")
         return await session.gpus.ask(gpus.encode_request, session.ended)
+
+    async def read_ranks(self, node: str, job: str) -> MeasuredRanks:
+        """What the node's ranks of a job measure now. Raises `NotFound` without a session, and `Conflict` without an answer."""
+        session = self._by_node.get(node)
+        if session is None:
+            raise NotFound(f"the agent of {node} is not connected, so the measurements of its ranks are not known")
+        return await session.ranks.ask(lambda number: rank_reads.encode_ranks_request(number, job), session.ended)
+
+    async def read_errors(self, node: str, job: str, generation: int) -> tuple[RaisedError, ...]:
+        """The exceptions that the node's ranks of a generation have left, earliest first; 0 = of the newest generation that has
+        some there. Raises `NotFound` without a session, and `Conflict` without an answer."""
+        session = self._by_node.get(node)
+        if session is None:
+            raise NotFound(f"the agent of {node} is not connected, so the exceptions of its ranks are not known")
+        return await session.errors.ask(
+            lambda number: rank_reads.encode_errors_request(number, job, generation), session.ended
+        )
 
     @property
     def nodes(self) -> Container[str]:

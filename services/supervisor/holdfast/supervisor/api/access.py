@@ -63,8 +63,12 @@ ROUTES: Mapping[str, RouteRule] = MappingProxyType(
         "POST /v1/jobs/{name}/faults": _OPERATE,  # they strike nodes and the control plane
         "GET /v1/jobs/{name}/goodput": _READ,
         "GET /v1/jobs/{name}/ranks": _READ,
+        "GET /v1/jobs/{name}/ranks/measurements": _READ,
+        "GET /v1/jobs/{name}/errors": _READ,
         "GET /v1/jobs/{name}/ranks/{rank}/log": _READ,
         "GET /v1/jobs/{name}/timeline": _READ,
+        "GET /v1/jobs/{name}/report": _READ,
+        "GET /v1/report": _READ,
         "GET /v1/fleet": _READ,
         "GET /v1/fleet/checkpoints": _READ,
         "GET /v1/fleet/nodes": _READ,

@@ -16,6 +16,8 @@ from holdfast.supervisor.api import (
     nodes,
     operations,
     problems,
+    ranks,
+    report,
     session,
 )
 from holdfast.supervisor.api.access import authorize
@@ -46,7 +48,7 @@ def build(backend: Backend, forwarding: Forwarding | None = None) -> FastAPI:
     app.add_middleware(session.SignedIn)
     problems.install(app)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorize)])
-    for part in (fleet, jobs, logs, nodes, incidents, operations, events, audit_routes):
+    for part in (fleet, jobs, logs, ranks, report, nodes, incidents, operations, events, audit_routes):
         v1.include_router(part.router)
     app.include_router(v1)
     app.include_router(session.router, prefix="/v1")

@@ -11,18 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from anyio import to_thread
+from anyio import Lock, to_thread
 from fastapi import Depends, Header, Query, Request, Response
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.gpus import GpuState
 from holdfast.domain.job import PolicySpec
+from holdfast.domain.rank_reads import MeasuredRanks, RaisedError
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
 from holdfast.plugins import POLICY_PREFIX
 from holdfast.runtime.api_tokens import ApiRole, TokensFile
+from holdfast.supervisor.agents.rank_measuring import RankMeasuring
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.api import audit
 from holdfast.supervisor.api.audit_store import AuditStore
@@ -44,6 +46,8 @@ class Agents(Protocol):
 
     async def read_log(self, node: str, request: LogRequest) -> LogPart: ...
     async def read_gpus(self, node: str) -> tuple[GpuState, ...]: ...
+    async def read_ranks(self, node: str, job: str) -> MeasuredRanks: ...
+    async def read_errors(self, node: str, job: str, generation: int) -> tuple[RaisedError, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class Backend:
         self.accounts = Accounts(history, time.time)
         self.cluster = cluster
         self.alerts = alerts
+        self.measuring = RankMeasuring()
+        self.reporting = Lock()
         self._agents = agents
         self._look = look
         self._policies = policies

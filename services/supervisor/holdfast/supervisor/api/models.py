@@ -386,6 +386,7 @@ class Goodput(Model):
         float | None, Field(description="useful ÷ paid node time, spares included; null = not known")
     ]
     fault_free_tokens_per_s: float
+    fault_free_flops_per_s: Annotated[float, Field(description="as the script reports them; 0 = it does not")] = 0.0
     tokens: int
     rework_steps: int
     world_sizes: Annotated[list[tuple[float, int]], Field(description="(seconds since submission, ranks from then on)")]

@@ -450,6 +450,7 @@ def goodput(job: str, started_at: float, ledger: Ledger) -> models.Goodput:
         goodput_job=ledger.goodput_job,
         goodput_paid=ledger.goodput_paid,
         fault_free_tokens_per_s=ledger.fault_free_tokens_per_s,
+        fault_free_flops_per_s=ledger.fault_free_flops_per_s,
         tokens=ledger.tokens,
         rework_steps=ledger.rework_steps,
         world_sizes=list(ledger.world_sizes),

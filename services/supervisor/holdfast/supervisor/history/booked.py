@@ -61,6 +61,7 @@ class Booked:
     generation: int = 0
     windows: int = 0
     tokens: int = 0  # of new steps
+    flops: float = 0.0  # likewise
     rework_steps: int = 0
     first_world_size: int = 0  # of a window of a new step
     other_s: float = 0.0  # total length of gaps that are too old to be stored individually
@@ -128,6 +129,7 @@ class Booked:
             self._measure(record, max(0.0, end - begin - record.stall_s))
         self._draw(record.tokens, begin - self.started_at, end - self.started_at)
         self.tokens += record.tokens if new else 0
+        self.flops += record.flops if new else 0.0
         self.rework_steps += not new
         self.windows += 1
         self.cursor, self.reached, self.generation = end, max(self.reached, record.step), record.generation

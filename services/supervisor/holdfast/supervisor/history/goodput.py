@@ -27,7 +27,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -84,6 +84,7 @@ class Ledger:
     goodput_job: float | None  # None: the script reports no steps
     goodput_paid: float | None  # likewise
     fault_free_tokens_per_s: float
+    fault_free_flops_per_s: float  # as the script reports them; 0 = it does not
     tokens: int  # of new steps
     rework_steps: int
     world_sizes: tuple[tuple[float, int], ...]
@@ -121,6 +122,16 @@ class Recent:
     seconds: Mapping[Class, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Inside(Recent):
+    """A part of a job's time, and what its steps did in it."""
+
+    fault_free_tokens_per_s: float
+    fault_free_flops_per_s: float
+    tokens: int  # of new steps
+    rework_steps: int
+
+
 @dataclass(slots=True)
 class _Book:
     seconds: dict[Class, float] = field(default_factory=lambda: dict.fromkeys(Class, 0.0))
@@ -144,7 +155,9 @@ def account(history: History) -> Ledger:
     tokens = sum(window.record.tokens for window in windows if window.new)
     rework = sum(not window.new for window in windows)
     tokens_rate = rate if by_tokens else 0.0
-    return _ledger(history, book, tokens_rate, tokens, rework, _rate_series(history, windows), measured=bool(windows))
+    flops_rate = _flops_rate(rate, [window.record for window in windows if window.new], by_tokens=by_tokens)
+    series = _rate_series(history, windows)
+    return _ledger(history, book, tokens_rate, flops_rate, tokens, rework, series, measured=bool(windows))
 
 
 def recent(history: History, since: float) -> Recent:
@@ -162,6 +175,32 @@ def recent(history: History, since: float) -> Recent:
     for begin, end, first in _gaps(history, windows):
         _book_gap(book, history, max(begin, start), end, startup=first and not (booked and booked.windows))
     return Recent(start, history.ended_at, book.seconds)
+
+
+def within(history: History, since: float, until: float) -> Inside:
+    """The time from `since` until `until` (Unix seconds). It begins later in the cases that `recent` names."""
+    until = min(until, history.ended_at)
+    part = replace(
+        history,
+        ended_at=until,
+        steps=[record for record in history.steps if record.ended_at <= until],
+        waits=[(begin, min(end, until)) for begin, end in history.waits if begin < until],
+        unmeasured=[(begin, min(end, until)) for begin, end in history.unmeasured if begin < until],
+    )
+    seconds = recent(part, since)
+    windows = [window for window in _windows(part) if window.begin >= seconds.since]
+    by_tokens = any(window.record.tokens for window in windows)
+    rate = _fault_free_rate(windows, history.full_world_size, by_tokens=by_tokens)
+    new = [window.record for window in windows if window.new]
+    return Inside(
+        seconds.since,
+        seconds.until,
+        seconds.seconds,
+        fault_free_tokens_per_s=rate if by_tokens else 0.0,
+        fault_free_flops_per_s=_flops_rate(rate, new, by_tokens=by_tokens),
+        tokens=sum(record.tokens for record in new),
+        rework_steps=len(windows) - len(new),
+    )
 
 
 def spans(history: History) -> tuple[Span, ...]:
@@ -196,6 +235,7 @@ def _ledger(
     history: History,
     book: _Book,
     tokens_rate: float,
+    flops_rate: float,
     tokens: int,
     rework_steps: int,
     series: tuple[tuple[float, float], ...],
@@ -213,6 +253,7 @@ def _ledger(
         goodput_job=(useful / wall_s if wall_s else 0.0) if known else None,
         goodput_paid=(min(1.0, useful * history.full_nodes / paid) if paid else 0.0) if known else None,
         fault_free_tokens_per_s=tokens_rate,
+        fault_free_flops_per_s=flops_rate,
         tokens=tokens,
         rework_steps=rework_steps,
         world_sizes=((0.0, 0), *((round(at - history.started_at, 3), size) for at, size in history.world_sizes)),
@@ -236,6 +277,7 @@ def _continued(history: History, before: Booked) -> Ledger:
         history,
         book,
         tokens_rate,
+        rate * sums.flops / (sums.tokens if sums.counts_tokens else sums.windows - sums.rework_steps) if rate else 0.0,
         sums.tokens,
         sums.rework_steps,
         _coarse_series(sums),
@@ -292,6 +334,12 @@ def _fault_free_rate(windows: Sequence[Window], full_world_size: int, *, by_toke
     rate = done / sum(window.work_s for window in kept)
     # a job that never ran at its full size: assume that the missing ranks would have worked as fast as the present ones
     return rate * full_world_size / healthy[0].record.world_size
+
+
+def _flops_rate(rate: float, new: Sequence[StepRecord], *, by_tokens: bool) -> float:
+    """Fault-free FLOP/s: the fault-free rate times the FLOPs that new steps have reported per token, or per step."""
+    done = sum(record.tokens for record in new) if by_tokens else len(new)
+    return rate * sum(record.flops for record in new) / done if done else 0.0
 
 
 def _sums(segment: Sequence[Window]) -> SegmentSums:

@@ -110,6 +110,9 @@ class History(Protocol):
     async def series(self, job: str, *, since: float, until: float, points_max: int) -> Series:
         """Kept steps of the job that ended within this time (Unix seconds), in at most `points_max` buckets."""
 
+    async def jobs(self, *, before: float) -> list[str]:
+        """Names of the jobs whose newest run was submitted before this time (Unix seconds), newest first."""
+
     async def run(self, job: str) -> Run | None:
         """The newest run of the job; None if there was none."""
 

@@ -43,7 +43,7 @@ TRIM_EVERY = 10_000  # rows written between two checks of the limits
 
 STEPS_PER_POINT = 5  # so that a curve shows rates and not the beat of single steps
 
-_STEP = "job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s"
+_STEP = "job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s, flops"
 
 T = TypeVar("T")
 log = structlog.get_logger("holdfast.supervisor.history.protocol")
@@ -95,7 +95,11 @@ CREATE TABLE asked (
 );
 CREATE INDEX asked_by_job ON asked (job, at);
 """
-_UPGRADES = (_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3)  # index: the layout that each upgrades to the next one
+# Added in layout 5.
+_SINCE_4 = """
+ALTER TABLE steps ADD COLUMN flops REAL NOT NULL DEFAULT 0;
+"""
+_UPGRADES = (_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3, _SINCE_4)  # index: the layout that each upgrades to the next one
 LAYOUT = len(_UPGRADES)
 
 
@@ -156,9 +160,20 @@ class SqliteHistory:
     def _add_steps(self, steps: Sequence[StepRecord], cursor: str) -> None:
         with self._database as database:
             database.executemany(
-                "INSERT OR IGNORE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT OR IGNORE INTO steps ({_STEP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (s.job, s.generation, s.step, s.world_size, s.started_at, s.ended_at, s.tokens, s.loss, s.stall_s)
+                    (
+                        s.job,
+                        s.generation,
+                        s.step,
+                        s.world_size,
+                        s.started_at,
+                        s.ended_at,
+                        s.tokens,
+                        s.loss,
+                        s.stall_s,
+                        s.flops,
+                    )
                     for s in steps
                 ],
             )
@@ -304,6 +319,14 @@ class SqliteHistory:
             loss=[row[2] for row in rows],
             tokens_per_s=[row[3] / seconds for row, seconds in zip(rows, lengths_s, strict=True)],
         )
+
+    async def jobs(self, *, before: float) -> list[str]:
+        rows = await self._rows(
+            "SELECT job, max(at) AS newest FROM events WHERE type = 'JobAccepted' GROUP BY job HAVING newest < ? "
+            "ORDER BY newest DESC, job",
+            before,
+        )
+        return [job for job, _ in rows]
 
     async def run(self, job: str) -> Run | None:
         accepted = await self._events_of("JobAccepted", job)

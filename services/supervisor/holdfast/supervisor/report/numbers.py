@@ -1,7 +1,7 @@
 """The numbers of a report: how often a job was interrupted, for how long, where its time went, what that cost.
 
-Everything is computed from what the API tells of the newest run (`/v1/jobs/JOB`, its goodput, time line and incidents). What is
-not known is None, and a note says why.
+Everything is computed from what the API tells of the newest run (`/v1/jobs/JOB`, its goodput and incidents). What is not known
+is None, and a note says why. Pure.
 
 * A **fault** is an incident of severity error or fatal: the run had stopped, or would have. Planned changes and warnings are
   none.
@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
+
+from holdfast.domain.errors import InvalidSpec
 
 RULE_OF_THREE = 3.0
 HOUR_S = 3600.0
@@ -29,14 +31,35 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the reader adds: price of an hour of one GPU in any currency, FLOPs of a trained token, peak FLOP/s of a device, and
-    what recovery would be without Holdfast: seconds of a restart, and seconds between checkpoints."""
+    """What the job file or the reader adds: price of an hour of one GPU in a currency, FLOPs of a trained token, peak FLOP/s of
+    a device, and what recovery would be without Holdfast: seconds of a restart, and seconds between checkpoints."""
 
     price_per_gpu_hour: float | None = None
     flops_per_token: float | None = None
     peak_flops: float | None = None
     restart_s: float | None = None
     checkpoint_every_s: float | None = None
+    currency: str | None = None  # what stands before an amount; None = DOLLAR
+
+
+DOLLAR = "$"
+
+
+def joined(given: Terms, stated: Terms) -> Terms:
+    """`given` by the reader, and what the job file has `stated` where the reader gives nothing. Raises `InvalidSpec` if one
+    value of a pair is given, and the other one neither given nor stated."""
+    values = {
+        name: ours if (ours := getattr(given, name)) is not None else getattr(stated, name)
+        for name in (each.name for each in fields(Terms))
+    }
+    for one, other in (
+        ("restart_s", "checkpoint_every_s"),
+        ("checkpoint_every_s", "restart_s"),
+        ("flops_per_token", "peak_flops"),
+    ):
+        if getattr(given, one) is not None and values[other] is None:
+            raise InvalidSpec(one, getattr(given, one), f"{other} as well, here or in the job file")
+    return Terms(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +121,7 @@ class Report:
     by_node: tuple[Faults, ...]
     comparison: Comparison | None
     notes: tuple[str, ...]
+    currency: str = DOLLAR
 
 
 def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> Report:
@@ -148,8 +172,9 @@ def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> 
         all_faults=of("all", faults),
         by_kind=tuple(of(name, some) for name, some in _grouped(faults, lambda each: each["kind"])),
         by_node=tuple(of(name, some) for name, some in _grouped(faults, lambda each: each["node"] or "none")),
-        comparison=_comparison(faults, step_s, terms, price_s),
+        comparison=_comparison(faults, step_s, terms, price_s, notes),
         notes=tuple(notes),
+        currency=terms.currency or DOLLAR,
     )
 
 
@@ -202,13 +227,19 @@ def _shares(ledger: Json, wall_s: float, price_s: float | None) -> tuple[Share, 
 
 
 def _mfu(ledger: Json, ranks: int, terms: Terms, notes: list[str]) -> float | None:
-    if terms.flops_per_token is None or terms.peak_flops is None:
+    """FLOPs per token that are given or stated come before those that the script reports."""
+    rate = float(ledger["fault_free_tokens_per_s"]) * (terms.flops_per_token or 0.0)
+    if terms.flops_per_token is None:
+        rate = float(ledger.get("fault_free_flops_per_s") or 0.0)
+        if terms.peak_flops is None or not rate:
+            return None
+    elif terms.peak_flops is None:
+        notes.append("The peak FLOP/s of a device is not stated, so MFU is not known.")
         return None
-    rate = float(ledger["fault_free_tokens_per_s"])
-    if not rate:
+    elif not rate:
         notes.append("The script reports no tokens, so MFU is not known (step.log(tokens=…)).")
         return None
-    mfu = rate * terms.flops_per_token / (ranks * terms.peak_flops)
+    mfu = rate / (ranks * terms.peak_flops)
     if mfu > 1:
         notes.append(
             "MFU is more than 100 %: one of the two FLOP counts is wrong, or the tokens that the script reports."
@@ -216,8 +247,12 @@ def _mfu(ledger: Json, ranks: int, terms: Terms, notes: list[str]) -> float | No
     return mfu
 
 
-def _comparison(faults: Sequence[Json], step_s: float, terms: Terms, price_s: float | None) -> Comparison | None:
+def _comparison(
+    faults: Sequence[Json], step_s: float, terms: Terms, price_s: float | None, notes: list[str]
+) -> Comparison | None:
     if terms.restart_s is None or terms.checkpoint_every_s is None:
+        if terms.restart_s is not None or terms.checkpoint_every_s is not None:
+            notes.append("Nothing is compared: only one of restart_s and checkpoint_every_s is stated.")
         return None
     repaired = [each for each in faults if _repair_s(each) is not None]
     actual_s = _lost_s(repaired, step_s)

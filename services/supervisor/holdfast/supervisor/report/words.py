@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.cli.report.numbers import Comparison
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.domain.words import plural
+from holdfast.supervisor.report.numbers import Comparison, Report
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
@@ -48,6 +52,26 @@ def money(amount: float, currency: str) -> str:
     return f"{currency}{amount:,.0f}" if abs(amount) >= 100 else f"{currency}{amount:,.2f}"
 
 
+def fleet_summary(told: Mapping[str, Any]) -> str:
+    """One paragraph about a fleet. `told`: its report as the API tells it."""
+    jobs, faults = told["jobs"], told["all_faults"]
+    said = [f"{plural(len(jobs), 'job')}, {told['gpu_hours']:,.1f} GPU-hours"]
+    said[0] += "." if told["cost"] is None else f", {money(told['cost'], told['currency'])}."
+    if told["goodput"] is not None:
+        said.append(f"{percent(told['goodput'])} of the GPU time was useful work.")
+    if faults["count"]:
+        each = f"{plural(faults['count'], 'fault')}, one in {told['gpu_hours_per_fault']:,.1f} GPU-hours"
+        mttr_s = faults["mttr_s"]
+        said.append(each + ("." if mttr_s is None else f"; training went on after {span(mttr_s)} on average."))
+    elif jobs:
+        said.append("No fault.")
+    if told["saved"] is not None:
+        more_or_less = "less" if told["saved"] >= 0 else "more"
+        amount = money(abs(told["saved"]), told["currency"])
+        said.append(f"Recovery cost {amount} {more_or_less} than the restarts that the jobs state to compare with.")
+    return " ".join(said)
+
+
 def compared(told: Comparison, currency: str) -> str:
     """The assumption and its result."""
     said = [
@@ -61,4 +85,20 @@ def compared(told: Comparison, currency: str) -> str:
     said[0] += "."
     if told.left_out:
         said.append(f"{told.left_out:,} that are not over, or ended the job, are left out.")
+    return " ".join(said)
+
+
+def summary(report: Report, currency: str) -> str:
+    """One paragraph for who reads nothing else."""
+    faults = report.all_faults
+    said = [f"{span(report.wall_s)} on {report.ranks:,} ranks"]
+    said[0] += "." if report.cost is None else f", {money(report.cost, currency)}."
+    if report.goodput is not None:
+        said.append(f"{percent(report.goodput)} of the time was useful work.")
+    if not faults.count:
+        said.append(f"No fault; MTBF is at least {span(faults.mtbf_at_least_s or 0.0)} (95 % confidence).")
+    else:
+        count = "One fault" if faults.count == 1 else f"{faults.count:,} faults"
+        said.append(f"{count}, one in {span(faults.mtbf_s or 0.0)}")
+        said[-1] += "." if faults.mttr_s is None else f"; training went on after {span(faults.mttr_s)} on average."
     return " ".join(said)

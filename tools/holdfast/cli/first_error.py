@@ -1,0 +1,91 @@
+"""Which rank of a job failed first, and with what exception: from the agents of all its nodes, and from local files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from holdfast.cli.client import Client
+from holdfast.domain.errors import HoldfastError
+from holdfast.domain.signals import WorkerError
+from holdfast.domain.words import plural
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The exception that a rank has left."""
+
+    generation: int
+    rank: int
+    node: str
+    error: WorkerError
+
+
+@dataclass(frozen=True, slots=True)
+class FirstError:
+    """`raised`: of one generation, the first failure first; empty = none is known. `reason`: how it is known which was the
+    first. `silent`: which nodes were not reached."""
+
+    raised: Sequence[Raised]
+    reason: str = ""
+    silent: str = ""
+
+
+def of_agents(client: Client, job: str, generation: int) -> Json | None:
+    """What the agents say; None if the supervisor does not know the job any more, or cannot ask (one of an earlier version).
+    `generation` 0 = the newest one in which a rank has left an exception."""
+    try:
+        return client.rank_errors(job, generation)
+    except HoldfastError:
+        return None
+
+
+def first_error(told: Json | None, here: Iterable[Raised]) -> FirstError:
+    """Join what agents have `told` with the files on this machine, `here`: those of an agent that is not connected count, too.
+    Of several generations the newest one counts."""
+    remote = [] if told is None else [_raised(told, each) for each in told["errors"]]
+    known = {(each.generation, each.rank) for each in remote}
+    every = [*remote, *(each for each in here if (each.generation, each.rank) not in known)]
+    newest = max((each.generation for each in every), default=0)
+    ours = [each for each in every if each.generation == newest]
+    by_incident = told is not None and told["decided_by"] == "incident" and told["generation"] == newest
+    first = ours[:1] if by_incident else []
+    rest = sorted(ours[len(first) :], key=lambda each: (each.error.at or float("inf"), each.rank))
+    reason = f"incident {told['incident']}" if told is not None and by_incident else "time of the exceptions"
+    return FirstError([*first, *rest], reason if ours else "", _silent(told))
+
+
+def _raised(told: Json, each: Json) -> Raised:
+    error = WorkerError(each["type"], each["message"], tuple(each["frames"]), each["at"] or 0.0)
+    return Raised(told["generation"], each["rank"], each["node"], error)
+
+
+def _silent(told: Json | None) -> str:
+    """Which agents said nothing; empty = all were asked and have answered."""
+    if told is None or told["answered"] == told["nodes"]:
+        return ""
+    nodes = plural(told["nodes"], "node")
+    if told["asked"] < told["nodes"]:
+        return f"{told['asked']} of {nodes} were asked, and {told['answered']} have answered"
+    return f"{told['answered']} of {nodes} have answered: the agents of the others are not connected, or not in time"
+
+
+def headline(found: FirstError) -> str:
+    """Name the first failure, and how many followed."""
+    first = found.raised[0]
+    at = first.error.at
+    when = f" at {datetime.fromtimestamp(at).strftime('%H:%M:%S.%f')[:-3]}" if at else ""
+    others = len(found.raised) - 1
+    more = f"; {plural(others, 'other rank')} raised as well" if others else ""
+    return f"rank {first.rank} on {first.node} raised{when} in generation {first.generation}{more} (by {found.reason})"
+
+
+def nothing(found: FirstError, job: str, generation: int) -> str:
+    """Say that no exception was found, and where none was looked for."""
+    where = f"generation {generation} of {job}" if generation else job
+    asked = f"; {found.silent}" if found.silent else ""
+    return f"no rank of {where} has left an exception on a node that was reached{asked}"
