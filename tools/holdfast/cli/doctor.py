@@ -22,7 +22,7 @@ from rich.table import Table
 
 from holdfast import plugins
 from holdfast.cli.agent import AGENT_DIRECTORY, MEMORY_DIRECTORY
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client, Untrusted, default_url
 from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.distribution import install_command
@@ -216,6 +216,10 @@ def _api(url: str) -> Iterator[Check]:
         with Client(url) as client:
             version = client.version()
             cluster = list(_cluster(client))
+    except Untrusted as error:
+        found, _, advice = str(error).partition("; ")
+        yield Check("API", "problem", found, advice)
+        return
     except HoldfastError as error:
         yield Check("API", "note", f"nothing at {url}", str(error).partition("; ")[2])
         return

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from holdfast.cli.client import ENV_TOKEN
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.api_certificate import API_CERT, API_KEY, API_TLS
 from holdfast.runtime.api_tokens import TOKENS_FILE
+from holdfast.runtime.api_trust import API_CA
 from holdfast.runtime.identities import SPIFFE
 from holdfast.runtime.revocation import CRL
 from holdfast.runtime.tls import CA, CERT, IDENTITIES, KEY, Tls
@@ -28,8 +30,10 @@ ALERTS = (
     "HOLDFAST_ALERT_SECRET",
     "HOLDFAST_ALERT_LINK",
 )
-FILES = (*TLS_FILES, CRL, TOKENS_FILE)
-PEERS = (IDENTITIES, SPIFFE)  # what is demanded of the other ends' certificates
+# TLS of the API, and what other supervisors are trusted by
+API_TLS_SETTINGS = (API_TLS, API_CERT, API_KEY, API_CA)
+FILES = (*TLS_FILES, CRL, TOKENS_FILE, API_CERT, API_KEY, API_CA)
+PEERS = (IDENTITIES, SPIFFE, API_TLS)  # what is demanded of the other ends' certificates, and whether the API has TLS
 LOGGING = ("HOLDFAST_LOG_LEVEL", "HOLDFAST_LOG_FORMAT")
 UNSET, SET = "unset", "set"
 

@@ -33,6 +33,11 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
+{{/* With a certificate, supervisors serve the API with TLS. */}}
+{{- define "holdfast.apiScheme" -}}
+{{- if include "holdfast.tlsSecret" . }}https{{ else }}http{{ end }}
+{{- end }}
+
 {{- define "holdfast.ownRedis" -}}
 {{- if not (or .Values.redis.externalUrl .Values.redis.externalUrlSecret) }}yes{{ end }}
 {{- end }}

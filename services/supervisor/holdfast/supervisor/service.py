@@ -78,7 +78,9 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
     tokens = TokensFile(settings.api_tokens_file) if settings.api_tokens_file is not None else None
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bind(settings.api_listen))
-        api_url = settings.api_url or url_of(listener)
+        certificate, host = settings.api_certificate(listener)
+        api_tls = certificate.context() if certificate is not None else None
+        api_url = settings.api_url or url_of(listener, host, secure=api_tls is not None)
         history = await SqliteHistory.open(settings.data_dir / "history.sqlite3")
         stack.push_async_callback(history.aclose)
         if without := missing():
@@ -162,7 +164,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
                 membership=settings.membership,
             )
         )
-        connections = Connections()
+        connections = Connections(settings.api_trust)
         stack.push_async_callback(connections.aclose)
         forwarding = Forwarding(
             supervisor=settings.supervisor_name,
@@ -171,7 +173,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             leader=history.leader,
             connections=connections,
         )
-        await stack.enter_async_context(serving(build(backend, forwarding), listener))
+        await stack.enter_async_context(serving(build(backend, forwarding), listener, api_tls))
         # The history contains the answered requests: a leader looks there before it folds a request.
         with anyio.move_on_after(HISTORY_TIMEOUT_S):
             await follower.caught_up.wait()
