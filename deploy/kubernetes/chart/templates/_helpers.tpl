@@ -33,9 +33,10 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
-{{/* With a certificate, supervisors serve the API with TLS. */}}
+{{/* With a certificate, supervisors serve the API with TLS, unless supervisor.settings.API_TLS is "off". */}}
 {{- define "holdfast.apiScheme" -}}
-{{- if include "holdfast.tlsSecret" . }}https{{ else }}http{{ end }}
+{{- $settings := .Values.supervisor.settings }}
+{{- if and (ne (toString $settings.API_TLS) "off") (or (include "holdfast.tlsSecret" .) $settings.API_TLS_CERT) }}https{{ else }}http{{ end }}
 {{- end }}
 
 {{- define "holdfast.ownRedis" -}}

@@ -29,7 +29,7 @@ from holdfast.cli.kubernetes.job_source import JOB_KEY, JobSource
 from holdfast.cli.kubernetes.quantities import bytes_of, cpu
 from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
-from holdfast.runtime.api_trust import API_CA
+from holdfast.runtime.tls import CA as TLS_CA
 
 Manifest = dict[str, Any]
 
@@ -99,6 +99,7 @@ class Asked:
     user: int
     share_hosts: bool
     host_network: bool
+    api_url: str = ""
     start: str = ""
 
     @property
@@ -125,7 +126,7 @@ class Asked:
     def api(self) -> str:
         """The chart serves it with TLS if it has a certificate."""
         scheme = "https" if self.tls_secret else "http"
-        return f"{scheme}://{self.service}-api.{self.service_namespace}.svc:{DEFAULT_API_PORT}"
+        return self.api_url or f"{scheme}://{self.service}-api.{self.service_namespace}.svc:{DEFAULT_API_PORT}"
 
 
 def render(asked: Asked, job: JobSource) -> list[Manifest]:
@@ -328,7 +329,7 @@ def _launcher_pod(asked: Asked, job: JobSource) -> Manifest:
                 "args": [f"{JOB_DIRECTORY}/{JOB_KEY}", *([f"--{asked.start}"] if asked.start else [])],
                 "env": [
                     _env(ENV_API, asked.api),
-                    *([_env(API_CA, f"{TLS_DIRECTORY}/{CA_KEY}")] if asked.tls_secret else []),
+                    *([_env(TLS_CA, f"{TLS_DIRECTORY}/{CA_KEY}")] if asked.tls_secret else []),
                     {
                         "name": ENV_TOKEN,
                         "valueFrom": {
@@ -415,7 +416,7 @@ def _tls_mounts(asked: Asked) -> list[Manifest]:
 
 
 def _tls_environment(asked: Asked) -> list[Manifest]:
-    files = {"HOLDFAST_TLS_CERT": "tls.crt", "HOLDFAST_TLS_KEY": "tls.key", "HOLDFAST_TLS_CA": CA_KEY}
+    files = {"HOLDFAST_TLS_CERT": "tls.crt", "HOLDFAST_TLS_KEY": "tls.key", TLS_CA: CA_KEY}
     return [_env(name, f"{TLS_DIRECTORY}/{file}") for name, file in files.items()] if asked.tls_secret else []
 
 
