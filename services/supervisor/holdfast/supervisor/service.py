@@ -9,6 +9,7 @@ from importlib.metadata import version
 from ipaddress import ip_address
 
 import anyio
+import grpc
 import structlog
 
 from holdfast.domain.distribution import DISTRIBUTION
@@ -33,6 +34,7 @@ from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.api.forwarding import Connections, Forwarding
 from holdfast.supervisor.api.server import bind, serving, url_of
+from holdfast.supervisor.enrolment import Enrolment, EnrolmentServicer, issuer_of
 from holdfast.supervisor.history.follower import Follower
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader import snapshot
@@ -48,6 +50,7 @@ from holdfast.supervisor.settings import SupervisorSettings
 from holdfast.supervisor.telemetry import log_memory
 from holdfast.supervisor.telemetry.meters import Meters
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
+from holdfast.v1.enrolment_pb2_grpc import add_EnrolmentServicer_to_server
 from holdfast.wire import records
 
 PICTURE_POLL_S = 0.01
@@ -75,6 +78,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
     snapshot.prepare()
     records.prepare(Published, InboxEvent)
     tls = settings.tls_as(Role.SUPERVISOR)
+    issuer = issuer_of(settings.ca_dir, settings.fleet, tls, settings.node_certificate_s)
     tokens = TokensFile(settings.api_tokens_file) if settings.api_tokens_file is not None else None
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bind(settings.api_listen))
@@ -155,15 +159,22 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             guarded(tasks, "alerts", alerts.run)
         if telemetry.on():
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
+
+        def register(server: grpc.aio.Server) -> None:
+            add_ControlServicer_to_server(control, server)
+            add_EnrolmentServicer_to_server(EnrolmentServicer(issuer), server)
+
         listening = await stack.enter_async_context(
             listen(
                 settings.supervisor_listen,
-                lambda server: add_ControlServicer_to_server(control, server),
+                register,
                 services=(SERVICE,),
                 tls=tls,
                 membership=settings.membership,
             )
         )
+        if issuer is not None:
+            backend.enrolment = Enrolment(issuer, settings.membership, listening.port)
         connections = Connections(settings.api_trust)
         stack.push_async_callback(connections.aclose)
         forwarding = Forwarding(

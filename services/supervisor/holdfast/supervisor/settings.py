@@ -18,6 +18,7 @@ from holdfast.runtime.api_certificate import ApiCertificate, Use, of_listener
 from holdfast.runtime.api_trust import Trust
 from holdfast.runtime.settings import ServiceSettings
 from holdfast.supervisor.alerts.alert import Topic
+from holdfast.supervisor.enrolment import crl_of
 from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.offender_rules import OffenderRules
@@ -40,6 +41,10 @@ class SupervisorSettings(ServiceSettings):
     api_tls: Use = "auto"
     api_tls_cert: Path | None = None
     api_tls_key: Path | None = None
+    ca_dir: Path | None = (
+        None  # CA that signs certificates of invited nodes: docs/security.md; None = nobody is invited
+    )
+    node_certificate_s: float = Field(default=7 * DAY_S, ge=30.0, le=365 * DAY_S)  # life of such a certificate
     api_ca: Path | None = None  # of the other supervisors' APIs; without it those of the system, and HOLDFAST_TLS_CA
     api_tokens_file: Path | None = (
         None  # tokens with roles, of `holdfast tokens`; without either, everybody is an admin
@@ -115,6 +120,11 @@ class SupervisorSettings(ServiceSettings):
         """Return the certificate of the API, None = plain HTTP, and a host for its URL. Raises `InvalidSpec`."""
         own, of_service = (self.api_tls_cert, self.api_tls_key), (self.tls_cert, self.tls_key)
         return of_listener(self.api_tls, own, of_service, listener)
+
+    @property
+    def crl(self) -> Path | None:
+        """That of the CA in `ca_dir`, if no other one is named."""
+        return self.tls_crl or crl_of(self.ca_dir)
 
     @property
     def api_trust(self) -> Trust:
