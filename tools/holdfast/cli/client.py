@@ -241,6 +241,19 @@ class Client:
     def withdraw(self, name: str, source: str) -> Json:
         return self._command(_path("nodes", name, "notices", source), None, method="DELETE")
 
+    def joining(self) -> Json:
+        """What a machine that joins must know: the fleet's CA, its fingerprint, the port for agents."""
+        return self._get("/v1/enrolment")
+
+    def invite(self, digest: str, node: str, uses: int, ttl_s: float) -> Json:
+        return self._command("/v1/invites", {"digest": digest, "node": node, "uses": uses, "ttl_s": ttl_s})
+
+    def invites(self) -> Iterator[Json]:
+        return self._pages("/v1/invites")
+
+    def revoke_invite(self, invitation: str) -> Json:
+        return self._command(f"/v1/invites/{quote(invitation, safe='')}", None, method="DELETE")
+
     def breaker(self) -> Json:
         return self._get("/v1/breaker")
 

@@ -629,7 +629,9 @@ class LocalStack:
         """Return what the options say to this part: the API's tokens are for who serves it, not for agents and workers, and the
         addresses of alerts are for who sends them."""
         others = {ENV_TOKEN, TOKENS_FILE} if part not in SERVICES else set()
-        others |= {*protection.ALERTS, *protection.API_TLS_SETTINGS} if part != "supervisor" else set()
+        others |= (
+            {*protection.ALERTS, *protection.API_TLS_SETTINGS, *protection.ENROLMENT} if part != "supervisor" else set()
+        )
         names = set(self._options.environment) - others
         own = {ENV_TOKEN: self._api_token} if self._api_token and part == "supervisor" else {}
         return {name: value for name, value in self._options.environment.items() if name in names} | own

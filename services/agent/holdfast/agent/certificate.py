@@ -112,7 +112,8 @@ class CertificateRenewal:
 
     def _retry_s(self) -> float:
         left_s = max(lifetime_of(self._tls.cert, CERT, self._tls.files[0]).ends_at - self._clock(), 0.0)
-        return max(min(RETRY_S_MIN * 2 ** min(self._failures, 10), RETRY_S_MAX, left_s / 4), RETRY_S_MIN)
+        doubled_s: float = RETRY_S_MIN * 2 ** min(self._failures, 10)
+        return max(min(doubled_s, RETRY_S_MAX, left_s / 4), RETRY_S_MIN)
 
     def _say(self, reasons: Sequence[str]) -> None:
         left_s = lifetime_of(self._tls.cert, CERT, self._tls.files[0]).ends_at - self._clock()

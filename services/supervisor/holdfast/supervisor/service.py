@@ -77,8 +77,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
     """Run on any event log until cancelled."""
     snapshot.prepare()
     records.prepare(Published, InboxEvent)
+    issuer = issuer_of(settings.ca_dir, settings.fleet, settings.tls, settings.node_certificate_s)
     tls = settings.tls_as(Role.SUPERVISOR)
-    issuer = issuer_of(settings.ca_dir, settings.fleet, tls, settings.node_certificate_s)
     tokens = TokensFile(settings.api_tokens_file) if settings.api_tokens_file is not None else None
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bind(settings.api_listen))

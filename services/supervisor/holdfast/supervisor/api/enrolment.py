@@ -1,8 +1,8 @@
 """`/v1/invites`, for administrators, and `/v1/enrolment`, with which an invited machine becomes a node.
 
 `/v1/enrolment` asks for no token of the API: a machine that joins has none. It shows the token of its invitation, and only over
-TLS. Whether the invitation is still good is decided by the leader, in the order of the requests (`core.invites`). The certificate
-is signed after that. An answer that gets lost uses the invitation nevertheless; the key never left the machine.
+TLS. The leader decides whether the invitation is still good, in the order of the requests (`core.invites`); then it is signed
+for. An answer that gets lost uses the invitation nevertheless. The key never leaves the machine.
 """
 
 from __future__ import annotations
@@ -94,10 +94,11 @@ class JoinAnswer(Model):
 
 
 @router.get("")
-async def list_invites(backend: Serving) -> list[Invite]:
+async def list_invites(backend: Serving) -> models.Page[Invite]:
     """Open invitations, and those that ended within a week; newest first."""
     now = time.time()
-    return [_shown(each, now) for each in reversed((await backend.picture()).state.invites)]
+    items = [_shown(each, now) for each in reversed((await backend.picture()).state.invites)]
+    return models.Page(items=items, next_cursor=None)
 
 
 @router.post("", status_code=202)
