@@ -441,6 +441,38 @@ async def test_who_has_the_enrolment_ca_can_be_a_node_and_no_supervisor(own_pki:
             tasks.cancel_scope.cancel()
 
 
+async def test_a_revoked_enrolment_ca_ends_all_that_it_has_signed(own_pki: Pki, tmp_path: Path) -> None:
+    """By the list of the fleet's CA, joined with that of the enrolment CA as docs/security.md says."""
+    lists = tmp_path / "crl.pem"
+
+    def publish() -> None:
+        lists.write_bytes(
+            b"".join((each.directory / "crl.pem").read_bytes() for each in (own_pki.root, own_pki.enrolment))
+        )
+
+    publish()
+    own_pki.issue("node-1", NODE_1, authority=own_pki.enrolment)
+    own_pki.issue("node-2", Identity("main", Role.AGENT, "node-2"))
+    async with fleet(tmp_path / "sup", own_pki, tls_crl=lists) as one, anyio.create_task_group() as tasks:
+        for leaf in ("node-1", "node-2"):
+            tasks.start_soon(an_agent(one.sup.control, own_pki.tls(leaf), leaf).run)
+
+        async def both() -> bool:
+            return await states(one) == {"node-1": True, "node-2": True}
+
+        await wait_until_async(both, description="both nodes")
+        (record,) = own_pki.root.revoke_identity("enrolment")
+        publish()
+
+        async def one_is_left() -> bool:
+            return await states(one) == {"node-1": False, "node-2": True}
+
+        await wait_until_async(one_is_left, description="the node of the revoked CA to be gone")
+        with pytest.raises(grpc.aio.AioRpcError, match=f"the CA of the certificate .serial number {record.serial}"):
+            await renew(one.sup.control, own_pki.tls("node-1"), "node-1", new_request(NODE_1)[1])
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_ca_that_cannot_be_used_is_refused_at_the_start(own_pki: Pki, tmp_path: Path) -> None:
     other = Pki.make(tmp_path / "other")
     for directory, said in (

@@ -38,6 +38,7 @@ from holdfast.runtime.private import make_private
 KEY, CERTIFICATE, CRL, FLEET, ISSUED = "ca.key", "ca.crt", "crl.pem", "fleet", "issued.jsonl"
 BACKDATED = timedelta(minutes=5)  # clocks of machines differ
 CA_DIR = "HOLDFAST_CA_DIR"
+ENROLMENT = "enrolment"  # in place of an identity, in the list of what was issued
 SERIAL_CHARS_MIN = 6  # of a beginning that names a certificate
 
 
@@ -158,7 +159,7 @@ class Authority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        self._note(_record(certificate, ("enrolment",), ()))
+        self._note(_record(certificate, (ENROLMENT,), ()))
         return self._written(directory, self.fleet, certificate, key)
 
     @property

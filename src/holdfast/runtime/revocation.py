@@ -73,6 +73,13 @@ def serial_of(pem: bytes) -> int:
     return x509.load_pem_x509_certificate(pem).serial_number
 
 
+def serials_of(pem: bytes) -> tuple[int, ...]:
+    """Return the serial numbers of all certificates in `pem`. Raises `ValueError` without any."""
+    from cryptography import x509
+
+    return tuple(each.serial_number for each in x509.load_pem_x509_certificates(pem))
+
+
 def shown(serial: int) -> str:
     return f"{serial:x}"
 

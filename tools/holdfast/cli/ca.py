@@ -11,7 +11,7 @@ import typer
 
 from holdfast.cli.tables import AsJson, console, show_list
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.authority import CA_DIR, CRL, Authority, Record, write_private
+from holdfast.runtime.authority import CA_DIR, CRL, ENROLMENT, Authority, Record, write_private
 from holdfast.runtime.files import write_whole
 from holdfast.runtime.identities import Identity, Role, parse_local
 
@@ -117,14 +117,16 @@ def revoke(
     serial: Annotated[
         str,
         typer.Argument(
-            help="Serial number, or the beginning of it, as `list` shows it; or agent/NODE: all certificates of the node."
+            help="Serial number, or the beginning of it, as `list` shows it; or agent/NODE: all certificates of the node; "
+            "or enrolment: all enrolment CAs."
         ),
     ],
     directory: Directory = DIRECTORY,
 ) -> None:
     """Revoke a certificate: write the list that services read (HOLDFAST_TLS_CRL)."""
     authority = Authority(directory.expanduser())
-    for record in authority.revoke_identity(serial) if "/" in serial else (authority.revoke(serial),):
+    by_identity = "/" in serial or serial == ENROLMENT
+    for record in authority.revoke_identity(serial) if by_identity else (authority.revoke(serial),):
         console.print(f"revoked: {record.serial} ({', '.join(record.identities)})", soft_wrap=True)
     console.print(
         f"Copy {authority.directory / CRL} to the services and agents, where HOLDFAST_TLS_CRL names it: they end the "
