@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast.runtime.tls import Tls
 
@@ -47,3 +53,26 @@ def _sign(leaf: Path, ca: Path, san: Path, days: int = 30) -> Path:
 
 def _openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)
+
+
+def issue_for(folder: Path, leaf: str, *, names: Sequence[str], begins_in_days: float, days: float) -> Path:
+    """One more leaf of the CA `ours`, which may have expired: `openssl x509` gives none of those."""
+    ca = x509.load_pem_x509_certificate((folder / "ours-ca.pem").read_bytes())
+    signer = serialization.load_pem_private_key((folder / "ours-ca.key").read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key, begins = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC) + timedelta(days=begins_in_days)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, leaf)]))
+        .issuer_name(ca.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(begins + timedelta(days=days))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / f"{leaf}.key").write_bytes(key.private_bytes(*pem))
+    (folder / f"{leaf}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return folder / f"{leaf}.pem"

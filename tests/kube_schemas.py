@@ -15,6 +15,7 @@ from holdfast.cli.client import ENV_API, ENV_TOKEN
 from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.runtime.settings import ENV_PREFIX
+from holdfast.runtime.tls import CA as TLS_CA
 from holdfast.supervisor.settings import SupervisorSettings
 
 Manifest = dict[str, Any]
@@ -24,7 +25,7 @@ READERS: Mapping[str, frozenset[str]] = {
     "agent": frozenset(f"{ENV_PREFIX}{name.upper()}" for name in AgentSettings.model_fields),
     "diagnostics": frozenset(f"{ENV_PREFIX}{name.upper()}" for name in DiagnosticsSettings.model_fields),
     "supervisor": frozenset(f"{ENV_PREFIX}{name.upper()}" for name in SupervisorSettings.model_fields),
-    "launcher": frozenset({ENV_API, ENV_TOKEN, ENV_LAUNCHER}),
+    "launcher": frozenset({ENV_API, ENV_TOKEN, ENV_LAUNCHER, TLS_CA}),
     "redis": frozenset(),
 }
 COMPONENT = "app.kubernetes.io/component"

@@ -12,11 +12,11 @@ from typing import Any
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor, FileDescriptor
 
-from holdfast.v1 import control_pb2, events_pb2, replicator_pb2, telemetry_pb2, types_pb2
+from holdfast.v1 import control_pb2, enrolment_pb2, events_pb2, replicator_pb2, telemetry_pb2, types_pb2
 
 BASELINE = Path(__file__).parent / "contract" / "data" / "v1.json"
 FILES: tuple[FileDescriptor, ...] = tuple(
-    module.DESCRIPTOR for module in (types_pb2, control_pb2, telemetry_pb2, events_pb2, replicator_pb2)
+    module.DESCRIPTOR for module in (types_pb2, control_pb2, telemetry_pb2, events_pb2, replicator_pb2, enrolment_pb2)
 )
 
 Shape = dict[str, dict[str, Any]]

@@ -43,6 +43,7 @@ EVERYBODY = {
 # Written out, not taken from the table that is tested: who may call a method of a service. Everybody else may not.
 WHO_MAY = {
     "holdfast.v1.Control": {"agent", CLEAR, LOCAL},
+    "holdfast.v1.Enrolment": {"agent", CLEAR, LOCAL},  # whose certificate: the method itself, test_invitations.py
     "holdfast.v1.Telemetry": {"agent", CLEAR, LOCAL},
     "holdfast.v1.Replicator": {LOCAL},
     "grpc.health.v1.Health": EVERYBODY - {"unreadable"},

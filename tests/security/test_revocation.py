@@ -13,11 +13,11 @@ import pytest
 from supervising import facts, start_supervisor
 from waiting import TIMEOUT_S
 
-from holdfast.cli.authority import Authority
 from holdfast.domain.errors import InvalidSpec, OtherRole
 from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
 from holdfast.runtime import grpc_access
+from holdfast.runtime.authority import Authority
 from holdfast.runtime.grpc_channel import connected, open_channel
 from holdfast.runtime.identities import Identity, Role
 from holdfast.runtime.settings import ServiceSettings

@@ -40,6 +40,7 @@ _ANYBODY = Rule(anybody=True)
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "/holdfast.v1.Control/Session": _AGENTS,
+        "/holdfast.v1.Enrolment/Renew": _AGENTS,
         "/holdfast.v1.Telemetry/Stream": _AGENTS,
         "/holdfast.v1.Replicator/Describe": _LOCAL,
         "/holdfast.v1.Replicator/Configure": _LOCAL,

@@ -19,9 +19,10 @@ from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.authorization import RULES, Accepts, Arrival, Caller, Rule, Verdict, decide
 from holdfast.runtime.grpc_fleet import LOG_EVERY_S, LOGGED_MAX, REFUSED
 from holdfast.runtime.identities import Identity, SpiffeRule, identities_in
-from holdfast.runtime.revocation import Revocations, serial_of, shown
+from holdfast.runtime.revocation import Revocations, serial_of, serials_of, shown
 
-URIS, SECURITY, PEM = "peer_uri", "transport_security_type", "x509_pem_cert"  # of gRPC's auth context
+# of gRPC's auth context
+URIS, SECURITY, PEM, CHAIN = "peer_uri", "transport_security_type", "x509_pem_cert", "x509_pem_cert_chain"
 REVOKED_EVERY_S = 2.0  # how often the CRL is looked at while calls are open
 
 log = structlog.get_logger("holdfast.runtime.access")
@@ -101,8 +102,9 @@ class Access(grpc.aio.ServerInterceptor):
     def _judge(self, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> Verdict:
         if self._revocations is not None:
             self._revocations.refresh()
-            if (serial := _serial(context)) in self._revocations:
-                return Verdict(f"the certificate (serial number {shown(serial)}) was revoked")
+            for serial, what in _serials(context).items():
+                if serial in self._revocations:
+                    return Verdict(f"{what} (serial number {shown(serial)}) was revoked")
         try:
             arrival = Arrival(context.peer().startswith("unix:"), self._identities(context.auth_context()))
         except InvalidSpec as error:
@@ -139,15 +141,17 @@ class Access(grpc.aio.ServerInterceptor):
         if self._revocations is None:
             yield
             return
-        serial = _serial(context)
+        serials = _serials(context)
         with anyio.CancelScope() as scope:
-            self._open.setdefault(serial, set()).add(scope)
+            for serial in serials:
+                self._open.setdefault(serial, set()).add(scope)
             try:
                 yield
             finally:
-                self._open[serial].discard(scope)
-                if not self._open[serial]:
-                    del self._open[serial]
+                for serial in serials:
+                    self._open[serial].discard(scope)
+                    if not self._open[serial]:
+                        del self._open[serial]
 
     def _log(self, method: str, peer: str, reason: str) -> None:
         host, now = peer.rpartition(":")[0], time.monotonic()
@@ -159,8 +163,11 @@ class Access(grpc.aio.ServerInterceptor):
         log.warning("call refused", method=method, peer=peer, reason=reason, repeated_after_s=LOG_EVERY_S)
 
 
-def _serial(context: grpc.aio.ServicerContext[Any, Any]) -> int:
-    """Return the serial number of the caller's certificate; 0, which no CA gives, without TLS."""
-    for pem in context.auth_context().get(PEM, ()):
-        return serial_of(pem)
-    return 0
+def _serials(context: grpc.aio.ServicerContext[Any, Any]) -> dict[int, str]:
+    """Return the serial numbers of the caller's certificate, and of those between it and the CA, each with what it is of. Empty
+    without TLS."""
+    proved = context.auth_context()
+    found = {serial_of(pem): "the certificate" for pem in proved.get(PEM, ())}
+    for chain in proved.get(CHAIN, ()):
+        found |= {serial: "the CA of the certificate" for serial in serials_of(chain) if serial not in found}
+    return found

@@ -3,11 +3,13 @@
 Health checks of containers run it repeatedly, so it imports only a tenth of what the `holdfast` command imports. `holdfast
 health` is the same check for operators.
 
-With the services' own `HOLDFAST_TLS_CERT`, `_KEY` and `_CA` in the environment, `grpc://` uses mutual TLS; the name in TARGET
-must be in the certificate. Unix sockets and the HTTP API have no TLS."""
+With the services' own `HOLDFAST_TLS_CERT`, `_KEY` and `_CA` in the environment, `grpc://` uses mutual TLS. `https://` accepts
+the certificates that the `holdfast` command accepts (`api_trust`). The name in TARGET must be in the certificate. Unix sockets
+have no TLS."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
 import urllib.error
@@ -16,9 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.api_trust import API_CA, Trust, answers_with_tls
 from holdfast.runtime.tls import CA, CERT, KEY, Tls
 
-SCHEMES = "grpc://host:port, unix:/path of a gRPC socket, or http://host:port/healthz"
+SCHEMES = "grpc://host:port, unix:/path of a gRPC socket, or http(s)://host:port/healthz"
 TIMEOUT_S = 3.0
 
 
@@ -27,24 +30,33 @@ def known(target: str) -> bool:
     return target.startswith(("http://", "https://", "grpc://", "unix:"))
 
 
-def probe(target: str, timeout_s: float = TIMEOUT_S, tls: Tls | None = None) -> str:
-    """Return the problem of the service at `target`, one of `SCHEMES`; empty if it serves. `tls`: for `grpc://`."""
+def probe(target: str, timeout_s: float = TIMEOUT_S, tls: Tls | None = None, trust: Trust | None = None) -> str:
+    """Return the problem of the service at `target`, one of `SCHEMES`; empty if it serves. `tls`: for `grpc://`; `trust`: for
+    `https://`. Raises `InvalidSpec` for a file of a CA that cannot be used."""
     if target.startswith(("http://", "https://")):
-        return _http(target, timeout_s)
+        return _http(target, timeout_s, trust or Trust())
     if target.startswith("unix:"):
         return _grpc(target, timeout_s, None)
     return _grpc(target.removeprefix("grpc://"), timeout_s, tls)
 
 
-def _http(url: str, timeout_s: float) -> str:
+def _http(url: str, timeout_s: float, trust: Trust) -> str:
     # Never through a proxy, because the check is for this service.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https://"):
+        handlers.append(urllib.request.HTTPSHandler(context=trust.context()))
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(url, timeout=timeout_s):
             return ""
     except urllib.error.HTTPError as error:
         return f"HTTP {error.code} {error.read(200).decode(errors='replace')}"
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
+        if refusal := trust.refusal(error):
+            return refusal
+        is_plain = url.startswith("http://") and not isinstance(error, urllib.error.URLError)
+        if is_plain and answers_with_tls(url, timeout_s):
+            return f"it answers with TLS only; use https://, and set {API_CA} to the file with its CA"
         return str(error) or type(error).__name__
 
 
@@ -76,7 +88,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
             sys.stderr.write(f"usage: python -m holdfast.runtime.probe TARGET; TARGET is {SCHEMES}\n")
             return 2
     try:
-        problem = probe(target, tls=_tls(environ))
+        problem = probe(target, tls=None if target.startswith("http") else _tls(environ), trust=Trust.of(environ))
     except InvalidSpec as error:
         sys.stderr.write(f"{error}\n")
         return 2

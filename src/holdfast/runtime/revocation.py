@@ -1,19 +1,29 @@
 """Certificates that were revoked: the serial numbers in a CRL, a file in PEM that the CA has signed.
 
+The file may have several lists, and certificates of CAs that the CA has signed, whose lists are valid as well: that of an
+enrolment CA has both (`authority`).
+
 The file is read again when it has changed. If it cannot be used then, the serial numbers of the one before stay. A CRL is valid
 here until it is replaced, whatever date it names for its successor: an old list refuses more than none."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.tls import Tls
 
+if TYPE_CHECKING:  # imported on demand, as in `tls`
+    from cryptography import x509
+
 CRL = "HOLDFAST_TLS_CRL"
+_LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\s*", re.DOTALL)
 
 log = structlog.get_logger("holdfast.runtime.revocation")
 
@@ -63,6 +73,13 @@ def serial_of(pem: bytes) -> int:
     return x509.load_pem_x509_certificate(pem).serial_number
 
 
+def serials_of(pem: bytes) -> tuple[int, ...]:
+    """Return the serial numbers of all certificates in `pem`. Raises `ValueError` without any."""
+    from cryptography import x509
+
+    return tuple(each.serial_number for each in x509.load_pem_x509_certificates(pem))
+
+
 def shown(serial: int) -> str:
     return f"{serial:x}"
 
@@ -72,17 +89,47 @@ def _serials(file: Path, ca: Path) -> frozenset[int]:
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
-        crl = x509.load_pem_x509_crl(file.read_bytes())
-        signers = x509.load_pem_x509_certificates(ca.read_bytes())
-        for signer in signers:
-            key = signer.public_key()
-            if crl.issuer == signer.subject and crl.is_signature_valid(key):  # type: ignore[arg-type]  # of any kind that signs
-                return frozenset(each.serial_number for each in crl)
+        content = file.read_bytes()
+        crls = [x509.load_pem_x509_crl(each) for each in _LIST.findall(content) or [content]]
+        anchors = x509.load_pem_x509_certificates(ca.read_bytes())
+        others = x509.load_pem_x509_certificates(content) if b"BEGIN CERTIFICATE" in content else []
     except OSError as error:
         raise InvalidSpec(CRL, str(file), f"a readable CRL in PEM ({error.strerror}: {error.filename})") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: of a key that cannot sign
         raise InvalidSpec(CRL, str(file), f"a CRL in PEM, and certificates of the CA in {ca} ({error})") from error
-    raise InvalidSpec(CRL, str(file), f"a CRL that the CA of {ca} has signed")
+    signers = [*anchors, *(each for each in others if _is_ca_of(each, anchors))]
+    for crl in crls:
+        if not any(_has_signed(each, crl, file, ca) for each in signers):
+            raise InvalidSpec(CRL, str(file), f"a CRL that the CA of {ca} has signed")
+    return frozenset(each.serial_number for crl in crls for each in crl)
+
+
+def _has_signed(signer: x509.Certificate, crl: x509.CertificateRevocationList, file: Path, ca: Path) -> bool:
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        return crl.issuer == signer.subject and crl.is_signature_valid(signer.public_key())  # type: ignore[arg-type]  # of any kind that signs
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: of a key that cannot sign
+        raise InvalidSpec(CRL, str(file), f"a CRL in PEM, and certificates of the CA in {ca} ({error})") from error
+
+
+def _is_ca_of(certificate: x509.Certificate, anchors: Sequence[x509.Certificate]) -> bool:
+    """Whether it is the certificate of a CA that one of the others has signed."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            return False
+    except x509.ExtensionNotFound:
+        return False
+    for anchor in anchors:
+        try:
+            certificate.verify_directly_issued_by(anchor)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return True
+    return False
 
 
 def _state(file: Path) -> tuple[int, ...]:

@@ -57,8 +57,13 @@ class ServiceSettings(BaseSettings):
             fleet=self.fleet,
             demand=self.tls_identities,
             spiffe=parse_spiffe(self.tls_spiffe),
-            crl=self.tls_crl,
+            crl=self.crl,
         )
+
+    @property
+    def crl(self) -> Path | None:
+        """The file of revoked certificates; None = none are known."""
+        return self.tls_crl
 
     def tls_as(self, role: Role, name: str = "") -> Tls | None:
         """As `tls`. Raises `InvalidSpec` if the certificate has identities, and not this one. Warns if identities are not

@@ -141,8 +141,8 @@ def own_identities(path: Path, pem: bytes, fleet: str, spiffe: tuple[SpiffeRule,
         raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate ({error})") from None
 
 
-def require_pair(cert: bytes, key: bytes, path: Path) -> None:
-    """Raises `InvalidSpec` if the key is not that of the certificate."""
+def require_pair(cert: bytes, key: bytes, path: Path, variable: str = CERT, of_key: str = KEY) -> None:
+    """Raises `InvalidSpec` if the key is not that of the certificate. `variable`, `of_key`: the settings that name them."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -150,9 +150,9 @@ def require_pair(cert: bytes, key: bytes, path: Path) -> None:
     try:
         same = x509.load_pem_x509_certificate(cert).public_key() == load_pem_private_key(key, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate, and its key ({error})") from None
+        raise InvalidSpec(variable, str(path), f"a PEM file with a certificate, and its key ({error})") from None
     if not same:
-        raise InvalidSpec(CERT, str(path), f"the certificate of the key in {KEY}")
+        raise InvalidSpec(variable, str(path), f"the certificate of the key in {of_key}")
 
 
 def state_of(files: Sequence[Path]) -> tuple[tuple[int, ...], ...]:

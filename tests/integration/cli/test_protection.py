@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,8 +89,46 @@ def test_token_and_tls_reach_the_services_and_the_agents(pki: Path, tmp_path: Pa
 
 
 def test_with_both_other_machines_are_let_in(pki: Path, tmp_path: Path) -> None:
-    with up(Shell(tmp_path, protected(pki, tmp_path)), "--host", "0.0.0.0") as (_, endpoints):
+    shell = Shell(tmp_path, protected(pki, tmp_path))
+    with up(shell, "--host", "0.0.0.0") as (said, endpoints):
         assert endpoints["supervisor"]["control"].startswith("0.0.0.0:")
+        api = endpoints["supervisor"]["api"]
+        assert api.startswith("https://localhost:")
+        assert re.search(rf"export HOLDFAST_API={re.escape(api)} HOLDFAST_API_CA=/\S+/ours-ca.pem\n", said)
+        assert json.loads(shell("jobs", "list", "--json", "--api", api).out) == []
+        assert shell("health", f"{api}/healthz").code == 0
+        token = {"HOLDFAST_API_TOKEN": TOKEN}
+        stranger = Shell(tmp_path, token | {"HOLDFAST_API_CA": str(pki / "foreign-ca.pem")}, mark=shell.mark)
+        refused(
+            stranger("jobs", "list", "--api", api), "not signed by a CA that is trusted here", "set HOLDFAST_API_CA"
+        )
+        plain = api.replace("https:", "http:")
+        refused(Shell(tmp_path, token, mark=shell.mark)("jobs", "list", "--api", plain), f"set HOLDFAST_API={api}")
+        assert "HOLDFAST_API_TLS" not in environment_of(shell, "supervisor/supervisor.pid"), "only what was given"
+        survivor = find(shell.directory / "up" / "supervisor/supervisor.pid")
+        assert survivor is not None
+        psutil.Process(survivor.pid).kill()
+
+        def answers_again() -> bool:
+            again = find(shell.directory / "up" / "supervisor/supervisor.pid")
+            return again is not None and again.pid != survivor.pid and shell("health", f"{api}/healthz").code == 0
+
+        wait_until(answers_again, description="the supervisor at the same address", timeout_s=START_TIMEOUT_S)
+
+
+def test_the_api_has_plain_http_behind_a_proxy_and_tls_on_loopback_if_that_is_asked_for(
+    pki: Path, tmp_path: Path
+) -> None:
+    with up(Shell(tmp_path, protected(pki, tmp_path, HOLDFAST_API_TLS="off")), "--host", "0.0.0.0") as (_, endpoints):
+        assert endpoints["supervisor"]["api"].startswith("http://")
+    own = {"HOLDFAST_API_TLS_CERT": str(pki / "ours.pem"), "HOLDFAST_API_TLS_KEY": str(pki / "ours.key")}
+    shell = Shell(tmp_path, own | {"HOLDFAST_API_CA": str(pki / "ours-ca.pem")})
+    with up(shell) as (_, endpoints):
+        api = endpoints["supervisor"]["api"]
+        assert api.startswith("https://127.0.0.1:")
+        # the token that `up` has made is found for https, too
+        assert json.loads(shell("jobs", "list", "--json", "--api", api).out) == []
+        assert shell("dashboard", "--api", api).out.startswith(f"{api}/#token=")
 
 
 def test_without_either_only_who_says_insecure(tmp_path: Path, pki: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.cli.client import LEADER_TIMEOUT_S, OPERATION_TIMEOUT_S, Client, NoApi
+from holdfast.cli import client as client_module
+from holdfast.cli.client import LEADER_TIMEOUT_S, OPERATION_TIMEOUT_S, Client, NoApi, default_url
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
 
 URL = "http://127.0.0.1:8470"
@@ -282,3 +283,20 @@ def test_a_notice_is_put_with_the_time_that_is_left_and_deleted_without_a_body()
         ("DELETE", b"/v1/nodes/n1/notices/operator"),
     ]
     assert [each.content for each in requests] == [b'{"event":"new switch","in_s":1800.0}', b'{"event":"now"}', b""]
+
+
+def test_the_api_of_this_machine_is_asked_with_tls_if_it_speaks_tls_and_a_ca_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speaks = True
+    monkeypatch.setattr(client_module, "answers_with_tls", lambda _: speaks)
+    for name in ("HOLDFAST_API", "HOLDFAST_API_CA", "HOLDFAST_TLS_CA"):
+        monkeypatch.delenv(name, raising=False)
+    assert default_url() == "http://127.0.0.1:8470"
+    monkeypatch.setenv("HOLDFAST_TLS_CA", "ca.crt")
+    assert default_url() == "https://127.0.0.1:8470"
+    speaks = False
+    assert default_url() == "http://127.0.0.1:8470"
+    monkeypatch.setenv("HOLDFAST_API", "http://elsewhere")
+    speaks = True
+    assert default_url() == "http://elsewhere", "what was said is not changed"

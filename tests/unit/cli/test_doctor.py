@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import certificates
 import httpx
 import pytest
 
@@ -76,3 +77,16 @@ def test_a_temporary_directory_with_a_path_too_long_for_multiprocessing(
         )
         assert bool(done.returncode) == bool(excess), "what doctor says is what happens"
         assert [check.level for check in doctor._temporary_directory()] == ["problem"] * excess
+
+
+def test_the_certificate_of_the_api_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_API_TLS_CERT", raising=False)
+    assert list(doctor._api_certificate()) == []
+    certificates.make(tmp_path)
+    certificates.issue_for(tmp_path, "old", names=["localhost"], begins_in_days=-3, days=2)
+    levels = {}
+    for leaf in ("ours", "old", "gone"):
+        monkeypatch.setenv("HOLDFAST_API_TLS_CERT", str(tmp_path / f"{leaf}.pem"))
+        (check,) = doctor._api_certificate()
+        levels[leaf] = check.level
+    assert levels == {"ours": "ok", "old": "problem", "gone": "problem"}

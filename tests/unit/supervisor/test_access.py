@@ -37,6 +37,7 @@ OPERATORS = {
     "DELETE /v1/nodes/{name}/notices/{source}", "POST /v1/nodes/{name}/repair", "POST /v1/breaker/reset",
     "POST /v1/alerts/test", "GET /v1/audit",
 }  # fmt: skip
+ADMINS = {"GET /v1/invites", "POST /v1/invites", "DELETE /v1/invites/{invite}"}
 
 
 class People:
@@ -68,14 +69,14 @@ async def api(make_api: MakeApi, people: People) -> Any:
     return made
 
 
-SESSION = "/v1/session"  # who signs in has shown no token yet
+OPEN = ("/v1/session", "/v1/enrolment")  # who signs in, or joins, has shown no token of the API yet
 
 
 def routes(http: httpx.AsyncClient) -> set[str]:
     """All that the application has below /v1."""
     transport: Any = http._transport
     paths = transport.app.openapi()["paths"].items()
-    mine = [(path, methods) for path, methods in paths if path.startswith("/v1/") and path != SESSION]
+    mine = [(path, methods) for path, methods in paths if path.startswith("/v1/") and path not in OPEN]
     return {f"{method.upper()} {path}" for path, methods in mine for method in methods}
 
 
@@ -89,9 +90,9 @@ async def ask(api: Any, route: str, headers: dict[str, str], **names: str) -> ht
 
 async def test_each_route_has_a_row_and_no_row_is_without_a_route(api: Any) -> None:
     assert routes(api.http) == set(ROUTES)
-    assert set(ROUTES) >= SUBMITTERS | OPERATORS
+    assert set(ROUTES) >= SUBMITTERS | OPERATORS | ADMINS
     changing = {route for route in ROUTES if not route.startswith("GET ")}
-    assert changing <= SUBMITTERS | OPERATORS, "nothing changes by a viewer's request"
+    assert changing <= SUBMITTERS | OPERATORS | ADMINS, "nothing changes by a viewer's request"
 
 
 def test_a_route_without_a_row_is_refused_to_everybody() -> None:
@@ -105,7 +106,7 @@ async def test_each_cell_of_route_and_role(api: Any, people: People, role: str) 
     wrong = {}
     for route in ROUTES:
         answer = await ask(api, route, headers)
-        needed = 1 if route in SUBMITTERS else 2 if route in OPERATORS else 0
+        needed = 1 if route in SUBMITTERS else 2 if route in OPERATORS else 3 if route in ADMINS else 0
         expected = 401 if role == "nobody" else 403 if ROLES.index(role) < needed else 0
         if (answer.status_code if answer.status_code in (401, 403) else 0) != expected:
             wrong[route] = answer.status_code

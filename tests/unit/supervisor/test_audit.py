@@ -27,6 +27,9 @@ from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     CheckpointRequested,
     FaultRequested,
+    InviteMade,
+    InviteRevoked,
+    InviteUsed,
     JobStopRequested,
     JobSubmitted,
     NodeCordonRequested,
@@ -58,6 +61,9 @@ EVENTS: tuple[tuple[OperatorEvent, str, str], ...] = (
     (NoticeRequested(1.0, "n1", "ops", LONG), "notice", "node n1"),
     (NoticeRequested(1.0, "n1", "ops", ""), "withdraw-notice", "node n1"),
     (BreakerResetRequested(1.0, LONG), "reset", "breaker"),
+    (InviteMade(1.0, "5a1f", SECRET, "n1", 1, 60.0), "invite", "invitation 5a1f"),
+    (InviteRevoked(1.0, "5a1f"), "revoke", "invitation 5a1f"),
+    (InviteUsed(1.0, "5a1f", "n1"), "join", "node n1"),
 )
 
 

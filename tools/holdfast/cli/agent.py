@@ -7,17 +7,23 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from holdfast.cli import joining
 from holdfast.cli.preflight import PORT_MAX
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
+from holdfast.runtime.enrolled import DIRECTORY, Enrolled, Joined
+from holdfast.runtime.invitation import Invitation
+from holdfast.runtime.tls import CA, CERT, KEY
 
 AGENT_DIRECTORY = Path("/var/lib/holdfast")
 MEMORY_DIRECTORY = Path("/dev/shm/holdfast")
+INVITE = "HOLDFAST_INVITE"
 DIGEST_CHARS = 8  # instead of a name that is too long for a path
 
 
@@ -32,9 +38,20 @@ def agent(
     supervisor: Annotated[
         str,
         typer.Option(
-            help="The supervisor's control endpoints, host:port, comma-separated.", envvar="HOLDFAST_SUPERVISOR"
+            help="The supervisor's control endpoints, host:port, comma-separated. Not needed with --invite, nor after it.",
+            envvar="HOLDFAST_SUPERVISOR",
         ),
-    ],
+    ] = "",
+    invite: Annotated[
+        str,
+        typer.Option(
+            help="Invitation of `holdfast nodes invite`: brings this machine a certificate, which its agent renews. It is used "
+            "once; a machine that has joined starts with or without it.",
+            envvar=INVITE,
+            show_default=False,
+            show_envvar=True,
+        ),
+    ] = "",
     node: Annotated[str, typer.Option(help="This node's name, unique in the fleet. Default: the host name.")] = "",
     capacity: Annotated[
         int, typer.Option(help="Number of workers that this node can run; 0 = one per GPU, or 1 without GPUs.", min=0)
@@ -86,6 +103,11 @@ def agent(
     ] = True,
 ) -> None:
     """Add this machine to the fleet as a node: monitor its GPUs and host, run workers, execute the supervisor's orders."""
+    invitation = Invitation.read(invite) if invite else None
+    name = node or (invitation.node if invitation else "") or socket.gethostname()
+    own = own_directory(directory, name, AGENT_DIRECTORY_BYTES_MAX)
+    known = _join(invitation, name, own)
+    supervisor = supervisor or (",".join(known.control) if known else "")
     for endpoint in supervisor.split(","):
         host, _, port = endpoint.strip().rpartition(":")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= PORT_MAX:
@@ -94,8 +116,6 @@ def agent(
         pool_name(pool)
     except ValueError as error:
         raise InvalidSpec("--pool", pool, str(error)) from error
-    name = node or socket.gethostname()
-    own = own_directory(directory, name, AGENT_DIRECTORY_BYTES_MAX)
     environment = {
         "HOLDFAST_SUPERVISOR": supervisor,
         "HOLDFAST_NODE": name,
@@ -115,10 +135,42 @@ def agent(
         environment["HOLDFAST_JOIN_TOKEN_FILE"] = str(join_token_file.absolute())
     if user:
         environment["HOLDFAST_AGENT_USER"] = user
+    if known is not None:
+        environment = _as_joined(known, own, os.environ) | environment
     if not preflight:
         environment["HOLDFAST_PREFLIGHT_EVERY_S"] = "0"
     # replaces this process, so that signals, exit codes and PR_SET_PDEATHSIG apply to the agent
-    os.execve(sys.executable, [sys.executable, "-m", "holdfast.agent"], {**os.environ, **environment})
+    inherited = {variable: value for variable, value in os.environ.items() if variable != INVITE}
+    os.execve(sys.executable, [sys.executable, "-m", "holdfast.agent"], {**inherited, **environment})
+
+
+def _join(invitation: Invitation | None, name: str, own: Path) -> Joined | None:
+    """Use the invitation, if there is one; else return what was joined by an earlier one. None: certificates are configured, or
+    there are none."""
+    if os.environ.get(CERT):
+        if invitation is not None:
+            raise InvalidSpec(CERT, os.environ[CERT], "no value, because the invitation brings a certificate")
+        return None
+    if invitation is None:
+        return joining.joined(own)
+    return joining.join(invitation, name, own, lambda text: typer.echo(text, err=True))
+
+
+def _as_joined(known: Joined, own: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings of an agent that has joined by an invitation."""
+    directory = own / DIRECTORY
+    files = Enrolled(directory).files
+    settings = {
+        CERT: str(files.cert),
+        KEY: str(files.key),
+        CA: str(files.ca),
+        "HOLDFAST_IDENTITY_DIR": str(directory),
+        "HOLDFAST_FLEET": known.fleet,
+    }
+    has_token = environ.get("HOLDFAST_JOIN_TOKEN") or environ.get("HOLDFAST_JOIN_TOKEN_FILE")
+    if files.join_token is not None and not has_token:
+        settings["HOLDFAST_JOIN_TOKEN_FILE"] = str(files.join_token)
+    return settings
 
 
 def own_directory(parent: Path, name: str, bytes_max: int) -> Path:

@@ -75,4 +75,5 @@ def sign_in_link(url: str, token: str) -> str:
 
 
 def _port(url: str) -> int:
-    return urlsplit(url).port or 80
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)

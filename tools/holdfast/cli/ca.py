@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.authority import CRL, Authority, Record, write_private
 from holdfast.cli.tables import AsJson, console, show_list
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.authority import CA_DIR, CRL, ENROLMENT, Authority, Record, write_private
 from holdfast.runtime.files import write_whole
 from holdfast.runtime.identities import Identity, Role, parse_local
 
 DIRECTORY = Path("~/.local/state/holdfast/ca")
-DAYS, CA_DAYS, DAYS_MAX = 30, 3650, 36500
+DAYS, CA_DAYS, ENROLMENT_DAYS, DAYS_MAX = 30, 3650, 365, 36500
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 SERVERS = (Role.SUPERVISOR, Role.DIAGNOSTICS)
 
@@ -47,25 +47,49 @@ def init(
 @app.command(epilog="Example: [bold]holdfast ca issue supervisor diagnostics --host head-1 --out head-1[/]")
 def issue(
     identities: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="IDENTITY...", help="supervisor, diagnostics, agent/NODE or operator/NAME; one or several."
         ),
-    ],
+    ] = None,
+    *,
     out: Annotated[Path, typer.Option(help="Directory for tls.crt, tls.key and ca.crt. Existing ones are renewed.")],
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address by which agents reach the service; repeat for several.")
     ] = None,
-    days: Annotated[int, typer.Option(help="How long the certificate is valid.", min=1, max=DAYS_MAX)] = DAYS,
+    intermediate: Annotated[
+        bool,
+        typer.Option(
+            "--intermediate",
+            help="Issue an enrolment CA, with which a supervisor signs certificates of invited nodes only. --out: "
+            "its directory, for HOLDFAST_CA_DIR.",
+        ),
+    ] = False,
+    days: Annotated[
+        int | None,
+        typer.Option(
+            help=f"How long the certificate is valid. Default: {DAYS}, with --intermediate {ENROLMENT_DAYS}.",
+            min=1,
+            max=DAYS_MAX,
+            show_default=False,
+        ),
+    ] = None,
     directory: Directory = DIRECTORY,
 ) -> None:
     """Issue a certificate, or renew one: services and agents use new files without a restart."""
     authority = Authority(directory.expanduser())
+    if intermediate == bool(identities):
+        raise InvalidSpec("IDENTITY", identities, "one or several identities, or --intermediate without any")
+    if intermediate or not identities:
+        made = authority.create_enrolment_ca(out, days or ENROLMENT_DAYS)
+        console.print(f"enrolment CA of fleet {made.fleet}, valid until {made.expires:%Y-%m-%d}", soft_wrap=True)
+        print(f"export {CA_DIR}={shlex.quote(str(out.absolute()))}")
+        return
     wanted = [Identity(authority.fleet, *parse_local(each)) for each in identities]
     names = [*(host or []), *(LOCAL_NAMES if any(each.role in SERVERS for each in wanted) else ())]
     if not host and any(each.role in SERVERS for each in wanted):
         console.print("[yellow]no --host[/]: only agents of this machine can reach the service", soft_wrap=True)
-    pair = authority.issue(wanted, names, days)
+    pair = authority.issue(wanted, names, days or DAYS)
     try:
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(out / "tls.key", pair.key)
@@ -90,13 +114,20 @@ def list_certificates(directory: Directory = DIRECTORY, as_json: AsJson = False)
 
 @app.command()
 def revoke(
-    serial: Annotated[str, typer.Argument(help="Serial number, or the beginning of it, as `list` shows it.")],
+    serial: Annotated[
+        str,
+        typer.Argument(
+            help="Serial number, or the beginning of it, as `list` shows it; or agent/NODE: all certificates of the node; "
+            "or enrolment: all enrolment CAs."
+        ),
+    ],
     directory: Directory = DIRECTORY,
 ) -> None:
     """Revoke a certificate: write the list that services read (HOLDFAST_TLS_CRL)."""
     authority = Authority(directory.expanduser())
-    record = authority.revoke(serial)
-    console.print(f"revoked: {record.serial} ({', '.join(record.identities)})", soft_wrap=True)
+    by_identity = "/" in serial or serial == ENROLMENT
+    for record in authority.revoke_identity(serial) if by_identity else (authority.revoke(serial),):
+        console.print(f"revoked: {record.serial} ({', '.join(record.identities)})", soft_wrap=True)
     console.print(
         f"Copy {authority.directory / CRL} to the services and agents, where HOLDFAST_TLS_CRL names it: they end the "
         "certificate's sessions within seconds, without a restart.",

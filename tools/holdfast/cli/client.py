@@ -21,6 +21,7 @@ from holdfast.cli import api_token
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
 from holdfast.domain.hosts import is_loopback
+from holdfast.runtime.api_trust import API_CA, Trust, answers_with_tls
 
 DEFAULT_API_PORT = 8470
 ENV_API = "HOLDFAST_API"
@@ -44,7 +45,15 @@ class NoApi(Unavailable):
 
 
 def default_url() -> str:
-    return os.environ.get(ENV_API, f"http://127.0.0.1:{DEFAULT_API_PORT}")
+    """Return HOLDFAST_API, or the address of this machine's API: with TLS if that is what it speaks, and a CA is named."""
+    if (given := os.environ.get(ENV_API)) is not None:
+        return given
+    url = f"https://127.0.0.1:{DEFAULT_API_PORT}"
+    return url if Trust.of(os.environ).is_set and answers_with_tls(url) else f"http://127.0.0.1:{DEFAULT_API_PORT}"
+
+
+class Untrusted(NoApi):
+    """The certificate of the API is not accepted, or only one of the two sides speaks TLS."""
 
 
 class Client:
@@ -61,14 +70,17 @@ class Client:
     ) -> None:
         """`token`: by default that of the API that this user has started on this machine, else that of the environment.
 
-        Raises `InvalidSpec` if `url` is not an http URL."""
+        Raises `InvalidSpec` if `url` is not an http URL, or if the file of a CA that is named for https cannot be used."""
         self.url = url.rstrip("/")
         self._clock, self._sleep = clock, sleep
         host = _host(self.url)
         if token is None:
             token = (api_token.find(self.url) if is_loopback(host) else "") or os.environ.get(ENV_TOKEN)
+        self._trust = Trust.of(os.environ)
+        secure = self.url.startswith("https:") and transport is None
         self._http = httpx.Client(
             base_url=self.url,
+            verify=self._trust.context(httpx.create_ssl_context) if secure else True,
             timeout=REQUEST_TIMEOUT_S,
             headers={"Authorization": f"Bearer {token}"} if token else {},
             transport=transport,
@@ -246,6 +258,19 @@ class Client:
     def withdraw(self, name: str, source: str) -> Json:
         return self._command(_path("nodes", name, "notices", source), None, method="DELETE")
 
+    def joining(self) -> Json:
+        """What a machine that joins must know: the fleet's CA, its fingerprint, the port for agents."""
+        return self._get("/v1/enrolment")
+
+    def invite(self, digest: str, node: str, uses: int, ttl_s: float) -> Json:
+        return self._command("/v1/invites", {"digest": digest, "node": node, "uses": uses, "ttl_s": ttl_s})
+
+    def invites(self) -> Iterator[Json]:
+        return self._pages("/v1/invites")
+
+    def revoke_invite(self, invitation: str) -> Json:
+        return self._command(f"/v1/invites/{quote(invitation, safe='')}", None, method="DELETE")
+
     def breaker(self) -> Json:
         return self._get("/v1/breaker")
 
@@ -406,6 +431,17 @@ class Client:
                 raise HoldfastError(detail)
 
     def _unreachable(self, error: httpx.TransportError) -> Unavailable:
+        if refusal := self._trust.refusal(error):
+            return Untrusted(f"no connection to the Holdfast API at {self.url}: {refusal}")
+        if (
+            isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
+            and self._is_plain
+            and answers_with_tls(self.url)
+        ):
+            secure = "https" + self.url.removeprefix("http")
+            return Untrusted(
+                f"{self.url} answers with TLS only; set {ENV_API}={secure} (or --api), and {API_CA} to the file with its CA"
+            )
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return NoApi(
                 f"no Holdfast API answers at {self.url} ({error}); "
@@ -415,6 +451,10 @@ class Client:
         return Unavailable(
             f"the connection to the Holdfast API at {self.url} failed ({why or type(error).__name__}); try again"
         )
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.url.startswith("http:")
 
     def _not_ours(self, why: str) -> NoApi:
         return NoApi(f"{self.url} is not a Holdfast API ({why}); set the correct URL with --api or {ENV_API}")

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from holdfast import plugins
 from holdfast.cli.agent import AGENT_DIRECTORY, MEMORY_DIRECTORY
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client, Untrusted, default_url
 from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.distribution import install_command
@@ -30,7 +30,8 @@ from holdfast.domain.errors import HoldfastError, NotFound, PluginError
 from holdfast.domain.words import plural
 from holdfast.log import durability
 from holdfast.plugins import Group
-from holdfast.runtime.tls import CA, CERT, KEY, Lifetime, Tls, lifetime_of
+from holdfast.runtime.api_certificate import API_CERT
+from holdfast.runtime.tls import CA, CERT, KEY, Lifetime, Tls, lifetime_of, read_pem
 from holdfast.shards.opening import ASIDE
 from holdfast.stores import StoreKind
 
@@ -216,6 +217,10 @@ def _api(url: str) -> Iterator[Check]:
         with Client(url) as client:
             version = client.version()
             cluster = list(_cluster(client))
+    except Untrusted as error:
+        found, _, advice = str(error).partition("; ")
+        yield Check("API", "problem", found, advice)
+        return
     except HoldfastError as error:
         yield Check("API", "note", f"nothing at {url}", str(error).partition("; ")[2])
         return
@@ -264,6 +269,16 @@ def _certificates() -> Iterator[Check]:
         )
 
 
+def _api_certificate() -> Iterator[Check]:
+    if cert := os.environ.get(API_CERT):
+        try:
+            lifetime = lifetime_of(read_pem(API_CERT, Path(cert)), API_CERT, Path(cert))
+        except HoldfastError as error:
+            yield Check("API certificate", "problem", str(error), "docs/security.md")
+            return
+        yield _expiry("API certificate", lifetime, time.time(), "renew it, which needs no restart")
+
+
 def _expiry(what: str, lifetime: Lifetime, now: float, advice: str) -> Check:
     """A note when a third of its life is left, a problem when a tenth is."""
     left_s = lifetime.ends_at - now
@@ -289,5 +304,6 @@ PROBES: tuple[Callable[[], Iterator[Check]], ...] = (
     _temporary_directory,
     _set_aside,
     _certificates,
+    _api_certificate,
     _plugins,
 )

@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.api_trust import API_CA, Trust
 from holdfast.runtime.probe import SCHEMES, TIMEOUT_S, known, probe
 from holdfast.runtime.tls import CA, CERT, KEY, Tls
 
@@ -35,11 +36,21 @@ def health(
     tls_ca: Annotated[
         Path | None, typer.Option(help="CA of the service's certificate (PEM).", envvar=CA, show_default=False)
     ] = None,
+    api_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="CA of the API's certificate (PEM), for https://. Default: those of the system, and --tls-ca.",
+            envvar=API_CA,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Check whether a service is serving: diagnostics and replicators by gRPC health, the supervisor by HTTP."""
     if not known(target):
         raise InvalidSpec("TARGET", target, SCHEMES)
-    problem = probe(target, timeout_s, Tls.load(cert=tls_cert, key=tls_key, ca=tls_ca))
+    is_http = target.startswith(("http://", "https://"))  # needs no certificate of its own
+    tls = None if is_http else Tls.load(cert=tls_cert, key=tls_key, ca=tls_ca)
+    problem = probe(target, timeout_s, tls, Trust(api_ca, tls_ca))
     console = Terminal(highlight=False, emoji=False, markup=False)
     if problem:
         console.print(f"{target} is not serving: {problem}")

@@ -87,7 +87,9 @@ def _is_holdfast(url: str) -> bool:
 def _listens(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        with socket.create_connection((parts.hostname or "", parts.port or 80), CONNECT_TIMEOUT_S):
+        with socket.create_connection(
+            (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)), CONNECT_TIMEOUT_S
+        ):
             return True
     except (OSError, ValueError):
         return False

@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import incidents
+from holdfast.cli import incidents, invites
 from holdfast.cli.client import Client
 from holdfast.cli.durations import period
 from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, Name, Row, console, look_at, show_list, show_one, table, text
 
 app = typer.Typer(
-    help="Nodes: list, show, watch, their GPUs, cordon, announce maintenance, repair, restart an agent.",
+    help="Nodes: list, show, watch, invite, their GPUs, cordon, announce maintenance, repair, restart an agent.",
     no_args_is_help=True,
 )
+
+invites.register(app)
 
 COLUMNS = ("node", "state", "job", "zone", "pool?", "capacity", "hostname", "reason")
 FAULT_COLUMNS = ("at", "incident", "job", "weight", "shared")

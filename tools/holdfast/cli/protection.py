@@ -13,11 +13,15 @@ from pathlib import Path
 
 from holdfast.cli.client import ENV_TOKEN
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.api_certificate import API_CERT, API_KEY, API_TLS
 from holdfast.runtime.api_tokens import TOKENS_FILE
+from holdfast.runtime.api_trust import API_CA
+from holdfast.runtime.authority import CA_DIR
 from holdfast.runtime.identities import SPIFFE
 from holdfast.runtime.revocation import CRL
 from holdfast.runtime.tls import CA, CERT, IDENTITIES, KEY, Tls
 
+NODE_CERTIFICATE_S = "HOLDFAST_NODE_CERTIFICATE_S"
 TLS_FILES = (CERT, KEY, CA)
 ALERT_URLS_FILE = "HOLDFAST_ALERT_URLS_FILE"
 # Of the supervisor alone: addresses of alerts are secrets.
@@ -28,8 +32,11 @@ ALERTS = (
     "HOLDFAST_ALERT_SECRET",
     "HOLDFAST_ALERT_LINK",
 )
-FILES = (*TLS_FILES, CRL, TOKENS_FILE)
-PEERS = (IDENTITIES, SPIFFE)  # what is demanded of the other ends' certificates
+# TLS of the API, and what other supervisors are trusted by
+API_TLS_SETTINGS = (API_TLS, API_CERT, API_KEY, API_CA)
+ENROLMENT = (CA_DIR, NODE_CERTIFICATE_S)  # the CA that signs certificates of invited nodes
+FILES = (*TLS_FILES, CRL, TOKENS_FILE, API_CERT, API_KEY, API_CA, CA_DIR)
+PEERS = (IDENTITIES, SPIFFE, API_TLS)  # what is demanded of the other ends' certificates, and whether the API has TLS
 LOGGING = ("HOLDFAST_LOG_LEVEL", "HOLDFAST_LOG_FORMAT")
 UNSET, SET = "unset", "set"
 
@@ -37,12 +44,14 @@ UNSET, SET = "unset", "set"
 def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that are passed on: the token, TLS and alerts (files by absolute path), logging. Raises `InvalidSpec`
     for TLS that is not complete or cannot be read."""
-    names = (ENV_TOKEN, *FILES, *PEERS, *ALERTS, *LOGGING)
+    names = (ENV_TOKEN, NODE_CERTIFICATE_S, *FILES, *PEERS, *ALERTS, *LOGGING)
     given = {name: value for name in names if (value := environment.get(name, ""))}
     files = {name: Path(given[name]).absolute() for name in FILES if name in given}
     Tls.load(cert=files.get(CERT), key=files.get(KEY), ca=files.get(CA))
     if ALERT_URLS_FILE in given:
         files[ALERT_URLS_FILE] = Path(given[ALERT_URLS_FILE]).absolute()
+    if CA_DIR in files and CRL not in files:
+        files[CRL] = files[CA_DIR] / "crl.pem"  # of the nodes that it has signed for
     return given | {name: str(path) for name, path in files.items()}
 
 

@@ -566,9 +566,10 @@ class LocalStack:
                 }
 
     def _address(self, service: str, endpoint: str, port: int, host: str = "") -> str:
-        """Return the address to listen on: the previous one of the service, so that clients reconnect; else `port`."""
-        known = self._endpoints.get(service, {}).get(endpoint, "")
-        return known.removeprefix("http://") or f"{host or self._options.host}:{port}"
+        """Return the address to listen on, with the previous port of the service, so that clients reconnect; else `port`. The
+        host of an announced URL may be another one: a name of the certificate."""
+        known = self._endpoints.get(service, {}).get(endpoint, "").rstrip("/").rpartition(":")[2]
+        return f"{host or self._options.host}:{known or port}"
 
     def _spawn_service(self, name: str) -> int:
         directory = self._directory / name
@@ -645,7 +646,9 @@ class LocalStack:
         """Return what the options say to this part: the API's tokens are for who serves it, not for agents and workers, and the
         addresses of alerts are for who sends them."""
         others = {ENV_TOKEN, TOKENS_FILE} if part not in SERVICES else set()
-        others |= set(protection.ALERTS) if part != "supervisor" else set()
+        others |= (
+            {*protection.ALERTS, *protection.API_TLS_SETTINGS, *protection.ENROLMENT} if part != "supervisor" else set()
+        )
         names = set(self._options.environment) - others
         own = {ENV_TOKEN: self._api_token} if self._api_token and part == "supervisor" else {}
         return {name: value for name, value in self._options.environment.items() if name in names} | own

@@ -13,13 +13,15 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.client import DEFAULT_API_PORT
+from holdfast.cli.client import DEFAULT_API_PORT, ENV_API
 from holdfast.cli.preflight import PORT_MAX, require_ports
 from holdfast.cli.protection import require_protection, settings_for_parts
 from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions, not_passed_on
 from holdfast.cli.stack_record import survivors
 from holdfast.cli.stopping import StopRequest
 from holdfast.cli.terminal import Terminal
+from holdfast.runtime.api_trust import API_CA
+from holdfast.runtime.tls import CA
 from holdfast.runtime.training_user import training_user
 
 CONTROL_PORT = 8471
@@ -121,6 +123,9 @@ def up(
 
     with LocalStack(options, say=say) as stack:
         console.print(f"[green]up[/]   API       {stack.api_url}")
+        if stack.api_url.startswith("https:"):
+            ca = settings.get(API_CA) or settings.get(CA, "")
+            console.print(f"     commands  export {ENV_API}={stack.api_url} {API_CA}={ca}", soft_wrap=True)
         console.print(f"     dashboard {stack.dashboard(for_terminal=console.is_terminal)}", soft_wrap=True)
         console.print(f"     agents    {stack.agent_command}", soft_wrap=True)
         console.print(f"     state     {stack.directory}")

@@ -33,6 +33,12 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
+{{/* With a certificate, supervisors serve the API with TLS, unless supervisor.settings.API_TLS is "off". */}}
+{{- define "holdfast.apiScheme" -}}
+{{- $settings := .Values.supervisor.settings }}
+{{- if and (ne (toString $settings.API_TLS) "off") (or (include "holdfast.tlsSecret" .) $settings.API_TLS_CERT) }}https{{ else }}http{{ end }}
+{{- end }}
+
 {{- define "holdfast.ownRedis" -}}
 {{- if not (or .Values.redis.externalUrl .Values.redis.externalUrlSecret) }}yes{{ end }}
 {{- end }}

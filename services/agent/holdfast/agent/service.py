@@ -33,6 +33,7 @@ from anyio.abc import TaskGroup
 
 from holdfast.agent import preflight, preflight_checks, tracing
 from holdfast.agent.active_ports import ActivePorts
+from holdfast.agent.certificate import CertificateRenewal
 from holdfast.agent.collectors import build_all, infiniband, nvml, nvrx
 from holdfast.agent.collectors.maintenance import metadata_url
 from holdfast.agent.collectors.protocol import Collector, Pausable, Surroundings, keep_collecting
@@ -70,6 +71,7 @@ from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
 from holdfast.runtime.identities import Role
+from holdfast.runtime.invitation import node_identity
 from holdfast.runtime.service import Farewell, guarded
 from holdfast.runtime.training_user import TrainingUser, training_user
 from holdfast.wire.control import encode_beat
@@ -258,6 +260,11 @@ class Agent:
             tls=tls,
         )
 
+        self._renewal: CertificateRenewal | None = None
+        if settings.identity_dir is not None and tls is not None:
+            identity = node_identity(settings.fleet or tls.accepts.fleet, settings.node)
+            self._renewal = CertificateRenewal(settings.identity_dir, settings.endpoints, identity, tls)
+
     # ------------------------------------------------------------------ on the way up
 
     def _emit(self, signal: NodeSignal) -> None:
@@ -327,6 +334,8 @@ class Agent:
         guarded(tasks, "workers", self._pool.run)
         guarded(tasks, "telemetry", self._uplink.run)
         guarded(tasks, "injected faults", self._faults.run)
+        if self._renewal is not None:
+            guarded(tasks, "certificate", self._renewal.run)
         if settings.preflight_every_s:
             guarded(tasks, "pre-flight", self._preflights.run)
         for collector in self._collectors:

@@ -31,6 +31,8 @@ class AgentSettings(ServiceSettings):
     agent_dir: Path  # logs, stored answers, sockets
     memory_dir: Path  # the memory tier, on a tmpfs
     disk_dir: Path
+    # Where `holdfast agent --invite` keeps this node's certificate, which is renewed there; None = it is not renewed here
+    identity_dir: Path | None = None
     capacity: int = Field(default=1, ge=1)  # maximum number of workers
     zone: str = ""  # failure domain; empty = a separate one for this node
     # Only jobs of this pool get the node; empty = jobs without one

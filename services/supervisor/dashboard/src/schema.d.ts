@@ -399,6 +399,29 @@ export interface components {
             steps: number;
             store_s: number;
         };
+        Invite: {
+            by: string;
+            expires_at: number;
+            id: string;
+            made_at: number;
+            node: string;
+            state: string;
+            used: components["schemas"]["InviteUse"][];
+            uses: number;
+        };
+        InviteBody: {
+            digest: string;
+            /** @default  */
+            node: string;
+            /** @default 3600 */
+            ttl_s: number;
+            /** @default 1 */
+            uses: number;
+        };
+        InviteUse: {
+            at: number;
+            node: string;
+        };
         Job: {
             checkpoint_step: number;
             generation: number;
@@ -639,6 +662,25 @@ export interface components {
             tokens_per_s: number | null;
             unknown_since: number | null;
         };
+        JoinAnswer: {
+            ca: string;
+            certificate: string;
+            expires_at: number;
+            join_token: string;
+        };
+        JoinBody: {
+            csr: string;
+            node: string;
+            token: string;
+        };
+        Joining: {
+            ca: string;
+            ca_sha256: string;
+            control_port: number;
+            fleet: string;
+            possible: boolean;
+            reason: string;
+        };
         Kept: {
             attempt: number;
             directories: {
@@ -812,6 +854,10 @@ export interface components {
         };
         Page_Incident_: {
             items: components["schemas"]["Incident"][];
+            next_cursor?: string | null;
+        };
+        Page_Invite_: {
+            items: components["schemas"]["Invite"][];
             next_cursor?: string | null;
         };
         Page_JobSummary_: {

@@ -320,6 +320,34 @@ class BreakerResetRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class InviteMade:
+    """An administrator invites machines to become nodes."""
+
+    at: float
+    invite: str  # id
+    digest: str  # SHA-256 of its token
+    node: str  # empty = any
+    uses: int  # number of nodes
+    ttl_s: float
+    by: str = ""  # name of the API's token
+
+
+@dataclass(frozen=True, slots=True)
+class InviteRevoked:
+    at: float
+    invite: str
+
+
+@dataclass(frozen=True, slots=True)
+class InviteUsed:
+    """A machine has shown the token of an invitation, and a request for a certificate of this node that can be fulfilled."""
+
+    at: float
+    invite: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     at: float
     timer: Timer
@@ -349,6 +377,9 @@ Event = (
     | ProviderAnswered
     | MoreNodesRequested
     | BreakerResetRequested
+    | InviteMade
+    | InviteRevoked
+    | InviteUsed
     | TimerFired
 )
 

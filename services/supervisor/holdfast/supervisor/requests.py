@@ -19,6 +19,7 @@ from holdfast.supervisor.core import (
     check_notice,
     check_pruning,
     check_submission,
+    invites,
 )
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.protocol import (
@@ -26,6 +27,9 @@ from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     CheckpointRequested,
     FaultRequested,
+    InviteMade,
+    InviteRevoked,
+    InviteUsed,
     JobPhase,
     JobStopRequested,
     JobSubmitted,
@@ -51,6 +55,9 @@ OperatorEvent = (
     | AgentRestartRequested
     | NoticeRequested
     | BreakerResetRequested
+    | InviteMade
+    | InviteRevoked
+    | InviteUsed
 )
 
 
@@ -111,6 +118,12 @@ def check(state: State, event: OperatorEvent) -> None:
             check_notice(state, event)
         case BreakerResetRequested():
             pass
+        case InviteMade():
+            invites.check_made(state, event)
+        case InviteRevoked():
+            invites.check_revoked(state, event)
+        case InviteUsed():
+            invites.check_used(state, event)
         case _:
             assert_never(event)
 
@@ -142,6 +155,13 @@ def accepted(event: OperatorEvent) -> str:
             return f"{event.node}: {event.event or 'the notice is withdrawn'}"
         case BreakerResetRequested():
             return f"the breaker is reset: {event.reason}"
+        case InviteMade():
+            whom = event.node or f"{event.uses} node{'s' if event.uses > 1 else ''} of any name"
+            return f"invitation {event.invite} for {whom} is valid for {event.ttl_s:.0f} s"
+        case InviteRevoked():
+            return f"invitation {event.invite} is revoked"
+        case InviteUsed():
+            return f"{event.node} joins by invitation {event.invite}"
     assert_never(event)
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from ipaddress import ip_address
 
 import anyio
+import grpc
 import structlog
 
 from holdfast.domain.distribution import DISTRIBUTION
@@ -33,6 +34,7 @@ from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.api.forwarding import Connections, Forwarding
 from holdfast.supervisor.api.server import bind, serving, url_of
+from holdfast.supervisor.enrolment import Enrolment, EnrolmentServicer, issuer_of
 from holdfast.supervisor.history.follower import Follower
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader import snapshot
@@ -48,6 +50,7 @@ from holdfast.supervisor.settings import SupervisorSettings
 from holdfast.supervisor.telemetry import log_memory
 from holdfast.supervisor.telemetry.meters import Meters
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
+from holdfast.v1.enrolment_pb2_grpc import add_EnrolmentServicer_to_server
 from holdfast.wire import records
 
 PICTURE_POLL_S = 0.01
@@ -74,11 +77,14 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
     """Run on any event log until cancelled."""
     snapshot.prepare()
     records.prepare(Published, InboxEvent)
+    issuer = issuer_of(settings.ca_dir, settings.fleet, settings.tls, settings.node_certificate_s)
     tls = settings.tls_as(Role.SUPERVISOR)
     tokens = TokensFile(settings.api_tokens_file) if settings.api_tokens_file is not None else None
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bind(settings.api_listen))
-        api_url = settings.api_url or url_of(listener)
+        certificate, host = settings.api_certificate(listener)
+        api_tls = certificate.context() if certificate is not None else None
+        api_url = settings.api_url or url_of(listener, host, secure=api_tls is not None)
         history = await SqliteHistory.open(settings.data_dir / "history.sqlite3")
         stack.push_async_callback(history.aclose)
         if without := missing():
@@ -153,16 +159,23 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             guarded(tasks, "alerts", alerts.run)
         if telemetry.on():
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
+
+        def register(server: grpc.aio.Server) -> None:
+            add_ControlServicer_to_server(control, server)
+            add_EnrolmentServicer_to_server(EnrolmentServicer(issuer), server)
+
         listening = await stack.enter_async_context(
             listen(
                 settings.supervisor_listen,
-                lambda server: add_ControlServicer_to_server(control, server),
+                register,
                 services=(SERVICE,),
                 tls=tls,
                 membership=settings.membership,
             )
         )
-        connections = Connections()
+        if issuer is not None:
+            backend.enrolment = Enrolment(issuer, settings.membership, listening.port)
+        connections = Connections(settings.api_trust)
         stack.push_async_callback(connections.aclose)
         forwarding = Forwarding(
             supervisor=settings.supervisor_name,
@@ -171,7 +184,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             leader=history.leader,
             connections=connections,
         )
-        await stack.enter_async_context(serving(build(backend, forwarding), listener))
+        await stack.enter_async_context(serving(build(backend, forwarding), listener, api_tls))
         # The history contains the answered requests: a leader looks there before it folds a request.
         with anyio.move_on_after(HISTORY_TIMEOUT_S):
             await follower.caught_up.wait()

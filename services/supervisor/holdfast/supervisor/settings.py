@@ -14,8 +14,11 @@ from holdfast.kubernetes.api import ACCOUNT, IN_CLUSTER, Access
 from holdfast.kubernetes.bridge import Options
 from holdfast.kubernetes.machines import LEAVING_TAINTS, ZONE_LABELS, Rules
 from holdfast.kubernetes.replace import Mark, Replacer
+from holdfast.runtime.api_certificate import ApiCertificate, Use, of_listener
+from holdfast.runtime.api_trust import Trust
 from holdfast.runtime.settings import ServiceSettings
 from holdfast.supervisor.alerts.alert import Topic
+from holdfast.supervisor.enrolment import crl_of
 from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.offender_rules import OffenderRules
@@ -33,6 +36,16 @@ class SupervisorSettings(ServiceSettings):
     api_listen: str = "127.0.0.1:8470"  # HTTP
     api_url: str = ""  # the API's address for clients, if it is not where it listens; a standby refers clients to it
     api_token: SecretStr = SecretStr("")  # bearer token of the admin; empty = none
+    # TLS of the API. auto: with the certificate named here, or with the service's where other machines reach the API. on: with
+    # either, in any case. off: plain HTTP, for a proxy in front. docs/security.md
+    api_tls: Use = "auto"
+    api_tls_cert: Path | None = None
+    api_tls_key: Path | None = None
+    ca_dir: Path | None = (
+        None  # CA that signs certificates of invited nodes: docs/security.md; None = nobody is invited
+    )
+    node_certificate_s: float = Field(default=7 * DAY_S, ge=30.0, le=365 * DAY_S)  # life of such a certificate
+    api_ca: Path | None = None  # of the other supervisors' APIs; without it those of the system, and HOLDFAST_TLS_CA
     api_tokens_file: Path | None = (
         None  # tokens with roles, of `holdfast tokens`; without either, everybody is an admin
     )
@@ -102,6 +115,20 @@ class SupervisorSettings(ServiceSettings):
     link_tests_every_s: float = Field(default=600.0, ge=0)  # of each node, on average; 0 = none
     link_test_bytes_max: int = Field(default=64 << 20, ge=1 << 20, le=1 << 30)  # in each of the two directions
     link_test_s_max: float = Field(default=0.5, ge=0.05, le=5)  # likewise
+
+    def api_certificate(self, listener: socket.socket) -> tuple[ApiCertificate | None, str]:
+        """Return the certificate of the API, None = plain HTTP, and a host for its URL. Raises `InvalidSpec`."""
+        own, of_service = (self.api_tls_cert, self.api_tls_key), (self.tls_cert, self.tls_key)
+        return of_listener(self.api_tls, own, of_service, listener)
+
+    @property
+    def crl(self) -> Path | None:
+        """That of the CA in `ca_dir`, if no other one is named."""
+        return self.tls_crl or crl_of(self.ca_dir)
+
+    @property
+    def api_trust(self) -> Trust:
+        return Trust(self.api_ca, self.tls_ca)
 
     @property
     def links(self) -> LinkRules:

@@ -5,6 +5,7 @@ Read-only, with the standard library. Answers are checked as far as they are use
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from holdfast.domain.hosts import is_loopback
 from holdfast.integrations.loggers.sink import PREFIX, Entry
 
 ENV_API, ENV_TOKEN = "HOLDFAST_API", "HOLDFAST_API_TOKEN"
+ENV_CA, ENV_SERVICE_CA = "HOLDFAST_API_CA", "HOLDFAST_TLS_CA"
 TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 8 << 20
 INCIDENTS_MAX = 50  # the newest of the job
@@ -40,8 +42,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class Supervisor:
     """The API as seen by one generation of one job."""
 
-    def __init__(self, url: str, token: str, *, job: str, generation: int) -> None:
-        """Raises `InvalidSpec` if `url` is not an http URL."""
+    def __init__(
+        self, url: str, token: str, *, job: str, generation: int, context: ssl.SSLContext | None = None
+    ) -> None:
+        """`context`: for https; None = the CAs of the system. Raises `InvalidSpec` if `url` is not an http URL."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidSpec(ENV_API, url, "a URL such as http://supervisor:8080")
@@ -50,15 +54,21 @@ class Supervisor:
         self._job = job
         self._generation = generation
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
+        if context is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=context))
         if is_loopback(parts.hostname):
             handlers.append(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine's own loopback
         self._opener = urllib.request.build_opener(*handlers)
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str], *, job: str, generation: int) -> Supervisor | None:
-        """Return the API that `environ` names; None if it names none, or no agent has started this process."""
+        """Return the API that `environ` names; None if it names none, or no agent has started this process. Raises
+        `InvalidSpec`."""
         url = environ.get(ENV_API, "")
-        return cls(url, environ.get(ENV_TOKEN, ""), job=job, generation=generation) if url and job else None
+        if not url or not job:
+            return None
+        context = _trust(environ) if url.startswith("https:") else None
+        return cls(url, environ.get(ENV_TOKEN, ""), job=job, generation=generation, context=context)
 
     def read(self, step: int) -> Facts:
         """Ask. `step`: newest finished step, for incidents without one. Raises `OSError` if the API does not answer or refuses,
@@ -93,6 +103,20 @@ class Supervisor:
         if not isinstance(value, dict):
             raise ValueError(f"the answer to {path} is not a JSON object")
         return value
+
+
+def _trust(environ: Mapping[str, str]) -> ssl.SSLContext:
+    """As the `holdfast` command: only the CA of HOLDFAST_API_CA, or those of the system and HOLDFAST_TLS_CA."""
+    only = environ.get(ENV_CA, "")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if only else ssl.create_default_context()
+    file = only or environ.get(ENV_SERVICE_CA, "")
+    try:
+        if file:
+            context.load_verify_locations(cafile=file)
+    except OSError as error:  # SSLError is one
+        name = ENV_CA if only else ENV_SERVICE_CA
+        raise InvalidSpec(name, file, f"a PEM file with a CA ({error.strerror or error})") from error
+    return context
 
 
 def _values(job: Mapping[str, Any], goodput: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -68,6 +68,12 @@ Secret = Annotated[
     str, typer.Option(help="Secret with join-token and api-token. Default: RELEASE-tokens, the chart's.")
 ]
 TlsSecret = Annotated[str, typer.Option(help="Secret with tls.crt, tls.key and ca.crt, for mutual TLS.")]
+ApiUrl = Annotated[
+    str,
+    typer.Option(
+        help="URL of the API for the launcher's pod. Default: the chart's service, with https if there is a --tls-secret."
+    ),
+]
 ServiceAccount = Annotated[str, typer.Option(help="Service account of the pods, for access to an object store.")]
 Claims = Annotated[
     list[str] | None,
@@ -112,6 +118,7 @@ def _manifests(
     queue: Queue = "",
     secret: Secret = "",
     tls_secret: TlsSecret = "",
+    api_url: ApiUrl = "",
     service_account: ServiceAccount = "",
     claims: Claims = None,
     selector: Selector = None,
@@ -143,6 +150,7 @@ def _manifests(
         queue=queue,
         secret=secret,
         tls_secret=tls_secret,
+        api_url=api_url,
         service_account=service_account,
         claims=[_pair("--claim", claim, ":", "NAME:PATH") for claim in claims or []],
         selector=[_pair("--node-selector", each, "=", "KEY=VALUE") for each in selector or []],

@@ -29,6 +29,7 @@ from holdfast.cli.kubernetes.job_source import JOB_KEY, JobSource
 from holdfast.cli.kubernetes.quantities import bytes_of, cpu
 from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
+from holdfast.runtime.tls import CA as TLS_CA
 
 Manifest = dict[str, Any]
 
@@ -47,6 +48,7 @@ JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"  # label that JobSet gives its pods
 NODE_JOB, LAUNCHER_JOB = "node", "launcher"
 JOB_DIRECTORY, TOKEN_DIRECTORY, TLS_DIRECTORY = "/etc/holdfast/job", "/etc/holdfast/fleet", "/etc/holdfast/tls"
 JOIN_TOKEN_KEY, API_TOKEN_KEY = "join-token", "api-token"  # of the chart's Secret
+CA_KEY = "ca.crt"  # of the Secret with the certificate
 STATE, SHARED_MEMORY = "/var/lib/holdfast", "/dev/shm"
 POD_LABEL_CHARS_MAX = 63
 POD_SUFFIX_CHARS = 6  # end of a pod's name: a hyphen and five characters
@@ -97,6 +99,7 @@ class Asked:
     user: int
     share_hosts: bool
     host_network: bool
+    api_url: str = ""
     start: str = ""
 
     @property
@@ -121,7 +124,9 @@ class Asked:
 
     @property
     def api(self) -> str:
-        return f"http://{self.service}-api.{self.service_namespace}.svc:{DEFAULT_API_PORT}"
+        """The chart serves it with TLS if it has a certificate."""
+        scheme = "https" if self.tls_secret else "http"
+        return self.api_url or f"{scheme}://{self.service}-api.{self.service_namespace}.svc:{DEFAULT_API_PORT}"
 
 
 def render(asked: Asked, job: JobSource) -> list[Manifest]:
@@ -324,6 +329,7 @@ def _launcher_pod(asked: Asked, job: JobSource) -> Manifest:
                 "args": [f"{JOB_DIRECTORY}/{JOB_KEY}", *([f"--{asked.start}"] if asked.start else [])],
                 "env": [
                     _env(ENV_API, asked.api),
+                    *([_env(TLS_CA, f"{TLS_DIRECTORY}/{CA_KEY}")] if asked.tls_secret else []),
                     {
                         "name": ENV_TOKEN,
                         "valueFrom": {
@@ -338,6 +344,7 @@ def _launcher_pod(asked: Asked, job: JobSource) -> Manifest:
                 "volumeMounts": [
                     {"name": "job", "mountPath": JOB_DIRECTORY, "readOnly": True},
                     {"name": "tmp", "mountPath": "/tmp"},
+                    *_tls_mounts(asked),
                     *_claim_mounts(asked),
                 ],
             }
@@ -345,6 +352,7 @@ def _launcher_pod(asked: Asked, job: JobSource) -> Manifest:
         "volumes": [
             {"name": "job", "configMap": {"name": config_name(job.spec.name)}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+            *_api_ca(asked),
             *_claims(asked),
         ],
     }
@@ -393,6 +401,12 @@ def _secrets(asked: Asked) -> list[Manifest]:
     return [{"name": "fleet", "secret": tokens}, *([{"name": "tls", "secret": tls}] if asked.tls_secret else [])]
 
 
+def _api_ca(asked: Asked) -> list[Manifest]:
+    """Without the key of the agents: a launcher needs the CA only."""
+    ca = {"secretName": asked.tls_secret, "defaultMode": 0o440, "items": [_item(CA_KEY)]}
+    return [{"name": "tls", "secret": ca}] if asked.tls_secret else []
+
+
 def _item(key: str) -> Manifest:
     return {"key": key, "path": key}
 
@@ -402,7 +416,7 @@ def _tls_mounts(asked: Asked) -> list[Manifest]:
 
 
 def _tls_environment(asked: Asked) -> list[Manifest]:
-    files = {"HOLDFAST_TLS_CERT": "tls.crt", "HOLDFAST_TLS_KEY": "tls.key", "HOLDFAST_TLS_CA": "ca.crt"}
+    files = {"HOLDFAST_TLS_CERT": "tls.crt", "HOLDFAST_TLS_KEY": "tls.key", TLS_CA: CA_KEY}
     return [_env(name, f"{TLS_DIRECTORY}/{file}") for name, file in files.items()] if asked.tls_secret else []
 
 

@@ -41,6 +41,7 @@ _READ = RouteRule(ApiRole.VIEWER)
 _SUBMIT = RouteRule(ApiRole.SUBMITTER)
 _OWN = RouteRule(ApiRole.SUBMITTER, own_job=True)
 _OPERATE = RouteRule(ApiRole.OPERATOR)
+_ADMINISTER = RouteRule(ApiRole.ADMIN)
 
 ROUTES: Mapping[str, RouteRule] = MappingProxyType(
     {
@@ -95,6 +96,9 @@ ROUTES: Mapping[str, RouteRule] = MappingProxyType(
         "GET /v1/version": _READ,
         "GET /v1/events": _READ,
         "GET /v1/audit": _OPERATE,
+        "GET /v1/invites": _ADMINISTER,
+        "POST /v1/invites": _ADMINISTER,  # whoever has one can make a machine a node
+        "DELETE /v1/invites/{invite}": _ADMINISTER,
     }
 )
 

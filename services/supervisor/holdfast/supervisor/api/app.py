@@ -8,6 +8,7 @@ from fastapi_offline import FastAPIOffline
 from holdfast.supervisor.api import (
     audit_routes,
     dashboard,
+    enrolment,
     events,
     fleet,
     incidents,
@@ -48,10 +49,11 @@ def build(backend: Backend, forwarding: Forwarding | None = None) -> FastAPI:
     app.add_middleware(session.SignedIn)
     problems.install(app)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorize)])
-    for part in (fleet, jobs, logs, ranks, report, nodes, incidents, operations, events, audit_routes):
+    for part in (fleet, jobs, logs, ranks, report, nodes, incidents, operations, events, audit_routes, enrolment):
         v1.include_router(part.router)
     app.include_router(v1)
     app.include_router(session.router, prefix="/v1")
+    app.include_router(enrolment.joining, prefix="/v1")
     app.include_router(operations.health)
     dashboard.mount(app)
     return app

@@ -18,6 +18,9 @@ from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     CheckpointRequested,
     FaultRequested,
+    InviteMade,
+    InviteRevoked,
+    InviteUsed,
     JobStopRequested,
     JobSubmitted,
     NodeCordonRequested,
@@ -37,7 +40,7 @@ Fields = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`subject`: `job NAME`, `node NAME` or `breaker`; `fields`: what the request says, without secrets."""
+    """`subject`: `job NAME`, `node NAME`, `invitation ID` or `breaker`; `fields`: what the request says, without secrets."""
 
     what: str
     subject: str
@@ -123,6 +126,13 @@ def asked_of(event: OperatorEvent) -> Asked:
             return Asked("notice" if event.event else "withdraw-notice", f"node {event.node}", fields)
         case BreakerResetRequested():
             return Asked("reset", "breaker", {"reason": _short(event.reason)})
+        case InviteMade():
+            fields = {"node": event.node, "uses": event.uses, "ttl_s": event.ttl_s}
+            return Asked("invite", f"invitation {event.invite}", fields)
+        case InviteRevoked():
+            return Asked("revoke", f"invitation {event.invite}", {})
+        case InviteUsed():
+            return Asked("join", f"node {event.node}", {"invitation": event.invite})
     assert_never(event)
 
 

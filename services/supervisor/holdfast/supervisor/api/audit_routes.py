@@ -21,7 +21,7 @@ class AuditLine(models.Model):
     who: Annotated[str, Field(description="name of the token; `anybody` where none was needed")]
     role: str
     what: str
-    subject: Annotated[str, Field(description="`job NAME`, `node NAME` or `breaker`")]
+    subject: Annotated[str, Field(description="`job NAME`, `node NAME`, `invitation ID` or `breaker`")]
     asked: Annotated[dict[str, object], Field(description="what the request says, without secrets")]
     before: Annotated[dict[str, object], Field(description="what the subject was")]
     result: Annotated[str, Field(description="`accepted`, or `refused`")]

@@ -30,6 +30,7 @@ from holdfast.supervisor.api import audit
 from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading
+from holdfast.supervisor.enrolment import Enrolment
 from holdfast.supervisor.history.accounts import Accounts
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader.inbox import request_entry
@@ -97,6 +98,7 @@ class Backend:
         self.alerts = alerts
         self.measuring = RankMeasuring()
         self.reporting = Lock()
+        self.enrolment: Enrolment | None = None  # set when the port for agents is known; None = nobody is invited
         self._agents = agents
         self._look = look
         self._policies = policies

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 import structlog
@@ -25,7 +26,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.domain.errors import Unavailable
+from holdfast.domain.errors import InvalidSpec, Unavailable
+from holdfast.runtime.api_trust import Trust
+from holdfast.runtime.tls import state_of
 from holdfast.supervisor.api import problems
 from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.published import LeaderChanged
@@ -60,20 +63,36 @@ log = structlog.get_logger("holdfast.supervisor.api.forwarding")
 
 class Connections:
     """To the leader, once there is something to forward: to make them ready takes as long as a supervisor takes to lead. Never
-    through a proxy of the environment."""
+    through a proxy of the environment. New ones use the file of the CA as it is now; those before it, with the requests on
+    them, are closed when it changes once more."""
 
-    def __init__(self) -> None:
+    def __init__(self, trust: Trust | None = None) -> None:
+        self._trust = trust or Trust()
+        self._seen: tuple[tuple[int, ...], ...] = ()
         self._client: httpx.AsyncClient | None = None
+        self._before: httpx.AsyncClient | None = None
 
-    def client(self) -> httpx.AsyncClient:
-        if self._client is None:
-            limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=KEPT_MAX)
-            self._client = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
-        return self._client
+    async def client(self) -> httpx.AsyncClient:
+        """Raises `InvalidSpec` if the file of the CA cannot be used."""
+        if self._client is not None and ((seen := state_of(self._trust.files)) == self._seen or not all(seen)):
+            return self._client
+        seen = state_of(self._trust.files)
+        context = self._trust.context(partial(httpx.create_ssl_context, trust_env=False))
+        limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=KEPT_MAX)
+        made = httpx.AsyncClient(verify=context, limits=limits, trust_env=False, follow_redirects=False)
+        oldest, self._before, self._client, self._seen = self._before, self._client, made, seen
+        if oldest is not None:
+            await oldest.aclose()
+        return made
+
+    def refusal(self, error: httpx.TransportError) -> str:
+        """Why the leader's certificate is not accepted; empty if it is."""
+        return self._trust.refusal(error)
 
     async def aclose(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
+        for each in (self._client, self._before):
+            if each is not None:
+                await each.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +158,17 @@ class ToLeader:
         headers.append((FORWARDED_BY, own.supervisor))
         streams = request.url.path == "/v1/events"
         timeout = httpx.Timeout(None if streams else ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        http = own.connections.client()
-        asked = http.build_request(request.method, target, headers=headers, content=body, timeout=timeout)
         try:
+            http = await own.connections.client()
+            asked = http.build_request(request.method, target, headers=headers, content=body, timeout=timeout)
             answer = await http.send(asked, stream=True)
+        except InvalidSpec as error:
+            log.warning("the leader is not asked", leader=leader.supervisor, api=leader.api, reason=str(error))
+            return None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            log.info("the leader cannot be reached", leader=leader.supervisor, api=leader.api, reason=str(error))
+            refusal = own.connections.refusal(error)
+            say = log.warning if refusal else log.info  # of a certificate: somebody must change it
+            say("the leader cannot be reached", leader=leader.supervisor, api=leader.api, reason=refusal or str(error))
             return None
         except httpx.TransportError as error:
             return problems.response_to(_broken(leader, error))

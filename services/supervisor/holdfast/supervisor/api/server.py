@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -63,14 +64,18 @@ def bind(address: str) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_of(listener: socket.socket, host: str = "", *, secure: bool = False) -> str:
+    """`host`: by which clients reach it, if that is not where it listens."""
+    bound, port = listener.getsockname()[:2]
+    host = host or bound
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve `app` until the block is left; open streams get `STOP_GRACE_S` to end. Closes `listener`."""
+async def serving(app: FastAPI, listener: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
+    """Serve `app` until the block is left; open streams get `STOP_GRACE_S` to end. Closes `listener`. `tls`: None = plain
+    HTTP."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -81,6 +86,8 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
         timeout_graceful_shutdown=STOP_GRACE_S,  # type: ignore[arg-type]  # whole seconds in its annotation only
         server_header=False,
     )
+    config.load()
+    config.ssl = tls  # made here: uvicorn's own context does not use renewed files
     server = _Server(config)
     over = anyio.Event()
 

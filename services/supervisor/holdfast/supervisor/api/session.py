@@ -176,9 +176,9 @@ async def look(request: Request, backend: Serving) -> Session:
 
 
 @router.delete("")
-async def sign_out(response: Response, backend: Serving) -> Session:
+async def sign_out(request: Request, response: Response, backend: Serving) -> Session:
     """Delete the cookie of this browser. Copies of it are valid until they end, or until its token is not valid any more."""
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
     return _session(backend, "")
 
 

@@ -52,6 +52,7 @@ from holdfast.supervisor.core import (
     final_upload,
     handover,
     incidents,
+    invites,
     jobs,
     link_tests,
     loans,
@@ -80,7 +81,7 @@ from holdfast.supervisor.core.link_tests import standing as link_standing
 from holdfast.supervisor.core.notices import check as check_notice
 from holdfast.supervisor.core.pruning import check as check_pruning
 from holdfast.supervisor.core.shortage import waits_for
-from holdfast.supervisor.core.state import Breaker, Config, Node, State
+from holdfast.supervisor.core.state import Breaker, Config, Invite, Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.upkeep import check_agent_restart
 from holdfast.supervisor.core.views import check_submission, reserved_nodes, view
@@ -93,6 +94,9 @@ from holdfast.supervisor.protocol import (
     Event,
     FaultRequested,
     FindingArrived,
+    InviteMade,
+    InviteRevoked,
+    InviteUsed,
     JobStopRequested,
     JobSubmitted,
     LeaderStarted,
@@ -157,6 +161,7 @@ __all__ = [
     "Batch",
     "Breaker",
     "Config",
+    "Invite",
     "Job",
     "Node",
     "SavedStep",
@@ -309,6 +314,12 @@ def _take(turn: Turn, event: Event) -> None:
             capacity.record(turn, event)
         case BreakerResetRequested():
             breaker.close(turn, event.reason)
+        case InviteMade():
+            invites.make(turn, event)
+        case InviteRevoked():
+            invites.revoke(turn, event)
+        case InviteUsed():
+            invites.use(turn, event)
         case TimerFired():
             if turn.timer_fired(event.timer):
                 _timer(turn, event.timer)

@@ -230,6 +230,30 @@ class Breaker:
         return evolve(self, failed_nodes=failed, changes=changes)
 
 
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """An invitation by which machines become nodes: `invites`. `digest`: SHA-256 of its token. `node`: whom it is for; empty =
+    any."""
+
+    id: str
+    digest: str
+    node: str
+    uses: int  # number of nodes that it is for
+    made_at: float
+    expires_at: float
+    by: str  # name of the administrator's token
+    used: tuple[tuple[str, float], ...] = ()  # node, time
+    revoked_at: float | None = None
+
+    def ended_at(self, at: float) -> float:
+        """When it ended; 0 = it has not."""
+        if self.revoked_at is not None:
+            return self.revoked_at
+        if len(self.used) >= self.uses:
+            return self.used[-1][1]
+        return self.expires_at if at >= self.expires_at else 0.0
+
+
 @lru_cache(1 << 16)
 def heard_in(node: str) -> str:
     """The key of the row of `State.heard` that contains the node."""
@@ -269,6 +293,7 @@ class State:
     breaker: Breaker = field(default_factory=Breaker)
     diagnostics_at: float = 0.0  # when the last message from diagnostics arrived, about any job
     last_fault: tuple[float, str] = (0.0, "")  # (time, node) of the last fault: two at once have a common cause
+    invites: tuple[Invite, ...] = ()  # open ones, and those that ended within a week; oldest first
     replaced: tuple[float, ...] = ()  # when replacement machines were requested, within the last day
     index: Index | None = field(default=None, init=False, compare=False, repr=False)  # derived from the tables
 

@@ -31,7 +31,7 @@ from holdfast.supervisor.core.index import By, Group, Memo
 from holdfast.supervisor.core.indexing import Draft, index_of
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Cause, Doing
-from holdfast.supervisor.core.state import Breaker, Config, Node, State, heard_in, last_seq
+from holdfast.supervisor.core.state import Breaker, Config, Invite, Node, State, heard_in, last_seq
 from holdfast.supervisor.protocol import (
     Broadcast,
     CancelTimer,
@@ -125,6 +125,11 @@ class Turn:
     def replaced(self) -> tuple[float, ...]:
         replaced: tuple[float, ...] = self._value("replaced")
         return replaced
+
+    @property
+    def invites(self) -> tuple[Invite, ...]:
+        invites: tuple[Invite, ...] = self._value("invites")
+        return invites
 
     @property
     def breaker(self) -> Breaker:

@@ -5,6 +5,10 @@ ca.crt        its certificate, for HOLDFAST_TLS_CA
 crl.pem       the revoked certificates, for HOLDFAST_TLS_CRL
 fleet         the name of the fleet
 issued.jsonl  one line for each certificate; keys of certificates are not kept
+
+An *enrolment CA* is such a directory as well, for HOLDFAST_CA_DIR of a supervisor: its certificate is signed by the fleet's CA,
+and what it signs is valid for clients only, whatever the certificates say. Who reads its ca.key can be every node, but no
+service. Its crl.pem has its certificate behind the list, so that those who know the fleet's CA can check it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -27,11 +32,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.runtime.files import write_whole
 from holdfast.runtime.fleet import fleet_name
-from holdfast.runtime.identities import Identity
+from holdfast.runtime.identities import Identity, Role
 from holdfast.runtime.private import make_private
 
 KEY, CERTIFICATE, CRL, FLEET, ISSUED = "ca.key", "ca.crt", "crl.pem", "fleet", "issued.jsonl"
 BACKDATED = timedelta(minutes=5)  # clocks of machines differ
+CA_DIR = "HOLDFAST_CA_DIR"
+ENROLMENT = "enrolment"  # in place of an identity, in the list of what was issued
 SERIAL_CHARS_MIN = 6  # of a beginning that names a certificate
 
 
@@ -78,6 +85,25 @@ class Authority:
             raise InvalidSpec("--dir", str(directory), f"a directory whose {KEY} is the key of {CERTIFICATE}")
         self._key = key
 
+    @property
+    def signs_clients_only(self) -> bool:
+        """Whether it is an enrolment CA."""
+        try:
+            usage = self._certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except x509.ExtensionNotFound:
+            return False
+        return list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+
+    def chain_below(self, trusted: bytes) -> bytes:
+        """Return the PEM certificates between what it signs and the CAs in `trusted` (PEM): none, or its own. Raises
+        `InvalidSpec` if none of them has signed its certificate."""
+        anchors = x509.load_pem_x509_certificates(trusted)
+        if self._certificate in anchors:
+            return b""
+        if any(_has_signed(each, self._certificate) for each in anchors):
+            return self.certificate
+        raise InvalidSpec(CA_DIR, str(self.directory), "a CA that the CA of HOLDFAST_TLS_CA is, or has signed")
+
     @classmethod
     def create(cls, directory: Path, fleet: str, days: int) -> Authority:
         """Make a CA. Raises `Conflict` if the directory has one."""
@@ -89,11 +115,17 @@ class Authority:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Holdfast CA of {fleet}, {now:%Y-%m-%d %H:%M:%S}")])
         certificate = (
             _builder(name, name, key.public_key(), now, now + timedelta(days=days))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=1), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
+        return cls._written(directory, fleet, certificate, key)
+
+    @classmethod
+    def _written(
+        cls, directory: Path, fleet: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+    ) -> Authority:
         write_whole(directory / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), durable=True)
         write_whole(directory / FLEET, f"{fleet}\n".encode(), durable=True)
         (directory / ISSUED).touch()
@@ -102,41 +134,89 @@ class Authority:
         made._publish([])
         return made
 
+    def create_enrolment_ca(self, directory: Path, days: int) -> Authority:
+        """Make a CA in `directory` that signs certificates of clients only. Raises `Conflict` if the directory has one."""
+        make_private(directory)
+        if (directory / KEY).exists():
+            raise Conflict(f"{directory} has a CA, and what it has signed would be worth nothing: choose another --out")
+        limits = self._certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        if limits.path_length == 0:
+            raise Conflict(
+                f"the CA in {self.directory} was made by an earlier version, and cannot sign other CAs: make another one "
+                "(holdfast ca init --dir), or give a supervisor this one itself"
+            )
+        key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+        expires = self._expiry(now, timedelta(days=days))
+        name = x509.Name(
+            [x509.NameAttribute(NameOID.COMMON_NAME, f"Holdfast enrolment CA of {self.fleet}, {now:%Y-%m-%d %H:%M:%S}")]
+        )
+        certificate = (
+            _builder(name, self._certificate.subject, key.public_key(), now, expires)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        self._note(_record(certificate, (ENROLMENT,), ()))
+        return self._written(directory, self.fleet, certificate, key)
+
     @property
     def expires(self) -> datetime:
         return self._certificate.not_valid_after_utc
 
     def issue(self, identities: Sequence[Identity], names: Sequence[str], days: int) -> Pair:
         """Make a certificate for client and server. `names`: DNS names and IP addresses of the server. Raises `InvalidSpec`."""
-        now = datetime.now(UTC)
-        expires = now + timedelta(days=days)
-        if expires > self.expires:
-            raise InvalidSpec("--days", days, f"no longer than the CA is valid, which is until {self.expires:%Y-%m-%d}")
-        uris = [x509.UniformResourceIdentifier(each.uri) for each in identities]
+        if self.signs_clients_only and (others := [each for each in identities if each.role is not Role.AGENT]):
+            raise InvalidSpec(
+                "identity", others[0].local, "agent/NODE: an enrolment CA signs no certificates of services"
+            )
         key = ec.generate_private_key(ec.SECP256R1())
+        certificate, record = self._sign(key.public_key(), identities, names, timedelta(days=days))
+        return Pair(self._with_chain(certificate), _pem(key), record)
+
+    def sign_agent(self, key: ec.EllipticCurvePublicKey, identity: Identity, life: timedelta) -> tuple[bytes, Record]:
+        """Make a certificate for a key that its node has made, for clients only. Returns its PEM. Raises `InvalidSpec`."""
+        certificate, record = self._sign(key, (identity,), (), life)
+        return certificate.public_bytes(serialization.Encoding.PEM), record
+
+    def _sign(
+        self, key: ec.EllipticCurvePublicKey, identities: Sequence[Identity], names: Sequence[str], life: timedelta
+    ) -> tuple[x509.Certificate, Record]:
+        now = datetime.now(UTC)
+        expires = self._expiry(now, life)
+        uris = [x509.UniformResourceIdentifier(each.uri) for each in identities]
+        serves = bool(names) or any(each.role is not Role.AGENT for each in identities)
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if serves else [])]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identities[0].local[:64])])
         certificate = (
-            _builder(subject, self._certificate.subject, key.public_key(), now, expires)
+            _builder(subject, self._certificate.subject, key, now, expires)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,
-            )
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
             .add_extension(x509.SubjectAlternativeName([*uris, *map(_general_name, names)]), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        record = Record(
-            f"{certificate.serial_number:x}",
-            tuple(each.local for each in identities),
-            tuple(names),
-            now.isoformat(timespec="seconds"),
-            certificate.not_valid_after_utc.isoformat(),
-        )
+        record = _record(certificate, tuple(each.local for each in identities), tuple(names))
+        self._note(record)
+        return certificate, record
+
+    def _expiry(self, now: datetime, life: timedelta) -> datetime:
+        if now + life > self.expires:
+            raise InvalidSpec(
+                "--days", life.days, f"no longer than the CA is valid, which is until {self.expires:%Y-%m-%d}"
+            )
+        return now + life
+
+    def _note(self, record: Record) -> None:
         with self._locked(), (self.directory / ISSUED).open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
-        return Pair(certificate.public_bytes(serialization.Encoding.PEM), _pem(key), record)
+
+    def _with_chain(self, certificate: x509.Certificate) -> bytes:
+        own = certificate.public_bytes(serialization.Encoding.PEM)
+        return own + self.certificate if self.signs_clients_only else own
 
     @property
     def certificate(self) -> bytes:
@@ -160,6 +240,22 @@ class Authority:
         """Serial numbers of the revoked certificates. Raises `InvalidSpec` if the list cannot be read."""
         return frozenset(f"{each.serial_number:x}" for each in self._crl())
 
+    def revoke_identity(self, identity: str) -> tuple[Record, ...]:
+        """Revoke all valid certificates of `agent/node-1`, renewed ones included. Raises `NotFound` if there is none."""
+        with self._locked():
+            now, revoked = datetime.now(UTC), self.revoked()
+            found = [
+                each
+                for each in self.records()
+                if identity in each.identities
+                and each.serial not in revoked
+                and datetime.fromisoformat(each.expires) > now
+            ]
+            if not found:
+                raise NotFound(f"no valid certificate of {identity}: holdfast ca list")
+            self._publish([*self._crl(), *(_revoked(each.serial, now) for each in found)])
+        return tuple(found)
+
     def revoke(self, serial: str) -> Record:
         """Revoke the certificate whose serial number begins so. Raises `NotFound`, or `Conflict` if that is not one."""
         with self._locked():
@@ -174,9 +270,7 @@ class Authority:
                 raise Conflict(f"{len(found)} certificates begin with {serial!r}: give more of the serial number")
             if found[0].serial in self.revoked():
                 raise Conflict(f"certificate {found[0].serial} is revoked already")
-            now = datetime.now(UTC)
-            entry = x509.RevokedCertificateBuilder().serial_number(int(found[0].serial, 16)).revocation_date(now)
-            self._publish([*self._crl(), entry.build()])
+            self._publish([*self._crl(), _revoked(found[0].serial, datetime.now(UTC))])
         return found[0]
 
     def _crl(self) -> list[x509.RevokedCertificate]:
@@ -191,8 +285,9 @@ class Authority:
         builder = builder.last_update(datetime.now(UTC) - BACKDATED).next_update(self.expires)
         for entry in entries:
             builder = builder.add_revoked_certificate(entry)
-        crl = builder.sign(self._key, hashes.SHA256())
-        write_whole(self.directory / CRL, crl.public_bytes(serialization.Encoding.PEM), durable=True)
+        crl = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        signer = self.certificate if self.signs_clients_only else b""
+        write_whole(self.directory / CRL, crl + signer, durable=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -217,6 +312,28 @@ def _builder(
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
     return builder.not_valid_before(now - BACKDATED).not_valid_after(expires)
+
+
+def _record(certificate: x509.Certificate, identities: tuple[str, ...], names: tuple[str, ...]) -> Record:
+    return Record(
+        f"{certificate.serial_number:x}",
+        identities,
+        names,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        certificate.not_valid_after_utc.isoformat(),
+    )
+
+
+def _revoked(serial: str, at: datetime) -> x509.RevokedCertificate:
+    return x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(at).build()
+
+
+def _has_signed(signer: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(signer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
