@@ -16,7 +16,7 @@ from benchmarks.checkpoint.protocol import Request
 from benchmarks.checkpoint.replicators import Replicator
 from benchmarks.checkpoint.results import Measured
 from benchmarks.checkpoint.scratch import Scratch
-from holdfast.cli.authority import Authority
+from holdfast.runtime.authority import Authority
 from holdfast.runtime.identities import Identity, Role
 
 OFF, DIGESTS, TLS = "unprotected", "digests", "digests_tls"

@@ -15,7 +15,7 @@ import pytest
 from replicator_node import JOB, TOKEN, Node, nodes
 from waiting import wait_until
 
-from holdfast.cli.authority import Authority
+from holdfast.runtime.authority import Authority
 from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
 from holdfast.domain.generations import RankRestore, ShardSource
 from holdfast.replicator.sockets import OpenSockets
