@@ -102,7 +102,7 @@ class Fleet:
             assert answer.status_code == 202, answer.text
 
             async def done() -> bool:
-                return (await http.get(answer.headers["location"])).json()["state"] == "succeeded"
+                return bool((await http.get(answer.headers["location"])).json()["state"] == "succeeded")
 
             await wait_until_async(done, description="the invitation")
         ca = fingerprint(self.pki.root.certificate)

@@ -14,6 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from invited import JOIN_TOKEN, Fleet, Pki, fleet, in_thread, loaded, started, tls_of
 from structlog.testing import capture_logs
 from supervising import facts
@@ -29,7 +30,7 @@ from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX
 from holdfast.log.redis import RedisLog
-from holdfast.runtime.enrolled import DIRECTORY, Enrolled
+from holdfast.runtime.enrolled import DIRECTORY, Enrolled, Joined
 from holdfast.runtime.fleet import Membership
 from holdfast.runtime.grpc_channel import connected
 from holdfast.runtime.grpc_server import listen
@@ -53,7 +54,7 @@ def quiet(_: str) -> None:
     pass
 
 
-async def join(invitation: Invitation, node: str, own: Path) -> joining.Joined:
+async def join(invitation: Invitation, node: str, own: Path) -> Joined:
     return await in_thread(lambda: joining.join(invitation, node, own, quiet))
 
 
@@ -402,7 +403,7 @@ def stolen(pki: Pki, leaf: str, identity: Identity) -> Tls:
         .not_valid_after(issuer.not_valid_after_utc)
         .add_extension(x509.SubjectAlternativeName(names), critical=True)
         .add_extension(
-            x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]),
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
             critical=False,
         )
         .sign(signer, hashes.SHA256())
@@ -422,9 +423,9 @@ async def test_who_has_the_enrolment_ca_can_be_a_node_and_no_supervisor(own_pki:
         with pytest.raises(grpc.aio.AioRpcError, match="CERTIFICATE_VERIFY_FAILED"):
             async with connected(server.endpoint, victim, Role.SUPERVISOR):
                 pass
-    async with fleet(tmp_path / "a", own_pki, **own_pki.files("supervisor")) as one:
+    async with fleet(tmp_path / "a", own_pki) as one:
         files = own_pki.files("false")
-        options = {"api_tls_cert": files["tls_cert"], "api_tls_key": files["tls_key"], "name": "false"}
+        options: dict[str, Any] = {"api_tls_cert": files["tls_cert"], "api_tls_key": files["tls_key"], "name": "false"}
         async with fleet(tmp_path / "b", own_pki, **options) as false:
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 async with false.http() as http:

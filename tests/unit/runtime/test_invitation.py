@@ -49,7 +49,7 @@ def signed(authority: Authority, folder: Path) -> dict[str, bytes]:
 def test_a_replacement_is_whole_and_keeps_what_a_process_may_be_reading(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "ca", "main", 10)
     enrolled, joined = Enrolled(tmp_path / "identity"), Joined("main", "node-7", ("h:1",))
-    assert enrolled.joined is None
+    assert Enrolled(tmp_path / "identity").joined is None
     first = signed(authority, tmp_path)
     enrolled.join(joined, **first, join_token="")
     assert enrolled.joined == joined
