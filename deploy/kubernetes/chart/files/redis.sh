@@ -1,0 +1,44 @@
+#!/bin/sh
+# Starts redis-server with one user per service of Holdfast: sh redis.sh [OPTIONS OF redis-server]
+#
+#   HOLDFAST_FLEET       the fleet, whose keys the users may access (default: main)
+#   REDIS_PASSWORDS      directory with a file per user, supervisor and diagnostics, each with a password of 16 characters or more
+#   REDIS_RUN            directory for the ACL file, which has digests of the passwords
+#   REDIS_FAULTS         `yes`: supervisors may shut the server down, for the injected fault redis_kill (docs/fault-injection.md)
+#
+# The user `default` is off. `probe` has a password that everybody knows and may only PING. Commands and keys follow
+# src/holdfast/log; the tests of the event log run as these users. Redis 6.2 and later.
+set -eu
+umask 077
+
+fleet=${HOLDFAST_FLEET:-main}
+keys="~holdfast:{$fleet}"
+
+password() { # user
+  text=$(head -n 1 "$REDIS_PASSWORDS/$1") || exit 1
+  if [ "${#text}" -lt 16 ]; then
+    echo "redis.sh: the password of the user $1 ($REDIS_PASSWORDS/$1) has ${#text} characters; write one of 16 or more" >&2
+    exit 1
+  fi
+  printf %s "$text" | sha256sum | cut -d ' ' -f 1
+}
+
+supervisor=$(password supervisor)
+diagnostics=$(password diagnostics)
+shutdown=""
+if [ "${REDIS_FAULTS:-no}" = yes ]; then shutdown="+shutdown"; fi
+
+# Scripts run with the rights of their caller, so each command in them is listed, too.
+trims="+exists +xinfo +xlen +xpending +xtrim +memory|usage"
+both="+ping +info +multi +exec +discard +evalsha +script|load +xadd $trims"
+leader="+get +set +del +hget +hgetall +hset +hdel +type +pexpire +pttl +time"
+reads="+xread +xreadgroup +xgroup +xack +xclaim +xautoclaim +xrange +xrevrange"
+
+cat > "$REDIS_RUN/users.acl" << ACL
+user default off
+user probe on >probe resetchannels resetkeys -@all +ping
+user supervisor on #$supervisor resetchannels $keys:* -@all $both $leader $reads $shutdown
+user diagnostics on #$diagnostics resetchannels $keys:stream:findings $keys:stream:steps -@all $both
+ACL
+
+exec redis-server --aclfile "$REDIS_RUN/users.acl" --appendonly yes --appendfsync everysec --maxmemory-policy noeviction "$@"
