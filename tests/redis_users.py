@@ -78,7 +78,7 @@ def write_passwords(directory: Path, passwords: Mapping[str, str]) -> None:
 def _environment(directory: Path, fleet: str, faults: str, programs: Path) -> dict[str, str]:
     return {
         "PATH": f"{programs}:{os.environ['PATH']}",
-        "HOLDFAST_FLEET": fleet,
+        "REDIS_FLEET": fleet,
         "REDIS_PASSWORDS": str(directory / "passwords"),
         "REDIS_RUN": str(directory / "run"),
         "REDIS_FAULTS": faults,

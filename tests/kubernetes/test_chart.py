@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import charts
+import kube_schemas
 import pytest
+import redis_users
 import yaml
 from charts import CHART, KEPT, NAMESPACE, RELEASE, RENDERED, VALUES
 from kube_api import KubeApi, serving
@@ -46,7 +48,9 @@ def test_every_rendering_is_valid_safe_and_consistent(tmp_path: Path, name: str)
     own_redis = not name.startswith("external-redis")
     assert (("StatefulSet", "holdfast-redis") in kinds) is own_redis
     assert (("NetworkPolicy", "holdfast-redis") in kinds) is (own_redis and name != "small")
-    assert (("Certificate", "holdfast-tls") in kinds) is (name == "everything")
+    certificates = {each for kind, each in kinds if kind == "Certificate"}
+    roles = ("supervisor", "diagnostics", "agent") if name == "everything" else ()
+    assert certificates == {f"holdfast-{role}-tls" for role in roles}
     assert (("PodDisruptionBudget", "holdfast-supervisor") in kinds) is (name != "small")
     assert (("Secret", "holdfast-tokens") in kinds) is (name != "external-redis")
 
@@ -97,7 +101,7 @@ def test_tokens_are_different_each_time_that_nothing_is_there(tmp_path: Path) ->
         return {str(value) for value in found[0]["data"].values()}
 
     first, second = tokens(), tokens()
-    assert len(first | second) == 6
+    assert len(first | second) == 8
 
 
 def test_tokens_that_are_there_are_kept(tmp_path: Path) -> None:
@@ -132,7 +136,7 @@ def test_tokens_that_are_there_are_kept(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (secret,) = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "Secret"]
     assert secret["data"].items() >= kept.items()
-    assert len(base64.b64decode(secret["data"]["redis-password"])) == 48
+    assert {len(base64.b64decode(secret["data"][f"redis-{user}-password"])) for user in charts.SETTINGS} == {48}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +146,20 @@ def test_tokens_that_are_there_are_kept(tmp_path: Path) -> None:
         ({}, "a" * 41, "at most 40 characters"),
         ({"supervisor": {"settings": {"NODE_HOLD_S": 300}}}, RELEASE, "want string"),
         ({"supervisor": {"setings": {}}}, RELEASE, "'setings' not allowed"),
+        ({"tls": {"certManager": {"issuer": "ca"}}}, RELEASE, "set tls.mode to certManager"),
+        ({"tls": {"mode": "certManager"}}, RELEASE, "set tls.certManager.issuer"),
+        ({"tls": {"existingSecret": "mine"}}, RELEASE, "set tls.mode to secret"),
+        ({"tls": {"mode": "secret", "secrets": {"supervisor": "mine"}}}, RELEASE, "set tls.secrets.diagnostics"),
+        (
+            {"tls": {"mode": "secret", "existingSecret": "mine", "certManager": {"issuer": "ca"}}},
+            RELEASE,
+            "set tls.mode to",
+        ),
+        (
+            {"fleet": "a..b", "tls": {"mode": "certManager", "certManager": {"issuer": "ca"}}},
+            RELEASE,
+            "without two dots",
+        ),
     ],
 )
 def test_wrong_values_are_refused_with_a_reason(
@@ -150,6 +168,34 @@ def test_wrong_values_are_refused_with_a_reason(
     done = template(tmp_path, values, release)
     assert done.returncode != 0
     assert reason in done.stderr
+
+
+def test_redis_starts_with_the_script_that_the_tests_of_its_users_start(tmp_path: Path) -> None:
+    """And the fault that shuts it down is a right of the supervisors only where the setting allows the fault."""
+    for setting, faults in (("no", "no"), ("restarted", "yes")):
+        values = {"supervisor": {"settings": {"FAULT_REDIS_KILL": setting}}}
+        rendering = [each for each in yaml.safe_load_all(template(tmp_path, values).stdout) if each]
+        [script] = [each["data"] for each in rendering if each["kind"] == "ConfigMap"]
+        assert script == {"redis.sh": redis_users.SCRIPT.read_text()}
+        [redis] = [
+            container
+            for manifest in rendering
+            for pod in kube_schemas.pods(manifest)
+            for container in kube_schemas.containers(pod)
+            if container["name"] == "redis"
+        ]
+        given = kube_schemas.environment(redis)
+        assert given == {
+            "REDIS_FLEET": "main",
+            "REDIS_PASSWORDS": "/etc/holdfast/passwords",
+            "REDIS_RUN": "/run/holdfast",
+            "REDIS_FAULTS": faults,
+        }
+        assert {each["mountPath"] for each in redis["volumeMounts"]} >= {
+            "/etc/holdfast/passwords",
+            "/run/holdfast",
+            "/data",
+        }
 
 
 def test_helm_finds_nothing_to_say_against_the_chart() -> None:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Starts redis-server with one user per service of Holdfast: sh redis.sh [OPTIONS OF redis-server]
 #
-#   HOLDFAST_FLEET       the fleet, whose keys the users may access (default: main)
+#   REDIS_FLEET          the fleet, whose keys the users may access (default: main)
 #   REDIS_PASSWORDS      directory with a file per user, supervisor and diagnostics, each with a password of 16 characters or more
 #   REDIS_RUN            directory for the ACL file, which has digests of the passwords
 #   REDIS_FAULTS         `yes`: supervisors may shut the server down, for the injected fault redis_kill (docs/fault-injection.md)
@@ -11,7 +11,7 @@
 set -eu
 umask 077
 
-fleet=${HOLDFAST_FLEET:-main}
+fleet=${REDIS_FLEET:-main}
 keys="~holdfast:{$fleet}"
 
 password() { # user
@@ -30,8 +30,8 @@ if [ "${REDIS_FAULTS:-no}" = yes ]; then shutdown="+shutdown"; fi
 
 # Scripts run with the rights of their caller, so each command in them is listed, too.
 trims="+exists +xinfo +xlen +xpending +xtrim +memory|usage"
-both="+ping +info +multi +exec +discard +evalsha +script|load +xadd $trims"
-leader="+get +set +del +hget +hgetall +hset +hdel +type +pexpire +pttl +time"
+both="+ping +info +multi +exec +evalsha +script|load +xadd $trims"
+leader="+get +set +del +hgetall +hset +hdel +type +pexpire +pttl +time"
 reads="+xread +xreadgroup +xgroup +xack +xclaim +xautoclaim +xrange +xrevrange"
 
 cat > "$REDIS_RUN/users.acl" << ACL
