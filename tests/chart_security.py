@@ -82,7 +82,8 @@ def _each_service_is_a_user_of_redis(manifests: list[Manifest], release: str) ->
 
 def _certificates_are_their_roles(manifests: list[Manifest], release: str, namespace: str) -> None:
     """Each stands for one role, under the names by which agents reach it, in the Secret that its pods mount."""
-    fleets = {kube_schemas.environment(each).get("HOLDFAST_FLEET") for each in _containers(manifests)}
+    variables = [kube_schemas.environment(each) for each in _containers(manifests)]
+    fleets = {each["HOLDFAST_FLEET"] for each in variables if "HOLDFAST_FLEET" in each}
     mounted = {component: volume["secret"]["secretName"] for component, volume in _volumes(manifests, "tls").items()}
     for certificate in (each for each in manifests if each["kind"] == "Certificate"):
         spec = certificate["spec"]

@@ -1,7 +1,7 @@
 """Kubernetes' Pod Security Standard `restricted`: every control of its table, for a pod template.
 
-https://kubernetes.io/docs/concepts/security/pod-security-standards. It contains the controls of `baseline`. Its admission came with
-Kubernetes 1.23, and the API server of the tests is older, so this module reads what is rendered.
+https://kubernetes.io/docs/concepts/security/pod-security-standards. It contains the controls of `baseline`. Its
+admission came with Kubernetes 1.23, and the API server of the tests is older, so this module reads what is rendered.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import certificates
 import charts
 import kube_schemas
 import pytest
@@ -17,8 +18,13 @@ import yaml
 from charts import CHART, KEPT, NAMESPACE, RELEASE, RENDERED, VALUES
 from kube_api import KubeApi, serving
 
+from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.identities import Role
 from holdfast.runtime.settings import ServiceSettings, read_settings
+from holdfast.runtime.tls import Tls
 from holdfast.supervisor.settings import SupervisorSettings
+
+SAN = {"DNS": "dnsNames", "IP": "ipAddresses", "URI": "uris"}  # OpenSSL's names of them → cert-manager's
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -168,6 +174,33 @@ def test_wrong_values_are_refused_with_a_reason(
     done = template(tmp_path, values, release)
     assert done.returncode != 0
     assert reason in done.stderr
+
+
+def test_services_and_agents_accept_certificates_as_the_chart_asks_for_them(tmp_path: Path) -> None:
+    """Issued here with the names of the Certificates; each is good for its role, and for no other."""
+    certificates.make(tmp_path)
+    rendering = charts.load(template(tmp_path, VALUES["everything"]).stdout)
+    loaded: dict[str, Tls] = {}
+    for spec in (each["spec"] for each in rendering if each["kind"] == "Certificate"):
+        leaf = spec["secretName"].split("-")[1]
+        names = [f"{kind}:{name}" for kind, key in SAN.items() for name in spec.get(key, [])]
+        certificates.issue_for(tmp_path, leaf, *names)
+        settings = ServiceSettings(fleet="blue", **{**certificates.files(tmp_path, leaf)})  # type: ignore[arg-type]
+        loaded[leaf] = settings.tls  # type: ignore[assignment]
+    assert loaded.keys() == {"supervisor", "diagnostics", "agent"}
+    for leaf, tls in loaded.items():
+        assert tls.accepts.required, "nobody without an identity is let in"
+        for role, name in (
+            (Role.SUPERVISOR, ""),
+            (Role.DIAGNOSTICS, ""),
+            (Role.AGENT, "machine-7"),
+            (Role.OPERATOR, "ada"),
+        ):
+            if role == leaf:
+                tls.require(role, name)
+                continue
+            with pytest.raises(InvalidSpec, match="a certificate for holdfast://blue/"):
+                tls.require(role, name)
 
 
 def test_redis_starts_with_the_script_that_the_tests_of_its_users_start(tmp_path: Path) -> None:
