@@ -79,7 +79,8 @@ def _environment(directory: Path, fleet: str, faults: str, programs: Path) -> di
     return {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "REDIS_FLEET": fleet,
-        "REDIS_PASSWORDS": str(directory / "passwords"),
+        "REDIS_SUPERVISOR_PASSWORD_FILE": str(directory / "passwords" / "supervisor"),
+        "REDIS_DIAGNOSTICS_PASSWORD_FILE": str(directory / "passwords" / "diagnostics"),
         "REDIS_RUN": str(directory / "run"),
         "REDIS_FAULTS": faults,
     }

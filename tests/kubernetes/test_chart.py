@@ -220,7 +220,8 @@ def test_redis_starts_with_the_script_that_the_tests_of_its_users_start(tmp_path
         given = kube_schemas.environment(redis)
         assert given == {
             "REDIS_FLEET": "main",
-            "REDIS_PASSWORDS": "/etc/holdfast/passwords",
+            "REDIS_SUPERVISOR_PASSWORD_FILE": "/etc/holdfast/passwords/supervisor",
+            "REDIS_DIAGNOSTICS_PASSWORD_FILE": "/etc/holdfast/passwords/diagnostics",
             "REDIS_RUN": "/run/holdfast",
             "REDIS_FAULTS": faults,
         }

@@ -98,7 +98,7 @@ def test_files_that_are_missing_are_named_and_not_read_for_ever(volume: KubeletV
 def test_every_set_that_is_read_is_whole_however_often_it_is_replaced(
     volume: KubeletVolume, sets: list[Files], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that reads again and again, and a kubelet that replaces the files once or twice at any point of each reading."""
+    """A kubelet that replaces the files once or twice at any point of each reading."""
     random = Random(seed)
     original = tls_module.read_pem
     written = 0

@@ -2,7 +2,7 @@
 # Starts redis-server with one user per service of Holdfast: sh redis.sh [OPTIONS OF redis-server]
 #
 #   REDIS_FLEET          the fleet, whose keys the users may access (default: main)
-#   REDIS_PASSWORDS      directory with a file per user, supervisor and diagnostics, each with a password of 16 characters or more
+#   REDIS_SUPERVISOR_PASSWORD_FILE, REDIS_DIAGNOSTICS_PASSWORD_FILE     each with a password of 16 characters or more
 #   REDIS_RUN            directory for the ACL file, which has digests of the passwords
 #   REDIS_FAULTS         `yes`: supervisors may shut the server down, for the injected fault redis_kill (docs/fault-injection.md)
 #
@@ -14,17 +14,17 @@ umask 077
 fleet=${REDIS_FLEET:-main}
 keys="~holdfast:{$fleet}"
 
-password() { # user
-  text=$(head -n 1 "$REDIS_PASSWORDS/$1") || exit 1
+password() { # file
+  text=$(head -n 1 "$1") || exit 1
   if [ "${#text}" -lt 16 ]; then
-    echo "redis.sh: the password of the user $1 ($REDIS_PASSWORDS/$1) has ${#text} characters; write one of 16 or more" >&2
+    echo "redis.sh: the password in $1 has ${#text} characters; write one of 16 or more" >&2
     exit 1
   fi
   printf %s "$text" | sha256sum | cut -d ' ' -f 1
 }
 
-supervisor=$(password supervisor)
-diagnostics=$(password diagnostics)
+supervisor=$(password "$REDIS_SUPERVISOR_PASSWORD_FILE")
+diagnostics=$(password "$REDIS_DIAGNOSTICS_PASSWORD_FILE")
 shutdown=""
 if [ "${REDIS_FAULTS:-no}" = yes ]; then shutdown="+shutdown"; fi
 
