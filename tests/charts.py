@@ -31,7 +31,12 @@ SETTINGS: dict[str, type[SupervisorSettings] | type[DiagnosticsSettings]] = {
 
 EVERYTHING: dict[str, Any] = {
     "fleet": "blue",
-    "image": {"repository": "registry.example.com/holdfast/services", "tag": "7", "pullSecrets": ["registry"]},
+    "image": {
+        "repository": "registry.example.com/holdfast/services",
+        "tag": "7",
+        "digest": f"sha256:{'7' * 64}",
+        "pullSecrets": ["registry"],
+    },
     "supervisor": {
         "replicas": 3,
         "settings": {"NODE_HOLD_S": "300", "LOG_LEVEL": "debug"},

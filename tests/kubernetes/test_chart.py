@@ -83,6 +83,8 @@ def test_services_would_start_with_their_environment(
         if manifest["kind"] != "StatefulSet" or manifest["metadata"]["name"] == "holdfast-redis":
             continue
         (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        digest = VALUES[name].get("image", {}).get("digest", "")
+        assert container["image"].endswith(f":7@{digest}" if digest else ":0.1.0")
         assert container["command"] == ["python", "-m", f"holdfast.{container['name']}"]
         with monkeypatch.context() as patch:
             for each in container["env"]:

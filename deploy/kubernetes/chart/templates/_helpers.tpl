@@ -20,7 +20,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- define "holdfast.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- define "holdfast.tokens" -}}
