@@ -106,7 +106,16 @@ def test_the_images_install_by_hash_what_is_not_torch_of_ones_own() -> None:
     assert sum("--require-hashes" in command for command in installed) == 4
     assert re.search(r"^ARG TORCH=\"\"$", text, re.MULTILINE), "by default, torch is locked, too"
     [built] = re.findall(r"pip wheel [^&]*", text)
-    assert built.split() == ["pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", "/dist", "."]
+    assert built.split() == [
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--wheel-dir",
+        "/dist",
+        ".",
+    ]
 
 
 # ---------------------------------------------------------------- images
