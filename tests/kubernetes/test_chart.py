@@ -234,6 +234,26 @@ def test_redis_starts_with_the_script_that_the_tests_of_its_users_start(tmp_path
         }
 
 
+def test_values_of_an_earlier_chart_render_as_the_defaults(tmp_path: Path) -> None:
+    """`helm upgrade --reuse-values` takes the old chart's defaults in place of the new one's: a value may be missing."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    values["tls"] = {"existingSecret": "", "certManager": {"issuer": "", "issuerKind": "Issuer"}}
+    del values["redis"]["externalUrlKeys"], values["image"]["digest"]
+    (chart / "values.yaml").write_text(yaml.safe_dump(values))
+    done = helm("template", RELEASE, str(chart), "--namespace", NAMESPACE)
+    assert done.returncode == 0, done.stderr
+    assert charts.load(done.stdout) == charts.load(template(tmp_path, {}).stdout)
+    issuer = "--set=tls.certManager.issuer=ca"
+    for option in (issuer, "--set=tls.existingSecret=mine"):
+        refused = helm("template", RELEASE, str(chart), "--namespace", NAMESPACE, option)
+        assert refused.returncode != 0
+        assert "set tls.mode to" in refused.stderr, "TLS is not turned off without a word"
+    done = helm("template", RELEASE, str(chart), "--namespace", NAMESPACE, issuer, "--set=tls.mode=certManager")
+    assert done.returncode == 0, done.stderr
+
+
 def test_helm_finds_nothing_to_say_against_the_chart() -> None:
     done = helm("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
