@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -104,7 +105,7 @@ async def test_diagnostics_neither_leads_nor_reads_nor_gives_orders(port: int) -
 )
 def test_what_no_service_needs_is_refused(port: int, user: str, command: str) -> None:
     password = redis_users.PASSWORDS.get(user, "probe")
-    client = redis.Redis(port=port, username=user, password=password)
+    client: Any = redis.Redis(port=port, username=user, password=password)
     with client, pytest.raises(redis.exceptions.NoPermissionError):
         client.execute_command(*command.split())
 
@@ -125,7 +126,7 @@ async def test_the_injected_fault_needs_the_right_to_shut_down(tmp_path: Path) -
             assert await log.server.why_not_kill() == ""
         finally:
             await log.aclose()
-        client = redis.Redis.from_url(redis_users.url("diagnostics", port))
+        client: Any = redis.Redis.from_url(redis_users.url("diagnostics", port))
         with client, pytest.raises(redis.exceptions.NoPermissionError):
             client.execute_command("SHUTDOWN", "NOSAVE")
 

@@ -188,7 +188,9 @@ def test_services_and_agents_accept_certificates_as_the_chart_asks_for_them(tmp_
         names = [f"{kind}:{name}" for kind, key in SAN.items() for name in spec.get(key, [])]
         certificates.issue_for(tmp_path, leaf, *names)
         settings = ServiceSettings(fleet="blue", **{**certificates.files(tmp_path, leaf)})  # type: ignore[arg-type]
-        loaded[leaf] = settings.tls  # type: ignore[assignment]
+        tls = settings.tls
+        assert tls is not None
+        loaded[leaf] = tls
     assert loaded.keys() == {"supervisor", "diagnostics", "agent"}
     for leaf, tls in loaded.items():
         assert tls.accepts.required, "nobody without an identity is let in"
