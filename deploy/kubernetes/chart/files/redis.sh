@@ -6,7 +6,8 @@
 #   REDIS_RUN            directory for the ACL file, which has digests of the passwords
 #   REDIS_FAULTS         `yes`: supervisors may shut the server down, for the injected fault redis_kill (docs/fault-injection.md)
 #
-# The user `default` is off. `probe` has a password that everybody knows and may only PING. Commands and keys follow
+# Nobody can be the user `default`: it is off and has no password. It keeps all rights, because Redis replays the transactions of the
+# append-only file with them: without, a restart would lose what they wrote. `probe` has a password that everybody knows and may only PING. Commands and keys follow
 # src/holdfast/log; the tests of the event log run as these users. Redis 6.2 and later.
 set -eu
 umask 077
@@ -35,7 +36,7 @@ leader="+get +set +del +hgetall +hset +hdel +type +pexpire +pttl +time"
 reads="+xread +xreadgroup +xgroup +xack +xclaim +xautoclaim +xrange +xrevrange"
 
 cat > "$REDIS_RUN/users.acl" << ACL
-user default off
+user default off resetpass allchannels allkeys allcommands
 user probe on >probe resetchannels resetkeys -@all +ping
 user supervisor on #$supervisor resetchannels $keys:* -@all $both $leader $reads $shutdown
 user diagnostics on #$diagnostics resetchannels $keys:stream:findings $keys:stream:steps -@all $both
