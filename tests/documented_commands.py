@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -268,6 +269,10 @@ def _check_docker(arguments: list[str]) -> None:
                 _check_service(service)
         case ["compose", "kill" | "start", service]:
             _check_service(service)
+        case ["compose", "run", "--rm", "--no-deps", service, "cat", file]:
+            _check_service(service)
+            if not any(volume.split(":")[1] == str(Path(file).parent) for volume in _services()[service]["volumes"]):
+                raise Wrong(f"docker compose: {service} has no volume with {file}")
         case ["compose", "exec", service, "holdfast", *rest]:
             _check_service(service)
             _check_holdfast(rest)
@@ -275,8 +280,13 @@ def _check_docker(arguments: list[str]) -> None:
             raise Wrong(f"docker {shlex.join(arguments)}: no test knows this command")
 
 
+def _services() -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    return services
+
+
 def _check_service(name: str) -> None:
-    if name not in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]:
+    if name not in _services():
         raise Wrong(f"docker compose: there is no service {name}")
 
 

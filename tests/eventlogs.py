@@ -71,9 +71,9 @@ class MemoryBench:
 
 
 class RedisBench:
-    def __init__(self, url: str, **limits: Any) -> None:
-        """`limits` as for `redis_log`."""
-        self._open = partial(redis_log, url, **limits)
+    def __init__(self, url: str, *, client_url: str = "", **limits: Any) -> None:
+        """`limits` as for `redis_log`. `client_url`: of the logs; `url` is what operators and faults use."""
+        self._open = partial(redis_log, client_url or url, **limits)
         self._keys = Keys(FLEET)
         self._opened: list[RedisLog] = []
         self.redis = aioredis.Redis.from_url(url)

@@ -31,10 +31,14 @@ READERS: Mapping[str, frozenset[str]] = {
 COMPONENT = "app.kubernetes.io/component"
 
 
+DATA = Path(__file__).parent / "kubernetes" / "data"
+CERTIFICATE = "Certificate cert-manager.io/v1"
+
+
 @cache
 def _schemas() -> dict[str, Any]:
-    path = Path(__file__).parent / "kubernetes" / "data" / "schemas.json"
-    found: dict[str, Any] = json.loads(path.read_text())
+    found: dict[str, Any] = json.loads((DATA / "schemas.json").read_text())
+    found["kinds"][CERTIFICATE] = json.loads((DATA / "cert_manager.json").read_text())
     return found
 
 
@@ -86,21 +90,3 @@ def dangling(pod: Manifest) -> set[str]:
     """Return volumes that are mounted and not there, or there and not mounted."""
     mounted = {mount["name"] for each in containers(pod) for mount in each.get("volumeMounts", [])}
     return mounted ^ {volume["name"] for volume in pod["spec"].get("volumes", [])}
-
-
-def unsafe(pod: Manifest) -> list[str]:
-    """Return what the restricted pod security standard forbids."""
-    spec = pod["spec"]
-    context = spec.get("securityContext", {})
-    found = [field for field in ("hostPID", "hostIPC") if spec.get(field)]
-    if not context.get("runAsNonRoot"):
-        found.append("may run as root")
-    if context.get("seccompProfile", {}).get("type") != "RuntimeDefault":
-        found.append("seccomp is not RuntimeDefault")
-    if any("hostPath" in volume for volume in spec.get("volumes", [])):
-        found.append("hostPath")
-    for each in containers(pod):
-        own = each.get("securityContext", {})
-        if own.get("allowPrivilegeEscalation") is not False or own.get("capabilities") != {"drop": ["ALL"]}:
-            found.append(f"{each['name']} has privileges")
-    return found

@@ -22,6 +22,7 @@ from holdfast.domain.errors import HoldfastError
 T = TypeVar("T")
 
 JOB = "demo"
+ENDING = ("passwords", "job")  # when they are written; when the job ends, or when nobody answers any more
 LOSS_RANK = 1  # the last pipeline stage of the first replica writes the losses
 TIMEOUT_S = 180.0
 POLL_S = 0.25
@@ -87,8 +88,8 @@ class Compose:
         for container in self("ps", "--all", "-q").split():
             seen = json.loads(run("docker", "inspect", container))[0]
             service = seen["Config"]["Labels"]["com.docker.compose.service"]
-            if service == "job":
-                continue  # ends when the job does, or when nobody answers it any more
+            if service in ENDING:
+                continue
             if seen["State"]["Paused"]:
                 run("docker", "unpause", container)
             if not seen["NetworkSettings"]["Networks"]:
@@ -104,6 +105,15 @@ class Compose:
 
     def inside(self, service: str, *arguments: str) -> str:
         return run("docker", "exec", self.container(service), *arguments)
+
+    def containers(self) -> dict[str, str]:
+        """Return the containers that run, by service."""
+        found = {}
+        for container in self("ps", "-q").split():
+            seen = json.loads(run("docker", "inspect", container))[0]
+            if seen["State"]["Running"]:
+                found[seen["Config"]["Labels"]["com.docker.compose.service"]] = container
+        return found
 
     def keep_logs(self, directory: Path) -> None:
         """Each container's log in a file of its own, in place of those of the last time."""

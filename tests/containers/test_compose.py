@@ -168,6 +168,58 @@ def test_training_cannot_reach_redis(calm: Compose) -> None:
     calm.inside("supervisor-a", "python", "-c", program, "redis")  # as the program itself shows
 
 
+def test_nobody_in_the_stack_is_root_or_can_become_it(calm: Compose) -> None:
+    """By what the kernel says of the processes, as the engine's machine sees them."""
+    containers = calm.containers()
+    assert containers.keys() >= {"redis", "store", "diagnostics", "supervisor-a", "supervisor-b", "node-0", "spare"}
+    for service, container in containers.items():
+        processes = run("docker", "top", container, "-eo", "pid,uid").split("\n")[1:]
+        pids = [line.split()[0] for line in processes if line.strip()]
+        assert pids, service
+        for pid in pids:
+            try:
+                lines = (Path("/proc") / pid / "status").read_text().splitlines()
+            except FileNotFoundError:  # a probe that has ended meanwhile
+                continue
+            status = dict(line.split(":", 1) for line in lines)
+            assert "0" not in status["Uid"].split(), f"{service}: {status['Name'].strip()} is root"
+            assert {int(status[f"Cap{kind}"], 16) for kind in ("Prm", "Eff", "Inh", "Bnd", "Amb")} == {0}, service
+            assert status["NoNewPrivs"].strip() == "1", service
+    for service in ("redis", "diagnostics", "supervisor-a"):
+        with pytest.raises(AssertionError, match="Read-only file system"):
+            calm.inside(service, "sh", "-c", "echo text > /usr/text")
+
+
+def test_each_service_is_a_user_of_redis_and_nobody_else_is(calm: Compose) -> None:
+    with pytest.raises(AssertionError, match="NOAUTH"):
+        calm.inside(
+            "redis", "sh", "-c", "redis-cli info server | grep -q redis_version || { redis-cli info server; exit 1; }"
+        )
+    passwords = {
+        user: calm.inside(service, "cat", f"/var/lib/passwords/{user}/password")
+        for user, service in (("supervisor", "supervisor-a"), ("diagnostics", "diagnostics"))
+    }
+    assert len(set(passwords.values())) == 2
+    for user, password in passwords.items():
+        asked = calm.inside("redis", "redis-cli", "--no-auth-warning", "--user", user, "--pass", password, "FLUSHALL")
+        assert "NOPERM" in asked
+    for service, other in (("diagnostics", "supervisor"), ("supervisor-a", "diagnostics"), ("node-0", "supervisor")):
+        with pytest.raises(AssertionError, match=r"No such file or directory"):
+            calm.inside(service, "cat", f"/var/lib/passwords/{other}/password")
+
+
+def test_redis_reaches_nothing_outside_of_its_network(calm: Compose) -> None:
+    """Not even what supervisors reach by their other network. (The test's Redis image has Python.)"""
+    assert run("docker", "network", "inspect", "--format", "{{.Internal}}", f"{calm.project}_control").strip() == "true"
+    [address] = json.loads(run("docker", "inspect", calm.container("store")))[0]["NetworkSettings"]["Networks"].values()
+    program = "import socket, sys\nsocket.create_connection((sys.argv[1], 4443), 5)"
+    with pytest.raises(
+        AssertionError, match=r"TimeoutError|Network is unreachable|No route to host|Connection refused"
+    ):
+        calm.inside("redis", "python3", "-c", program, address["IPAddress"])
+    calm.inside("supervisor-a", "python3", "-c", program, address["IPAddress"])
+
+
 def test_training_goes_on_without_redis_and_so_does_the_supervisor_afterwards(calm: Compose) -> None:
     known = len(calm.incidents())
     before = calm.job()["generation"]

@@ -9,14 +9,22 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import certificates
 import charts
+import kube_schemas
 import pytest
+import redis_users
 import yaml
 from charts import CHART, KEPT, NAMESPACE, RELEASE, RENDERED, VALUES
 from kube_api import KubeApi, serving
 
+from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.identities import Role
 from holdfast.runtime.settings import ServiceSettings, read_settings
+from holdfast.runtime.tls import Tls
 from holdfast.supervisor.settings import SupervisorSettings
+
+SAN = {"DNS": "dnsNames", "IP": "ipAddresses", "URI": "uris"}  # OpenSSL's names of them → cert-manager's
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -46,7 +54,9 @@ def test_every_rendering_is_valid_safe_and_consistent(tmp_path: Path, name: str)
     own_redis = not name.startswith("external-redis")
     assert (("StatefulSet", "holdfast-redis") in kinds) is own_redis
     assert (("NetworkPolicy", "holdfast-redis") in kinds) is (own_redis and name != "small")
-    assert (("Certificate", "holdfast-tls") in kinds) is (name == "everything")
+    certificates = {each for kind, each in kinds if kind == "Certificate"}
+    roles = ("supervisor", "diagnostics", "agent") if name == "everything" else ()
+    assert certificates == {f"holdfast-{role}-tls" for role in roles}
     assert (("PodDisruptionBudget", "holdfast-supervisor") in kinds) is (name != "small")
     assert (("Secret", "holdfast-tokens") in kinds) is (name != "external-redis")
 
@@ -73,6 +83,8 @@ def test_services_would_start_with_their_environment(
         if manifest["kind"] != "StatefulSet" or manifest["metadata"]["name"] == "holdfast-redis":
             continue
         (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        digest = VALUES[name].get("image", {}).get("digest", "")
+        assert container["image"].endswith(f":7@{digest}" if digest else ":0.1.0")
         assert container["command"] == ["python", "-m", f"holdfast.{container['name']}"]
         with monkeypatch.context() as patch:
             for each in container["env"]:
@@ -97,7 +109,7 @@ def test_tokens_are_different_each_time_that_nothing_is_there(tmp_path: Path) ->
         return {str(value) for value in found[0]["data"].values()}
 
     first, second = tokens(), tokens()
-    assert len(first | second) == 6
+    assert len(first | second) == 8
 
 
 def test_tokens_that_are_there_are_kept(tmp_path: Path) -> None:
@@ -132,7 +144,7 @@ def test_tokens_that_are_there_are_kept(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (secret,) = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "Secret"]
     assert secret["data"].items() >= kept.items()
-    assert len(base64.b64decode(secret["data"]["redis-password"])) == 48
+    assert {len(base64.b64decode(secret["data"][f"redis-{user}-password"])) for user in charts.SETTINGS} == {48}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +154,20 @@ def test_tokens_that_are_there_are_kept(tmp_path: Path) -> None:
         ({}, "a" * 41, "at most 40 characters"),
         ({"supervisor": {"settings": {"NODE_HOLD_S": 300}}}, RELEASE, "want string"),
         ({"supervisor": {"setings": {}}}, RELEASE, "'setings' not allowed"),
+        ({"tls": {"certManager": {"issuer": "ca"}}}, RELEASE, "set tls.mode to certManager"),
+        ({"tls": {"mode": "certManager"}}, RELEASE, "set tls.certManager.issuer"),
+        ({"tls": {"existingSecret": "mine"}}, RELEASE, "set tls.mode to secret"),
+        ({"tls": {"mode": "secret", "secrets": {"supervisor": "mine"}}}, RELEASE, "set tls.secrets.diagnostics"),
+        (
+            {"tls": {"mode": "secret", "existingSecret": "mine", "certManager": {"issuer": "ca"}}},
+            RELEASE,
+            "set tls.mode to",
+        ),
+        (
+            {"fleet": "a..b", "tls": {"mode": "certManager", "certManager": {"issuer": "ca"}}},
+            RELEASE,
+            "without two dots",
+        ),
     ],
 )
 def test_wrong_values_are_refused_with_a_reason(
@@ -150,6 +176,84 @@ def test_wrong_values_are_refused_with_a_reason(
     done = template(tmp_path, values, release)
     assert done.returncode != 0
     assert reason in done.stderr
+
+
+def test_services_and_agents_accept_certificates_as_the_chart_asks_for_them(tmp_path: Path) -> None:
+    """Issued here with the names of the Certificates; each is good for its role, and for no other."""
+    certificates.make(tmp_path)
+    rendering = charts.load(template(tmp_path, VALUES["everything"]).stdout)
+    loaded: dict[str, Tls] = {}
+    for spec in (each["spec"] for each in rendering if each["kind"] == "Certificate"):
+        leaf = spec["secretName"].split("-")[1]
+        names = [f"{kind}:{name}" for kind, key in SAN.items() for name in spec.get(key, [])]
+        certificates.issue_for(tmp_path, leaf, *names)
+        settings = ServiceSettings(fleet="blue", **{**certificates.files(tmp_path, leaf)})  # type: ignore[arg-type]
+        tls = settings.tls
+        assert tls is not None
+        loaded[leaf] = tls
+    assert loaded.keys() == {"supervisor", "diagnostics", "agent"}
+    for leaf, tls in loaded.items():
+        assert tls.accepts.required, "nobody without an identity is let in"
+        for role, name in (
+            (Role.SUPERVISOR, ""),
+            (Role.DIAGNOSTICS, ""),
+            (Role.AGENT, "machine-7"),
+            (Role.OPERATOR, "ada"),
+        ):
+            if role == leaf:
+                tls.require(role, name)
+                continue
+            with pytest.raises(InvalidSpec, match="a certificate for holdfast://blue/"):
+                tls.require(role, name)
+
+
+def test_redis_starts_with_the_script_that_the_tests_of_its_users_start(tmp_path: Path) -> None:
+    """And the fault that shuts it down is a right of the supervisors only where the setting allows the fault."""
+    for setting, faults in (("no", "no"), ("restarted", "yes")):
+        values = {"supervisor": {"settings": {"FAULT_REDIS_KILL": setting}}}
+        rendering = [each for each in yaml.safe_load_all(template(tmp_path, values).stdout) if each]
+        [script] = [each["data"] for each in rendering if each["kind"] == "ConfigMap"]
+        assert script == {"redis.sh": redis_users.SCRIPT.read_text()}
+        [redis] = [
+            container
+            for manifest in rendering
+            for pod in kube_schemas.pods(manifest)
+            for container in kube_schemas.containers(pod)
+            if container["name"] == "redis"
+        ]
+        given = kube_schemas.environment(redis)
+        assert given == {
+            "REDIS_FLEET": "main",
+            "REDIS_SUPERVISOR_PASSWORD_FILE": "/etc/holdfast/passwords/supervisor",
+            "REDIS_DIAGNOSTICS_PASSWORD_FILE": "/etc/holdfast/passwords/diagnostics",
+            "REDIS_RUN": "/run/holdfast",
+            "REDIS_FAULTS": faults,
+        }
+        assert {each["mountPath"] for each in redis["volumeMounts"]} >= {
+            "/etc/holdfast/passwords",
+            "/run/holdfast",
+            "/data",
+        }
+
+
+def test_values_of_an_earlier_chart_render_as_the_defaults(tmp_path: Path) -> None:
+    """`helm upgrade --reuse-values` takes the old chart's defaults in place of the new one's: a value may be missing."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    values["tls"] = {"existingSecret": "", "certManager": {"issuer": "", "issuerKind": "Issuer"}}
+    del values["redis"]["externalUrlKeys"], values["image"]["digest"]
+    (chart / "values.yaml").write_text(yaml.safe_dump(values))
+    done = helm("template", RELEASE, str(chart), "--namespace", NAMESPACE)
+    assert done.returncode == 0, done.stderr
+    assert charts.load(done.stdout) == charts.load(template(tmp_path, {}).stdout)
+    issuer = "--set=tls.certManager.issuer=ca"
+    for option in (issuer, "--set=tls.existingSecret=mine"):
+        refused = helm("template", RELEASE, str(chart), "--namespace", NAMESPACE, option)
+        assert refused.returncode != 0
+        assert "set tls.mode to" in refused.stderr, "TLS is not turned off without a word"
+    done = helm("template", RELEASE, str(chart), "--namespace", NAMESPACE, issuer, "--set=tls.mode=certManager")
+    assert done.returncode == 0, done.stderr
 
 
 def test_helm_finds_nothing_to_say_against_the_chart() -> None:

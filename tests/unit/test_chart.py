@@ -13,6 +13,7 @@ from typing import Any
 import charts
 import jsonschema
 import kube_schemas
+import pod_security
 import pytest
 import yaml
 from charts import CHART, KEPT, RENDERED, SETTINGS
@@ -53,6 +54,10 @@ def test_values_keep_to_their_schema(name: str) -> None:
         {"fleet": "my fleet"},
         {"redis": {"externalUrl": "redis.example.com"}},
         {"tls": {"certManager": {"issuerKind": "CA"}}},
+        {"tls": {"mode": "cert-manager"}},
+        {"tls": {"secrets": {"agent": "mine"}}},
+        {"tls": {"certManager": {"duration": "30d"}}},
+        {"redis": {"externalUrlKeys": {"supervisors": "url"}}},
         {"networkPolicy": {"jobNamespaces": ["Team A"]}},
     ],
     ids=str,
@@ -100,6 +105,46 @@ def test_templates_set_only_variables_that_exist() -> None:
 @pytest.mark.parametrize("name", KEPT)
 def test_kept_renderings_are_valid_safe_and_consistent(name: str) -> None:
     charts.check(charts.load((RENDERED / f"{name}.yaml").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ("pod", {"hostNetwork": True}), ("pod", {"hostPID": True}), ("pod", {"hostIPC": True}),
+        ("pod", {"securityContext": {"runAsNonRoot": False}}), ("pod", {"securityContext": {"runAsUser": 0}}),
+        ("pod", {"securityContext": {"seccompProfile": {"type": "Unconfined"}}}),
+        ("pod", {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}),
+        ("pod", {"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}),
+        ("pod", {"securityContext": {"appArmorProfile": {"type": "Unconfined"}}}),
+        ("pod", {"securityContext": {"windowsOptions": {"hostProcess": True}}}),
+        ("pod", {"volumes": [{"name": "socket", "hostPath": {"path": "/var/run/docker.sock"}}]}),
+        ("pod", {"ephemeralContainers": [{"name": "debug"}]}),
+        ("container", {"privileged": True}), ("container", {"allowPrivilegeEscalation": True}),
+        ("container", {"capabilities": {"drop": []}}), ("container", {"capabilities": {"drop": ["ALL"], "add": ["SYSLOG"]}}),
+        ("container", {"procMount": "Unmasked"}), ("container", {"runAsUser": 0}), ("container", {"runAsNonRoot": False}),
+        ("container", {"seccompProfile": {"type": "Unconfined"}}),
+        ("ports", {"hostPort": 8471}), ("probe", {"host": "elsewhere"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_each_control_of_the_restricted_standard_is_checked(where: str, change: dict[str, Any]) -> None:
+    """Of the pods of supervisors, which keep to it, with one change."""
+    rendering = charts.load((RENDERED / "defaults.yaml").read_text())
+    pod = next(
+        pod for each in rendering for pod in kube_schemas.pods(each) if kube_schemas.component(pod) == "supervisor"
+    )
+    assert pod_security.violations(pod) == []
+    [container] = pod["spec"]["containers"]
+    match where:
+        case "pod":
+            pod["spec"] = merged(pod["spec"], change)
+        case "container":
+            container["securityContext"] |= change
+        case "ports":
+            container["ports"][0] |= change
+        case _:
+            container["livenessProbe"]["httpGet"] |= change
+    assert pod_security.violations(pod)
 
 
 def test_chart_images_and_package_have_one_version() -> None:

@@ -57,6 +57,98 @@ def test_only_supervisors_and_diagnostics_share_a_network_with_redis() -> None:
     assert "ports" not in SERVICES["redis"]
 
 
+ROOTLESS = ("0", "root", "")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_container_is_root_or_can_become_it(service: str) -> None:
+    """Ours by the image's user (`test_images_run_as_a_user_by_number`), others by the file, whatever their image says."""
+    about = SERVICES[service]
+    assert about["cap_drop"] == ["ALL"]
+    assert about["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "devices", "pid", "ipc"} & about.keys()
+    if not about["image"].startswith("holdfast/"):
+        assert about["user"].partition(":")[0] not in ROOTLESS
+    else:
+        assert "user" not in about
+
+
+def test_images_run_as_a_user_by_number() -> None:
+    """Each target that is built; what comes after USER needs no root."""
+    stages = re.split(r"^FROM ", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    named = {stage.splitlines()[0].split(" AS ")[1]: stage for stage in stages}
+    assert {service["build"]["target"] for service in SERVICES.values() if "build" in service} == {
+        "services",
+        "trainer",
+    }
+    assert re.findall(r"^USER (.*)$", named["services"], re.MULTILINE) == ["10001:10001"]
+    assert named["trainer"].startswith("services AS trainer")
+    assert "USER" not in named["trainer"]
+    after = named["services"].partition("USER 10001:10001")[2] + named["trainer"]
+    assert not re.search(r"^RUN", after, re.MULTILINE)
+
+
+def test_only_those_that_need_it_write_to_their_own_file_system() -> None:
+    """Workers write where their scripts want; the image of Grafana keeps its database in it."""
+    writable = {name for name, service in SERVICES.items() if not service.get("read_only")}
+    assert writable == {
+        "node-0",
+        "node-1",
+        "node-2",
+        "node-3",
+        "spare",
+        "job",
+        "collector",
+        "jaeger",
+        "prometheus",
+        "grafana",
+    }
+
+
+def test_each_password_is_in_the_hands_of_its_user_and_of_its_server() -> None:
+    holders: dict[str, set[str]] = {}
+    for name in SERVICES:
+        for source, _ in mounts(name):
+            if source.startswith("password-"):
+                holders.setdefault(source, set()).add(name)
+    assert holders == {
+        "password-supervisor": {"passwords", "redis", "supervisor-a", "supervisor-b"},
+        "password-diagnostics": {"passwords", "redis", "diagnostics"},
+        "password-grafana": {"passwords", "grafana"},
+    }
+    for name, service in SERVICES.items():
+        readers = [
+            volume for volume in service.get("volumes", []) if volume.startswith("password-") and name != "passwords"
+        ]
+        assert all(volume.endswith(":ro") for volume in readers), name
+        for user in ("supervisor", "diagnostics"):
+            assert (f"redis://{user}:" in str(service.get("command"))) is name.startswith(user), name
+    assert "redis://" not in (ROOT / ".env").read_text()
+
+
+def test_the_network_of_redis_leads_nowhere_else() -> None:
+    assert COMPOSE["networks"]["control"] == {"internal": True}
+    assert SERVICES["passwords"]["network_mode"] == "none"
+
+
+def test_grafana_asks_for_a_password() -> None:
+    given = SERVICES["grafana"]["environment"]
+    assert given["GF_AUTH_ANONYMOUS_ENABLED"] == "false"
+    assert "GF_AUTH_DISABLE_LOGIN_FORM" not in given
+    assert not [name for name in given if "ANONYMOUS" in name and name != "GF_AUTH_ANONYMOUS_ENABLED"]
+    source = {target: source for source, target in mounts("grafana")}["/run/passwords"]
+    assert (source, given["GF_SECURITY_ADMIN_PASSWORD__FILE"]) == ("password-grafana", "/run/passwords/password")
+    assert "GF_SECURITY_ADMIN_PASSWORD" not in given
+
+
+def test_what_has_no_login_is_published_on_loopback_only() -> None:
+    for name in ("grafana", "prometheus", "jaeger"):
+        assert all(port.startswith("127.0.0.1:") for port in SERVICES[name]["ports"])
+    published = {name for name, service in SERVICES.items() if service.get("ports")}
+    assert published == {"grafana", "prometheus", "jaeger", "supervisor-a", "supervisor-b"}
+    assert VARIABLES["PUBLISH"] == "127.0.0.1"
+
+
 def test_every_variable_is_set_and_every_setting_is_used() -> None:
     used = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)(?::\?[^}]*)?\}", (ROOT / "docker-compose.yml").read_text()))
     assert used <= VARIABLES.keys(), "docker-compose.yml asks for what .env does not set"
@@ -67,6 +159,8 @@ def test_profiles_that_are_on_exist_and_chaos_is_not_among_them() -> None:
     profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
     assert set(VARIABLES["COMPOSE_PROFILES"].split(",")) <= profiles - {"chaos"}
     assert SERVICES["chaos"]["profiles"] == ["chaos"]
+    holders = [name for name in SERVICES if "/var/run/docker.sock" in dict(mounts(name))]
+    assert holders == ["chaos"], "who has the engine's socket has the machine"
 
 
 def test_the_core_waits_for_nothing_of_a_profile() -> None:

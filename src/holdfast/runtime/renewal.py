@@ -14,7 +14,7 @@ import structlog
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime import metrics, telemetry
-from holdfast.runtime.tls import CA, CERT, KEY, Tls, lifetime_of, own_identities, read_pem, require_pair, state_of
+from holdfast.runtime.tls import CERT, Tls, lifetime_of, own_identities, read_files, require_pair, state_of
 
 log = structlog.get_logger("holdfast.runtime.renewal")
 
@@ -24,14 +24,14 @@ def renewed(tls: Tls) -> Tls:
     that are replaced one after the other, or a certificate that lacks an identity of the one before."""
     if (seen := state_of(tls.files)) == tls.seen or not all(seen):
         return tls
-    cert, key, ca = tls.files
+    cert = tls.files[0]
     try:
-        pem, key_pem = read_pem(CERT, cert), read_pem(KEY, key)
+        pem, key_pem, ca_pem, seen = read_files(tls.files)
         require_pair(pem, key_pem, cert)
         identities = own_identities(cert, pem, tls.accepts.fleet, tls.spiffe) if tls.checks_identities else ()
         if lost := set(tls.identities) - set(identities):
             raise InvalidSpec(CERT, str(cert), f"a certificate for {', '.join(sorted(each.uri for each in lost))}")
-        now = replace(tls, cert=pem, key=key_pem, ca=read_pem(CA, ca), seen=seen, identities=identities)
+        now = replace(tls, cert=pem, key=key_pem, ca=ca_pem, seen=seen, identities=identities)
     except InvalidSpec as error:
         log.warning("renewed certificate not used, the one before is", reason=str(error))
         return tls

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # imported on demand: a health check imports this module ever
 
 CERT, KEY, CA = "HOLDFAST_TLS_CERT", "HOLDFAST_TLS_KEY", "HOLDFAST_TLS_CA"
 IDENTITIES = "HOLDFAST_TLS_IDENTITIES"
+READ_TRIES_MAX = 5
 Demand = Literal["auto", "required", "optional"]
 
 
@@ -58,14 +59,13 @@ class Tls:
         if cert is None or key is None or ca is None:
             return None
         files = (cert, key, ca)
-        seen = state_of(files)  # first: what is replaced while it is read is read again
-        pem = read_pem(CERT, cert)
+        pem, key_pem, ca_pem, seen = read_files(files)
         identities = () if demand is None else own_identities(cert, pem, fleet, spiffe)
         required = demand == "required" or (demand == "auto" and bool(identities))
         fleets = {each.fleet for each in identities}
         accepts = Accepts(fleet or (fleets.pop() if len(fleets) == 1 else ""), required)
         checks = demand is not None
-        return cls(pem, read_pem(KEY, key), read_pem(CA, ca), files, seen, identities, accepts, spiffe, checks, crl)
+        return cls(pem, key_pem, ca_pem, files, seen, identities, accepts, spiffe, checks, crl)
 
     def require(self, role: Role, name: str = "") -> None:
         """Raises `InvalidSpec` if this side's certificate has identities, or must have one, and none of them is this one."""
@@ -153,6 +153,25 @@ def require_pair(cert: bytes, key: bytes, path: Path, variable: str = CERT, of_k
         raise InvalidSpec(variable, str(path), f"a PEM file with a certificate, and its key ({error})") from None
     if not same:
         raise InvalidSpec(variable, str(path), f"the certificate of the key in {of_key}")
+
+
+def read_files(files: tuple[Path, Path, Path]) -> tuple[bytes, bytes, bytes, tuple[tuple[int, ...], ...]]:
+    """Return certificate, key, CA, and the state of the files that they were read from. Raises `InvalidSpec`.
+
+    Files that are replaced while they are read are read again: the kubelet replaces all files of a mounted Secret at once, and
+    parts of two sets do not belong together. Files that change at each reading are used as they are read last."""
+    cert, key, ca = files
+    for last in (False,) * (READ_TRIES_MAX - 1) + (True,):
+        seen = state_of(files)
+        try:
+            read = read_pem(CERT, cert), read_pem(KEY, key), read_pem(CA, ca)
+        except InvalidSpec:
+            if last or state_of(files) == seen:
+                raise
+            continue
+        if last or state_of(files) == seen:
+            break
+    return *read, seen
 
 
 def state_of(files: Sequence[Path]) -> tuple[tuple[int, ...], ...]:

@@ -20,16 +20,41 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- define "holdfast.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- define "holdfast.tokens" -}}
 {{ .Values.tokens.existingSecret | default (printf "%s-tokens" (include "holdfast.name" .)) }}
 {{- end }}
 
+{{/* none, secret or certManager. Values that contradict it are errors: an upgrade must not turn TLS off without a word. */}}
+{{- define "holdfast.tlsMode" -}}
+{{- $mode := .Values.tls.mode | default "none" }}
+{{- $secrets := .Values.tls.secrets | default dict }}
+{{- $issuer := (.Values.tls.certManager | default dict).issuer }}
+{{- if and $issuer (ne $mode "certManager") }}
+{{- fail (printf "tls.certManager.issuer is set, and tls.mode is %q: set tls.mode to certManager" $mode) }}
+{{- end }}
+{{- if and (or .Values.tls.existingSecret $secrets.supervisor $secrets.diagnostics) (ne $mode "secret") }}
+{{- fail (printf "tls.existingSecret or tls.secrets is set, and tls.mode is %q: set tls.mode to secret" $mode) }}
+{{- end }}
+{{- if and (eq $mode "certManager") (not $issuer) }}
+{{- fail "tls.mode is certManager: set tls.certManager.issuer to the name of an issuer with a CA of its own" }}
+{{- end }}
+{{- if and (eq $mode "certManager") (or (contains ".." .Values.fleet) (hasSuffix "." .Values.fleet)) }}
+{{- fail (printf "fleet %q: cert-manager accepts it in no certificate; name the fleet without two dots in a row and without a dot at its end" .Values.fleet) }}
+{{- end }}
+{{- $mode }}
+{{- end }}
+
+{{/* The Secret with the certificate of a component: supervisor, diagnostics, or agent (empty in the mode secret). */}}
 {{- define "holdfast.tlsSecret" -}}
-{{- if .Values.tls.existingSecret }}{{ .Values.tls.existingSecret }}
-{{- else if .Values.tls.certManager.issuer }}{{ include "holdfast.name" . }}-tls
+{{- $mode := include "holdfast.tlsMode" .root }}
+{{- if eq $mode "certManager" }}{{ include "holdfast.name" .root }}-{{ .component }}-tls
+{{- else if and (eq $mode "secret") (ne .component "agent") }}
+{{- $secrets := .root.Values.tls.secrets | default dict }}
+{{- get $secrets .component | default .root.Values.tls.existingSecret
+  | required (printf "tls.mode is secret: set tls.secrets.%s, or tls.existingSecret for both services" .component) }}
 {{- end }}
 {{- end }}
 
@@ -124,15 +149,15 @@ securityContext:
 - {name: HOLDFAST_JOIN_TOKEN_FILE, value: /etc/holdfast/fleet/join-token}
 {{- if .root.Values.redis.externalUrlSecret }}
 - name: HOLDFAST_REDIS_URL
-  valueFrom: {secretKeyRef: {name: {{ .root.Values.redis.externalUrlSecret }}, key: redis-url}}
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.redis.externalUrlSecret }}, key: {{ get (.root.Values.redis.externalUrlKeys | default dict) .component | default "redis-url" }}}}
 {{- else if .root.Values.redis.externalUrl }}
 - {name: HOLDFAST_REDIS_URL, value: {{ .root.Values.redis.externalUrl | quote }}}
 {{- else }}
 - name: REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "holdfast.tokens" .root }}, key: redis-password}}
-- {name: HOLDFAST_REDIS_URL, value: "redis://:$(REDIS_PASSWORD)@{{ include "holdfast.name" .root }}-redis.{{ .root.Release.Namespace }}.svc:6379/0"}
+  valueFrom: {secretKeyRef: {name: {{ include "holdfast.tokens" .root }}, key: redis-{{ .component }}-password}}
+- {name: HOLDFAST_REDIS_URL, value: "redis://{{ .component }}:$(REDIS_PASSWORD)@{{ include "holdfast.name" .root }}-redis.{{ .root.Release.Namespace }}.svc:6379/0"}
 {{- end }}
-{{- if include "holdfast.tlsSecret" .root }}
+{{- if include "holdfast.tlsSecret" . }}
 - {name: HOLDFAST_TLS_CERT, value: /etc/holdfast/tls/tls.crt}
 - {name: HOLDFAST_TLS_KEY, value: /etc/holdfast/tls/tls.key}
 - {name: HOLDFAST_TLS_CA, value: /etc/holdfast/tls/ca.crt}
@@ -156,7 +181,7 @@ securityContext:
 {{- define "holdfast.volumes" -}}
 - name: fleet
   secret:
-    secretName: {{ include "holdfast.tokens" . }}
+    secretName: {{ include "holdfast.tokens" .root }}
     defaultMode: 0440
     items: [{key: join-token, path: join-token}]
 - name: tmp
