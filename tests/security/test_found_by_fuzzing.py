@@ -103,6 +103,12 @@ def test_a_job_file_with_a_text_that_is_tagged_as_a_date(tmp_path: Path) -> None
         jobfile.load_job(tmp_path / "job.yaml")
 
 
+def test_a_job_file_with_a_number_that_cannot_be_printed(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"name: a\nscript: /t.py\nnodes: 0x{'f' * 9000}\n")
+    with pytest.raises(InvalidSpec, match=r"nodes: <integer of 36000 bits> is not valid"):
+        jobfile.load_job(tmp_path / "job.yaml")
+
+
 @pytest.mark.parametrize("sizes", [[0.5, 0, 8, 0, 0], [0, 0, True, 0, 0]])
 def test_an_index_of_a_shard_has_whole_numbers(sizes: list[Any]) -> None:
     with pytest.raises(IntegrityError, match="not an integer"):
