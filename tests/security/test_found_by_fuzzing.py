@@ -11,6 +11,7 @@ from typing import Any
 
 import certificates
 import pytest
+from starlette.datastructures import Headers
 
 from holdfast.agent import preflight_checks
 from holdfast.agent.records import Unreadable, read_record
@@ -27,6 +28,8 @@ from holdfast.replicator.transport.strangers import Strangers
 from holdfast.runtime import revocation, tls
 from holdfast.runtime.api_tokens import read_tokens_file
 from holdfast.shards.slots import read_index
+from holdfast.stores.opening import parse_url
+from holdfast.supervisor.api import session
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.policies.script import PolicyScript
 from holdfast.train.build_locks import Holder
@@ -135,6 +138,16 @@ def test_addresses_that_sockets_accept() -> None:
         ("10.0.0.5", 8471),
         ("::1", 65535),
     ]
+
+
+def test_an_address_of_a_store_with_half_of_a_pair_of_brackets() -> None:
+    with pytest.raises(InvalidSpec, match="store"):
+        parse_url("gs://[bucket/prefix")
+
+
+def test_an_origin_with_half_of_a_pair_of_brackets_is_another_one() -> None:
+    """It was answered with 500, without a token."""
+    assert not session._same_origin(Headers({"origin": "http://[", "host": "test"}))
 
 
 # ---------------------------------------------------------------- files
