@@ -180,6 +180,7 @@ def _headers() -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
         "holdfast_session=1.2.3",
         "http://test",
         "https://elsewhere",
+        "http://[",
         "\x7f",
         "ä",
         "x" * 300,

@@ -11,6 +11,7 @@ from typing import Any
 
 import certificates
 import pytest
+from starlette.datastructures import Headers
 
 from holdfast.agent import preflight_checks
 from holdfast.agent.records import Unreadable, read_record
@@ -27,6 +28,8 @@ from holdfast.replicator.transport.strangers import Strangers
 from holdfast.runtime import revocation, tls
 from holdfast.runtime.api_tokens import read_tokens_file
 from holdfast.shards.slots import read_index
+from holdfast.stores.opening import parse_url
+from holdfast.supervisor.api import session
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.policies.script import PolicyScript
 from holdfast.train.build_locks import Holder
@@ -103,6 +106,12 @@ def test_a_job_file_with_a_text_that_is_tagged_as_a_date(tmp_path: Path) -> None
         jobfile.load_job(tmp_path / "job.yaml")
 
 
+def test_a_job_file_with_a_number_that_cannot_be_printed(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"name: a\nscript: /t.py\nnodes: 0x{'f' * 9000}\n")
+    with pytest.raises(InvalidSpec, match=r"nodes: <integer of 36000 bits> is not valid"):
+        jobfile.load_job(tmp_path / "job.yaml")
+
+
 @pytest.mark.parametrize("sizes", [[0.5, 0, 8, 0, 0], [0, 0, True, 0, 0]])
 def test_an_index_of_a_shard_has_whole_numbers(sizes: list[Any]) -> None:
     with pytest.raises(IntegrityError, match="not an integer"):
@@ -129,6 +138,16 @@ def test_addresses_that_sockets_accept() -> None:
         ("10.0.0.5", 8471),
         ("::1", 65535),
     ]
+
+
+def test_an_address_of_a_store_with_half_of_a_pair_of_brackets() -> None:
+    with pytest.raises(InvalidSpec, match="store"):
+        parse_url("gs://[bucket/prefix")
+
+
+def test_an_origin_with_half_of_a_pair_of_brackets_is_another_one() -> None:
+    """It was answered with 500, without a token."""
+    assert not session._same_origin(Headers({"origin": "http://[", "host": "test"}))
 
 
 # ---------------------------------------------------------------- files

@@ -43,9 +43,18 @@ class InvalidSpec(HoldfastError):
         self.where = where
 
 
+class _Shortened(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to print an integer of more than 4,300 digits, which YAML can contain in hexadecimal."""
+        try:
+            return super().repr_int(x, level)
+        except ValueError:
+            return f"<integer of {x.bit_length()} bits>"
+
+
 def _shown(value: object) -> str:
     # The length is limited during formatting, not after it: the complete repr of ten nested YAML aliases would fill the memory.
-    shorten = reprlib.Repr()
+    shorten = _Shortened()
     shorten.maxstring = shorten.maxother = shorten.maxlong = VALUE_CHARS_MAX
     shorten.maxlevel = 2
     return shorten.repr(value)

@@ -49,7 +49,10 @@ def open_store(url: str) -> ObjectStore:
 
 def parse_url(url: str) -> StoreUrl:
     """Parse a URL, without I/O. Raises InvalidSpec if it is not a store's URL."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket without its counterpart
+        raise InvalidSpec("store", url, _expected()) from None
     path = unquote(parts.path)
     kind = _kind(parts.scheme, url)
     is_directory = parts.scheme == "file" and path.startswith("/")

@@ -131,7 +131,10 @@ def _same_origin(headers: Headers) -> bool:
     origin = headers.get("origin")
     if origin is None:
         return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-    return urlsplit(origin).netloc == headers.get("host", "")
+    try:
+        return urlsplit(origin).netloc == headers.get("host", "")
+    except ValueError:  # a bracket without its counterpart: no browser has sent it
+        return False
 
 
 def _refusal(headers: Headers) -> str:
