@@ -59,7 +59,7 @@ def _openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)
 
 
-def issue_for(folder: Path, leaf: str, *, names: Sequence[str], begins_in_days: float, days: float) -> Path:
+def issue_at(folder: Path, leaf: str, *, names: Sequence[str], begins_in_days: float, days: float) -> Path:
     """One more leaf of the CA `ours`, which may have expired: `openssl x509` gives none of those."""
     ca = x509.load_pem_x509_certificate((folder / "ours-ca.pem").read_bytes())
     signer = serialization.load_pem_private_key((folder / "ours-ca.key").read_bytes(), None)

@@ -19,10 +19,11 @@ from fastapi import FastAPI
 from fleet import Fleet, job
 from fuzz import scratch
 
-from holdfast.agent.workers.logs import log_path, read_part
+from holdfast.agent.workers.logs import log_path, read_errors, read_part
 from holdfast.domain.errors import NotFound, Unavailable
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.gpus import GpuState
+from holdfast.domain.rank_reads import MeasuredRanks, RaisedError
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, INBOX
@@ -73,6 +74,14 @@ class _Agents:
         if node == "n0":
             return (GpuState(0, "GPU-1", BEGAN_AT, lost=False, temperature_c=61.0, memory_used=1 << 60),)
         raise NotFound(f"the agent of {node} is not connected")
+
+    async def read_ranks(self, node: str, job: str) -> MeasuredRanks:
+        if node == "n0":
+            return MeasuredRanks(1, (0,), (0.25,), (0.05,), (61.0,))
+        raise NotFound(f"the agent of {node} is not connected")
+
+    async def read_errors(self, node: str, job: str, generation: int) -> tuple[RaisedError, ...]:
+        return read_errors(self._logs, job, generation)
 
 
 @dataclass(slots=True)

@@ -130,7 +130,7 @@ async def test_a_certificate_that_is_not_valid_is_refused_with_its_reason(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], begins: int, days: int, said: str
 ) -> None:
     trust(monkeypatch, api_ca=own / "ours-ca.pem")
-    certificates.issue_for(own, "bad", names=names, begins_in_days=begins, days=days)
+    certificates.issue_at(own, "bad", names=names, begins_in_days=begins, days=days)
     files: dict[str, Any] = {"api_tls_cert": own / "bad.pem", "api_tls_key": own / "bad.key"}
     with capture_logs() as logs:
         async with serving(tmp_path, own, **files) as sup:

@@ -15,7 +15,6 @@ import pytest
 from replicator_node import JOB, TOKEN, Node, nodes
 from waiting import wait_until
 
-from holdfast.runtime.authority import Authority
 from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
 from holdfast.domain.generations import RankRestore, ShardSource
 from holdfast.replicator.sockets import OpenSockets
@@ -24,6 +23,7 @@ from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.secure import NotTls, Secure, own_tls
 from holdfast.replicator.wanted import Wanted
+from holdfast.runtime.authority import Authority
 from holdfast.runtime.authorization import Accepts
 from holdfast.runtime.identities import Identity, Role
 from holdfast.runtime.settings import ServiceSettings
@@ -38,7 +38,7 @@ def authority(tmp_path: Path) -> Authority:
 
 def issue(authority: Authority, where: Path, *identities: Identity) -> dict[str, str]:
     """Put a new certificate into the directory `where`. Returns the environment of who has it."""
-    pair = authority.issue(list(identities), ["localhost", "127.0.0.1"], 1)
+    pair = authority.issue(list(identities), (), 1)
     where.mkdir(exist_ok=True)
     (where / "tls.key").write_bytes(pair.key)
     (where / "tls.crt").write_bytes(pair.certificate)
@@ -76,6 +76,31 @@ def pair(authority: Authority, root: Path, **env: str) -> Iterator[tuple[Node, N
     finally:
         for node in made:
             node.stop()
+
+
+def invited(authority: Authority, where: Path, name: str) -> dict[str, str]:
+    """As `issue`, for a node that has joined by an invitation: an enrolment CA has signed its certificate."""
+    enrolment = authority.create_enrolment_ca(where.parent / f"enrolment-{name}", 5)
+    env = issue(enrolment, where, agent(name))
+    shutil.copy(authority.directory / "ca.crt", where / "ca.crt")
+    return env
+
+
+def test_nodes_that_have_joined_by_invitation_exchange_shards(tmp_path: Path, authority: Authority) -> None:
+    """Each from another supervisor, which has an enrolment CA of its own."""
+    a, b = (Node(name, tmp_path / name, **invited(authority, tmp_path / f"tls-{name}", name)) for name in ("a", "b"))
+    try:
+        a.start()
+        b.start()
+        a.configure()
+        b.configure(ranks=(1,))
+        key = a.save(a.images(), 7)
+        record = a.wait_for(key, "disk")
+        (staged,) = b.stage_all(RankRestore(0, key, record.digest, (a.source,), root=record.root))
+        assert staged.source == "a"
+    finally:
+        a.stop()
+        b.stop()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from invited import JOIN_TOKEN, Fleet, Pki, fleet, in_thread, loaded, started, tls_of
 from structlog.testing import capture_logs
 from supervising import facts
@@ -387,15 +387,15 @@ async def test_nobody_renews_the_certificate_of_another_node(own_pki: Pki, tmp_p
 # ---------------------------------------------------------------- a stolen supervisor
 
 
-def stolen(pki: Pki, leaf: str, identity: Identity) -> Tls:
+def stolen(pki: Pki, leaf: str, identity: Identity, *, dns: str = "localhost", common_name: str = "") -> Tls:
     """A certificate that a thief of the enrolment CA's key makes, with whatever he likes in it."""
     key = ec.generate_private_key(ec.SECP256R1())
     signer = cast(Any, serialization.load_pem_private_key((pki.enrolment.directory / "ca.key").read_bytes(), None))
     issuer = x509.load_pem_x509_certificate(pki.enrolment.certificate)
-    names = [x509.DNSName("localhost"), URI(identity.uri)]
+    names = [*([x509.DNSName(dns)] if dns else []), URI(identity.uri)]
     made = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else []))
         .issuer_name(issuer.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -415,8 +415,13 @@ def stolen(pki: Pki, leaf: str, identity: Identity) -> Tls:
     return loaded(**pki.files(leaf))
 
 
-async def test_who_has_the_enrolment_ca_can_be_a_node_and_no_supervisor(own_pki: Pki, tmp_path: Path) -> None:
-    false_supervisor = stolen(own_pki, "false", Identity("main", Role.SUPERVISOR))
+@pytest.mark.parametrize(
+    "names", [{"dns": "localhost"}, {"dns": "", "common_name": "localhost"}], ids=["as host", "as common name"]
+)
+async def test_who_has_the_enrolment_ca_can_be_a_node_and_no_supervisor(
+    own_pki: Pki, tmp_path: Path, names: dict[str, str]
+) -> None:
+    false_supervisor = stolen(own_pki, "false", Identity("main", Role.SUPERVISOR), **names)
     own_pki.issue("node-9", Identity("main", Role.AGENT, "node-9"))
     victim = own_pki.tls("node-9")
     async with listen("localhost:0", lambda _: None, services=[], tls=false_supervisor) as server:
@@ -431,7 +436,7 @@ async def test_who_has_the_enrolment_ca_can_be_a_node_and_no_supervisor(own_pki:
                 async with false.http() as http:
                     await http.get("/v1/version")
         # what remains: he is any node
-        tls = stolen(own_pki, "any", Identity("main", Role.AGENT, "node-7"))
+        tls = stolen(own_pki, "any", Identity("main", Role.AGENT, "node-7"), dns="")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(an_agent(one.sup.control, tls, "node-7").run)
 

@@ -7,8 +7,8 @@ fleet         the name of the fleet
 issued.jsonl  one line for each certificate; keys of certificates are not kept
 
 An *enrolment CA* is such a directory as well, for HOLDFAST_CA_DIR of a supervisor: its certificate is signed by the fleet's CA,
-and what it signs is valid for clients only, whatever the certificates say. Who reads its ca.key can be every node, but no
-service. Its crl.pem has its certificate behind the list, so that those who know the fleet's CA can check it.
+and what it signs is valid for no host, whatever the certificates say (name constraints). Who reads its ca.key can be every
+node, but no service. Its crl.pem has its certificate behind the list, so that those who know the fleet's CA can check it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from cryptography import x509
@@ -40,6 +40,13 @@ BACKDATED = timedelta(minutes=5)  # clocks of machines differ
 CA_DIR = "HOLDFAST_CA_DIR"
 ENROLMENT = "enrolment"  # in place of an identity, in the list of what was issued
 SERIAL_CHARS_MIN = 6  # of a beginning that names a certificate
+
+# Name constraints that exclude every DNS name and IP address.
+_EVERY_HOST = (
+    x509.DNSName(""),
+    x509.IPAddress(ip_network("0.0.0.0/0")),
+    x509.IPAddress(ip_network("::/0")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +93,13 @@ class Authority:
         self._key = key
 
     @property
-    def signs_clients_only(self) -> bool:
-        """Whether it is an enrolment CA."""
+    def is_for_enrolment(self) -> bool:
+        """Whether no certificate that it signs is valid for a host."""
         try:
-            usage = self._certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            limits = self._certificate.extensions.get_extension_for_class(x509.NameConstraints).value
         except x509.ExtensionNotFound:
             return False
-        return list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+        return set(_EVERY_HOST) <= set(limits.excluded_subtrees or ())
 
     def chain_below(self, trusted: bytes) -> bytes:
         """Return the PEM certificates between what it signs and the CAs in `trusted` (PEM): none, or its own. Raises
@@ -135,7 +142,9 @@ class Authority:
         return made
 
     def create_enrolment_ca(self, directory: Path, days: int) -> Authority:
-        """Make a CA in `directory` that signs certificates of clients only. Raises `Conflict` if the directory has one."""
+        """Make a CA in `directory` whose certificates are for nodes and for no host: replicators serve each other and know
+        each other by identities, and who connects to a service or the API looks for the name of a host. Raises `Conflict` if
+        the directory has one."""
         make_private(directory)
         if (directory / KEY).exists():
             raise Conflict(f"{directory} has a CA, and what it has signed would be worth nothing: choose another --out")
@@ -154,7 +163,7 @@ class Authority:
             _builder(name, self._certificate.subject, key.public_key(), now, expires)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+            .add_extension(x509.NameConstraints(None, _EVERY_HOST), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
@@ -168,16 +177,18 @@ class Authority:
 
     def issue(self, identities: Sequence[Identity], names: Sequence[str], days: int) -> Pair:
         """Make a certificate for client and server. `names`: DNS names and IP addresses of the server. Raises `InvalidSpec`."""
-        if self.signs_clients_only and (others := [each for each in identities if each.role is not Role.AGENT]):
+        if self.is_for_enrolment and (others := [each for each in identities if each.role is not Role.AGENT]):
             raise InvalidSpec(
                 "identity", others[0].local, "agent/NODE: an enrolment CA signs no certificates of services"
             )
+        if self.is_for_enrolment and names:
+            raise InvalidSpec("--host", names[0], "none: an enrolment CA signs no certificates of hosts")
         key = ec.generate_private_key(ec.SECP256R1())
         certificate, record = self._sign(key.public_key(), identities, names, timedelta(days=days))
         return Pair(self._with_chain(certificate), _pem(key), record)
 
     def sign_agent(self, key: ec.EllipticCurvePublicKey, identity: Identity, life: timedelta) -> tuple[bytes, Record]:
-        """Make a certificate for a key that its node has made, for clients only. Returns its PEM. Raises `InvalidSpec`."""
+        """Make a certificate for a key that its node has made, and for no host. Returns its PEM. Raises `InvalidSpec`."""
         certificate, record = self._sign(key, (identity,), (), life)
         return certificate.public_bytes(serialization.Encoding.PEM), record
 
@@ -187,8 +198,7 @@ class Authority:
         now = datetime.now(UTC)
         expires = self._expiry(now, life)
         uris = [x509.UniformResourceIdentifier(each.uri) for each in identities]
-        serves = bool(names) or any(each.role is not Role.AGENT for each in identities)
-        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if serves else [])]
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identities[0].local[:64])])
         certificate = (
             _builder(subject, self._certificate.subject, key, now, expires)
@@ -216,7 +226,7 @@ class Authority:
 
     def _with_chain(self, certificate: x509.Certificate) -> bytes:
         own = certificate.public_bytes(serialization.Encoding.PEM)
-        return own + self.certificate if self.signs_clients_only else own
+        return own + self.certificate if self.is_for_enrolment else own
 
     @property
     def certificate(self) -> bytes:
@@ -286,7 +296,7 @@ class Authority:
         for entry in entries:
             builder = builder.add_revoked_certificate(entry)
         crl = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        signer = self.certificate if self.signs_clients_only else b""
+        signer = self.certificate if self.is_for_enrolment else b""
         write_whole(self.directory / CRL, crl + signer, durable=True)
 
     @contextmanager

@@ -83,7 +83,7 @@ def test_the_certificate_of_the_api_is_looked_at(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("HOLDFAST_API_TLS_CERT", raising=False)
     assert list(doctor._api_certificate()) == []
     certificates.make(tmp_path)
-    certificates.issue_for(tmp_path, "old", names=["localhost"], begins_in_days=-3, days=2)
+    certificates.issue_at(tmp_path, "old", names=["localhost"], begins_in_days=-3, days=2)
     levels = {}
     for leaf in ("ours", "old", "gone"):
         monkeypatch.setenv("HOLDFAST_API_TLS_CERT", str(tmp_path / f"{leaf}.pem"))

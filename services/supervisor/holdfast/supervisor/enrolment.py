@@ -54,7 +54,7 @@ class Issuer:
         self._trusted = trusted
         self._life = timedelta(seconds=life_s)
         self._authority.chain_below(self.ca)
-        if not self._authority.signs_clients_only:
+        if not self._authority.is_for_enrolment:
             log.warning(
                 "this supervisor can sign certificates of services",
                 directory=str(directory),
