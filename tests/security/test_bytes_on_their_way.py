@@ -1,20 +1,17 @@
 """Whoever stands between two machines and changes bytes so that every checksum still matches is found by the digests.
 
 A CRC is linear: adding a multiple of its polynomial to a span changes the bytes, and neither the checksum of the span nor that
-of the tensors or of the file. `changed` does that, and `relay` does it to a connection of the data plane."""
+of the tensors or of the file. `changed` does that, and `relayed` does it to a connection of the data plane."""
 
 from __future__ import annotations
 
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from relays import relayed
 from replicator_node import JOB, TOKEN, Node, nodes
 from waiting import wait_until
 
@@ -46,42 +43,6 @@ def test_the_attack_is_one() -> None:
     data = bytes(range(256)) * 20
     assert changed(data) != data
     assert crc32c(changed(data)) == crc32c(data)
-
-
-@contextmanager
-def relay(endpoint: str, spoil: Callable[[bytes], bytes]) -> Iterator[str]:
-    """The address of somebody in the middle who passes everything on, changed by `spoil`."""
-    host, _, port = endpoint.rpartition(":")
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(spoil(data))
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def serve() -> None:
-        while True:
-            try:
-                inner, _ = listener.accept()
-            except OSError:
-                return
-            with inner, socket.create_connection((host, int(port))) as outer:
-                up = threading.Thread(target=pump, args=(inner, outer))
-                up.start()
-                pump(outer, inner)
-                up.join()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
 
 
 MARK = b"weights that are worth something"
@@ -122,7 +83,7 @@ def test_weights_that_a_relay_changes_are_not_restored(tmp_path: Path) -> None:
         key, record = save(a)
         assert record.root
         inbox = FileTier("disk", tmp_path / "inbox")
-        with relay(a.endpoint, spoil) as way, pytest.raises(HoldfastError, match="right checksum and a wrong digest"):
+        with relayed(a.endpoint, spoil) as way, pytest.raises(HoldfastError, match="right checksum and a wrong digest"):
             fetch(ShardSource("a", way), Wanted(key, record.digest, record.root), inbox)
         assert not inbox.shards(JOB)
         # What the attack has left is not what a later transfer goes on from.
@@ -137,7 +98,7 @@ def test_the_checksums_alone_do_not_see_the_change(tmp_path: Path) -> None:
         a.configure()
         key, record = save(a)
         assert not record.root
-        with relay(a.endpoint, spoil) as way:
+        with relayed(a.endpoint, spoil) as way:
             path = fetch(ShardSource("a", way), Wanted(key, record.digest), FileTier("disk", tmp_path / "inbox"))
         assert path.read_bytes() != a.shard_file(key).read_bytes()
 
@@ -147,7 +108,7 @@ def test_a_node_restores_from_an_honest_source_instead(tmp_path: Path) -> None:
         a.configure()
         b.configure(ranks=(1,))
         key, record = save(a)
-        with relay(a.endpoint, spoil) as way:
+        with relayed(a.endpoint, spoil) as way:
             sources = (ShardSource("relay", way), a.source)
             (staged,) = b.stage_all(RankRestore(0, key, record.digest, sources, root=record.root))
         assert staged.source == "a"
@@ -157,7 +118,7 @@ def test_a_node_restores_from_an_honest_source_instead(tmp_path: Path) -> None:
 def test_the_copy_that_a_peer_receives_is_compared_too(tmp_path: Path) -> None:
     with nodes(tmp_path, "a", "b") as (a, b):
         b.configure(ranks=(1,))
-        with relay(b.endpoint, spoil) as way:
+        with relayed(b.endpoint, spoil) as way:
             a.configure(peers=(ShardSource("b", way),))
             save(a)
             wait_until(lambda: "right checksum and a wrong digest" in a.log, description="the refusal", timeout_s=60)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from relays import relayed
 from replicator_node import JOB, TOKEN, Node, nodes
 from waiting import wait_until
 
@@ -106,37 +107,14 @@ def test_nodes_that_have_joined_by_invitation_exchange_shards(tmp_path: Path, au
 @contextmanager
 def overheard(endpoint: str) -> Iterator[tuple[str, bytearray]]:
     """The address of a wire to `endpoint`, and the bytes that are seen on it."""
-    host, _, port = endpoint.rpartition(":")
-    listener = socket.create_server(("127.0.0.1", 0))
     seen = bytearray()
 
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                seen.extend(data)
-                sink.sendall(data)
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+    def passing(data: bytes) -> bytes:
+        seen.extend(data)
+        return data
 
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                inner, _ = listener.accept()
-                with inner, socket.create_connection((host, int(port))) as outer:
-                    up = threading.Thread(target=pump, args=(inner, outer))
-                    up.start()
-                    pump(outer, inner)
-                    up.join()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{listener.getsockname()[1]}", seen
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
+    with relayed(endpoint, passing) as way:
+        yield way, seen
 
 
 def test_a_shard_is_fetched_and_nothing_of_it_can_be_read_on_the_way(tmp_path: Path, authority: Authority) -> None:
