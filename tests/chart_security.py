@@ -94,7 +94,6 @@ def _certificates_are_their_roles(manifests: list[Manifest], release: str, names
         if identity.role is Role.AGENT:
             assert identity.name == "*"
             assert not {"dnsNames", "ipAddresses"} & spec.keys(), "it is nobody's server"
-            assert "server auth" not in spec["usages"]
         else:
             assert mounted[identity.role] == spec["secretName"]
             assert f"*.{release}-{identity.role}.{namespace}.svc" in spec["dnsNames"]

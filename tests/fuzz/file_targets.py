@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import zlib
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from holdfast.runtime.api_tokens import ApiRole, ApiToken, read_tokens_file
 from holdfast.runtime.fleet import read_tokens
 from holdfast.shards import Manifest, Reader
 from holdfast.shards.layout import PAGE, Header, Stamp, pack_header, parse_header
+from holdfast.shards.manifest import DIGEST_BYTES
 from holdfast.shards.sealed import seal
 from holdfast.shards.slots import read_index
 from holdfast.stores.layout import CheckpointManifest
@@ -88,7 +90,13 @@ def _is_plain(document: Any) -> bool:
 
 
 def _manifests() -> st.SearchStrategy[bytes]:
-    return _sealed("manifest", json.loads(dumped(asdict(_shard()[1]))))
+    """Beside its fields, a manifest has the digests of its spans."""
+    manifest = _shard()[1]
+    digests = [bytes(DIGEST_BYTES * len(manifest.spans)), b"", b"no whole digests"]
+    texts = st.one_of(st.sampled_from(digests).map(lambda raw: base64.b64encode(raw).decode()), st.text(max_size=8))
+    fields = documents(json.loads(manifest.encode())["manifest"]).filter(_is_plain)
+    whole = st.builds(lambda document, text: seal("manifest", document, {"blake3": text}), fields, texts)
+    return st.one_of(_sealed("manifest", json.loads(manifest.encode())["manifest"]), whole, damaged(whole))
 
 
 def _checkpoints() -> st.SearchStrategy[bytes]:

@@ -218,6 +218,7 @@ async def _made() -> World:
         "attempt": ("1",),
         "step": ("20", "10"),
         "rank": ("0", "2"),
+        "invite": ("3f0c5e7a91d2",),
     }
     made = World(app, http, log, state, parts, given, names, state, backend)
     return made

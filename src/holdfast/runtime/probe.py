@@ -50,7 +50,8 @@ def _http(url: str, timeout_s: float, trust: Trust) -> str:
         with opener.open(url, timeout=timeout_s):
             return ""
     except urllib.error.HTTPError as error:
-        return f"HTTP {error.code} {error.read(200).decode(errors='replace')}"
+        with error:  # it holds the connection
+            return f"HTTP {error.code} {error.read(200).decode(errors='replace')}"
     except (OSError, http.client.HTTPException) as error:
         if refusal := trust.refusal(error):
             return refusal

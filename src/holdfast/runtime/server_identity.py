@@ -22,6 +22,7 @@ from holdfast.runtime.revocation import revocations_of, serial_of, shown
 from holdfast.runtime.tls import Tls
 
 LOOK_TIMEOUT_S = 3.0
+_HOSTS = frozenset({"DNS", "IP Address"})
 
 
 async def look(endpoint: str, tls: Tls, role: Role) -> bytes:
@@ -29,17 +30,20 @@ async def look(endpoint: str, tls: Tls, role: Role) -> bytes:
     have one, so that any certificate of the CA will do. Raises `OtherRole` with the reason if not,
     and `AioRpcError` if the server does not answer or its certificate is not of the CA."""
     certificate, fields = await _presented(endpoint, tls)
-    uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
+    names: list[tuple[str, str]] = list(fields.get("subjectAltName", ()))
     try:
-        return _checked(endpoint, tls, role, certificate, uris)
+        return _checked(endpoint, tls, role, certificate, names)
     except InvalidSpec as error:
         raise OtherRole(f"{endpoint}: {error}") from None
 
 
-def _checked(endpoint: str, tls: Tls, role: Role, certificate: bytes, uris: list[str]) -> bytes:
-    identities = identities_in(uris, tls.accepts.fleet, tls.spiffe)
+def _checked(endpoint: str, tls: Tls, role: Role, certificate: bytes, names: list[tuple[str, str]]) -> bytes:
+    identities = identities_in([name for kind, name in names if kind == "URI"], tls.accepts.fleet, tls.spiffe)
     if reason := refusal_of_roles(identities, tls.accepts, frozenset({role}), f"{endpoint} must be a server for"):
         raise OtherRole(reason)
+    if identities and not any(kind in _HOSTS for kind, _ in names):
+        # gRPC would compare the common name, which name constraints of a CA do not cover.
+        raise OtherRole(f"the certificate of {endpoint} has no DNS name and no IP address")
     pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
     if (revoked := revocations_of(tls)) is not None and (serial := serial_of(pem)) in revoked:
         raise OtherRole(f"the certificate of {endpoint} (serial number {shown(serial)}) was revoked")

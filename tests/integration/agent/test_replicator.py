@@ -33,7 +33,7 @@ def nothing(image: Image) -> None:
 def kill(root: Path) -> None:
     """The replicator of `running(root)`. That of an earlier test may still be ending."""
     children = (each for each in psutil.Process().children() if "holdfast.replicator" in each.cmdline())
-    (child,) = (each for each in children if each.environ()["HOLDFAST_DISK_DIR"] == str(root / "disk"))
+    (child,) = (each for each in children if each.environ().get("HOLDFAST_DISK_DIR") == str(root / "disk"))
     child.kill()
 
 

@@ -104,7 +104,7 @@ def test_a_fault_that_is_not_over_counts_for_one_of_the_two() -> None:
     found = made([incident(1, 10.0), incident(99, None)])
     assert (found.all_faults.count, found.all_faults.repaired) == (2, 1)
     assert found.all_faults.mttr_s == 10.0
-    assert found.notes == ("1 of the faults are not over yet: they count for MTBF, not for MTTR.",)
+    assert found.notes == ("Faults that are not over yet, and count for MTBF, not for MTTR: 1.",)
 
 
 def test_what_is_not_measured_is_not_a_number() -> None:

@@ -153,7 +153,7 @@ def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> 
         notes.append(f"{len(ended)} of the faults ended the job: their cost and MTTR are not known.")
     open_ = [each for each in faults if each["state"] not in ("resolved", "failed")]
     if open_:
-        notes.append(f"{len(open_)} of the faults are not over yet: they count for MTBF, not for MTTR.")
+        notes.append(f"Faults that are not over yet, and count for MTBF, not for MTTR: {len(open_)}.")
     return Report(
         job=str(job["name"]),
         phase=str(job["phase"]),
