@@ -425,7 +425,7 @@ async def test_who_has_the_enrolment_ca_can_be_a_node_and_no_supervisor(
     own_pki.issue("node-9", Identity("main", Role.AGENT, "node-9"))
     victim = own_pki.tls("node-9")
     async with listen("localhost:0", lambda _: None, services=[], tls=false_supervisor) as server:
-        with pytest.raises((grpc.aio.AioRpcError, OtherRole), match="CERTIFICATE_VERIFY_FAILED|no DNS name"):
+        with pytest.raises((grpc.aio.AioRpcError, OtherRole), match=r"CERTIFICATE_VERIFY_FAILED|no DNS name"):
             async with connected(server.endpoint, victim, Role.SUPERVISOR):
                 pass
     async with fleet(tmp_path / "a", own_pki) as one:
