@@ -31,6 +31,10 @@ from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, INBOX
 from holdfast.log.protocol import Entry
+from holdfast.runtime.api_tokens import TokensFile
+from holdfast.supervisor.alerts.alert import Topic
+from holdfast.supervisor.alerts.sender import Alerts
+from holdfast.supervisor.alerts.targets import Notifier
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.api.server import bind, serving, url_of
@@ -240,17 +244,21 @@ class Site:
 
 
 @contextmanager
-def served(world: World, directory: Path, *, token: str = "") -> Iterator[Site]:
+def served(
+    world: World, directory: Path, *, token: str = "", tokens: TokensFile | None = None, alerts: Sequence[Notifier] = ()
+) -> Iterator[Site]:
     """The API in a thread of its own, on a free port."""
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(_serving(world, directory, token)) as (url, log),
+        portal.wrap_async_context_manager(_serving(world, directory, token, tokens, alerts)) as (url, log),
     ):
         yield Site(url, world, directory / "logs", log, portal)
 
 
 @asynccontextmanager
-async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[tuple[str, MemoryLog]]:
+async def _serving(
+    world: World, directory: Path, token: str, tokens: TokensFile | None, alerts: Sequence[Notifier]
+) -> AsyncIterator[tuple[str, MemoryLog]]:
     history = await SqliteHistory.open(directory / "history.sqlite3")
     await history.add_events([EventEntry(f"{n}-0", record) for n, record in enumerate(world.records, 1)], "0")
     await history.add_steps(world.steps, "0")
@@ -276,13 +284,14 @@ async def _serving(world: World, directory: Path, token: str) -> AsyncIterator[t
             return await to_thread.run_sync(read_errors, directory / "logs", job, generation)
 
     backend = Backend(
-        identity=Identity("supervisor-a", "0.1.0", token),
+        identity=Identity("supervisor-a", "0.1.0", token, tokens),
         log=log,
         history=history,
         look=look,
         progress=progress,
         policies=policies,
         agents=Agents,
+        alerts=Alerts(log, alerts, [Topic.FAILED, Topic.WAITING], consumer="supervisor-a"),
     )
     listener = bind("127.0.0.1:0")
     url = url_of(listener)

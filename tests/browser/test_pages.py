@@ -14,6 +14,8 @@ from pages import Scheme, examine, opened, visit
 from playwright.sync_api import Browser, Page, expect
 
 from holdfast.cli.api_token import sign_in_link
+from holdfast.runtime.api_tokens import ApiRole, TokensFile, added, text_of
+from holdfast.supervisor.alerts.targets import Webhook
 from holdfast.supervisor.protocol import JobChanged, JobPhase, JobStopRequested, ResizeRequested
 
 core = pytest.mark.core
@@ -413,6 +415,30 @@ def test_sign_in_by_token_without_a_prompt_and_out_again(chromium: Browser, tmp_
         visit(page, site.url, "settings")
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_label("API token")).to_be_visible()
+
+
+@core
+def test_settings_show_whose_tokens_there_are_and_who_is_told(chromium: Browser, tmp_path: Path) -> None:
+    tokens, ada = added((), "ada", ApiRole.OPERATOR, 1_700_000_000.0)
+    tokens, eve = added(tokens, "eve", ApiRole.VIEWER, 1_700_000_000.0, 4_000_000_000.0)
+    file = tmp_path / "tokens.json"
+    file.write_bytes(text_of(tokens))
+    hook = Webhook("https://user:secret@hooks.example.org/x", secret="", source="/holdfast/main", link="")
+    with browsed.served(browsed.empty(), tmp_path, tokens=TokensFile(file), alerts=[hook]) as site:
+        with opened(chromium) as page:
+            page.goto(sign_in_link(site.url, ada))
+            expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
+            visit(page, site.url, "settings")
+            expect(page.get_by_role("group", name="Tokens")).to_contain_text("eve")
+            expect(page.locator("main")).to_contain_text("https://hooks.example.org")
+            assert "user:secret" not in page.content()
+            examine(page, "1440 light/settings of an operator")
+        with opened(chromium) as page:
+            page.goto(sign_in_link(site.url, eve))
+            expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
+            visit(page, site.url, "settings")
+            expect(page.locator("main")).to_contain_text("Signed in as eve, with role viewer.")
+            expect(page.get_by_role("group", name="Tokens")).to_have_count(0)
 
 
 @core

@@ -114,6 +114,11 @@ class TokensFile:
         found = self._tokens.get(digest_of(token))
         return None if found is None or found.is_over(now) else found
 
+    def all(self) -> tuple[ApiToken, ...]:
+        """Every token, by name. Those that are over are among them."""
+        self._refresh()
+        return tuple(sorted(self._tokens.values(), key=lambda each: each.name))
+
     def _refresh(self) -> None:
         if (seen := _state(self._path)) == self._seen:
             return

@@ -35,7 +35,7 @@ OPERATORS = {
     "POST /v1/jobs/{name}/faults", "POST /v1/nodes/{name}/cordon", "POST /v1/nodes/{name}/uncordon",
     "POST /v1/nodes/{name}/restart-agent", "PUT /v1/nodes/{name}/notices/{source}",
     "DELETE /v1/nodes/{name}/notices/{source}", "POST /v1/nodes/{name}/repair", "POST /v1/breaker/reset",
-    "POST /v1/alerts/test", "GET /v1/audit",
+    "POST /v1/alerts/test", "GET /v1/audit", "GET /v1/people",
 }  # fmt: skip
 ADMINS = {"GET /v1/invites", "POST /v1/invites", "DELETE /v1/invites/{invite}"}
 
@@ -181,3 +181,17 @@ async def test_the_digest_of_a_token_is_no_token(api: Any, people: People) -> No
     digest = re.findall(r'"digest": "(\w+)"', people.path.read_text())[0]
     assert (await api.http.get("/v1/jobs", headers={"Authorization": f"Bearer {digest}"})).status_code == 401
     assert not any(token in people.path.read_text() for token in people.of.values())
+
+
+async def test_who_may_use_the_api_is_shown_to_operators_without_secrets(api: Any, people: People) -> None:
+    answer = await api.http.get("/v1/people", headers=people.header("operator"))
+    body = answer.json()
+    assert body["admin_token"] is True
+    assert [(each["name"], each["role"], each["valid"]) for each in body["tokens"]] == [
+        (name, name if name in ROLES else "submitter", True) for name in sorted((*ROLES, "other"))
+    ]
+    assert (body["alert_addresses"], body["alert_topics"]) == ([], [])
+    assert not any(token in answer.text for token in (*people.of.values(), "token-of-the-admin"))
+    people.revoke("viewer")
+    left = (await api.http.get("/v1/people", headers=people.header("operator"))).json()["tokens"]
+    assert "viewer" not in {each["name"] for each in left}

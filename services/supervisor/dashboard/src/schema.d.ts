@@ -872,6 +872,12 @@ export interface components {
             items: components["schemas"]["PolicyQuestion"][];
             next_cursor?: string | null;
         };
+        People: {
+            admin_token: boolean;
+            alert_addresses: string[];
+            alert_topics: string[];
+            tokens: components["schemas"]["TokenShown"][];
+        };
         PolicyBody: {
             /** @default  */
             policy: string | {
@@ -1122,6 +1128,13 @@ export interface components {
                 number,
                 number
             ][];
+        };
+        TokenShown: {
+            created_at: number;
+            expires_at: number | null;
+            name: string;
+            role: components["schemas"]["ApiRole"];
+            valid: boolean;
         };
         Trace: {
             incident: string;

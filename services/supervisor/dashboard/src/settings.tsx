@@ -2,7 +2,8 @@
 
 import { ActionButton } from "./action";
 import { request, type Schemas, useLook } from "./api";
-import { Badge, Facts, Loading, Panel, Problem, When } from "./parts";
+import { absolute } from "./format";
+import { Badge, Facts, Loading, Panel, Problem, Table, When } from "./parts";
 
 export function SettingsPage() {
   const version = useLook<Schemas["Version"]>("v1/version", 10_000);
@@ -57,6 +58,7 @@ export function SettingsPage() {
           </button>
         )}
       </Panel>
+      {mayAskForPeople(session.value) && <PeoplePanels />}
       {kubernetes.value?.watch && (
         <Panel title="Kubernetes">
           <ul>
@@ -68,6 +70,58 @@ export function SettingsPage() {
           </ul>
         </Panel>
       )}
+    </>
+  );
+}
+
+/** The API tells operators and admins, and everybody if it has no tokens. */
+const mayAskForPeople = (session: Schemas["Session"] | null) =>
+  session !== null && (!session.required || session.role === "operator" || session.role === "admin");
+
+function PeoplePanels() {
+  const { value, problem } = useLook<Schemas["People"]>("v1/people", 60_000);
+  if (!value) return <Problem text={problem} />;
+  return (
+    <>
+      <Panel title="Tokens">
+        <p>
+          {value.admin_token ? "HOLDFAST_API_TOKEN is set: its owner is an admin. " : ""}
+          {value.tokens.length
+            ? ""
+            : "No tokens with roles. Make some in a terminal: holdfast tokens create NAME --role viewer"}
+        </p>
+        {value.tokens.length > 0 && (
+          <Table label="Tokens" head={["Name", "Role", "Made", "Ends"]}>
+            {value.tokens.map((each) => (
+              <tr key={each.name}>
+                <td>{each.name}</td>
+                <td>{each.role}</td>
+                <td>
+                  <When at={each.created_at} />
+                </td>
+                <td>{!each.valid ? "has ended" : each.expires_at ? absolute(each.expires_at) : "never"}</td>
+              </tr>
+            ))}
+          </Table>
+        )}
+      </Panel>
+      <Panel title="Alerts">
+        {value.alert_addresses.length ? (
+          <>
+            <Facts
+              values={[
+                ["Addresses", value.alert_addresses.join(", ")],
+                ["About", value.alert_topics.join(", ")],
+              ]}
+            />
+            <p>
+              A test: <code>holdfast notify test</code>
+            </p>
+          </>
+        ) : (
+          <p>Nobody is told of incidents: HOLDFAST_ALERT_URLS is not set.</p>
+        )}
+      </Panel>
     </>
   );
 }

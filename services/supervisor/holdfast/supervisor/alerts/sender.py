@@ -125,6 +125,16 @@ class Alerts:
     def __bool__(self) -> bool:
         return bool(self._addresses)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the addresses, without secrets."""
+        return tuple(each.name for each in self._addresses)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What the addresses are told about; empty without addresses."""
+        return tuple(sorted(self._topics)) if self._addresses else ()
+
     async def run(self) -> None:
         try:
             async with anyio.create_task_group() as tasks:

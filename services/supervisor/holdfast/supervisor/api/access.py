@@ -93,6 +93,7 @@ ROUTES: Mapping[str, RouteRule] = MappingProxyType(
         "POST /v1/breaker/reset": _OPERATE,
         "POST /v1/alerts/test": _OPERATE,
         "GET /v1/kubernetes": _READ,
+        "GET /v1/people": _OPERATE,
         "GET /v1/version": _READ,
         "GET /v1/events": _READ,
         "GET /v1/audit": _OPERATE,

@@ -16,6 +16,7 @@ from holdfast.supervisor.api import (
     logs,
     nodes,
     operations,
+    people,
     problems,
     ranks,
     report,
@@ -49,7 +50,20 @@ def build(backend: Backend, forwarding: Forwarding | None = None) -> FastAPI:
     app.add_middleware(session.SignedIn)
     problems.install(app)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorize)])
-    for part in (fleet, jobs, logs, ranks, report, nodes, incidents, operations, events, audit_routes, enrolment):
+    for part in (
+        fleet,
+        jobs,
+        logs,
+        ranks,
+        report,
+        nodes,
+        incidents,
+        operations,
+        events,
+        audit_routes,
+        enrolment,
+        people,
+    ):
         v1.include_router(part.router)
     app.include_router(v1)
     app.include_router(session.router, prefix="/v1")
