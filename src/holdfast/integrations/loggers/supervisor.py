@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -95,8 +96,12 @@ class Supervisor:
 
     def _get(self, path: str) -> dict[str, Any]:
         request = urllib.request.Request(self._url + path, headers=self._headers)  # the scheme is checked above
-        with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-            raw = answer.read(ANSWER_BYTES_MAX + 1)
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                raw = answer.read(ANSWER_BYTES_MAX + 1)
+        except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection
+            raise
         if len(raw) > ANSWER_BYTES_MAX:
             raise ValueError(f"the answer to {path} is longer than {ANSWER_BYTES_MAX} bytes")
         value = json.loads(raw)

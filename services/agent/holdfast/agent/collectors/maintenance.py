@@ -163,6 +163,7 @@ def _get_if_there(url: str) -> str:
     try:
         return _get(url)
     except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
         if error.code == http.HTTPStatus.NOT_FOUND:
             return ""
         raise
