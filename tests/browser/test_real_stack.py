@@ -10,6 +10,8 @@ from pages import examine, opened, visit
 from playwright.sync_api import Browser, expect
 from training import STEP_TIMEOUT_S, cluster, gpt_job
 
+from holdfast.cli.api_token import find, sign_in_link
+
 
 @pytest.mark.timeout(300)
 def test_a_killed_worker_is_told_from_fault_to_first_step(chromium: Browser, tmp_path: Path) -> None:
@@ -17,6 +19,8 @@ def test_a_killed_worker_is_told_from_fault_to_first_step(chromium: Browser, tmp
     with cluster(tmp_path / "stack", nodes=3) as run, opened(chromium) as page:
         run.client.submit(gpt_job("gpt", tmp_path / "out", dp=2, pp=1, steps=100_000, min_dp=1))
         run.wait_step("gpt", 10)
+        page.goto(sign_in_link(run.stack.api_url, find(run.stack.api_url)))
+        expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
         visit(page, run.stack.api_url, "jobs/gpt")
         main = page.locator("main")
         expect(main).to_contain_text(": 2 alive.", timeout=patience_ms)
