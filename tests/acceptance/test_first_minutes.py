@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -154,7 +155,9 @@ def test_from_the_wheel_to_a_run_that_was_broken_stopped_and_resumed(user: User,
 
             user("holdfast", "jobs", "stop", "mine")
             wait_until(
-                lambda: "stopped" in user("holdfast", "jobs", "show", "mine"), description="the stop", timeout_s=60
+                lambda: json.loads(user("holdfast", "jobs", "show", "mine", "--json"))["phase"] == "stopped",
+                description="the stop",  # the reason has the word already while the last checkpoint is saved
+                timeout_s=60,
             )
             user("holdfast", "jobs", "resume", "mine")
             wait_until(
