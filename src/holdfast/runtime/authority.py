@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,16 +23,16 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
-from holdfast.runtime.files import write_whole
+from holdfast.runtime.files import write_private, write_whole
 from holdfast.runtime.fleet import fleet_name
 from holdfast.runtime.identities import Identity, Role
 from holdfast.runtime.private import make_private
+from holdfast.runtime.tls import is_issued_by
 
 KEY, CERTIFICATE, CRL, FLEET, ISSUED = "ca.key", "ca.crt", "crl.pem", "fleet", "issued.jsonl"
 BACKDATED = timedelta(minutes=5)  # clocks of machines differ
@@ -107,7 +106,7 @@ class Authority:
         anchors = x509.load_pem_x509_certificates(trusted)
         if self._certificate in anchors:
             return b""
-        if any(_has_signed(each, self._certificate) for each in anchors):
+        if any(is_issued_by(self._certificate, each) for each in anchors):
             return self.certificate
         raise InvalidSpec(CA_DIR, str(self.directory), "a CA that the CA of HOLDFAST_TLS_CA is, or has signed")
 
@@ -306,16 +305,6 @@ class Authority:
             yield
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file atomically that only its user can read. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, expires: datetime
 ) -> x509.CertificateBuilder:
@@ -336,14 +325,6 @@ def _record(certificate: x509.Certificate, identities: tuple[str, ...], names: t
 
 def _revoked(serial: str, at: datetime) -> x509.RevokedCertificate:
     return x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(at).build()
-
-
-def _has_signed(signer: x509.Certificate, certificate: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(signer)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.files import write_whole
+from holdfast.runtime.files import write_private, write_whole
 from holdfast.runtime.private import close_to_others, make_private
 from holdfast.runtime.revocation import serial_of, shown
 from holdfast.runtime.tls import CERT, KEY, require_pair
@@ -73,7 +73,7 @@ class Enrolled:
         make_private(self.path)
         close_to_others(self.path)
         if join_token:
-            _write_secret(self.path / TOKEN, f"{join_token}\n".encode())
+            write_private(self.path / TOKEN, f"{join_token}\n".encode())
         self.replace(certificate=certificate, key=key, ca=ca)
         # last: without it, the next start does not take the directory for a whole one
         write_whole(self.path / FLEET, json.dumps(asdict(joined)).encode(), durable=True)
@@ -89,16 +89,10 @@ class Enrolled:
                 shutil.rmtree(old, ignore_errors=True)
         new = self.path / name
         new.mkdir(mode=0o700, exist_ok=True)
-        _write_secret(new / PRIVATE, key)
+        write_private(new / PRIVATE, key)
         write_whole(new / TRUSTED, ca, durable=True)
         write_whole(new / CERTIFICATE, certificate, durable=True)
         link = self.path / f".{CURRENT}.{os.getpid()}"
         link.unlink(missing_ok=True)
         link.symlink_to(name)
         link.replace(self.path / CURRENT)
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    from holdfast.runtime.authority import write_private
-
-    write_private(path, content)

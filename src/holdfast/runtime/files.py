@@ -20,6 +20,16 @@ def write_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
         _sync_directory(path.parent)
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file atomically that only its user can read. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
 def _sync_directory(path: Path) -> None:
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

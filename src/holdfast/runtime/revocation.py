@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.tls import Tls, is_issued_by
 
 if TYPE_CHECKING:  # imported on demand, as in `tls`
     from cryptography import x509
@@ -116,20 +116,13 @@ def _has_signed(signer: x509.Certificate, crl: x509.CertificateRevocationList, f
 def _is_ca_of(certificate: x509.Certificate, anchors: Sequence[x509.Certificate]) -> bool:
     """Whether it is the certificate of a CA that one of the others has signed."""
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
 
     try:
         if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
             return False
     except x509.ExtensionNotFound:
         return False
-    for anchor in anchors:
-        try:
-            certificate.verify_directly_issued_by(anchor)
-        except (ValueError, TypeError, InvalidSignature):
-            continue
-        return True
-    return False
+    return any(is_issued_by(certificate, anchor) for anchor in anchors)
 
 
 def _state(file: Path) -> tuple[int, ...]:

@@ -14,11 +14,10 @@ import anyio
 import grpc
 from anyio.streams.tls import TLSAttribute
 
-from holdfast.domain.errors import InvalidSpec, OtherRole
+from holdfast.domain.errors import OtherRole
 from holdfast.runtime import freeze
-from holdfast.runtime.authorization import refusal_of_roles
-from holdfast.runtime.identities import Role, identities_in
-from holdfast.runtime.revocation import revocations_of, serial_of, shown
+from holdfast.runtime.identities import Role
+from holdfast.runtime.peer_certificate import examined, names_in, with_files
 from holdfast.runtime.tls import Tls
 
 LOOK_TIMEOUT_S = 3.0
@@ -30,23 +29,12 @@ async def look(endpoint: str, tls: Tls, role: Role) -> bytes:
     have one, so that any certificate of the CA will do. Raises `OtherRole` with the reason if not,
     and `AioRpcError` if the server does not answer or its certificate is not of the CA."""
     certificate, fields = await _presented(endpoint, tls)
-    names: list[tuple[str, str]] = list(fields.get("subjectAltName", ()))
-    try:
-        return _checked(endpoint, tls, role, certificate, names)
-    except InvalidSpec as error:
-        raise OtherRole(f"{endpoint}: {error}") from None
-
-
-def _checked(endpoint: str, tls: Tls, role: Role, certificate: bytes, names: list[tuple[str, str]]) -> bytes:
-    identities = identities_in([name for kind, name in names if kind == "URI"], tls.accepts.fleet, tls.spiffe)
-    if reason := refusal_of_roles(identities, tls.accepts, frozenset({role}), f"{endpoint} must be a server for"):
-        raise OtherRole(reason)
-    if identities and not any(kind in _HOSTS for kind, _ in names):
-        # gRPC would compare the common name, which name constraints of a CA do not cover.
-        raise OtherRole(f"the certificate of {endpoint} has no DNS name and no IP address")
     pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
-    if (revoked := revocations_of(tls)) is not None and (serial := serial_of(pem)) in revoked:
-        raise OtherRole(f"the certificate of {endpoint} (serial number {shown(serial)}) was revoked")
+    for_whom, whose = f"{endpoint} must be a server for", f"the certificate of {endpoint}"
+    identities = examined(tls, fields, pem, frozenset({role}), for_whom=for_whom, whose=whose)
+    if identities and not any(kind in _HOSTS for kind, _ in names_in(fields)):
+        # gRPC would compare the common name, which name constraints of a CA do not cover.
+        raise OtherRole(f"{whose} has no DNS name and no IP address")
     return pem if identities else b""
 
 
@@ -66,10 +54,7 @@ async def _presented(endpoint: str, tls: Tls) -> tuple[bytes, dict[str, Any]]:
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # by the channel that follows
-    context.load_verify_locations(cadata=tls.ca.decode(errors="replace"))
-    context.load_cert_chain(*tls.files[:2])
+    context = with_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), tls)
     context.set_alpn_protocols(["h2"])
     return context
 

@@ -14,6 +14,7 @@ from holdfast.runtime.identities import Identity, Role, SpiffeRule, identities_i
 
 if TYPE_CHECKING:  # imported on demand: a health check imports this module every few seconds, usually without TLS
     import grpc
+    from cryptography import x509
 
 CERT, KEY, CA = "HOLDFAST_TLS_CERT", "HOLDFAST_TLS_KEY", "HOLDFAST_TLS_CA"
 IDENTITIES = "HOLDFAST_TLS_IDENTITIES"
@@ -153,6 +154,17 @@ def require_pair(cert: bytes, key: bytes, path: Path, variable: str = CERT, of_k
         raise InvalidSpec(variable, str(path), f"a PEM file with a certificate, and its key ({error})") from None
     if not same:
         raise InvalidSpec(variable, str(path), f"the certificate of the key in {of_key}")
+
+
+def is_issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    """Whether the key of `ca` has signed the certificate, under its name."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def read_files(files: tuple[Path, Path, Path]) -> tuple[bytes, bytes, bytes, tuple[tuple[int, ...], ...]]:

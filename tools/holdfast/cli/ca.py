@@ -11,8 +11,8 @@ import typer
 
 from holdfast.cli.tables import AsJson, console, show_list
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.authority import CA_DIR, CRL, ENROLMENT, Authority, Record, write_private
-from holdfast.runtime.files import write_whole
+from holdfast.runtime.authority import CA_DIR, CRL, ENROLMENT, Authority, Record
+from holdfast.runtime.files import write_private, write_whole
 from holdfast.runtime.identities import Identity, Role, parse_local
 
 DIRECTORY = Path("~/.local/state/holdfast/ca")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
+from holdfast.domain.words import plural
 from holdfast.supervisor.core import (
     State,
     check_agent_restart,
@@ -156,7 +157,7 @@ def accepted(event: OperatorEvent) -> str:
         case BreakerResetRequested():
             return f"the breaker is reset: {event.reason}"
         case InviteMade():
-            whom = event.node or f"{event.uses} node{'s' if event.uses > 1 else ''} of any name"
+            whom = event.node or f"{plural(event.uses, 'node')} of any name"
             return f"invitation {event.invite} for {whom} is valid for {event.ttl_s:.0f} s"
         case InviteRevoked():
             return f"invitation {event.invite} is revoked"

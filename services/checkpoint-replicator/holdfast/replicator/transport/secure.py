@@ -12,13 +12,15 @@ import select
 import socket
 import ssl
 import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
-from holdfast.runtime.authorization import refusal_of_roles
-from holdfast.runtime.identities import ANY_NAME, Role, identities_in
+from holdfast.runtime.identities import ANY_NAME, Role
+from holdfast.runtime.peer_certificate import examined, with_files
 from holdfast.runtime.renewal import renewed
-from holdfast.runtime.revocation import revocations_of, serial_of, shown
 from holdfast.runtime.tls import Tls
 
 MODE = "HOLDFAST_REPLICATOR_TLS"
@@ -70,28 +72,22 @@ class Secure:
 
     def connect(self, address: tuple[str, int], timeout_s: float, node: str) -> socket.socket:
         """Connect to the replicator of `node`. Raises NotTls, OtherRole, and OSError."""
-        sock = socket.create_connection(address, timeout_s)
         contexts = self._current()
-        if contexts is None:
+        with ExitStack() as unless_admitted:
+            sock = unless_admitted.enter_context(socket.create_connection(address, timeout_s))
+            if contexts is not None:
+                try:
+                    sock = unless_admitted.enter_context(contexts.client.wrap_socket(sock))
+                except ssl.SSLError as error:
+                    if error.reason != "WRONG_VERSION_NUMBER":
+                        raise
+                    if not self.optional:
+                        raise NotTls(f"it does not speak TLS; {_advice()}") from error
+                    sock = unless_admitted.enter_context(socket.create_connection(address, timeout_s))
+                else:
+                    self._look(sock, _NODES, node, f"{node} must be a node:")
+            unless_admitted.pop_all()
             return sock
-        try:
-            wrapped = contexts.client.wrap_socket(sock)
-        except ssl.SSLError as error:
-            sock.close()
-            if error.reason != "WRONG_VERSION_NUMBER":
-                raise
-            if self.optional:
-                return socket.create_connection(address, timeout_s)
-            raise NotTls(f"it does not speak TLS; {_advice()}") from error
-        except BaseException:
-            sock.close()
-            raise
-        try:
-            self._look(wrapped, _NODES, node, f"{node} must be a node:")
-        except BaseException:
-            wrapped.close()
-            raise
-        return wrapped
 
     # ------------------------------------------------------------ both
 
@@ -100,22 +96,14 @@ class Secure:
         given, and was not revoked."""
         assert self._contexts is not None
         tls = self._contexts.tls
-        fields = sock.getpeercert() or {}
-        names = fields.get("subjectAltName", ())
-        uris = [str(pair[1]) for pair in names if pair[0] == "URI"]
-        try:
-            identities = identities_in(uris, tls.accepts.fleet, tls.spiffe)
-        except InvalidSpec as error:
-            raise OtherRole(str(error)) from None
-        if reason := refusal_of_roles(identities, tls.accepts, roles, for_whom):
-            raise OtherRole(reason)
+        pem = ssl.DER_cert_to_PEM_cert(sock.getpeercert(binary_form=True) or b"").encode()
+        fields: Mapping[str, Any] = sock.getpeercert() or {}
+        whose = "the certificate of the other end"
+        identities = examined(tls, fields, pem, roles, for_whom=for_whom, whose=whose)
         mine = [each for each in tls.accepts.of_this_fleet(identities) if each.role in roles]
         if node and mine and not any(each.name in (node, ANY_NAME) for each in mine):
             listed = ", ".join(each.uri for each in mine)
             raise OtherRole(f"the certificate is of {listed}, and not of node {node!r}")
-        pem = ssl.DER_cert_to_PEM_cert(sock.getpeercert(binary_form=True) or b"").encode()
-        if (revoked := revocations_of(tls)) is not None and (serial := serial_of(pem)) in revoked:
-            raise OtherRole(f"the certificate of the other end (serial number {shown(serial)}) was revoked")
 
     def _current(self) -> _Contexts | None:
         """Of the present files. Files that cannot be used leave what was read before."""
@@ -139,10 +127,7 @@ def _contexts_of(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Raises OSError for files that cannot be used."""
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for context in (client, server):
-        context.check_hostname = False  # nodes are known by their identities; their addresses may change
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=tls.ca.decode(errors="replace"))
-        context.load_cert_chain(*tls.files[:2])
+        with_files(context, tls).verify_mode = ssl.CERT_REQUIRED
     server.num_tickets = 0  # nothing is resumed, and a client that waits for an answer must not be woken by a ticket
     return client, server
 

@@ -209,34 +209,39 @@ class Sessions:
     async def read_log(self, node: str, request: LogRequest) -> LogPart:
         """A part of a log of this node. Raises `NotFound` without a session, `Conflict` without an answer, and what the
         agent says against it."""
-        session = self._by_node.get(node)
-        if session is None:
-            raise NotFound(f"the log is on {node}, whose agent is not connected")
+        session = self._connected(node, f"the log is on {node}, whose agent is not connected")
         return await session.logs.ask(lambda number: worker_logs.encode_request(number, request), session.ended)
 
     async def read_gpus(self, node: str) -> tuple[GpuState, ...]:
         """The newest values of the node's GPUs. Raises `NotFound` without a session, and `Conflict` without an answer."""
-        session = self._by_node.get(node)
-        if session is None:
-            raise NotFound(f"the agent of {node} is not connected, so the values of its GPUs are not known")
+        session = self._connected(
+            node, f"the agent of {node} is not connected, so the values of its GPUs are not known"
+        )
         return await session.gpus.ask(gpus.encode_request, session.ended)
 
     async def read_ranks(self, node: str, job: str) -> MeasuredRanks:
         """What the node's ranks of a job measure now. Raises `NotFound` without a session, and `Conflict` without an answer."""
-        session = self._by_node.get(node)
-        if session is None:
-            raise NotFound(f"the agent of {node} is not connected, so the measurements of its ranks are not known")
+        session = self._connected(
+            node, f"the agent of {node} is not connected, so the measurements of its ranks are not known"
+        )
         return await session.ranks.ask(lambda number: rank_reads.encode_ranks_request(number, job), session.ended)
 
     async def read_errors(self, node: str, job: str, generation: int) -> tuple[RaisedError, ...]:
         """The exceptions that the node's ranks of a generation have left, earliest first; 0 = of the newest generation that has
         some there. Raises `NotFound` without a session, and `Conflict` without an answer."""
-        session = self._by_node.get(node)
-        if session is None:
-            raise NotFound(f"the agent of {node} is not connected, so the exceptions of its ranks are not known")
+        session = self._connected(
+            node, f"the agent of {node} is not connected, so the exceptions of its ranks are not known"
+        )
         return await session.errors.ask(
             lambda number: rank_reads.encode_errors_request(number, job, generation), session.ended
         )
+
+    def _connected(self, node: str, without: str) -> AgentSession:
+        """Raises `NotFound` with the reason `without` if the node has no session."""
+        session = self._by_node.get(node)
+        if session is None:
+            raise NotFound(without)
+        return session
 
     @property
     def nodes(self) -> Container[str]:
