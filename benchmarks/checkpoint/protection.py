@@ -3,11 +3,14 @@
 * replicate: as in `network`, the third copy of a save, until it is listed in the peer's memory.
 * restore from a peer: as in `network`, for a node without preallocated memory.
 
-All three are measured in one round, one after the other, with the same state and without rate limits."""
+* replicate, default limits: the same copy with the rate limits that a replicator has unless told otherwise.
+
+All are measured in one round, one after the other, with the same state, and without rate limits except in the last row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +19,13 @@ from benchmarks.checkpoint.protocol import Request
 from benchmarks.checkpoint.replicators import Replicator
 from benchmarks.checkpoint.results import Measured
 from benchmarks.checkpoint.scratch import Scratch
+from holdfast.domain.generations import ShardRecord
 from holdfast.runtime.authority import Authority
 from holdfast.runtime.identities import Identity, Role
 
 OFF, DIGESTS, TLS = "unprotected", "digests", "digests_tls"
+_COPY = "replicate_gb_s"
+_COPY_LIMITED = "replicate_by_default_gb_s"
 
 
 def measure(request: Request, place: Scratch) -> Measured:
@@ -27,25 +33,39 @@ def measure(request: Request, place: Scratch) -> Measured:
     authority = Authority.create(place.sockets / "ca", "bench", 10)
     found: Measured = []
     for name in (OFF, DIGESTS, TLS):
-        with (
-            Replicator("a", place, unlimited=True, settings=_settings(name, authority, "a")) as holder,
-            Replicator("b", place, unlimited=True, settings=_settings(name, authority, "b")) as other,
-        ):
-            holder.configure((0,))
-            other.configure((1,))
-            copies = [copy_to_peer(replace(request, mark=step), place, holder, other) for step in range(1, COPIES + 1)]
-            record = copies[-1].record
+        with _pair(place, authority, name, unlimited=True) as (holder, other):
+            record, copied_gb_s = _copy(request, place, holder, other)
             holder.configure((0,))  # without a peer, so that it does not send the shard again
             other.forget()
             other.configure((1,))
             restored_s = restore_from_peer(record, other, holder)
-            found += [
-                ("replicate_gb_s", name, record.size / copies[-1].in_memory_s / 1e9),
-                ("restore_peer_gb_s", name, record.size / restored_s / 1e9),
-            ]
-            for node in (holder, other):
-                node.forget()
+            found += [(_COPY, name, copied_gb_s), ("restore_peer_gb_s", name, record.size / restored_s / 1e9)]
+        with _pair(place, authority, name, unlimited=False) as (holder, other):
+            found.append((_COPY_LIMITED, name, _copy(request, place, holder, other)[1]))
     return found
+
+
+@contextmanager
+def _pair(
+    place: Scratch, authority: Authority, name: str, *, unlimited: bool
+) -> Iterator[tuple[Replicator, Replicator]]:
+    """Start the holder of a shard and its peer; leave nothing of theirs in memory."""
+    with (
+        Replicator("a", place, unlimited=unlimited, settings=_settings(name, authority, "a")) as holder,
+        Replicator("b", place, unlimited=unlimited, settings=_settings(name, authority, "b")) as other,
+    ):
+        holder.configure((0,))
+        other.configure((1,))
+        yield holder, other
+        for node in (holder, other):
+            node.forget()
+
+
+def _copy(request: Request, place: Scratch, holder: Replicator, other: Replicator) -> tuple[ShardRecord, float]:
+    """Save and copy several times; return the last shard, and the rate of its copy in GB/s."""
+    copies = [copy_to_peer(replace(request, mark=step), place, holder, other) for step in range(1, COPIES + 1)]
+    record = copies[-1].record
+    return record, record.size / copies[-1].in_memory_s / 1e9
 
 
 def _settings(name: str, authority: Authority, node: str) -> Mapping[str, str]:

@@ -21,6 +21,7 @@ MEASURES = (
     "slowdown_p99",
     "restore_local_gb_s",
     "replicate_gb_s",
+    "replicate_by_default_gb_s",
     "restore_peer_gb_s",
     "store_up_gb_s",
     "store_down_gb_s",
@@ -74,6 +75,7 @@ GOALS = (
     Goal("replicate_gb_s", 0.9, ("iperf3", "socket")),
     Goal("restore_peer_gb_s", 0.8, ("iperf3", "socket")),
     Goal("replicate_gb_s", 0.7, ("unprotected",), contender="digests_tls"),
+    Goal("replicate_by_default_gb_s", 0.7, ("unprotected",), contender="digests_tls"),
     Goal("restore_peer_gb_s", 0.7, ("unprotected",), contender="digests_tls"),
     Goal("store_up_gb_s", 0.9, ("ceiling",)),
     Goal("store_down_gb_s", 0.9, ("ceiling_parallel",)),
@@ -100,7 +102,7 @@ class Results:
 
     def print(self) -> None:
         print(
-            f"\n{'measure':20}{'contender':22}{'min':>9}{'median':>9}{'max':>9}{'n':>4}{'÷ limit':>9}{'÷ holdfast':>12}"
+            f"\n{'measure':26}{'contender':22}{'min':>9}{'median':>9}{'max':>9}{'n':>4}{'÷ limit':>9}{'÷ holdfast':>12}"
         )
         for measure, contenders in self.values.items():
             for contender, values in contenders.items():
@@ -133,7 +135,7 @@ class Results:
                 (12, self.median(measure, OURS)),
             )
         )
-        return f"{measure:20}{contender:22}{numbers}{len(values):4}{ratios}"
+        return f"{measure:26}{contender:22}{numbers}{len(values):4}{ratios}"
 
     def _goal(self, goal: Goal) -> str | None:
         """Return the line of a goal; None if its contenders were not measured."""
@@ -144,7 +146,7 @@ class Results:
         factor = ours / base
         reached = factor >= goal.factor if goal.at_least else factor <= goal.factor
         return (
-            f"  {'reached' if reached else 'MISSED':8} {goal.measure:20}{goal.contender:15}{factor:7.3g}   goal {goal}"
+            f"  {'reached' if reached else 'MISSED':8} {goal.measure:26}{goal.contender:15}{factor:7.3g}   goal {goal}"
         )
 
 

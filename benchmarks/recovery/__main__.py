@@ -7,7 +7,8 @@
 Trial by trial the launchers take turns, so that a noisy machine is noisy for all. A trial that has not recovered within
 the limit is counted under `failed_trials`, not dropped. Every launcher runs the same bytes: benchmarks/recovery/train.py.
 `holdfast+library` is the same training with `holdfast.train` in it; it saves into shared memory and knows its phases.
-`holdfast+user` is that with `--user`, only on request and as root, where any user can reach the interpreter.
+`holdfast+user` is that with `--user`, only on request and as root, where any user can reach the interpreter. `holdfast+tls`
+is that with certificates for agents, services and replicators, only on request.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ def _launchers(only: list[str] | None) -> dict[str, Start]:
     }
     if only is not None and "holdfast+user" in only:
         launchers["holdfast+user"] = holdfast_launcher(LIBRARY_SCRIPT, user=TRAINING_USER)
+    if only is not None and "holdfast+tls" in only:
+        launchers["holdfast+tls"] = holdfast_launcher(LIBRARY_SCRIPT, tls=True)
     if peers := os.environ.get("PEERS_DIR"):
         launchers["ft_launcher"] = ft_launcher(Path(peers))
     elif only is None or "ft_launcher" in only:

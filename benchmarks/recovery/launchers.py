@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,9 @@ from holdfast.cli.client import Client
 from holdfast.cli.processes import kill_tree
 from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.runtime.authority import Authority
+from holdfast.runtime.files import write_private
+from holdfast.runtime.identities import ANY_NAME, Identity, Role
 
 SCRIPT = Path(__file__).with_name("train.py")
 LIBRARY_SCRIPT = Path(__file__).with_name("train_library.py")  # the same training with holdfast.train
@@ -177,15 +180,24 @@ class HoldfastRunning:
         return dict(incidents[-1].get("phases_s") or {}) if incidents else {}
 
 
-def holdfast(script: Path = SCRIPT, preload: Sequence[str] = (), user: str = "") -> Start:
-    """`preload`: modules that the worker template imports, as in a job file. `user`: that of training, if root measures."""
+def holdfast(script: Path = SCRIPT, preload: Sequence[str] = (), user: str = "", *, tls: bool = False) -> Start:
+    """`preload`: modules that the worker template imports, as in a job file. `user`: that of training, if root measures.
+    `tls`: agents, services and replicators present certificates, and accept no others; digests are on anyway."""
 
     def start(layout: Layout, out: Path, script_arguments: Sequence[str], cleanup: ExitStack) -> Running:
         nodes = layout.nodes + layout.spares
         if user:
             out.chmod(0o777)  # the ranks write their progress there
         stack = cleanup.enter_context(
-            LocalStack(StackOptions(directory=out / "stack", nodes=nodes, workers_per_node=layout.per_node, user=user))
+            LocalStack(
+                StackOptions(
+                    directory=out / "stack",
+                    nodes=nodes,
+                    workers_per_node=layout.per_node,
+                    user=user,
+                    environment=_certificate(out / "ca") if tls else {},
+                )
+            )
         )
         client = cleanup.enter_context(Client(stack.api_url))
         wait_for_nodes(client, stack, nodes)
@@ -204,6 +216,20 @@ def holdfast(script: Path = SCRIPT, preload: Sequence[str] = (), user: str = "")
         return HoldfastRunning(client, "bench")
 
     return start
+
+
+def _certificate(directory: Path) -> Mapping[str, str]:
+    """Return the settings of a certificate that stands for all parts of a stack. On loopback the API remains without TLS."""
+    fleet = StackOptions(directory=directory).fleet
+    roles = [Identity(fleet, Role.SUPERVISOR), Identity(fleet, Role.DIAGNOSTICS), Identity(fleet, Role.AGENT, ANY_NAME)]
+    authority = Authority.create(directory, fleet, days=1)
+    pair = authority.issue(roles, ["127.0.0.1", "localhost"], days=1)
+    settings = {}
+    for kind, content in (("CERT", pair.certificate), ("KEY", pair.key), ("CA", authority.certificate)):
+        path = directory / f"stack.{kind.lower()}"
+        write_private(path, content)
+        settings[f"HOLDFAST_TLS_{kind}"] = str(path)
+    return settings
 
 
 def _parent(pid: int) -> int:
