@@ -222,7 +222,7 @@ def _certificate(directory: Path) -> Mapping[str, str]:
     """Return the settings of a certificate that stands for all parts of a stack. On loopback the API remains without TLS."""
     fleet = StackOptions(directory=directory).fleet
     roles = [Identity(fleet, Role.SUPERVISOR), Identity(fleet, Role.DIAGNOSTICS), Identity(fleet, Role.AGENT, ANY_NAME)]
-    authority = Authority.create(directory, fleet, days=1)
+    authority = Authority.create(directory, fleet, days=2)
     pair = authority.issue(roles, ["127.0.0.1", "localhost"], days=1)
     settings = {}
     for kind, content in (("CERT", pair.certificate), ("KEY", pair.key), ("CA", authority.certificate)):
