@@ -121,7 +121,8 @@ RULES: Mapping[FindingKind, Rule] = {
         "make room, end the process that it names; `holdfast checkpoints list JOB` shows what a restart would restore",
     ),
     FindingKind.NO_PROGRESS: Rule(
-        "of a script that reports no steps, no optimizer step was observed in any rank for max(300 s, 3 × its longest pause)",
+        "of a script that reports no steps, no optimizer step was observed in any rank for max(300 s, 3 × its longest pause); "
+        "after a restart, none since the start of the ranks",
         "Unicron: three times the mean step",
         "see what the ranks do (`holdfast logs JOB --rank all`); a policy may restart a job whose script never pauses so long",
     ),

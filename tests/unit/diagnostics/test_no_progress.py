@@ -29,6 +29,7 @@ class Script:
     counts: dict[str, int] = field(default_factory=lambda: {"n0": 0, "n1": 0})
     silent: set[str] = field(default_factory=set)
     found: list[Finding] = field(default_factory=list)
+    own_step: int = 0  # that the script reports itself
 
     def __post_init__(self) -> None:
         self.state = self.detector.initial()
@@ -40,6 +41,14 @@ class Script:
         for rank, node in enumerate(self.counts):
             mesh = Mesh.of({"dp": 2})
             self.fold(GenerationStarted(node, self.now - 3600.0, JOB, generation, mesh, (rank,), HangSpec()))
+
+    def end(self) -> None:
+        """The agents stop the generation, and say so some seconds before they start the next one."""
+        for node in self.counts:
+            self.fold(GenerationStopped(node, self.now, JOB, self.generation))
+        for _ in range(5):
+            self.now += 1.0
+            self.fold(ClockTick(self.now))
 
     def fold(self, item: Signal | TelemetryGap | RunStarted) -> None:
         self.roster.observe(item)
@@ -63,7 +72,18 @@ class Script:
         at = self.now - 3600.0
         self.fold(
             RankProgress(
-                node, at, JOB, self.generation, (rank,), (0,), (Phase.INIT,), (at,), ("S",), (1.0,), (-1,), observed
+                node,
+                at,
+                JOB,
+                self.generation,
+                (rank,),
+                (self.own_step,),
+                (Phase.INIT,),
+                (at,),
+                ("S",),
+                (1.0,),
+                (-1,),
+                observed,
             )
         )
 
@@ -103,13 +123,14 @@ def test_a_pause_that_ended_by_itself_is_learned(script: Script) -> None:
     script.run(100)
     assert script.run(700, stepping=False) == []
     [found] = script.run(30, stepping=False)
-    assert "the longest earlier pause took 241 s" in found.summary
+    assert "the longest pause before took 241 s" in found.summary
 
 
 def test_what_was_learned_survives_a_restart(script: Script) -> None:
     script.run(100)
     script.run(240, stepping=False)
     script.run(10)
+    script.end()
     script.begin(2)
     script.run(10)
     assert script.run(700, stepping=False) == []
@@ -156,6 +177,37 @@ def test_what_ends_withdraws_the_warning(script: Script, end: str) -> None:
 def test_a_generation_without_an_observed_step_is_not_judged(script: Script) -> None:
     """Its script may have no optimizer of torch, or download a data set for hours."""
     assert script.run(5000, stepping=False) == []
+
+
+def test_a_generation_that_never_begins_is_warned_of_if_an_earlier_one_stepped(script: Script) -> None:
+    """A restart that waits for ever in its first collective, or in the download of its data."""
+    script.run(200, stepping=False)  # its start, which is learned
+    script.run(100)
+    script.end()
+    script.begin(2)
+    assert script.run(600, stepping=False) == []
+    [found] = script.run(2, stepping=False)
+    assert (
+        "begun an optimizer step for 601 s, since generation 2 started; the longest start before took 200"
+        in found.summary
+    )
+    assert (found.generation, found.severity, found.evidence["observed_steps"]) == (2, Severity.WARNING, "0")
+    [over] = script.run(1)
+    assert over.contradicts == found.id
+
+
+def test_a_long_start_does_not_excuse_a_long_pause(script: Script) -> None:
+    script.run(1000, stepping=False)
+    script.run(100)
+    [found] = script.run(310, stepping=False)
+    assert found.evidence["observed_steps"] == "100"
+
+
+def test_a_script_that_reports_steps_after_a_restart_is_left_to_the_detector_of_hangs(script: Script) -> None:
+    script.run(10)
+    script.begin(2)
+    script.own_step = 1
+    assert script.run(1000, stepping=False) == []
 
 
 def test_late_reports_of_an_earlier_generation_change_nothing(script: Script) -> None:

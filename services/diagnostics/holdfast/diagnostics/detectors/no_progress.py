@@ -4,9 +4,10 @@ Agents count the optimizer steps of such a script (`holdfast.train.observed_step
 looks like this, but so does an evaluation, an export or a download, which the script does not announce. The finding is
 therefore a warning with the known facts; the job continues, and its policy decides.
 
-The allowance is `least_s`, or `factor` times the longest pause of this run that ended by itself if that is longer. Nothing is
-reported while a node of the generation is silent, about a generation without an observed step, or about a job that reports its
-own steps, which the `hang` detector judges.
+The allowance is `least_s`, or `factor` times the longest pause of this run that ended by itself if that is longer. A generation
+that begins no step at all is reported, too, if an earlier one of the run did: otherwise the script may have no optimizer of
+torch. Its allowance counts the starts of this run as pauses. Nothing is reported while a node of the generation is silent, or
+about a job that reports its own steps, which the `hang` detector judges.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class _Job:
     generation: int
     grew_at: float
     longest_s: float = 0.0  # longest pause that has ended, also in earlier generations
+    start_s: float = 0.0  # longest time until the first step of a generation
+    observable: bool = False  # an optimizer step was observed, in this generation or an earlier one
+    observed: int = 0  # in this generation, by the rank with the most
     nodes: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_NODES_MAX))
 
 
@@ -81,35 +85,42 @@ class NoProgress:
         return state, ()
 
     def _progress(self, state: ProgressState, item: RankProgress, now: float) -> Findings:
-        job = state.jobs.get(item.job)
-        if not item.observed or max(item.observed) == 0:
-            # No step was observed yet, or the script has reported a step itself.
-            own = job is not None and item.generation == job.generation and item.node in job.nodes
-            return _forget(state, item.job, now) if own else ()
-        if job is None or item.generation > job.generation:
-            longest_s = job.longest_s if job is not None else 0.0
-            job = state.jobs[item.job] = _Job(item.generation, now, longest_s)
-            found = tuple(state.stopped.over(item.job, now))
-        elif item.generation < job.generation:
+        job, furthest = state.jobs.get(item.job), max(item.observed, default=0)
+        if job is not None and item.generation < job.generation:
             return ()
-        else:
-            found = ()
-        node, furthest = job.nodes.get(item.node), max(item.observed)
-        if node is None or furthest > node.observed:
-            job.longest_s = max(job.longest_s, now - job.grew_at)
-            job.grew_at = now
+        if max(item.step, default=0) > 0:  # the script reports its own steps
+            return _forget(state, item.job, now) if job is not None else ()
+        found: Findings = ()
+        if job is None or item.generation > job.generation:
+            known = job or _Job(item.generation, now)
+            job = state.jobs[item.job] = _Job(item.generation, now, known.longest_s, known.start_s, known.observable)
+            found = tuple(state.stopped.over(item.job, now))
+        node = job.nodes.get(item.node)
+        before = node.observed if node is not None else 0
+        if furthest == 0 < before:
+            return found + _forget(state, item.job, now)  # it reports its own steps from now on
+        if furthest > before:
+            if job.observed:
+                job.longest_s = max(job.longest_s, now - job.grew_at)
+            else:
+                job.start_s = max(job.start_s, now - job.grew_at)
+            job.grew_at, job.observable = now, True
             found += tuple(state.stopped.over(item.job, now))
+        job.observed = max(job.observed, furthest)
         job.nodes[item.node] = _Node(now, furthest, item.process_state)
         return found
 
     def _look(self, state: ProgressState, now: float, roster: Roster) -> Findings:
         found: Findings = ()
         for name, job in list(state.jobs.items()):
+            if not job.observable:
+                continue
             generation = roster.current(name, job.generation)
             if generation is None or generation.over or generation.left:
-                found += _forget(state, name, now)
+                found += tuple(state.stopped.over(name, now))  # what was learned is for the next generation
                 continue
-            pause_s, allowance_s = now - job.grew_at, max(self.least_s, self.factor * job.longest_s)
+            known_s = job.longest_s if job.observed else max(job.longest_s, job.start_s)
+            pause_s, allowance_s = now - job.grew_at, max(self.least_s, self.factor * known_s)
             if pause_s <= allowance_s or generation.nodes - job.nodes.keys():
                 continue
             if any(now - node.reported_at > self.silent_s for node in job.nodes.values()):
@@ -124,22 +135,23 @@ def _forget(state: ProgressState, name: str, now: float) -> Findings:
 
 
 def _stopped(name: str, job: _Job, allowance_s: float, now: float) -> Finding:
-    furthest = max(node.observed for node in job.nodes.values())
-    pause_s = now - job.grew_at
+    pause_s, longest_s = now - job.grew_at, job.longest_s if job.observed else job.start_s
+    where = f"after {job.observed} steps" if job.observed else f"since generation {job.generation} started"
     states = Counter(state or "gone" for node in job.nodes.values() for state in node.states)
+    kind = "pause" if job.observed else "start"
     return Finding(
-        id=f"no_progress:{name}:{job.generation}:{furthest}",
+        id=f"no_progress:{name}:{job.generation}:{job.observed}",
         kind=FindingKind.NO_PROGRESS,
         severity=Severity.WARNING,
         at=now,
         since=job.grew_at,
-        summary=f"No rank of {name} has begun an optimizer step for {pause_s:.0f} s, after {furthest} steps; the longest "
-        f"earlier pause took {job.longest_s:.0f} s. The script reports no steps, so this is a hang or a long pause.",
+        summary=f"No rank of {name} has begun an optimizer step for {pause_s:.0f} s, {where}; the longest "
+        f"{kind} before took {longest_s:.0f} s. The script reports no steps, so this is a hang or a long pause.",
         job=name,
         generation=job.generation,
         confidence=0.5,
         evidence={
-            "observed_steps": str(furthest),
+            "observed_steps": str(job.observed),
             "pause_s": f"{pause_s:.0f}",
             "allowance_s": f"{allowance_s:.0f}",
             "longest_pause_s": f"{job.longest_s:.1f}",
