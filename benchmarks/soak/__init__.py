@@ -5,7 +5,8 @@
 The modules:
 
     schedule.py   the times of faults, from the seed; the permitted effects of a fault on the run (pure)
-    kinds.py      the table of faults: how each is injected and undone
+    field.py      what faults are injected into; the declaration of a kind
+    kinds.py      the table of faults: process_kinds.py, environment_kinds.py, how each is injected and undone
     truth.py      the correct value of the job's state at every step; the reports of the ranks (pure)
     train.py      the job, which checks its state at every step and after every restore
     rig.py        the processes: two supervisors, two diagnostics, Redis, nodes

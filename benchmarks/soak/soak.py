@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 
 from benchmarks.soak import kinds, watch
+from benchmarks.soak.field import Field, NotNow, Struck, Worker
 from benchmarks.soak.judge import ENDED, Progress, Sample, evicted, leaks, lost_work, restarted
-from benchmarks.soak.kinds import Field, NotNow, Struck, Worker
 from benchmarks.soak.report import Outcome, Report
 from benchmarks.soak.rig import SERVICES, Rig
 from benchmarks.soak.schedule import Kind, Trial, plan

@@ -22,7 +22,8 @@ from typer.main import get_command
 
 from holdfast.cli.kubernetes import job_source
 from holdfast.cli.kubernetes.commands import IMAGE
-from holdfast.cli.kubernetes.manifests import API_TOKEN_KEY, CONTROL_PORT, JOIN_TOKEN_KEY
+from holdfast.cli.kubernetes.manifests import API_TOKEN_KEY, JOIN_TOKEN_KEY
+from holdfast.cli.kubernetes.submission import CONTROL_PORT
 from holdfast.cli.main import application
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())

@@ -22,7 +22,7 @@ from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.orders import CheckLink, Order, Prepare, Warm
 from holdfast.domain.tiers import TIERS
 from holdfast.policy import ACTIONS, ActionSpec, Aim, Effect, JobView
-from holdfast.supervisor.api import models
+from holdfast.supervisor.api import incident_models
 from holdfast.supervisor.protocol import JobPhase
 from holdfast.v1 import control_pb2
 from holdfast.wire import records
@@ -73,7 +73,7 @@ def test_an_answer_that_its_declaration_refuses_is_decided_by_the_default_policy
 def test_every_action_travels_and_is_in_the_api_and_the_command(kind: ActionKind) -> None:
     action = Action(kind, "because", nodes=("n1",), dp=2)
     assert records.loads(records.dumps(action, Action), Action) == action
-    assert kind in models.Decision.model_json_schema()["$defs"]["ActionKind"]["enum"]
+    assert kind in incident_models.Decision.model_json_schema()["$defs"]["ActionKind"]["enum"]
     listed = CliRunner().invoke(application("policy"), ["policy", "actions"])
     assert ACTIONS[kind].summary in re.sub(r"\s+", " ", listed.output)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
 from holdfast.supervisor.history.booked import Booked
-from holdfast.supervisor.history.goodput import SPANS_MAX, Class, History, account, recent, spans, within
+from holdfast.supervisor.history.goodput import account, recent, spans, within
+from holdfast.supervisor.history.time_classes import SPANS_MAX, Class, History
 from holdfast.wire import records
 
 WORLD = 4

@@ -23,7 +23,7 @@ from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.integrations import loggers
 from holdfast.integrations.loggers.supervisor import Supervisor
-from holdfast.supervisor.api import models
+from holdfast.supervisor.api import incident_models, job_models
 from holdfast.train.channels import Control, Notes
 from holdfast.train.environment import Environment, RestoreTarget, World
 
@@ -73,10 +73,10 @@ def incident(number: int, **changes: Any) -> dict[str, Any]:
         "restored_step": 20, "last_step": 23, "rework_steps": 3, "phases_s": {}, "restored_from": {}, "outcome": "resumed",
         "trace_id": "", "findings": [], "evidence": {}, "walk": [],
     }  # fmt: skip
-    return models.Incident(**{**values, **changes}).model_dump(mode="json")
+    return incident_models.Incident(**{**values, **changes}).model_dump(mode="json")
 
 
-GOODPUT = models.Goodput(
+GOODPUT = job_models.Goodput(
     job="gpt", started_at=50.0, wall_s=60.0, useful_s=40.0, unmeasured_s=0.0, badput_s={"rework": 5.0, "restart": 15.0},
     goodput_job=0.66, goodput_paid=None, fault_free_tokens_per_s=1.0, tokens=10, rework_steps=3, world_sizes=[],
     tokens_per_s=[],

@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from holdfast.cli.job_reference import BEGIN, END, keys, part_of, tables, written_into
-from holdfast.wire.jobfile import Checkpoint, Elastic, JobFile, load_job
+from holdfast.wire.job_sections import Checkpoint, Elastic, JobFile
+from holdfast.wire.jobfile import load_job
 
 KEYS = {key: info for key, info, _ in keys()}
 LEAVES = [key for key, info in KEYS.items() if part_of(info) is None]

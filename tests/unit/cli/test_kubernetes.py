@@ -28,8 +28,9 @@ from holdfast.cli import main as cli
 from holdfast.cli.client import Client
 from holdfast.cli.endings import DO_NOT_RESTART, SUSPENDED, UNAVAILABLE, USAGE_ERROR
 from holdfast.cli.kubernetes import job_source, kubectl, launch, node
-from holdfast.cli.kubernetes.manifests import DIGEST, EXIT_MARGIN_S, Asked, render
+from holdfast.cli.kubernetes.manifests import DIGEST, EXIT_MARGIN_S, render
 from holdfast.cli.kubernetes.quantities import bytes_of, cpu
+from holdfast.cli.kubernetes.submission import Asked
 from holdfast.domain.errors import Conflict, InvalidSpec, InvalidSpecs, NotFound, Unavailable
 from holdfast.runtime.settings import read_settings
 from holdfast.wire.jobfile import load_job

@@ -13,7 +13,8 @@ from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.rules import RULES, rule_of
 from holdfast.supervisor.history.protocol import EventEntry
-from holdfast.supervisor.history.sqlite import _SCHEMA, SqliteHistory
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.history.sqlite_file import SCHEMA
 from holdfast.supervisor.protocol import FindingJudged, IncidentChanged, Record
 from holdfast.wire import records
 
@@ -104,7 +105,7 @@ async def test_a_node_is_shown_with_its_past(api: Any) -> None:
 async def test_a_history_of_the_layout_before_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "h.sqlite3"
     with sqlite3.connect(path) as old:
-        old.executescript(f"{_SCHEMA} PRAGMA user_version = 1;")
+        old.executescript(f"{SCHEMA} PRAGMA user_version = 1;")
         data = records.dumps(INCIDENT, Incident)
         old.execute("INSERT INTO incidents (id, job, data) VALUES ('i-1', 'gpt', ?)", (data,))
         old.execute("INSERT INTO incidents (id, job, data) VALUES ('i-2', 'gpt', ?)", (b"torn",))

@@ -25,10 +25,10 @@ from holdfast.log.names import EVENTS, STEPS
 from holdfast.log.protocol import Entry
 from holdfast.policy import restart
 from holdfast.supervisor.history.follower import Follower
-from holdfast.supervisor.history.goodput import Class
 from holdfast.supervisor.history.ledger import account_in_thread
 from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.history.time_classes import Class
 from holdfast.supervisor.leader.picture import Progress
 from holdfast.supervisor.policies.script import sample_incidents, sample_job
 from holdfast.supervisor.protocol import (

@@ -16,7 +16,8 @@ from anyio import to_thread
 from holdfast.cli.report import offline
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.supervisor.history.protocol import EventEntry
-from holdfast.supervisor.history.sqlite import LAYOUT, SqliteHistory
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.history.sqlite_file import LAYOUT
 from holdfast.supervisor.report.fleet import fleet_report
 from holdfast.supervisor.report.making import make_fleet_report
 from holdfast.supervisor.report.numbers import Terms, joined

@@ -18,8 +18,10 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.notes import Sender, StepNote
 from holdfast.domain.signals import StepColumns, Tick
 from holdfast.supervisor.history.booked import Booked
-from holdfast.supervisor.history.goodput import History, account, within
-from holdfast.supervisor.history.sqlite import LAYOUT, SqliteHistory
+from holdfast.supervisor.history.goodput import account, within
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.history.sqlite_file import LAYOUT
+from holdfast.supervisor.history.time_classes import History
 from holdfast.supervisor.report.numbers import Terms, report
 from holdfast.wire.events import decode_steps, encode_steps
 from holdfast.wire.telemetry import decode_tick, encode_tick

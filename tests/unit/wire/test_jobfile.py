@@ -15,7 +15,8 @@ from values import jobs
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.domain.job import CheckpointSpec, EnvSource, JobSpec, PolicySpec, ReportSpec, ResumeSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.wire.jobfile import JobFile, load_job, parse_job, parse_policy, schema, to_body
+from holdfast.wire.job_sections import JobFile, schema
+from holdfast.wire.jobfile import load_job, parse_job, parse_policy, to_body
 
 
 @pytest.fixture

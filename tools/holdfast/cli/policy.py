@@ -26,7 +26,8 @@ from holdfast.supervisor.policies.review import Review, review
 from holdfast.supervisor.policies.script import PolicyScript, ask_samples, try_script
 from holdfast.supervisor.published import PolicyAsked
 from holdfast.wire import records
-from holdfast.wire.jobfile import parse_policy, policy_body
+from holdfast.wire.job_sections import policy_body
+from holdfast.wire.jobfile import parse_policy
 
 app = typer.Typer(help="Policies: check, actions, show, set, test, export.", no_args_is_help=True)
 

@@ -29,7 +29,8 @@ from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.domain.evolve import evolve
 from holdfast.domain.job import JobSpec
 from holdfast.domain.words import plural
-from holdfast.wire.jobfile import NAME_CHARS_MAX, load_job, parse_job
+from holdfast.wire.job_fields import NAME_CHARS_MAX
+from holdfast.wire.jobfile import load_job, parse_job
 
 NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.1

@@ -11,7 +11,7 @@ import typer
 
 from holdfast.cli.log_tail import ALL_RANKS, Ranks
 from holdfast.domain.errors import InvalidSpec
-from holdfast.wire.jobfile import NAME_CHARS_MAX
+from holdfast.wire.job_fields import NAME_CHARS_MAX
 
 GPUS = Path("/proc/driver/nvidia/gpus")  # as the kernel lists them; needs no driver library
 

@@ -136,7 +136,7 @@ export function Findings({ items }: { items: Schemas["Finding"][] }) {
 }
 
 export function PolicyTab({ name }: { name: string }) {
-  const look = useLook<Schemas["holdfast__supervisor__api__models__Policy"]>(path("jobs", name, "policy"), 10_000);
+  const look = useLook<Schemas["holdfast__supervisor__api__job_models__Policy"]>(path("jobs", name, "policy"), 10_000);
   if (!look.value) return look.problem ? <Problem text={look.problem} /> : <Loading what="the policy" />;
   const policy = look.value;
   return (

@@ -202,7 +202,7 @@ export interface components {
             incomplete: number;
             interval: components["schemas"]["Interval"] | null;
             job: string;
-            newest: components["schemas"]["holdfast__supervisor__api__models__Checkpoint"] | null;
+            newest: components["schemas"]["holdfast__supervisor__api__job_models__Checkpoint"] | null;
             phase: string;
             ranks: number;
             saved_at: number | null;
@@ -480,7 +480,7 @@ export interface components {
              *       "store_keep": 3
              *     }
              */
-            checkpoint: components["schemas"]["holdfast__wire__jobfile__Checkpoint"];
+            checkpoint: components["schemas"]["holdfast__wire__job_sections__Checkpoint"];
             /**
              * @default {
              *       "replica_every_steps": 0
@@ -564,7 +564,7 @@ export interface components {
              */
             nproc_per_node: number;
             /** @default  */
-            policy: components["schemas"]["holdfast__wire__jobfile__Policy"];
+            policy: components["schemas"]["holdfast__wire__job_sections__Policy"];
             /**
              * @default
              * @example h100
@@ -845,7 +845,7 @@ export interface components {
             next_cursor?: string | null;
         };
         Page_Checkpoint_: {
-            items: components["schemas"]["holdfast__supervisor__api__models__Checkpoint"][];
+            items: components["schemas"]["holdfast__supervisor__api__job_models__Checkpoint"][];
             next_cursor?: string | null;
         };
         Page_Finding_: {
@@ -1175,7 +1175,7 @@ export interface components {
             problem_since: number | null;
             what: string;
         };
-        holdfast__supervisor__api__models__Checkpoint: {
+        holdfast__supervisor__api__job_models__Checkpoint: {
             attempt: number;
             complete: boolean;
             mesh: {
@@ -1188,7 +1188,7 @@ export interface components {
                 [key: string]: number | boolean;
             };
         };
-        holdfast__supervisor__api__models__Policy: {
+        holdfast__supervisor__api__job_models__Policy: {
             before: components["schemas"]["EarlierPolicy"][];
             name: string;
             params: {
@@ -1198,7 +1198,7 @@ export interface components {
             since: number | null;
             source: string;
         };
-        holdfast__wire__jobfile__Checkpoint: {
+        holdfast__wire__job_sections__Checkpoint: {
             /**
              * @default 600
              * @example 1800
@@ -1240,7 +1240,7 @@ export interface components {
              */
             store_keep: number;
         };
-        holdfast__wire__jobfile__Policy: string | {
+        holdfast__wire__job_sections__Policy: string | {
             /**
              * @default
              * @example policy.py

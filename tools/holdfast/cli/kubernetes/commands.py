@@ -16,8 +16,9 @@ from rich.markup import escape
 from holdfast.cli.client import Client, default_url
 from holdfast.cli.kubernetes import job_source, kubectl
 from holdfast.cli.kubernetes.launch import LauncherPod
-from holdfast.cli.kubernetes.manifests import DIGEST, JOBSET_UID, Asked, Manifest, config_name, render
+from holdfast.cli.kubernetes.manifests import DIGEST, JOBSET_UID, Manifest, config_name, render
 from holdfast.cli.kubernetes.node import NodePod
+from holdfast.cli.kubernetes.submission import Asked
 from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, require_one_start
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import Conflict, InvalidSpec

@@ -16,7 +16,8 @@ import anyio
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.supervisor.history.ledger import to_history
 from holdfast.supervisor.history.protocol import History, Run
-from holdfast.supervisor.history.sqlite import LAYOUT, SqliteHistory
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.history.sqlite_file import LAYOUT
 from holdfast.supervisor.report.making import make_fleet_report
 from holdfast.supervisor.report.numbers import Json, Report, Terms
 from holdfast.supervisor.report.sources import Range, incidents_of, newest_moment, report_of_run, timeline_of

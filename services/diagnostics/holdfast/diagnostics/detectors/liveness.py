@@ -27,17 +27,26 @@ missing then, while others are connected, is reported with low confidence, becau
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 
-from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, is_failure
+from holdfast.diagnostics.detectors.liveness_findings import NAMED_MAX, first_names, node_lost, withdraw
+from holdfast.diagnostics.detectors.liveness_state import (
+    Doubt,
+    LivenessState,
+    Pace,
+    TrackedNode,
+    advance,
+    leave,
+    note_collective_error,
+    note_present,
+    ranks_on,
+)
 from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.roster import Placement, Roster, RunStarted
-from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
 from holdfast.domain.signals import (
     ClockTick,
@@ -49,79 +58,9 @@ from holdfast.domain.signals import (
     WorkerExited,
 )
 
-_GONE_MAX = 4096  # nodes that are kept after they left, for the comparison of incarnations
-_WITNESSES_MAX = 1024  # generations
-_PACES_MAX = 4096  # generations
-_PACE_STEPS = 20
-_NAMED_MAX = 32  # nodes in the evidence
 # The longest pause of an agent between two attempts, and half of it for the connection and the first tick.
 RECONNECT_GRACE_S = 1.5 * TELEMETRY_RETRY_S_MAX
 UNWITNESSED_GRACE_S = 15.0  # enough for many attempts of a running agent
-
-Key = tuple[str, int]  # (job, generation)
-
-
-@dataclass(slots=True)
-class _Node:
-    incarnation: str
-    last_beat: float
-    # Jobs that the roster still places on the node although their workers have ended: the agent has not reported these jobs
-    # since it started, sent a goodbye or was reported lost.
-    absent: set[str] = field(default_factory=set)
-    lost: tuple[Finding, ...] = ()  # findings about the loss of the node, until it reconnects
-
-
-@dataclass(slots=True)
-class _Pace:
-    """The step time of a generation, from the reports of connected nodes."""
-
-    step: int = -1
-    at: float = 0.0  # diagnostics' clock: when `step` was first reported
-    stepped: bool = False  # a step was finished since this process receives reports
-    # The node of the newest report, its time, and the time of the newest report of any other node.
-    node: str = ""
-    reported_at: float = 0.0
-    other_reported_at: float = 0.0
-    intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
-
-    def note_report(self, node: str, now: float) -> None:
-        if node != self.node:
-            self.node, self.other_reported_at = node, self.reported_at
-        self.reported_at = now
-
-    def reported_besides(self, node: str) -> float:
-        """When any node other than `node` last sent a report, with or without new steps. 0 = never."""
-        return self.other_reported_at if node == self.node else self.reported_at
-
-
-@dataclass(slots=True)
-class _Doubt:
-    since: float  # last heartbeat
-    began: float
-    why: str
-    broken: bool = False  # the stream broke; otherwise the stream is open and silent
-    suspended_until: float = 0.0  # 0 = the doubt is not part of a mass event
-    excused: bool = False  # a warning about a node without contact that still trains was reported
-
-
-@dataclass(slots=True)
-class _FailedNodes:
-    """Nodes whose ranks failed in collectives of a generation. `explained`: a rank is known that failed first."""
-
-    at: float
-    nodes: dict[str, None] = field(default_factory=dict)  # in the order in which their errors arrived
-    explained: bool = False
-
-
-@dataclass(slots=True)
-class LivenessState:
-    nodes: dict[str, _Node] = field(default_factory=dict)  # connected or in doubt
-    gone: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_GONE_MAX))
-    connected: OrderedDict[str, None] = field(default_factory=OrderedDict)  # oldest heartbeat first
-    doubts: dict[str, _Doubt] = field(default_factory=dict)
-    witnesses: Bounded[Key, _FailedNodes] = field(default_factory=lambda: Bounded(_WITNESSES_MAX))
-    paces: Bounded[Key, _Pace] = field(default_factory=lambda: Bounded(_PACES_MAX))
-    gap_until: float = 0.0  # silence before this time proves nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +108,10 @@ class Liveness:
             case NodeBeat():
                 findings = _beat(state, item.node, now)
             case RankProgress():
-                _present(state, item)
-                _advance(state, item, now)
+                note_present(state, item)
+                advance(state, item, now)
             case GenerationStarted():
-                _present(state, item)
+                note_present(state, item)
             case ClockTick():
                 findings = self._conclude(state, now, roster)
             case NodeConnected():
@@ -180,7 +119,7 @@ class Liveness:
             case NodeDisconnected():
                 self._disconnected(state, item, now, roster)
             case WorkerExited():
-                _note_collective_error(state, item, now)
+                note_collective_error(state, item, now)
             case RunStarted():
                 for table in (state.witnesses, state.paces):
                     for key in [key for key in table if key[0] == item.job]:
@@ -199,12 +138,12 @@ class Liveness:
         if old is not None and old.incarnation == item.incarnation:
             state.nodes[item.node] = old
             old.last_beat = now
-            findings = _withdraw(old, now)
+            findings = withdraw(old, now)
         else:
-            if old is not None and (running := _running(old, item.node, roster)):
+            if old is not None and (running := ranks_on(old, item.node, roster)):
                 why = "its agent has been restarted, so its workers have ended"
-                findings = _lost(item.node, old, running, old.last_beat, why, confidence=1.0, now=now)
-            state.nodes[item.node] = _Node(item.incarnation, now, absent=set(roster.on(item.node)))
+                findings = node_lost(item.node, old, running, old.last_beat, why, confidence=1.0, now=now)
+            state.nodes[item.node] = TrackedNode(item.incarnation, now, absent=set(roster.on(item.node)))
         state.doubts.pop(item.node, None)
         state.connected[item.node] = None
         state.connected.move_to_end(item.node)
@@ -215,10 +154,10 @@ class Liveness:
         if node is None or item.node not in state.connected:
             return
         if item.clean:
-            _leave(state, item.node, roster)
+            leave(state, item.node, roster)
         else:
             del state.connected[item.node]
-            state.doubts[item.node] = _Doubt(
+            state.doubts[item.node] = Doubt(
                 since=node.last_beat, began=now, why="its telemetry stream broke", broken=True
             )
 
@@ -229,7 +168,7 @@ class Liveness:
         findings: list[Finding] = []
         for name, doubt in sorted(state.doubts.items()):
             node = state.nodes[name]
-            running = _running(node, name, roster)
+            running = ranks_on(node, name, roster)
             corroborated = self._is_corroborated(state, running, name, now)
             if not self._is_ripe(doubt, now, corroborated=corroborated):
                 continue
@@ -237,7 +176,7 @@ class Liveness:
             confidence, why = 0.99, doubt.why
             if corroborated:
                 witnesses, count = self._witnesses(state, running, name, now)
-                why = f"{why}, and ranks on {_some(witnesses, count)} fail in their collectives"
+                why = f"{why}, and ranks on {first_names(witnesses, count)} fail in their collectives"
             elif doubt.suspended_until > now or (doubt.suspended_until and not state.connected):
                 continue  # suspended in this pass, or no node is connected, so that silence proves nothing
             elif not doubt.suspended_until and (together := self._mass(state, doubt)):
@@ -252,10 +191,10 @@ class Liveness:
                 if doubt.broken:
                     why += f" and its agent did not reconnect within {now - doubt.began:.2f} s"
                 confidence = 0.6 if doubt.suspended_until else 0.9
-            lost = _lost(name, node, running, doubt.since, why, confidence=confidence, now=now, witnesses=witnesses)
+            lost = node_lost(name, node, running, doubt.since, why, confidence=confidence, now=now, witnesses=witnesses)
             findings += lost
             node.lost = tuple(finding for finding in lost if finding.job)
-            _leave(state, name, roster)
+            leave(state, name, roster)
         return tuple(findings)
 
     def _steps_continue(self, state: LivenessState, running: Mapping[str, Placement], now: float) -> bool:
@@ -268,7 +207,7 @@ class Liveness:
                 return True
         return False
 
-    def _is_witnessed(self, state: LivenessState, name: str, running: Mapping[str, Placement], doubt: _Doubt) -> bool:
+    def _is_witnessed(self, state: LivenessState, name: str, running: Mapping[str, Placement], doubt: Doubt) -> bool:
         """Whether a loss of the node would stop the steps of other nodes: in one of its generations another node sends reports,
         the step time is known, and steps had not stopped before. An idle node needs no witness."""
         for job, placement in running.items():
@@ -279,13 +218,13 @@ class Liveness:
                 return True
         return not running
 
-    def _next_s(self, pace: _Pace) -> float:
+    def _next_s(self, pace: Pace) -> float:
         """How long the next step may take until it is reported, in seconds."""
         usual_s = nlargest(2, pace.intervals_s)[-1]  # not the slowest, which may include a compilation or a save
         return min(self.next_step * usual_s, self.next_step_s_max) + self.report_s
 
     def _excuse(
-        self, state: LivenessState, name: str, doubt: _Doubt, running: Mapping[str, Placement], now: float
+        self, state: LivenessState, name: str, doubt: Doubt, running: Mapping[str, Placement], now: float
     ) -> tuple[Finding, ...]:
         """Report once that a node without contact still trains."""
         if doubt.excused or now - doubt.began < self.excuse_s:
@@ -318,9 +257,9 @@ class Liveness:
                 return
             del state.connected[name]
             why = f"its agent sent nothing for {now - last_beat:.1f} s on an open stream"
-            state.doubts[name] = _Doubt(since=state.nodes[name].last_beat, began=last_beat, why=why)
+            state.doubts[name] = Doubt(since=state.nodes[name].last_beat, began=last_beat, why=why)
 
-    def _is_ripe(self, doubt: _Doubt, now: float, *, corroborated: bool) -> bool:
+    def _is_ripe(self, doubt: Doubt, now: float, *, corroborated: bool) -> bool:
         waited_s = now - doubt.began
         if waited_s >= self.corroborated_s and corroborated:
             return True
@@ -339,7 +278,7 @@ class Liveness:
         Only some, because 12,500 names would otherwise be sorted for each lost node of a rack.
         """
         witnessing = [*self._witnessing(state, running, name, now)]
-        names = {each for nodes in witnessing for each in islice((each for each in nodes if each != name), _NAMED_MAX)}
+        names = {each for nodes in witnessing for each in islice((each for each in nodes if each != name), NAMED_MAX)}
         if len(witnessing) == 1:
             return sorted(names), len(witnessing[0]) - (name in witnessing[0])
         return sorted(names), len(set().union(*witnessing) - {name})
@@ -356,7 +295,7 @@ class Liveness:
             if len(witness.nodes) > (name in witness.nodes):
                 yield witness.nodes
 
-    def _mass(self, state: LivenessState, doubt: _Doubt) -> list[str]:
+    def _mass(self, state: LivenessState, doubt: Doubt) -> list[str]:
         """The nodes that became doubtful together with this node; empty if few enough to have failed independently."""
         bar = self.mass_fraction * (len(state.connected) + len(state.doubts))
         if len(state.doubts) < self.mass_nodes_min or len(state.doubts) <= bar:
@@ -397,118 +336,4 @@ def _beat(state: LivenessState, name: str, now: float) -> tuple[Finding, ...]:
         state.doubts.pop(name, None)
         state.connected[name] = None
     state.connected.move_to_end(name)
-    return _withdraw(node, now) if node.lost else ()
-
-
-def _withdraw(node: _Node, now: float) -> tuple[Finding, ...]:
-    """Withdraw the loss of a node whose agent has reconnected."""
-    reported, node.lost = node.lost, ()
-    return tuple(
-        Finding(
-            id=f"{lost.id}:back:{now:.3f}",
-            kind=FindingKind.NODE_LOST,
-            severity=Severity.INFO,
-            at=now,
-            since=now,
-            summary=f"Node {lost.node} has reconnected with the same agent: it was not lost.",
-            node=lost.node,
-            job=lost.job,
-            generation=lost.generation,
-            contradicts=lost.id,
-            evidence={"contradicts": lost.id, "incarnation": node.incarnation, "away_s": f"{now - lost.since:.3f}"},
-        )
-        for lost in reported
-    )
-
-
-def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
-    """Record the steps of a node. The rank with the most steps counts, because it can finish them only together with
-    all others."""
-    key, step = (item.job, item.generation), max(item.step, default=-1)
-    pace = state.paces.get(key)
-    if pace is None:
-        pace = state.paces[key] = _Pace(step, now)
-    elif step > pace.step:
-        if pace.stepped:  # the start of the first reported step is not known
-            pace.intervals_s.append((now - pace.at) / (step - pace.step))
-        pace.step, pace.at, pace.stepped = step, now, True
-    pace.note_report(item.node, now)
-
-
-def _present(state: LivenessState, item: RankProgress | GenerationStarted) -> None:
-    """Record that the node reports ranks of this job."""
-    node = state.nodes.get(item.node) or state.gone.get(item.node)
-    if node is not None and node.absent:
-        node.absent.discard(item.job)
-
-
-def _running(node: _Node, name: str, roster: Roster) -> Mapping[str, Placement]:
-    """Return the node's ranks from the roster, without jobs that its agent has not reported since it started."""
-    placed = roster.on(name)
-    if not node.absent:
-        return placed
-    return {job: placement for job, placement in placed.items() if job not in node.absent}
-
-
-def _note_collective_error(state: LivenessState, exit_: WorkerExited, now: float) -> None:
-    if not is_failure(exit_):
-        return
-    key = (exit_.job, exit_.generation)
-    witness = state.witnesses.get_or_add(key, lambda: _FailedNodes(at=now))
-    if cause_of(exit_) is Cause.OWN:
-        witness.explained = True  # a rank failed by itself, so the others' errors are not about a lost node
-    else:
-        witness.at = now
-        witness.nodes[exit_.node] = None
-
-
-def _leave(state: LivenessState, name: str, roster: Roster) -> None:
-    """Drop the ranks of a node whose agent has sent a goodbye, or that is reported lost."""
-    state.connected.pop(name, None)
-    state.doubts.pop(name, None)
-    node = state.gone[name] = state.nodes.pop(name)
-    node.absent = set(roster.on(name))
-
-
-def _lost(
-    name: str,
-    node: _Node,
-    running: Mapping[str, Placement],
-    since: float,
-    why: str,
-    *,
-    confidence: float,
-    now: float,
-    witnesses: Sequence[str] = (),
-) -> tuple[Finding, ...]:
-    """One finding per job that the node ran; for an idle node, one warning without a job."""
-    evidence = {"incarnation": node.incarnation, "last_beat": f"{since:.3f}", "silent_s": f"{now - since:.3f}"}
-    evidence[DATED] = f"{ESTIMATE}its last sign of life"
-    if witnesses:
-        evidence["witnesses"] = ", ".join(witnesses[:_NAMED_MAX])
-    findings = []
-    for job, placement in sorted(running.items()) or [("", Placement(0, ()))]:
-        generation, ranks = placement.generation, placement.ranks
-        lost = f" with rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:16]))} of {job}" if job else ""
-        findings.append(
-            Finding(
-                id=f"node_lost:{name}:{node.incarnation}:{job}:{generation}:{since:.0f}",
-                kind=FindingKind.NODE_LOST,
-                severity=Severity.ERROR if job else Severity.WARNING,
-                at=now,
-                since=min(since, now),
-                summary=f"Node {name} is lost{lost}: {why}.",
-                node=name,
-                job=job,
-                generation=generation,
-                rank=ranks[0] if len(ranks) == 1 else None,
-                confidence=confidence,
-                evidence=evidence,
-                ladder=(Remedy.REPLACE_NODE,) if job else (Remedy.WATCH,),
-            )
-        )
-    return tuple(findings)
-
-
-def _some(names: Sequence[str], count: int) -> str:
-    return ", ".join(names[:3]) + (f" and {count - 3} more nodes" if count > 3 else "")
+    return withdraw(node, now) if node.lost else ()

@@ -10,7 +10,9 @@ from typing import Annotated
 from pydantic import Field
 
 from holdfast.domain.nodes import NodeState
-from holdfast.supervisor.api.models import Breaker, Checkpoint, Incident, Interval, JobSummary, Model
+from holdfast.supervisor.api.incident_models import Incident
+from holdfast.supervisor.api.job_models import Checkpoint, Interval, JobSummary
+from holdfast.supervisor.api.models import Breaker, Model
 
 
 class RecentGoodput(Model):

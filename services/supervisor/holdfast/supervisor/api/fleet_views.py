@@ -15,7 +15,7 @@ from holdfast.supervisor.core.catalogue import saved_steps
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import rate_per_day
 from holdfast.supervisor.core.state import Node
-from holdfast.supervisor.history import goodput
+from holdfast.supervisor.history import goodput, time_classes
 from holdfast.supervisor.history.accounts import Account
 from holdfast.supervisor.history.protocol import Run, Series
 from holdfast.supervisor.leader.picture import Picture, Progress
@@ -106,13 +106,13 @@ def _saved(picture: Picture, job: Job) -> models.FleetCheckpoint:
     )
 
 
-def _recent(value: goodput.Recent) -> models.RecentGoodput:
+def _recent(value: time_classes.Recent) -> models.RecentGoodput:
     return models.RecentGoodput(
         since=value.since,
         wall_s=value.until - value.since,
-        useful_s=value.seconds[goodput.Class.USEFUL],
-        unmeasured_s=value.seconds[goodput.Class.RUNNING],
-        badput_s={name.value: value.seconds[name] for name in goodput.BADPUT},
+        useful_s=value.seconds[time_classes.Class.USEFUL],
+        unmeasured_s=value.seconds[time_classes.Class.RUNNING],
+        badput_s={name.value: value.seconds[name] for name in time_classes.BADPUT},
     )
 
 
@@ -208,7 +208,7 @@ def _processes(node: Node | None, job: Job, placement: Placement) -> tuple[list[
     )
 
 
-def timeline(job: str, history: goodput.History, run: Run, series: Series) -> models.Timeline:
+def timeline(job: str, history: time_classes.History, run: Run, series: Series) -> models.Timeline:
     """`history`: of the run; takes up to a second for a hundred thousand steps."""
     spans = goodput.spans(history)
     middles = [series.since + (index + 0.5) * series.bucket_s for index in series.index]

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 
 from holdfast.domain.errors import NotFound
 from holdfast.domain.incidents import Incident
-from holdfast.supervisor.api import models, views
+from holdfast.supervisor.api import incident_models, models, views
 from holdfast.supervisor.api.backend import Backend, Cursor, Limit, Serving, number_of
 
 router = APIRouter(tags=["incidents"])
@@ -33,18 +33,18 @@ def _page(rows: Sequence[tuple[int, R]], limit: int, view: Callable[[R], V]) -> 
 @router.get("/incidents")
 async def list_incidents(
     backend: Serving, job: OfJob = None, node: OfNode = None, limit: Limit = 100, cursor: Cursor = None
-) -> models.Page[models.Incident]:
+) -> models.Page[incident_models.Incident]:
     rows = await backend.history.incidents(job=job, node=node, before=number_of(cursor), limit=limit + 1)
     return _page(rows, limit, views.incident)
 
 
 @router.get("/incidents/{incident_id}")
-async def get_incident(incident_id: str, backend: Serving) -> models.Incident:
+async def get_incident(incident_id: str, backend: Serving) -> incident_models.Incident:
     return views.incident(await _find(backend, incident_id))
 
 
 @router.get("/incidents/{incident_id}/trace")
-async def get_trace(incident_id: str, backend: Serving) -> models.Trace:
+async def get_trace(incident_id: str, backend: Serving) -> incident_models.Trace:
     """Its trace, made from the record: no collector is asked."""
     return views.trace(await _find(backend, incident_id))
 
@@ -59,14 +59,14 @@ async def _find(backend: Backend, incident_id: str) -> Incident:
 @router.get("/findings")
 async def list_findings(
     backend: Serving, job: OfJob = None, node: OfNode = None, limit: Limit = 100, cursor: Cursor = None
-) -> models.Page[models.Finding]:
+) -> models.Page[incident_models.Finding]:
     """What was concluded, warnings included, and what became of it."""
     rows = await backend.history.findings(job=job, node=node, before=number_of(cursor), limit=limit + 1)
     return _page(rows, limit, views.finding)
 
 
 @router.get("/findings/{finding_id:path}")
-async def get_finding(finding_id: str, backend: Serving) -> models.Finding:
+async def get_finding(finding_id: str, backend: Serving) -> incident_models.Finding:
     """One finding with its evidence and the rule that fired. 404 names findings whose ids look alike."""
     judged = await backend.history.finding(finding_id)
     if judged is None:
@@ -86,7 +86,7 @@ async def _suggestion(backend: Backend, finding_id: str) -> str:
 @router.get("/actions")
 async def list_actions(
     backend: Serving, job: OfJob = None, limit: Limit = 100, cursor: Cursor = None
-) -> models.Page[models.Action]:
+) -> models.Page[incident_models.Action]:
     """What was done, by which policy, and why."""
     rows = await backend.history.actions(job=job, before=number_of(cursor), limit=limit + 1)
     return _page([(done.number, done) for done in rows], limit, views.action)

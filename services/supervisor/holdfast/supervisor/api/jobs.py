@@ -15,7 +15,7 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.faults import CONTROL_PLANE
 from holdfast.domain.job import JobSpec
-from holdfast.supervisor.api import models, views
+from holdfast.supervisor.api import bodies, job_models, models, views
 from holdfast.supervisor.api.access import Asking, require_own
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving, number_of
 from holdfast.supervisor.core import holders, saved_steps
@@ -88,7 +88,7 @@ async def _submit(
 
 
 @router.get("")
-async def list_jobs(backend: Serving, limit: Limit = 100, cursor: Cursor = None) -> models.Page[models.JobSummary]:
+async def list_jobs(backend: Serving, limit: Limit = 100, cursor: Cursor = None) -> models.Page[job_models.JobSummary]:
     """Every job that has not been forgotten, by name."""
     picture = await backend.picture()
     names = sorted(name for name in picture.state.jobs if cursor is None or name > cursor)
@@ -101,22 +101,22 @@ async def get_job(
     name: str,
     backend: Serving,
     ranks: Annotated[bool, Query(description="false: without `ranks`, which /ranks has in columns")] = True,
-) -> models.Job:
+) -> job_models.Job:
     """One job as it is now: its mesh rank by rank, its step and loss, and the incident that is open."""
     picture, job = await _find(backend, name)
     return views.job(picture, backend.progress, job, ranks=ranks)
 
 
 @router.post("/{name}/stop", status_code=202)
-async def stop(name: str, commands: Commands, body: models.StopBody | None = None) -> models.Operation:
+async def stop(name: str, commands: Commands, body: bodies.StopBody | None = None) -> models.Operation:
     """Stop a job; it saves a last checkpoint first when it can."""
-    body = body or models.StopBody()
+    body = body or bodies.StopBody()
     return await commands.command(JobStopRequested(time.time(), name, body.reason, body.save))
 
 
 @router.post("/{name}/resume", status_code=202)
 async def resume(
-    name: str, backend: Serving, commands: Commands, body: models.ResumeBody | None = None
+    name: str, backend: Serving, commands: Commands, body: bodies.ResumeBody | None = None
 ) -> models.Operation:
     """Submit a job that is over again, as it was submitted last, to go on from its newest complete checkpoint, or from the
     step that is named."""
@@ -125,7 +125,7 @@ async def resume(
 
 
 @router.post("/{name}/attach")
-async def attach(name: str, body: models.AttachBody, backend: Serving) -> models.Job:
+async def attach(name: str, body: bodies.AttachBody, backend: Serving) -> job_models.Job:
     """The job, for a launcher that was restarted: it was submitted with this token in `Holdfast-Launcher-Token`. 409 for
     another launcher's that is not over; one that is over stands in nobody's way, and is not found."""
     picture, job = await _find(backend, name)
@@ -150,7 +150,7 @@ async def delete(name: str, commands: Commands) -> models.Operation:
 
 
 @router.post("/{name}/checkpoint", status_code=202)
-async def checkpoint(name: str, commands: Commands, body: models.CheckpointBody | None = None) -> models.Operation:
+async def checkpoint(name: str, commands: Commands, body: bodies.CheckpointBody | None = None) -> models.Operation:
     """Save within the next few steps, to the farthest tier that the job has. The operation ends when every copy is made, or
     when the grace time is over, and says how far the checkpoint came."""
     grace_s = (body.grace_s if body else None) or 0.0
@@ -158,28 +158,28 @@ async def checkpoint(name: str, commands: Commands, body: models.CheckpointBody 
 
 
 @router.post("/{name}/resize", status_code=202)
-async def resize(name: str, body: models.ResizeBody, commands: Commands) -> models.Operation:
+async def resize(name: str, body: bodies.ResizeBody, commands: Commands) -> models.Operation:
     """Run with another number of data-parallel replicas, within the job's range."""
     return await commands.command(ResizeRequested(time.time(), name, body.dp, body.reason))
 
 
 @router.get("/{name}/checkpoints")
-async def checkpoints(name: str, backend: Serving) -> models.Page[models.Checkpoint]:
+async def checkpoints(name: str, backend: Serving) -> models.Page[job_models.Checkpoint]:
     """Every saved step that connected nodes or the object store hold, newest first."""
     picture, job = await _find(backend, name)
     return models.Page(items=[views.checkpoint(step) for step in saved_steps(picture.state, job.name)])
 
 
 @router.get("/{name}/checkpoints/{attempt}/{step}")
-async def checkpoint_holders(name: str, attempt: int, step: int, backend: Serving) -> models.CheckpointHolders:
+async def checkpoint_holders(name: str, attempt: int, step: int, backend: Serving) -> job_models.CheckpointHolders:
     """Which connected nodes hold the shards of one saved step."""
     picture, job = await _find(backend, name)
     ranks = {rank: list(nodes) for rank, nodes in holders(picture.state, job.name, attempt, step).items()}
-    return models.CheckpointHolders(attempt=attempt, step=step, ranks=ranks)
+    return job_models.CheckpointHolders(attempt=attempt, step=step, ranks=ranks)
 
 
 @router.get("/{name}/checkpoints/{attempt}/{step}/sources")
-async def checkpoint_sources(name: str, attempt: int, step: int, backend: Serving) -> models.ShardSources:
+async def checkpoint_sources(name: str, attempt: int, step: int, backend: Serving) -> job_models.ShardSources:
     """Where the shards of one saved step can be fetched from its nodes, with the job's secret for their data plane. Who may
     call this can read the job's checkpoints: set HOLDFAST_API_TOKEN where not everybody should."""
     picture, job = await _find(backend, name)
@@ -190,21 +190,21 @@ async def checkpoint_sources(name: str, attempt: int, step: int, backend: Servin
 
 
 @router.post("/{name}/checkpoints/prune", status_code=202)
-async def prune(name: str, body: models.PruneBody, commands: Commands) -> models.Operation:
+async def prune(name: str, body: bodies.PruneBody, commands: Commands) -> models.Operation:
     """Delete saved steps from the nodes. 409 for one that a job which is not over may go back to."""
     steps = tuple(CheckpointId(each.attempt, each.step) for each in body.steps)
     return await commands.command(PruneRequested(time.time(), name, steps))
 
 
 @router.get("/{name}/policy")
-async def policy(name: str, backend: Serving) -> models.Policy:
+async def policy(name: str, backend: Serving) -> job_models.Policy:
     """What decides about the job's incidents, with the text of a script, and what did before in the newest run."""
     _, job = await _find(backend, name)
     return views.policy(job, await backend.history.policies(name))
 
 
 @router.post("/{name}/policy", status_code=202)
-async def change_policy(name: str, body: models.PolicyBody, backend: Serving, commands: Commands) -> models.Operation:
+async def change_policy(name: str, body: bodies.PolicyBody, backend: Serving, commands: Commands) -> models.Operation:
     """Let another policy decide, from the next question on. 422 for a script that does not load or does not answer."""
     given = await backend.usable(parse_policy(body.policy))
     return await commands.command(PolicyChangeRequested(time.time(), name, given))
@@ -217,7 +217,7 @@ async def policy_questions(
     since: Annotated[float, Query(ge=0, description="Unix seconds; 0 = from the beginning.")] = 0.0,
     limit: Limit = 100,
     cursor: Cursor = None,
-) -> models.Page[models.PolicyQuestion]:
+) -> models.Page[job_models.PolicyQuestion]:
     """What the job's policies were asked, with all that they were shown, and what they answered; newest first. Also of runs
     that the job had before, and of a job that is over."""
     rows = await backend.history.asked(name, since=since, before=number_of(cursor), limit=limit + 1)
@@ -226,7 +226,7 @@ async def policy_questions(
 
 
 @router.post("/{name}/faults", status_code=202)
-async def inject(name: str, body: models.FaultBody, commands: Commands) -> models.Operation:
+async def inject(name: str, body: bodies.FaultBody, commands: Commands) -> models.Operation:
     """Cause a fault, to test the recovery. 409 unless the job file says `chaos: true`. The operation ends when the agent of the
     rank's node has caused it, or refused; for `redis_kill` and `leader_kill`, a moment before the leader causes it."""
     return await commands.command(
@@ -244,7 +244,7 @@ async def inject(name: str, body: models.FaultBody, commands: Commands) -> model
 
 
 @router.get("/{name}/goodput")
-async def goodput(name: str, backend: Serving) -> models.Goodput:
+async def goodput(name: str, backend: Serving) -> job_models.Goodput:
     """Where the wall time of the job's newest run went: every second in exactly one class."""
     run = await backend.history.run(name)
     if run is None:

@@ -11,7 +11,7 @@ from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.domain.generations import Generation
 from holdfast.domain.words import plural
 from holdfast.domain.worker_logs import PART_BYTES_MAX, LogPart, LogRequest
-from holdfast.supervisor.api import models
+from holdfast.supervisor.api import incident_models
 from holdfast.supervisor.api.backend import Backend, Serving
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -38,7 +38,7 @@ async def get_log(
         ),
     ] = -PART_BYTES_MAX // 4,
     limit: Annotated[int, Query(ge=16, le=PART_BYTES_MAX, description="Bytes.")] = PART_BYTES_MAX // 4,
-) -> models.RankLog:
+) -> incident_models.RankLog:
     """A part of the log of one rank: standard output and error, in order, as text."""
     found = await _generation(backend, name, generation)
     try:
@@ -50,7 +50,7 @@ async def get_log(
         ) from None
     part = await backend.agents.read_log(node, LogRequest(name, found.number, rank, offset, limit))
     at, text, next_offset = _text(part, from_end=offset < 0)
-    return models.RankLog(
+    return incident_models.RankLog(
         job=name,
         rank=rank,
         node=node,

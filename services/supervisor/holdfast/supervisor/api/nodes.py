@@ -8,7 +8,7 @@ from dataclasses import asdict
 from fastapi import APIRouter
 
 from holdfast.domain.errors import NotFound
-from holdfast.supervisor.api import models, views
+from holdfast.supervisor.api import bodies, models, node_models, views
 from holdfast.supervisor.api.backend import Commands, Cursor, Limit, Serving
 from holdfast.supervisor.api.gpu_models import Gpu, NodeGpus
 from holdfast.supervisor.protocol import AgentRestartRequested, NodeCordonRequested, NodeRepaired, NoticeRequested
@@ -19,7 +19,7 @@ INCIDENTS_MAX = 20  # shown with a node; GET /v1/incidents?node= has them all
 
 
 @router.get("")
-async def list_nodes(backend: Serving, limit: Limit = 100, cursor: Cursor = None) -> models.Page[models.Node]:
+async def list_nodes(backend: Serving, limit: Limit = 100, cursor: Cursor = None) -> models.Page[node_models.Node]:
     """Every node that the supervisor knows, by name."""
     picture = await backend.picture()
     names = sorted(name for name in picture.state.nodes if cursor is None or name > cursor)
@@ -29,7 +29,7 @@ async def list_nodes(backend: Serving, limit: Limit = 100, cursor: Cursor = None
 
 
 @router.get("/{name}")
-async def get_node(name: str, backend: Serving) -> models.NodeDetail:
+async def get_node(name: str, backend: Serving) -> node_models.NodeDetail:
     """One node, what counts against it, and its latest incidents."""
     picture = await backend.picture()
     if name not in picture.state.nodes:
@@ -50,28 +50,28 @@ async def get_gpus(name: str, backend: Serving) -> NodeGpus:
 
 
 @router.post("/{name}/cordon", status_code=202)
-async def cordon(name: str, commands: Commands, body: models.ReasonBody | None = None) -> models.Operation:
+async def cordon(name: str, commands: Commands, body: bodies.ReasonBody | None = None) -> models.Operation:
     """No more ranks for this node; a job that runs on it moves to a spare."""
-    reason = (body or models.ReasonBody()).reason
+    reason = (body or bodies.ReasonBody()).reason
     return await commands.command(NodeCordonRequested(time.time(), name, cordoned=True, reason=reason))
 
 
 @router.post("/{name}/uncordon", status_code=202)
-async def uncordon(name: str, commands: Commands, body: models.ReasonBody | None = None) -> models.Operation:
+async def uncordon(name: str, commands: Commands, body: bodies.ReasonBody | None = None) -> models.Operation:
     """Let a cordoned node be used again."""
-    reason = (body or models.ReasonBody()).reason
+    reason = (body or bodies.ReasonBody()).reason
     return await commands.command(NodeCordonRequested(time.time(), name, cordoned=False, reason=reason))
 
 
 @router.post("/{name}/restart-agent", status_code=202)
-async def restart_agent(name: str, commands: Commands, body: models.ReasonBody | None = None) -> models.Operation:
+async def restart_agent(name: str, commands: Commands, body: bodies.ReasonBody | None = None) -> models.Operation:
     """Replace the agent of a node without ranks by a new one, for example after an update of its package."""
-    reason = (body or models.ReasonBody()).reason
+    reason = (body or bodies.ReasonBody()).reason
     return await commands.command(AgentRestartRequested(time.time(), name, reason))
 
 
 @router.put("/{name}/notices/{source}", status_code=202)
-async def announce(name: str, source: str, commands: Commands, body: models.NoticeBody) -> models.Operation:
+async def announce(name: str, source: str, commands: Commands, body: bodies.NoticeBody) -> models.Operation:
     """The node's machine will be taken: its ranks leave in time, after a save, and it gets no new ones. A notice of the same
     source is replaced; one that is not repeated ends an hour after its start."""
     now = time.time()
@@ -86,6 +86,6 @@ async def withdraw(name: str, source: str, commands: Commands) -> models.Operati
 
 
 @router.post("/{name}/repair", status_code=202)
-async def repair(name: str, commands: Commands, body: models.EmptyBody | None = None) -> models.Operation:
+async def repair(name: str, commands: Commands, body: bodies.EmptyBody | None = None) -> models.Operation:
     """The node's hardware is good again: what was found against it is forgotten."""
     return await commands.command(NodeRepaired(time.time(), name))

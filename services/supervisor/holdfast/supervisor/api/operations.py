@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.supervisor.alerts.alert import test_alert
-from holdfast.supervisor.api import fleet_views, models
+from holdfast.supervisor.api import bodies, fleet_views, models
 from holdfast.supervisor.api.backend import Backend, Commands, Serving
 from holdfast.supervisor.protocol import BreakerResetRequested
 
@@ -30,9 +30,9 @@ async def get_breaker(backend: Serving) -> models.Breaker:
 
 
 @router.post("/breaker/reset", status_code=202)
-async def reset_breaker(commands: Commands, body: models.ReasonBody | None = None) -> models.Operation:
+async def reset_breaker(commands: Commands, body: bodies.ReasonBody | None = None) -> models.Operation:
     """An operator has looked: act on faults again."""
-    reason = (body or models.ReasonBody()).reason
+    reason = (body or bodies.ReasonBody()).reason
     return await commands.command(BreakerResetRequested(time.time(), reason))
 
 

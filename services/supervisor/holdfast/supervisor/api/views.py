@@ -12,7 +12,7 @@ from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.nodes import TERMINATION, NodeState, Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
-from holdfast.supervisor.api import models
+from holdfast.supervisor.api import incident_models, job_models, node_models
 from holdfast.supervisor.core import SavedStep, State, holders, reserved_nodes, returns, saved_steps, waits_for
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Failed, Suspended
@@ -21,18 +21,18 @@ from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.offenders import rate_per_day, score
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.wording import listed
-from holdfast.supervisor.history.goodput import BADPUT, Class, Ledger
 from holdfast.supervisor.history.protocol import ActionEntry
+from holdfast.supervisor.history.time_classes import BADPUT, Class, Ledger
 from holdfast.supervisor.leader.picture import Picture, Progress
 from holdfast.supervisor.protocol import FindingJudged, JobPhase, PolicyChanged
 from holdfast.supervisor.published import PolicyAsked
-from holdfast.wire import jobfile, records
+from holdfast.wire import job_sections, jobfile, records
 
 SILENT_S = 60.0  # since its start: a script that has reported no step for so long is shown as one that reports none
 
 
-def incident(value: Incident) -> models.Incident:
-    return models.Incident(
+def incident(value: Incident) -> incident_models.Incident:
+    return incident_models.Incident(
         id=value.id,
         job=value.job,
         kind=value.kind,
@@ -61,7 +61,7 @@ def incident(value: Incident) -> models.Incident:
         findings=list(value.findings),
         evidence=dict(value.evidence),
         walk=[
-            models.Rung(
+            incident_models.Rung(
                 recipe=rung.recipe,
                 rung=rung.number,
                 action=rung.steps,
@@ -80,8 +80,8 @@ def incident(value: Incident) -> models.Incident:
     )
 
 
-def _decision(value: Action) -> models.Decision:
-    return models.Decision(
+def _decision(value: Action) -> incident_models.Decision:
+    return incident_models.Decision(
         kind=value.kind,
         reason=value.reason,
         nodes=list(value.nodes),
@@ -92,9 +92,9 @@ def _decision(value: Action) -> models.Decision:
     )
 
 
-def finding(judged: FindingJudged) -> models.Finding:
+def finding(judged: FindingJudged) -> incident_models.Finding:
     value, rule = judged.finding, rule_of(judged.finding)
-    return models.Finding(
+    return incident_models.Finding(
         id=value.id,
         kind=value.kind,
         severity=value.severity,
@@ -119,9 +119,9 @@ def finding(judged: FindingJudged) -> models.Finding:
     )
 
 
-def trace(value: Incident) -> models.Trace:
+def trace(value: Incident) -> incident_models.Trace:
     own = [
-        models.Span(
+        incident_models.Span(
             name=span.name,
             service=span.service,
             span_id=span.context.span_id,
@@ -133,11 +133,11 @@ def trace(value: Incident) -> models.Trace:
         )
         for span in spans.of_trace(value)
     ]
-    return models.Trace(incident=value.id, trace_id=value.trace_id, spans=own)
+    return incident_models.Trace(incident=value.id, trace_id=value.trace_id, spans=own)
 
 
-def action(done: ActionEntry) -> models.Action:
-    return models.Action(
+def action(done: ActionEntry) -> incident_models.Action:
+    return incident_models.Action(
         id=f"{done.incident.id}.{done.number}",
         incident=done.incident.id,
         job=done.incident.job,
@@ -152,13 +152,13 @@ def action(done: ActionEntry) -> models.Action:
     )
 
 
-def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSummary:
+def job_summary(picture: Picture, progress: Progress, job: Job) -> job_models.JobSummary:
     generation = job.generation
     open_ones = [each for each in picture.state.incidents.values() if each.job == job.name]
     oldest = min(open_ones, key=lambda each: (each.t_detected, each.id), default=None)
     silent = picture.unconfirmed_since(job) if job.phase is JobPhase.RUNNING else {}
     observed = picture.observed(job) if job.progress.reports_no_steps and job.phase is JobPhase.RUNNING else None
-    return models.JobSummary(
+    return job_models.JobSummary(
         name=job.name,
         phase="unknown" if silent else job.phase,
         reason=_reason_of(picture.state, job, silent),
@@ -202,12 +202,12 @@ def _reason_of(state: State, job: Job, silent: Mapping[str, float]) -> str:
     return "; ".join((job.reason, *further))
 
 
-def job(picture: Picture, progress: Progress, value: Job, *, ranks: bool = True) -> models.Job:
+def job(picture: Picture, progress: Progress, value: Job, *, ranks: bool = True) -> job_models.Job:
     summary = job_summary(picture, progress, value)
     resumed = value.checkpoints.resumed
-    spec = jobfile.JobFile.model_validate(jobfile.to_body(value.spec, policy_source=False))
+    spec = job_sections.JobFile.model_validate(jobfile.to_body(value.spec, policy_source=False))
     placed = value.generation if ranks and not value.phase.finished else None
-    return models.Job(
+    return job_models.Job(
         **dict(summary),
         goes_on_from=resumed.step if resumed is not None else None,
         kept=_kept(picture.state, value),
@@ -219,28 +219,28 @@ def job(picture: Picture, progress: Progress, value: Job, *, ranks: bool = True)
     )
 
 
-def policy(value: Job, changes: Sequence[PolicyChanged]) -> models.Policy:
+def policy(value: Job, changes: Sequence[PolicyChanged]) -> job_models.Policy:
     """`changes`: of the newest run, oldest first."""
     now = value.spec.policy_spec
-    return models.Policy(
+    return job_models.Policy(
         name=now.name,
         sha256=now.sha256,
         params=dict(now.params),
         source=now.source,
         since=next((each.at for each in reversed(changes) if each.policy == now), None),
         before=[
-            models.EarlierPolicy(name=each.policy.name, sha256=each.policy.sha256, since=each.at)
+            job_models.EarlierPolicy(name=each.policy.name, sha256=each.policy.sha256, since=each.at)
             for each in changes[:-1]
         ],
     )
 
 
-def policy_question(asked: PolicyAsked) -> models.PolicyQuestion:
+def policy_question(asked: PolicyAsked) -> job_models.PolicyQuestion:
     tree = json.loads(records.dumps(asked, PolicyAsked))
-    return models.PolicyQuestion(**tree)
+    return job_models.PolicyQuestion(**tree)
 
 
-def _kept(state: State, value: Job) -> models.Kept | None:
+def _kept(state: State, value: Job) -> job_models.Kept | None:
     if not value.phase.finished:
         return None
     steps = [step for step in saved_steps(state, value.name) if step.complete and any(step.ranks.values())]
@@ -249,10 +249,10 @@ def _kept(state: State, value: Job) -> models.Kept | None:
         return None
     directories = _directories(state, value.name, holders(state, value.name, newest.attempt, newest.step))
     on_disk = any(newest.ranks[tier] == newest.mesh.world_size for tier in DURABLE)
-    return models.Kept(attempt=newest.attempt, step=newest.step, on_disk=on_disk, directories=directories)
+    return job_models.Kept(attempt=newest.attempt, step=newest.step, on_disk=on_disk, directories=directories)
 
 
-def _suspended(state: State, value: Job) -> models.Suspended | None:
+def _suspended(state: State, value: Job) -> job_models.Suspended | None:
     doing = value.doing
     if not isinstance(doing, Suspended):
         return None
@@ -262,7 +262,7 @@ def _suspended(state: State, value: Job) -> models.Suspended | None:
     members = value.generation.nodes if value.generation else ()
     on_disk = found is not None and any(found.ranks[tier] == found.mesh.world_size for tier in DURABLE)
     stored = found is not None and found.stored
-    return models.Suspended(
+    return job_models.Suspended(
         since=doing.at,
         step=doing.step,
         attempt=doing.attempt,
@@ -279,16 +279,16 @@ def _directories(state: State, job: str, holding: Mapping[int, Sequence[str]]) -
     return {name: f"{disk}/{job}" for name in names if (disk := state.nodes[name].facts.disk_dir)}
 
 
-def interval(value: Job) -> models.Interval | None:
+def interval(value: Job) -> job_models.Interval | None:
     chosen = value.checkpoints.interval
     if chosen is None:
         return None
     auto = not value.spec.checkpoint.interval_steps
-    return models.Interval(steps=chosen.steps, auto=auto, store_s=chosen.store_s, reason=chosen.reason)
+    return job_models.Interval(steps=chosen.steps, auto=auto, store_s=chosen.store_s, reason=chosen.reason)
 
 
-def checkpoint(step: SavedStep) -> models.Checkpoint:
-    return models.Checkpoint(
+def checkpoint(step: SavedStep) -> job_models.Checkpoint:
+    return job_models.Checkpoint(
         attempt=step.attempt,
         step=step.step,
         mesh=dict(step.mesh.dims),
@@ -299,17 +299,17 @@ def checkpoint(step: SavedStep) -> models.Checkpoint:
     )
 
 
-def shard_sources(state: State, value: Job, step: SavedStep) -> models.ShardSources:
+def shard_sources(state: State, value: Job, step: SavedStep) -> job_models.ShardSources:
     ranks = {
         rank: {name: state.nodes[name].facts.replicator_endpoint for name in names}
         for rank, names in holders(state, value.name, step.attempt, step.step).items()
     }
-    return models.ShardSources(
+    return job_models.ShardSources(
         attempt=step.attempt, step=step.step, mesh=dict(step.mesh.dims), token=value.token, ranks=ranks
     )
 
 
-def _ranks(picture: Picture, name: str, generation: Generation) -> list[models.Rank]:
+def _ranks(picture: Picture, name: str, generation: Generation) -> list[job_models.Rank]:
     ranks = []
     for placement in generation.placements:
         node = picture.state.nodes.get(placement.node)
@@ -321,14 +321,14 @@ def _ranks(picture: Picture, name: str, generation: Generation) -> list[models.R
         for rank in placement.ranks:
             worker = living.get(rank)
             pid, since = (worker.pid, worker.since or None) if worker else (None, None)
-            ranks.append(models.Rank(rank=rank, node=placement.node, state=state, pid=pid, since=since))
+            ranks.append(job_models.Rank(rank=rank, node=placement.node, state=state, pid=pid, since=since))
     return ranks
 
 
-def node(picture: Picture, value: Node, at: float) -> models.Node:
+def node(picture: Picture, value: Node, at: float) -> node_models.Node:
     """`at`: Unix seconds; a node's faults count less the older they are."""
     facts = value.facts
-    return models.Node(
+    return node_models.Node(
         node=value.name,
         state=value.state,
         connected=value.connected,
@@ -354,7 +354,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         probation_until=returns.on_probation_until(value, at),
         returns_by=_returns_by(value),
         notices=[
-            models.Notice(source=each.source, event=each.event, starts_at=each.starts_at)
+            node_models.Notice(source=each.source, event=each.event, starts_at=each.starts_at)
             for each in value.notices
             if each.event
         ],
@@ -368,15 +368,15 @@ def _returns_by(value: Node) -> Literal["", "itself", "operator"]:
     return "itself" if returns.comes_back(value) else "operator"
 
 
-def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[Incident]) -> models.NodeDetail:
+def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[Incident]) -> node_models.NodeDetail:
     faults = [
-        models.Fault(at=each.at, incident=each.incident, job=each.job, weight=each.weight, shared=each.shared)
+        node_models.Fault(at=each.at, incident=each.incident, job=each.job, weight=each.weight, shared=each.shared)
         for each in value.faults
     ]
     past = [incident(each) for each in incidents]
     links = [link_test(each) for each in value.links]
     rules = picture.state.config.offenders
-    return models.NodeDetail(
+    return node_models.NodeDetail(
         **dict(node(picture, value, at)),
         faults=faults,
         incidents=past,
@@ -386,9 +386,9 @@ def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[In
     )
 
 
-def link_test(value: LinkTest) -> models.LinkTest:
+def link_test(value: LinkTest) -> node_models.LinkTest:
     measured, than = value.measured, value.expected
-    return models.LinkTest(
+    return node_models.LinkTest(
         at=value.at,
         partner=value.partner,
         out_bytes_per_s=measured.out_bytes_per_s,
@@ -401,10 +401,10 @@ def link_test(value: LinkTest) -> models.LinkTest:
     )
 
 
-def preflight(value: Preflight) -> models.Preflight:
-    checks = [models.Check(name=each.name, ok=each.ok, detail=each.detail) for each in value.checks]
+def preflight(value: Preflight) -> node_models.Preflight:
+    checks = [node_models.Check(name=each.name, ok=each.ok, detail=each.detail) for each in value.checks]
     passed = bool(value.at) and not value.failures
-    return models.Preflight(at=value.at, passed=passed, took_s=round(value.took_s, 3), checks=checks)
+    return node_models.Preflight(at=value.at, passed=passed, took_s=round(value.took_s, 3), checks=checks)
 
 
 def _job_of(picture: Picture, name: str) -> str:
@@ -439,8 +439,8 @@ def reason_of_node(picture: Picture, value: Node, at: float) -> str:
     return "tests itself before it gets ranks" if value.untested else standing
 
 
-def goodput(job: str, started_at: float, ledger: Ledger) -> models.Goodput:
-    return models.Goodput(
+def goodput(job: str, started_at: float, ledger: Ledger) -> job_models.Goodput:
+    return job_models.Goodput(
         job=job,
         started_at=started_at,
         wall_s=ledger.wall_s,

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import anyio
 import anyio.to_thread
 
-from holdfast.supervisor.history.goodput import Recent, recent
+from holdfast.supervisor.history.goodput import recent
 from holdfast.supervisor.history.ledger import to_history
 from holdfast.supervisor.history.protocol import History, Series
+from holdfast.supervisor.history.time_classes import Recent
 
 WINDOW_S = 86_400.0  # of the goodput
 TREND_S = 3600.0

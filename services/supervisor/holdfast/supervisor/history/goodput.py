@@ -23,121 +23,28 @@ steps, because with fewer replicas a step at a constant global batch takes longe
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from itertools import pairwise
 
 from holdfast.domain.findings import StepRecord
-from holdfast.domain.incidents import Incident
-from holdfast.policy import ACTIONS, Effect
 from holdfast.supervisor.history.booked import Booked, Gap
 from holdfast.supervisor.history.booked import Segment as SegmentSums
-
-RATE_POINTS_MAX = 600  # of the tokens/s series: enough for any screen
-SPANS_MAX = 2000  # likewise
-
-
-class Class(StrEnum):
-    USEFUL = "useful"
-    RUNNING = "running"  # of a script that reports no steps
-    STARTUP = "startup"
-    DETECT = "detect"
-    DECIDE = "decide"
-    RECOVER = "recover"
-    REWORK = "rework"
-    STALL = "stall"
-    WAIT = "wait"
-    DEGRADED = "degraded"
-    OTHER = "other"
-
-
-BADPUT = tuple(name for name in Class if name not in (Class.USEFUL, Class.RUNNING))
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The input of the ledger. Times are Unix seconds; series contain (time, value from then on), ascending."""
-
-    started_at: float  # submission
-    ended_at: float  # the end of the job, or now
-    full_world_size: int
-    full_nodes: int
-    steps: Sequence[StepRecord] = ()
-    incidents: Sequence[Incident] = ()
-    waits: Sequence[tuple[float, float]] = ()  # (from, to) when the job could not run
-    world_sizes: Sequence[tuple[float, int]] = ()  # ranks of the running generation
-    paid_nodes: Sequence[tuple[float, int]] = ()  # nodes of this job and its spares
-    unmeasured: Sequence[tuple[float, float]] = ()  # (from, to) when all ranks of a script that reports no steps ran
-    booked: Booked | None = None  # sums of the steps before `steps`; None = there are none before
-
-
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """Seconds by class, whose sum is `wall_s`; times in the series are seconds since submission."""
-
-    wall_s: float
-    seconds: dict[Class, float]
-    goodput_job: float | None  # None: the script reports no steps
-    goodput_paid: float | None  # likewise
-    fault_free_tokens_per_s: float
-    fault_free_flops_per_s: float  # as the script reports them; 0 = it does not
-    tokens: int  # of new steps
-    rework_steps: int
-    world_sizes: tuple[tuple[float, int], ...]
-    tokens_per_s: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    begin: float
-    end: float
-    record: StepRecord
-    new: bool  # no earlier generation had finished this step
-
-    @property
-    def work_s(self) -> float:
-        """The length of the window without the checkpoint stall."""
-        return max(0.0, self.end - self.begin - self.record.stall_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of a job's time, of one class. Unix seconds."""
-
-    begin: float
-    end: float
-    kind: Class
-
-
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """Seconds by class of the latest part of a job's time, which add up to `until - since`. Unix seconds."""
-
-    since: float
-    until: float
-    seconds: Mapping[Class, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Inside(Recent):
-    """A part of a job's time, and what its steps did in it."""
-
-    fault_free_tokens_per_s: float
-    fault_free_flops_per_s: float
-    tokens: int  # of new steps
-    rework_steps: int
-
-
-@dataclass(slots=True)
-class _Book:
-    seconds: dict[Class, float] = field(default_factory=lambda: dict.fromkeys(Class, 0.0))
-
-    def add(self, name: Class, seconds: float) -> None:
-        self.seconds[name] += max(0.0, seconds)
+from holdfast.supervisor.history.gaps import book_gap, gaps, spans_of_gap
+from holdfast.supervisor.history.time_classes import (
+    RATE_POINTS_MAX,
+    SPANS_MAX,
+    Book,
+    Class,
+    History,
+    Inside,
+    Ledger,
+    Recent,
+    Span,
+    Window,
+)
 
 
 def account(history: History) -> Ledger:
@@ -147,11 +54,11 @@ def account(history: History) -> Ledger:
     windows = tuple(_windows(history))
     by_tokens = any(window.record.tokens for window in windows)
     rate = _fault_free_rate(windows, history.full_world_size, by_tokens=by_tokens)
-    book = _Book()
+    book = Book()
     for segment in _segments(windows):
         _book_sums(book, _sums(segment), rate, history.full_world_size, by_tokens=by_tokens)
-    for begin, end, first in _gaps(history, windows):
-        _book_gap(book, history, begin, end, startup=first)
+    for begin, end, first in gaps(history, windows):
+        book_gap(book, history, begin, end, startup=first)
     tokens = sum(window.record.tokens for window in windows if window.new)
     rework = sum(not window.new for window in windows)
     tokens_rate = rate if by_tokens else 0.0
@@ -169,11 +76,11 @@ def recent(history: History, since: float) -> Recent:
     start = next((window.end for window in windows if window.begin < start < window.end), start)
     by_tokens = any(window.record.tokens for window in windows)
     rate = _fault_free_rate(windows, history.full_world_size, by_tokens=by_tokens)
-    book = _Book()
+    book = Book()
     for segment in _segments(window for window in windows if window.begin >= start):
         _book_sums(book, _sums(segment), rate, history.full_world_size, by_tokens=by_tokens)
-    for begin, end, first in _gaps(history, windows):
-        _book_gap(book, history, max(begin, start), end, startup=first and not (booked and booked.windows))
+    for begin, end, first in gaps(history, windows):
+        book_gap(book, history, max(begin, start), end, startup=first and not (booked and booked.windows))
     return Recent(start, history.ended_at, book.seconds)
 
 
@@ -210,9 +117,9 @@ def spans(history: History) -> tuple[Span, ...]:
     booked = history.booked
     start = history.started_at if booked is None else booked.cursor
     found = [_span_of_segment(segment, history.full_world_size) for segment in _segments(windows)]
-    for begin, end, first in _gaps(history, windows):
+    for begin, end, first in gaps(history, windows):
         startup = first and not (booked and booked.windows)
-        found += _spans_of_gap(history, max(begin, start), end, startup=startup)
+        found += spans_of_gap(history, max(begin, start), end, startup=startup)
     found.sort(key=lambda span: span.begin)
     shortest_s = (history.ended_at - start) / SPANS_MAX if len(found) > SPANS_MAX else 0.0
     drawn: list[Span] = []
@@ -233,7 +140,7 @@ def _span_of_segment(segment: Sequence[Window], full_world_size: int) -> Span:
 
 def _ledger(
     history: History,
-    book: _Book,
+    book: Book,
     tokens_rate: float,
     flops_rate: float,
     tokens: int,
@@ -266,11 +173,11 @@ def _continued(history: History, before: Booked) -> Ledger:
     sums = deepcopy(before)
     ordered = sorted(history.steps, key=lambda record: (record.generation, record.step))
     sums.add(ordered, history.ended_at)
-    rate, book = sums.rate(), _Book()
+    rate, book = sums.rate(), Book()
     for each in sums.segments:
         _book_sums(book, each, rate, history.full_world_size, by_tokens=sums.counts_tokens)
     for gap in (*sums.gaps, Gap(sums.cursor, history.ended_at, sums.windows == 0)):
-        _book_gap(book, history, gap.begin, gap.end, startup=gap.startup)
+        book_gap(book, history, gap.begin, gap.end, startup=gap.startup)
     book.add(Class.OTHER, sums.other_s)
     tokens_rate = rate if sums.counts_tokens else 0.0
     return _ledger(
@@ -355,7 +262,7 @@ def _sums(segment: Sequence[Window]) -> SegmentSums:
     )
 
 
-def _book_sums(book: _Book, segment: SegmentSums, rate: float, full_world_size: int, *, by_tokens: bool) -> None:
+def _book_sums(book: Book, segment: SegmentSums, rate: float, full_world_size: int, *, by_tokens: bool) -> None:
     length = segment.length_s
     if not segment.new:
         book.add(Class.REWORK, length)
@@ -367,92 +274,6 @@ def _book_sums(book: _Book, segment: SegmentSums, rate: float, full_world_size: 
     book.add(Class.USEFUL, useful)
     book.add(Class.STALL, stall)
     book.add(Class.DEGRADED if degraded else Class.OTHER, length - useful - stall)
-
-
-def _gaps(history: History, windows: Sequence[Window]) -> Iterator[tuple[float, float, bool]]:
-    """(begin, end, before the first window) of the time that no window covers."""
-    if not windows:
-        yield history.started_at, history.ended_at, True
-        return
-    yield history.started_at, windows[0].begin, True
-    for before, after in pairwise(windows):
-        yield before.end, after.begin, False
-    yield windows[-1].end, history.ended_at, False
-
-
-def _book_gap(book: _Book, history: History, begin: float, end: float, *, startup: bool) -> None:
-    for span in _spans_of_gap(history, begin, end, startup=startup):
-        book.add(span.kind, span.end - span.begin)
-
-
-def _spans_of_gap(history: History, begin: float, end: float, *, startup: bool) -> Iterator[Span]:
-    """Divide the gap at every time of an incident or a wait within it, and classify the pieces."""
-    if end <= begin:
-        return
-    marks = {begin, end}
-    for incident in history.incidents:
-        marks.update(mark for mark in _marks(incident) if mark is not None and begin < mark < end)
-    for span in (*history.waits, *history.unmeasured):
-        marks.update(mark for mark in span if begin < mark < end)
-    causes = [incident for incident in history.incidents if _may_cause_gap(incident, begin, end)]
-    for piece_begin, piece_end in pairwise(sorted(marks)):
-        kind = _class_of(history, causes, (piece_begin + piece_end) / 2, startup=startup)
-        yield Span(piece_begin, piece_end, kind)
-
-
-def _may_cause_gap(incident: Incident, begin: float, end: float) -> bool:
-    """Whether the incident may have caused a gap. A planned change or a warning that led to no change may not."""
-    if incident.planned and incident.closed and incident.t_first_step is None:
-        return False
-    return _began(incident) < end and (incident.t_first_step is None or incident.t_first_step > begin)
-
-
-def _began(incident: Incident) -> float:
-    """When the incident may have stopped the run: a planned change does so once it is decided."""
-    if not incident.planned:
-        return incident.t_fault
-    return math.inf if incident.t_decided is None else incident.t_decided
-
-
-def _class_of(history: History, causes: Sequence[Incident], at: float, *, startup: bool) -> Class:
-    if any(begin <= at < end for begin, end in history.waits):
-        return Class.WAIT
-    present = [incident for incident in causes if _began(incident) <= at]
-    if _runs_unmeasured(history, present, at):
-        return Class.RUNNING
-    if not present:
-        if startup:
-            return Class.STARTUP
-        # between the last finished step and the fault, the ranks worked on a step that was lost
-        return Class.REWORK if causes else Class.OTHER
-    # of several incidents at once, the one in the latest stage decides: its change of generation is under way
-    return max((_stage(incident, at) for incident in present), key=_STAGES.index)
-
-
-def _runs_unmeasured(history: History, present: Iterable[Incident], at: float) -> bool:
-    """Whether all ranks of a script that reports no steps ran then, and no fault among `present` had stopped them."""
-    if not any(begin <= at < end for begin, end in history.unmeasured):
-        return False
-    return not any(
-        not incident.planned and (incident.t_first_step is None or at < incident.t_first_step) for incident in present
-    )
-
-
-_STAGES = (Class.DETECT, Class.DECIDE, Class.WAIT, Class.RECOVER)
-
-
-def _stage(incident: Incident, at: float) -> Class:
-    if at < incident.t_detected:
-        return Class.DETECT
-    if incident.t_decided is None or at < incident.t_decided:
-        return Class.DECIDE
-    if incident.action is not None and ACTIONS[incident.action.kind].effect is Effect.WAIT:
-        return Class.WAIT
-    return Class.RECOVER
-
-
-def _marks(incident: Incident) -> tuple[float | None, ...]:
-    return (incident.t_fault, incident.t_detected, incident.t_decided, incident.t_first_step)
 
 
 def _integral(series: Sequence[tuple[float, int]], begin: float, end: float) -> float:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import anyio.to_thread
 
 from holdfast.domain.nodes import NodeState
-from holdfast.supervisor.history.goodput import History, Ledger, account
+from holdfast.supervisor.history.goodput import account
 from holdfast.supervisor.history.protocol import Run
+from holdfast.supervisor.history.time_classes import History, Ledger
 from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, JobChanged, JobPhase, NodeChanged
 
 # The job should run, but lacks nodes.

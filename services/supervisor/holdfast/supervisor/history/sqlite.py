@@ -23,6 +23,7 @@ from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Incident
 from holdfast.supervisor.history.booked import Booked
 from holdfast.supervisor.history.protocol import ActionEntry, EventEntry, Run, Series
+from holdfast.supervisor.history.sqlite_file import open_file
 from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
@@ -40,67 +41,10 @@ STEPS_MAX = 100_000  # kept per job; older ones are added to its sums
 EVENTS_MAX = 1_000_000  # kept in total
 ASKED_MAX = 10_000  # questions to policies, kept in total: one of a large job has 30 KB
 TRIM_EVERY = 10_000  # rows written between two checks of the limits
-
 STEPS_PER_POINT = 5  # so that a curve shows rates and not the beat of single steps
-
 _STEP = "job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s, flops"
-
 T = TypeVar("T")
 log = structlog.get_logger("holdfast.supervisor.history.protocol")
-
-_SCHEMA = """
-CREATE TABLE cursors (stream TEXT PRIMARY KEY, position TEXT NOT NULL);
-CREATE TABLE events (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, position TEXT NOT NULL UNIQUE, type TEXT NOT NULL, subject TEXT NOT NULL,
-  job TEXT NOT NULL, at REAL NOT NULL, data BLOB NOT NULL
-);
-CREATE INDEX events_by_subject ON events (type, subject);
-CREATE INDEX events_by_job ON events (job, type);
-CREATE TABLE incidents (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, job TEXT NOT NULL, data BLOB NOT NULL
-);
-CREATE INDEX incidents_by_job ON incidents (job);
-CREATE TABLE actions (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, incident TEXT NOT NULL, at REAL NOT NULL, job TEXT NOT NULL, data BLOB NOT NULL,
-  UNIQUE (incident, at)
-);
-CREATE INDEX actions_by_job ON actions (job);
-CREATE TABLE steps (
-  job TEXT NOT NULL, generation INTEGER NOT NULL, step INTEGER NOT NULL, world_size INTEGER NOT NULL, started_at REAL NOT NULL,
-  ended_at REAL NOT NULL, tokens INTEGER NOT NULL, loss REAL, stall_s REAL NOT NULL,
-  PRIMARY KEY (job, ended_at, generation, step)
-) WITHOUT ROWID;
-"""
-
-# Added in layout 2. A file of layout 1 is upgraded in place, because its history is worth keeping.
-_SINCE_1 = """
-ALTER TABLE incidents ADD COLUMN node TEXT NOT NULL DEFAULT '';
-UPDATE incidents SET node = coalesce(json_extract(CAST(data AS TEXT), '$.node'), '') WHERE json_valid(CAST(data AS TEXT));
-CREATE INDEX incidents_by_node ON incidents (node);
-CREATE TABLE findings (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, job TEXT NOT NULL, node TEXT NOT NULL, data BLOB NOT NULL
-);
-CREATE INDEX findings_by_job ON findings (job);
-CREATE INDEX findings_by_node ON findings (node);
-"""
-# Added in layout 3.
-_SINCE_2 = """
-CREATE TABLE booked (job TEXT PRIMARY KEY, accepted_at REAL NOT NULL, data BLOB NOT NULL);
-"""
-# Added in layout 4. `data` is compressed: it names every node of the job.
-_SINCE_3 = """
-CREATE TABLE asked (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, position TEXT NOT NULL UNIQUE, job TEXT NOT NULL, at REAL NOT NULL,
-  data BLOB NOT NULL
-);
-CREATE INDEX asked_by_job ON asked (job, at);
-"""
-# Added in layout 5.
-_SINCE_4 = """
-ALTER TABLE steps ADD COLUMN flops REAL NOT NULL DEFAULT 0;
-"""
-_UPGRADES = (_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3, _SINCE_4)  # index: the layout that each upgrades to the next one
-LAYOUT = len(_UPGRADES)
 
 
 class SqliteHistory:
@@ -116,7 +60,7 @@ class SqliteHistory:
     @classmethod
     async def open(cls, path: Path, *, steps_max: int = STEPS_MAX, events_max: int = EVENTS_MAX) -> SqliteHistory:
         """Raises `Unavailable` if the file cannot be written."""
-        return cls(await anyio.to_thread.run_sync(_open, path), steps_max=steps_max, events_max=events_max)
+        return cls(await anyio.to_thread.run_sync(open_file, path), steps_max=steps_max, events_max=events_max)
 
     async def aclose(self) -> None:
         await anyio.to_thread.run_sync(self._database.close, limiter=self._one_at_a_time)
@@ -391,55 +335,6 @@ class SqliteHistory:
             if "full" in str(error):
                 raise OutOfSpace(f"the history cannot be written: {error}; make room in HOLDFAST_DATA_DIR") from error
             raise Unavailable(f"the history cannot be used: {error}; is HOLDFAST_DATA_DIR writable?") from error
-
-
-# ---------------------------------------------------------------- inside
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return _connect(path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            log.warning("the history is damaged; a new one is built", path=str(path), reason=str(error))
-    except (OSError, sqlite3.OperationalError) as error:
-        raise Unavailable(
-            f"cannot open the history {path}: {error}; HOLDFAST_DATA_DIR must be a writable directory"
-        ) from error
-    return _recreate(path)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # Used by one thread at a time, not always the same one.
-    database = sqlite3.connect(path, check_same_thread=False)
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")  # the last moments are read from the streams again
-        (layout,) = database.execute("PRAGMA user_version").fetchone()
-        if layout == LAYOUT:
-            return database
-        if 0 <= layout < LAYOUT:
-            with database:
-                database.executescript(f"BEGIN; {''.join(_UPGRADES[layout:])} PRAGMA user_version = {LAYOUT};")
-            return database
-    except BaseException:
-        database.close()
-        raise
-    database.close()
-    log.warning("the history has another layout; a new one is built", path=str(path), found=layout, wanted=LAYOUT)
-    return _recreate(path)
-
-
-def _recreate(path: Path) -> sqlite3.Connection:
-    """Rename the file to `.old` and create a new one."""
-    for suffix in ("", "-wal", "-shm"):
-        old = path.with_name(path.name + suffix)
-        if old.exists():
-            old.replace(path.with_name(path.name + ".old" + suffix))
-    return _connect(path)
 
 
 def _about(record: Published) -> tuple[str, str]:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from holdfast.domain.incidents import Incident
-from holdfast.supervisor.history import goodput
-from holdfast.supervisor.history.goodput import BADPUT, Class
+from holdfast.supervisor.history import goodput, time_classes
 from holdfast.supervisor.history.ledger import to_history
 from holdfast.supervisor.history.protocol import Run, Series
+from holdfast.supervisor.history.time_classes import BADPUT, Class
 from holdfast.supervisor.protocol import JobPhase
 from holdfast.supervisor.report.numbers import Json, Report, Terms, joined, report
 
@@ -77,7 +77,7 @@ def newest_moment(run: Run) -> float:
     return max(moments)
 
 
-def timeline_of(history: goodput.History, series: Series) -> Json:
+def timeline_of(history: time_classes.History, series: Series) -> Json:
     """What the page of a report draws: steps over time, and what the job did when."""
     spans = goodput.spans(history)
     return {

@@ -24,9 +24,10 @@ from holdfast.runtime.telemetry import Point
 from holdfast.supervisor.core import LINK_STANDINGS, link_standing, saved_steps
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import State
-from holdfast.supervisor.history.goodput import Ledger, account
+from holdfast.supervisor.history.goodput import account
 from holdfast.supervisor.history.ledger import to_history
 from holdfast.supervisor.history.protocol import History, Run
+from holdfast.supervisor.history.time_classes import Ledger
 from holdfast.supervisor.leader.intake import STREAMS
 from holdfast.supervisor.leader.picture import Live, Progress
 from holdfast.supervisor.protocol import JobPhase
