@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -33,6 +34,7 @@ PR_SET_PDEATHSIG = 1
 # What a process is warm for; else the name of a service's package, as after `python -m`.
 COMMANDS = "commands"
 SCRIPTS = "scripts"  # the first argument is the script
+STACK = "stack"  # the first argument is the module: a service or an agent (`warm_stack`)
 
 
 class WarmProcess:
@@ -195,6 +197,25 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     sys.argv = ["holdfast", *request["arguments"]]
 
 
+def end_at_once(run: Callable[[], object]) -> None:
+    """Run it to its end, and end without what only frees memory: that would copy every page that it shares."""
+    code = 0
+    try:
+        run()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 def _main(what: str, requests: socket.socket) -> None:
     gc.disable()  # until everything is imported
     if what == COMMANDS:
@@ -205,6 +226,10 @@ def _main(what: str, requests: socket.socket) -> None:
         from holdfast.train import template
 
         template.prepare(preload=[], path=[])
+    elif what == STACK:
+        import warm_stack
+
+        imports = warm_stack.Imports()
     else:
         importlib.import_module(f"{what}.service")
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a process of one thread can be forked"
@@ -217,6 +242,8 @@ def _main(what: str, requests: socket.socket) -> None:
         sys.argv.pop(0)
         sys.path.insert(0, os.path.dirname(sys.argv[0]))
         runpy.run_path(sys.argv[0], run_name="__main__")
+    elif what == STACK:
+        end_at_once(lambda: imports.run(sys.argv.pop()))
     else:
         runpy.run_module(what, run_name="__main__", alter_sys=True)
 

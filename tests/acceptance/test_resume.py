@@ -34,7 +34,7 @@ def test_a_job_starts_from_the_last_save_of_another_one(tmp_path: Path) -> None:
         run.client.stop("before", "enough")
         run.wait("before", "the end", lambda view: view["phase"] == "stopped")
 
-        heir = gpt_job("after", after, dp=1, pp=1, steps=step + 30, min_dp=1)
+        heir = gpt_job("after", after, dp=1, pp=1, steps=step + 30, min_dp=1, pause_s=0)
         heir["checkpoint"] |= {"resume": f"{url}/before@{step}"}
         with pytest.raises(InvalidSpec, match=f"a complete step of before in .*: .*{step} "):
             run.client.submit({**heir, "checkpoint": {"resume": f"{url}/before@3"}})
@@ -63,7 +63,7 @@ def test_a_job_that_was_stopped_goes_on_under_its_name_as_if_it_had_never_been(t
         assert all(Path(directory).is_dir() for directory in over["kept"]["directories"].values())
 
         due = step + 10  # one save: of several, one may be skipped while others are still being copied
-        longer = gpt_job("x", rough, dp=2, pp=1, steps=step + 15, interval_steps=due)
+        longer = gpt_job("x", rough, dp=2, pp=1, steps=step + 15, interval_steps=due, pause_s=0)
         with pytest.raises(Conflict, match=rf"x has checkpoints, the newest of step {step} .* --resume .* --fresh"):
             run.client.submit(longer)
         run.client.submit(longer, resume=True)
@@ -75,7 +75,7 @@ def test_a_job_that_was_stopped_goes_on_under_its_name_as_if_it_had_never_been(t
         assert deleted.exit_code == 0, deleted.output
         run.wait("x", "its checkpoints to be gone", lambda view: view["kept"] is None)
 
-        run.client.submit(gpt_job("calm", calm, dp=2, pp=1, steps=step + 15, interval_steps=due))
+        run.client.submit(gpt_job("calm", calm, dp=2, pp=1, steps=step + 15, interval_steps=due, pause_s=0))
         assert run.wait_end("calm")["phase"] == "completed"
         undisturbed = exported(run, "calm", due, tmp_path)
     assert losses(rough) == losses(calm), "bit for bit"

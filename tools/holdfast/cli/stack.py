@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import IO, Any, Literal, Self
 
 from rich.markup import escape
 
@@ -618,29 +618,31 @@ class LocalStack:
         self._redis.start()
         return self._redis.pid
 
-    def _spawn(self, part: str, module: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", module]
+    def _spawn(self, part: str, module: str, log: Path, environment: Mapping[str, str]) -> Process:
+        whole = {
+            **inherited(os.environ),
+            "HOLDFAST_FLEET": self._options.fleet,
+            **self.joining,
+            **self._settings_of(part),
+            **environment,
+        }
         with log.open("ab") as output:
-            return subprocess.Popen(
-                # tied also from the stack power thread, which ends after the last agent
-                noted(command, pid_file(self._directory, part))
-                if self._options.stays
-                else tied(command, thread_lasts=True),
-                env={
-                    **inherited(os.environ),
-                    "HOLDFAST_FLEET": self._options.fleet,
-                    **self.joining,
-                    **self._settings_of(part),
-                    **environment,
-                },
-                cwd=self._directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # agents hold the lock, so that no other stack deletes their memory tier
-                pass_fds=(self._memory.lock,) if self._options.stays and self._memory is not None else (),
-                start_new_session=True,  # Ctrl-C reaches only this process, which stops the children in order
-            )
+            return self._run(part, module, whole, output)
+
+    def _run(self, part: str, module: str, environment: Mapping[str, str], output: IO[bytes]) -> Process:
+        command = [sys.executable, "-m", module]
+        return subprocess.Popen(
+            # tied also from the stack power thread, which ends after the last agent
+            noted(command, pid_file(self._directory, part)) if self._options.stays else tied(command, thread_lasts=True),
+            env=environment,
+            cwd=self._directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # agents hold the lock, so that no other stack deletes their memory tier
+            pass_fds=(self._memory.lock,) if self._options.stays and self._memory is not None else (),
+            start_new_session=True,  # Ctrl-C reaches only this process, which stops the children in order
+        )
 
     def _settings_of(self, part: str) -> dict[str, str]:
         """Return what the options say to this part: the API's tokens are for who serves it, not for agents and workers, and the
