@@ -16,7 +16,6 @@ of users are what `Shell` starts.
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -24,7 +23,6 @@ import runpy
 import select
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -204,7 +204,7 @@ def test_a_report_that_cannot_be_read_or_folded_is_set_aside_alone(monkeypatch: 
         if any(event.seq == 2 for event in events):
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr("holdfast.supervisor.core.sessions.on_reports", buggy)
+    monkeypatch.setattr("holdfast.supervisor.core.node_reports.on_reports", buggy)
     folder = Folder(State(), 5)
     folded = folder.dead_letter(folder.fold(intake.inputs, 9.0), intake.poison)
     dead = [each for _, entry in folded.dead for each in decode_reports(entry.data)]
@@ -275,7 +275,7 @@ def test_an_event_that_the_core_cannot_take_does_not_stop_it(monkeypatch: pytest
     def buggy(turn: Any, finding: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("holdfast.supervisor.core.incidents.on_finding", buggy)
+    monkeypatch.setattr("holdfast.supervisor.core.findings.on_finding", buggy)
     bad = delivery(FINDINGS, crash("gpt", 1, "n1", 0))
     inputs = [Input(FindingArrived(1.0, None), bad), Input(submit())]  # type: ignore[arg-type]
     folded = Folder(State(), 5).fold(inputs, 99.0)

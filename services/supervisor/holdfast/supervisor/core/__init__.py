@@ -48,14 +48,17 @@ from holdfast.supervisor.core import (
     breaker,
     capacity,
     change,
+    change_failures,
+    decisions,
     fault_requests,
     final_upload,
+    findings,
     handover,
-    incidents,
     invites,
     jobs,
     link_tests,
     loans,
+    node_reports,
     nodes,
     notices,
     planned,
@@ -250,7 +253,7 @@ class Batch:
     def _step(self, at: float, received: Event | Sequence[NodeReported]) -> tuple[Command, ...]:
         self._turn.begin(at)
         if isinstance(received, Sequence):
-            sessions.on_reports(self._turn, received)
+            node_reports.on_reports(self._turn, received)
         else:
             _take(self._turn, received)
         upkeep.reconcile(self._turn)
@@ -294,7 +297,7 @@ def _take(turn: Turn, event: Event) -> None:
         case MachineDeleted():
             nodes.forget(turn, event.node, event.reason)
         case NodeReported():
-            sessions.on_reports(turn, (event,))
+            node_reports.on_reports(turn, (event,))
         case NodeGone():
             sessions.on_gone(turn, event)
         case StepsCompleted():
@@ -305,9 +308,9 @@ def _take(turn: Turn, event: Event) -> None:
             reconcile.on_step_reached(turn, event.node, event.reached)
         case FindingArrived():
             turn.set(diagnostics_at=event.at)
-            incidents.on_finding(turn, event.finding, event.age_s)
+            findings.on_finding(turn, event.finding, event.age_s)
         case PolicyAnswered():
-            incidents.on_answer(turn, event)
+            decisions.on_answer(turn, event)
         case ProviderAnswered():
             replacements.on_answer(turn, event)
         case MoreNodesRequested():
@@ -386,16 +389,16 @@ def _timer(turn: Turn, timer: Timer) -> None:
         turn.touch(timer.job)
     match timer:
         case PrepareTimeout(job, number):
-            handover.on_prepare_timeout(turn, job, number)
+            change_failures.on_prepare_timeout(turn, job, number)
         case FirstStepTimeout(job, number):
-            if (finding := handover.ranks_missing(turn, job, number)) is not None:
-                incidents.record_fault(turn, finding)
+            if (finding := change_failures.ranks_missing(turn, job, number)) is not None:
+                findings.record_fault(turn, finding)
         case FenceOver(job, number):
-            handover.on_fence_over(turn, job, number)
+            change_failures.on_fence_over(turn, job, number)
         case FirstStepsDue(job, number):
             handover.on_stepping_timer(turn, job, number)
         case ReconnectTimeout(job, number, node):
-            handover.on_grace_over(turn, job, number, node)
+            change_failures.on_grace_over(turn, job, number, node)
         case ResetTimeout(job, number):
             resetting.on_timer(turn, job, number)
         case RungTimeout(job, incident):
@@ -403,7 +406,7 @@ def _timer(turn: Turn, timer: Timer) -> None:
         case PolicyTimeout(incident):
             if incident in turn.incidents:
                 why = "default policy, because no answer came in time"
-                incidents.decide_by_default(turn, turn.incidents[incident], why)
+                decisions.decide_by_default(turn, turn.incidents[incident], why)
         case WitnessTimeout(node):
             sessions.on_witness_timer(turn, node)
         case LostTimeout(node):

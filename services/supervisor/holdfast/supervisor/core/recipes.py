@@ -10,7 +10,7 @@ every leader continues it, and it can only go forward, since tried rungs are no 
 time: any other decision about the job ends the walk.
 
 Code that finds that a rung has failed only records it (`end`). `upkeep` finds such incidents after the event and takes the
-next rung (`incidents.walk_on`). While the breaker is open no rung is taken: a rung that fails then is planned around, like the
+next rung (`decisions.walk_on`). While the breaker is open no rung is taken: a rung that fails then is planned around, like the
 change of an action without fallbacks.
 
 A rung fails if its generation cannot be brought up as requested, or if a fault on the incident's node (or on no known node)

@@ -29,7 +29,7 @@ from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import OrderDone, RanksFinished, StepReached, Stop
 from holdfast.domain.runs import Workers, worker_runs
-from holdfast.supervisor.core import binding, change, handover, incidents, jobs, nodes, progress, warmth
+from holdfast.supervisor.core import binding, change, findings, handover, jobs, nodes, progress, warmth
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Preparing, Running, Starting
@@ -246,9 +246,9 @@ def on_timer(turn: Turn, name: str) -> None:
     if not any(not incident.planned for incident in turn.open_incidents(name)):
         gone = {node: ranks for node, ranks in _missing(turn, job).items() if _is_due(turn, job, node)}
         if gone:
-            incidents.record_fault(turn, _ranks_gone(turn, job, gone))
+            findings.record_fault(turn, _ranks_gone(turn, job, gone))
         elif lost := next((node for node in sorted(job.membership.absent) if _is_lost(turn, job, node)), ""):
-            incidents.confirm_lost(turn, _node_gone(turn, job, lost))
+            findings.confirm_lost(turn, _node_gone(turn, job, lost))
     if name in turn.jobs:
         _set_timer(turn, name)
 
@@ -273,7 +273,7 @@ def on_still_timer(turn: Turn, name: str) -> None:
     turn.set_timer(StepDue(name), turn.at + allowance_s)
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
     if not faults and not job.membership.absent and not job.membership.finished:
-        incidents.record_fault(turn, _still(turn, job, since))
+        findings.record_fault(turn, _still(turn, job, since))
 
 
 def watch_steps(turn: Turn, name: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import ActionKind, Incident, IncidentState, RungEnd
 from holdfast.domain.orders import OrderDone
-from holdfast.supervisor.core import breaker, change, incidents, nodes, recipes, resets
+from holdfast.supervisor.core import breaker, change, decisions, nodes, recipes, resets
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Cause, Replanning, Resetting
@@ -93,13 +93,13 @@ def _give_up(turn: Turn, job: Job, doing: Resetting, why: str) -> None:
     if decided is not None and decided.rung is not None and _rests_on(decided):
         decided = turn.put_incident(evolve(decided, evidence={**decided.evidence, FAILURE: why}))
         recipes.end(turn, decided, RungEnd.FAILED, why)
-        incidents.walk_on(turn)
+        decisions.walk_on(turn)
         return
     resting = [incident for incident in turn.open_incidents(job.name) if _rests_on(incident)]
     resting.sort(key=lambda incident: incident.id != doing.incident)  # the first answer covers the others
     asked = [_undecided(turn, incident, why) for incident in resting]
     for incident in asked:
-        incidents.ask_policy(turn, incident)
+        decisions.ask_policy(turn, incident)
 
 
 def _undecided(turn: Turn, incident: Incident, why: str) -> Incident:

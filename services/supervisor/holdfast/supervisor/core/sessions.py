@@ -1,117 +1,44 @@
-"""Control sessions of agents, and the reports that arrive in them."""
+"""Control sessions of agents: they begin with a Hello, and end. The reports that arrive in them: `node_reports`."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, get_args
-
-from holdfast.domain import inventories
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
 from holdfast.domain.orders import (
-    CheckLink,
-    CheckpointNow,
     Hello,
     Inject,
-    Inventory,
     OrderDone,
-    Prepare,
     Prune,
-    RanksFinished,
-    RanksStepping,
     RebootNode,
-    Report,
     ResetGpu,
-    RestartAgent,
     Stop,
     Tested,
-    Warm,
-    WorkersChanged,
 )
 from holdfast.supervisor.core import (
-    binding,
     breaker,
+    change_failures,
     fault_requests,
-    final_upload,
-    handover,
-    incidents,
+    findings,
     jobs,
     link_tests,
     nodes,
     notices,
-    planned,
-    progress,
     reboots,
     reconcile,
-    reports,
     resets,
-    resetting,
-    retention,
     returns,
     saved,
-    suspension,
     warmth,
 )
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.lifecycle import Stopping
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported, RenewSession
+from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported
 from holdfast.supervisor.timers import LostTimeout, WitnessTimeout
 
-R = TypeVar("R", bound=Report)
-Received = tuple[str, R, NodeReported]  # node, report, the whole event
 
-
-def on_reports(turn: Turn, events: Iterable[NodeReported]) -> None:
-    """Fold reports that arrived at the same time, in any order of the nodes. The reports of one node are folded in their order.
-    Reports of one kind from several nodes are folded together, so that their job is copied only once."""
-    for wave in _waves(events):
-        by_kind: dict[type[Report], list[Any]] = defaultdict(list)
-        for event in wave:
-            if not (isinstance(event.report, Hello) or _is_new(turn, event)):
-                continue
-            report = binding.admit(turn, event)
-            if isinstance(report, Hello):
-                _hello(turn, event, report)
-            elif report is not None:
-                by_kind[type(report)].append((event.node, report, event))
-        for kind, same in by_kind.items():
-            _FOLDED_BY[kind](turn, same)
-
-
-def _waves(events: Iterable[NodeReported]) -> list[list[NodeReported]]:
-    """Groups of reports: the first of each node, then the second of each node that has one, and so on."""
-    waves: list[list[NodeReported]] = []
-    counts: dict[str, int] = {}
-    for event in events:
-        place = counts.get(event.node, 0)
-        counts[event.node] = place + 1
-        if place == len(waves):
-            waves.append([])
-        waves[place].append(event)
-    return waves
-
-
-def _is_new(turn: Turn, event: NodeReported) -> bool:
-    """Whether the report has not been folded yet. Numbers are per session. Reports of an ended incarnation or of an earlier
-    session are dropped: the latter were folded before the present session began, or are repeated in it."""
-    node = turn.nodes.get(event.node)
-    if node is None or node.facts.incarnation != event.incarnation or _is_earlier(node, event.session):
-        return False
-    if not turn.heard(event.node, event.seq, node):
-        return False
-    if event.session > node.session and not node.lost:
-        # Its Hello was lost. The shell ends such a session within seconds. Until the next one, the node counts as alive.
-        turn.put_node(node.name, back_by=turn.at + turn.config.session_s)
-    return True
-
-
-# ---------------------------------------------------------------- sessions
-
-
-def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
+def hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
     facts = hello.facts
     node = turn.nodes.get(facts.node)
     if node is None:
@@ -132,19 +59,19 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
     elif node.facts.incarnation == facts.incarnation:
         # A later session numbers its reports from the start: numbers of an earlier session do not apply to it.
         is_repeat = event.session <= node.session and event.seq <= turn.last_seq(node)
-        if is_repeat or _is_over(node, event.session) or _is_earlier(node, event.session):
+        if is_repeat or _is_over(node, event.session) or is_earlier(node, event.session):
             return
         _reconnected(turn, node, event, facts)
         if hello.preflight is not None:
-            _tested(turn, node, Tested(hello.preflight))
+            tested(turn, node, Tested(hello.preflight))
         _workers_of(turn, hello)
-        handover.on_node_heard(turn, node)
-    elif _is_over(node, event.session) or _is_earlier(node, event.session):
+        change_failures.on_node_heard(turn, node)
+    elif _is_over(node, event.session) or is_earlier(node, event.session):
         return  # a late report of an earlier incarnation
     else:
         _restarted(turn, node, event, facts, hello.preflight)
         _workers_of(turn, hello)
-        handover.on_node_heard(turn, node)
+        change_failures.on_node_heard(turn, node)
     if facts.tests_links:
         link_tests.expect(turn)
 
@@ -157,7 +84,7 @@ def _is_over(node: Node, session: int) -> bool:
     return bool(session) and not node.connected and session <= node.session
 
 
-def _is_earlier(node: Node, session: int) -> bool:
+def is_earlier(node: Node, session: int) -> bool:
     """Whether the node has sent a Hello in a newer session since."""
     return 0 < session < node.session
 
@@ -180,13 +107,13 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
     )
     turn.cancel_timer(LostTimeout(node.name))
     if was_lost or not node.connected:
-        incidents.node_came_back(turn, node.name)
+        findings.node_came_back(turn, node.name)
     returns.review(turn, node.name)
     nodes.refresh(turn, node.name, "its control session is back")
     _resend(turn, node.name)
     for job in sorted(turn.nodes[node.name].live_generations):
         if job in turn.jobs:
-            handover.on_node_back(turn, job, node.name)
+            change_failures.on_node_back(turn, job, node.name)
 
 
 def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, preflight: Preflight | None) -> None:
@@ -242,11 +169,11 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
     notices.on_agent_restarted(turn, node.name)
     _resend(turn, node.name)
     for other in turn.concerned(node.name):
-        handover.on_node_restarted(turn, other.name, node.name)
+        change_failures.on_node_restarted(turn, other.name, node.name)
         _answer_stops(turn, other.name, node.name)
     if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
         finding = _restart_finding(turn, node, job.name, job.number)
-        incidents.record_fault(turn, finding)
+        findings.record_fault(turn, finding)
         if booted and not is_other:
             returns.failed_under_ranks(turn, node.name, finding.summary)
     if not node.told_to_end:
@@ -297,18 +224,18 @@ def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
     reconcile.review_node(turn, node.name)
     if node.suspicion is not None and turn.at - node.suspicion.at <= node.suspicion.ttl_s:
         if turn.at - node.suspicion.at <= turn.config.witness_s:
-            incidents.confirm_lost(turn, node.suspicion)
+            findings.confirm_lost(turn, node.suspicion)
         else:  # an old suspicion: give the node time to reconnect
             turn.set_timer(WitnessTimeout(node.name), turn.at + turn.config.witness_s)
     if nodes.job_of(turn, node.name) is None:
         turn.set_timer(LostTimeout(node.name), turn.at + turn.config.lost_after_s)
     for job in turn.concerned(node.name):
-        handover.on_node_gone(turn, job.name, node.name)
+        change_failures.on_node_gone(turn, job.name, node.name)
         _answer_stops(turn, job.name, node.name)
     for name in turn.found(By.CLAIM, node.name):
         jobs.on_node_gone(turn, name)
     if node.unheard:
-        handover.on_all_heard(turn)
+        change_failures.on_all_heard(turn)
 
 
 def _answer_stops(turn: Turn, job: str, node: str) -> None:
@@ -324,7 +251,7 @@ def on_witness_timer(turn: Turn, name: str) -> None:
     if node is None or node.suspicion is None:
         return
     if not node.connected:
-        incidents.confirm_lost(turn, node.suspicion)
+        findings.confirm_lost(turn, node.suspicion)
     else:
         turn.judge(node.suspicion, "contradicted: its control session is still alive, so the node is not lost")
 
@@ -348,155 +275,10 @@ def on_sessions_timer(turn: Turn, epoch: int, known_before: float) -> None:
             disconnect(turn, node, renewed=node.back_by > turn.at)
 
 
-# ---------------------------------------------------------------- reports
-
-
-def _orders_done(turn: Turn, reports_of: Sequence[Received[OrderDone]]) -> None:
-    """Fold answers to orders: successful answers to a broadcast together, all others one by one."""
-    of_slots: dict[str, dict[int, OrderDone]] = defaultdict(dict)
-    others = []
-    for node, done, _ in reports_of:
-        asked = turn.slot_asked(node, done.command_id) if done.ok else None
-        if asked is None:
-            others.append((node, done))
-        else:
-            job, slot = asked
-            of_slots[job][slot] = done
-    for job, answers in of_slots.items():
-        broadcast = turn.broadcasts[job]
-        turn.answered(job, answers)
-        if isinstance(broadcast.order, Prepare):
-            for slot, done in answers.items():
-                node = broadcast.placements[slot].node
-                reconcile.on_prepared(turn, node, job, broadcast.order.generation, done)
-            handover.on_prepared(turn, job, [(broadcast.placements[slot], done) for slot, done in answers.items()])
-    for node, done in others:
-        _order_done(turn, node, done)
-
-
-def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
-    send = turn.asked(node, done.command_id)
-    if send is None:  # answered before, or withdrawn
-        reconcile.on_withdrawn_prepared(turn, node, done)
-        handover.on_withdrawn_test(turn, node, done)
-        return
-    turn.forget_order(send)
-    match send.order:
-        case Prepare() if done.ok:  # sent by an earlier version, which stored each order of a broadcast
-            reconcile.on_prepared(turn, node, send.order.job, send.order.generation, done)
-        case Stop() if done.ok:
-            nodes.release_holds(turn, node, send.order.job, send.order.generation)
-        case RebootNode():
-            reboots.on_answer(turn, node, done)
-        case RestartAgent():
-            turn.note(node, f"its agent {'restarts' if done.ok else f'is not restarted: {done.reason}'}")
-        case CheckLink():
-            link_tests.on_answer(turn, node, send.order, done)
-        case ResetGpu():
-            resets.on_answer(turn, node, done)
-            resetting.on_answer(turn, node, done)
-        case Prune() if not done.ok:
-            turn.note(node, f"did not delete saved steps of {send.order.job}: {done.reason}")
-        case Inject():
-            fault_requests.answered(turn, node, send.order, done)
-        case Warm() if not done.ok:
-            turn.note(node, f"could not prepare a worker template for {send.order.job}: {done.reason}")
-        case CheckpointNow() if not done.ok:
-            turn.note(
-                node, f"could not ask for the save of step {send.order.at_step} of {send.order.job}: {done.reason}"
-            )
-        case _:
-            pass
-    handover.on_order_done(turn, send, done)
-    jobs.on_stop_answered(turn, done.command_id, send.order.job)
-
-
-def _workers_changed(turn: Turn, reports_of: Sequence[Received[WorkersChanged]]) -> None:
-    for node, report, _ in reports_of:
-        reconcile.on_workers(turn, node, report.version, report.workers, report.ended, report.template)
-
-
-def _ranks_stepping(turn: Turn, all_reports: Sequence[Received[RanksStepping]]) -> None:
-    by_job: dict[str, list[tuple[str, RanksStepping]]] = defaultdict(list)
-    for node, report, _ in all_reports:
-        by_job[report.job].append((node, report))
-    for job, reports_of in by_job.items():
-        handover.on_ranks_stepping(turn, job, reports_of)
-
-
-def _ranks_finished(turn: Turn, reports_of: Sequence[Received[RanksFinished]]) -> None:
-    for _, report, _ in reports_of:
-        jobs.on_ranks_finished(turn, report)
-
-
-def _all_tested(turn: Turn, reports_of: Sequence[Received[Tested]]) -> None:
-    for node, report, _ in reports_of:
-        _tested(turn, turn.nodes[node], report)
-
-
-def _tested(turn: Turn, node: Node, tested: Tested) -> None:
+def tested(turn: Turn, node: Node, tested: Tested) -> None:
     """A node reported its pre-flight test. While it is idle, the result decides whether it may get ranks."""
     turn.put_node(node.name, preflight=tested.preflight)
     returns.tested(turn, node.name)
     unfit = turn.nodes[node.name].unfit
     nodes.refresh(turn, node.name, f"failed its pre-flight: {unfit}" if unfit else "passed its pre-flight")
     warmth.review(turn, node.name)
-
-
-def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
-    by_job: dict[str, list[Inventory]] = defaultdict(list)
-    holders: dict[str, list[Node]] = defaultdict(list)
-    for node, report, event in reports_of:
-        if (inventory := _inventory(turn, turn.nodes[node], event, report)) is not None:
-            by_job[inventory.job].append(inventory)
-            holders[inventory.job].append(turn.nodes[node])
-    for name, inventories_of in by_job.items():
-        job = turn.jobs.get(name)
-        if job is None or job.running is None:
-            continue
-        step = saved.newest_at_home(turn, name, holders[name])
-        if step > job.checkpoints.step:
-            newer = {each: slots for each, slots in turn.jobs[name].checkpoints.at_home.items() if each > step}
-            turn.put_checkpoints(name, step=step, ever_saved=True, saved_at=turn.at, at_home=newer)
-            progress.reached(turn, name, step)
-            saved.learn_sharding(turn, name, job.running, step)
-            retention.expect(turn, name)
-        for inventory in inventories_of:
-            saved.learn(turn, name, inventory)
-        suspension.learn(turn, name)
-        if step > job.checkpoints.step:
-            planned.on_saved(turn, name)
-            jobs.on_saved(turn, name)
-        reports.review(turn, name)
-        final_upload.review(turn, name)
-
-
-def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> Inventory | None:
-    """Store and return the node's complete inventory. None if the report changes an inventory that did not arrive."""
-    name = inventory.job
-    if inventory.base:
-        if node.inventory_from.get(name) != inventory.base:
-            reason = f"an inventory of {node.name} changes one that did not arrive; a new session sends all of it"
-            turn.commands.append(RenewSession(node.name, event.session, reason))
-            return None
-        inventory = inventories.changed(node.inventory.get(name, ()), inventory)
-    held, of = {**node.inventory, name: inventory.shards}, {**node.inventory_from, name: event.seq}
-    if not inventory.shards:
-        del held[name], of[name]
-    # Reported to the previous leader, but left for this one to fold.
-    late = event.session and event.session == node.stale_session
-    stale_until = node.stale_until if late else 0.0
-    turn.put_node(node.name, inventory=held, inventory_from=of, inventoried=True, stale_until=stale_until)
-    return inventory
-
-
-_FOLDED_BY: Mapping[type[Report], Callable[[Turn, Sequence[Any]], None]] = {
-    OrderDone: _orders_done,
-    WorkersChanged: _workers_changed,
-    RanksStepping: _ranks_stepping,
-    RanksFinished: _ranks_finished,
-    Inventory: _inventories,
-    Tested: _all_tested,
-}
-if missing := {*get_args(Report)} - {Hello, *_FOLDED_BY}:
-    raise TypeError(f"reports that nothing folds: {missing}")

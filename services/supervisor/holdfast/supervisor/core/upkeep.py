@@ -24,7 +24,7 @@ from holdfast.domain.orders import RestartAgent
 from holdfast.supervisor.core import (
     breaker,
     change,
-    incidents,
+    decisions,
     jobs,
     loans,
     nodes,
@@ -132,7 +132,7 @@ def reconcile(turn: Turn) -> None:
     """Reconcile every job that the event may affect, and then those that this affects in turn."""
     closed = not breaker.is_open(turn)
     _review_nodes(turn, closed)
-    incidents.walk_on(turn)
+    decisions.walk_on(turn)
     if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # questions are asked only about undecided incidents
         asked = set(turn.questions)
         for incident in turn.found(By.UNDECIDED):
@@ -146,7 +146,7 @@ def reconcile(turn: Turn) -> None:
                 _reconcile_job(turn, turn.jobs[name], closed)
                 if closed:
                     loans.review(turn, turn.jobs[name])
-        incidents.walk_on(turn)
+        decisions.walk_on(turn)
         _review_nodes(turn, closed)
 
 
@@ -255,10 +255,10 @@ def retry(turn: Turn, name: str) -> None:
     if _policy_is_asked(turn, job):
         return
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
-    if isinstance(job.doing, Deferred) and any(incidents.take_up(turn, incident) for incident in faults):
+    if isinstance(job.doing, Deferred) and any(decisions.take_up(turn, incident) for incident in faults):
         return
     if faults:
-        incidents.ask_policy_again(turn, faults[0])
+        decisions.ask_policy_again(turn, faults[0])
     elif isinstance(job.doing, Waiting | Deferred):
         change.resume(turn, name, "the change is possible now")
 
@@ -289,7 +289,7 @@ def _continue_suspended(turn: Turn, name: str) -> None:
     )
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
     if faults:
-        incidents.ask_policy_again(turn, faults[0])
+        decisions.ask_policy_again(turn, faults[0])
     else:
         change.resume(turn, name, "nodes are there again")
 
@@ -360,6 +360,6 @@ def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
 def _ask(turn: Turn, incident: Incident) -> None:
     """The policy decides about loans, repairs, maintenance and warnings. An operator's request needs no decision."""
     if incident.kind in (LOAN, REPAIR, MAINTENANCE) or incident.warning:
-        incidents.ask_policy_again(turn, incident) if incident.action else turn.ask(incident)
+        decisions.ask_policy_again(turn, incident) if incident.action else turn.ask(incident)
     else:
-        incidents.decide_by_default(turn, incident, _OPERATOR)
+        decisions.decide_by_default(turn, incident, _OPERATOR)

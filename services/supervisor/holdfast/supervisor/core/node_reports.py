@@ -1,0 +1,241 @@
+"""Reports of agents: each is bound to its sender (`binding`), and folded once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
+from holdfast.domain import inventories
+from holdfast.domain.orders import (
+    CheckLink,
+    CheckpointNow,
+    Hello,
+    Inject,
+    Inventory,
+    OrderDone,
+    Prepare,
+    Prune,
+    RanksFinished,
+    RanksStepping,
+    RebootNode,
+    Report,
+    ResetGpu,
+    RestartAgent,
+    Stop,
+    Tested,
+    Warm,
+    WorkersChanged,
+)
+from holdfast.supervisor.core import (
+    binding,
+    fault_requests,
+    final_upload,
+    handover,
+    jobs,
+    link_tests,
+    nodes,
+    planned,
+    progress,
+    reboots,
+    reconcile,
+    reports,
+    resets,
+    resetting,
+    retention,
+    saved,
+    sessions,
+    suspension,
+)
+from holdfast.supervisor.core.state import Node
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.protocol import NodeReported, RenewSession
+
+R = TypeVar("R", bound=Report)
+Received = tuple[str, R, NodeReported]  # node, report, the whole event
+
+
+def on_reports(turn: Turn, events: Iterable[NodeReported]) -> None:
+    """Fold reports that arrived at the same time, in any order of the nodes. The reports of one node are folded in their order.
+    Reports of one kind from several nodes are folded together, so that their job is copied only once."""
+    for wave in _waves(events):
+        by_kind: dict[type[Report], list[Any]] = defaultdict(list)
+        for event in wave:
+            if not (isinstance(event.report, Hello) or _is_new(turn, event)):
+                continue
+            report = binding.admit(turn, event)
+            if isinstance(report, Hello):
+                sessions.hello(turn, event, report)
+            elif report is not None:
+                by_kind[type(report)].append((event.node, report, event))
+        for kind, same in by_kind.items():
+            _FOLDED_BY[kind](turn, same)
+
+
+def _waves(events: Iterable[NodeReported]) -> list[list[NodeReported]]:
+    """Groups of reports: the first of each node, then the second of each node that has one, and so on."""
+    waves: list[list[NodeReported]] = []
+    counts: dict[str, int] = {}
+    for event in events:
+        place = counts.get(event.node, 0)
+        counts[event.node] = place + 1
+        if place == len(waves):
+            waves.append([])
+        waves[place].append(event)
+    return waves
+
+
+def _is_new(turn: Turn, event: NodeReported) -> bool:
+    """Whether the report has not been folded yet. Numbers are per session. Reports of an ended incarnation or of an earlier
+    session are dropped: the latter were folded before the present session began, or are repeated in it."""
+    node = turn.nodes.get(event.node)
+    if node is None or node.facts.incarnation != event.incarnation or sessions.is_earlier(node, event.session):
+        return False
+    if not turn.heard(event.node, event.seq, node):
+        return False
+    if event.session > node.session and not node.lost:
+        # Its Hello was lost. The shell ends such a session within seconds. Until the next one, the node counts as alive.
+        turn.put_node(node.name, back_by=turn.at + turn.config.session_s)
+    return True
+
+
+def _orders_done(turn: Turn, reports_of: Sequence[Received[OrderDone]]) -> None:
+    """Fold answers to orders: successful answers to a broadcast together, all others one by one."""
+    of_slots: dict[str, dict[int, OrderDone]] = defaultdict(dict)
+    others = []
+    for node, done, _ in reports_of:
+        asked = turn.slot_asked(node, done.command_id) if done.ok else None
+        if asked is None:
+            others.append((node, done))
+        else:
+            job, slot = asked
+            of_slots[job][slot] = done
+    for job, answers in of_slots.items():
+        broadcast = turn.broadcasts[job]
+        turn.answered(job, answers)
+        if isinstance(broadcast.order, Prepare):
+            for slot, done in answers.items():
+                node = broadcast.placements[slot].node
+                reconcile.on_prepared(turn, node, job, broadcast.order.generation, done)
+            handover.on_prepared(turn, job, [(broadcast.placements[slot], done) for slot, done in answers.items()])
+    for node, done in others:
+        _order_done(turn, node, done)
+
+
+def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
+    send = turn.asked(node, done.command_id)
+    if send is None:  # answered before, or withdrawn
+        reconcile.on_withdrawn_prepared(turn, node, done)
+        handover.on_withdrawn_test(turn, node, done)
+        return
+    turn.forget_order(send)
+    match send.order:
+        case Prepare() if done.ok:  # sent by an earlier version, which stored each order of a broadcast
+            reconcile.on_prepared(turn, node, send.order.job, send.order.generation, done)
+        case Stop() if done.ok:
+            nodes.release_holds(turn, node, send.order.job, send.order.generation)
+        case RebootNode():
+            reboots.on_answer(turn, node, done)
+        case RestartAgent():
+            turn.note(node, f"its agent {'restarts' if done.ok else f'is not restarted: {done.reason}'}")
+        case CheckLink():
+            link_tests.on_answer(turn, node, send.order, done)
+        case ResetGpu():
+            resets.on_answer(turn, node, done)
+            resetting.on_answer(turn, node, done)
+        case Prune() if not done.ok:
+            turn.note(node, f"did not delete saved steps of {send.order.job}: {done.reason}")
+        case Inject():
+            fault_requests.answered(turn, node, send.order, done)
+        case Warm() if not done.ok:
+            turn.note(node, f"could not prepare a worker template for {send.order.job}: {done.reason}")
+        case CheckpointNow() if not done.ok:
+            turn.note(
+                node, f"could not ask for the save of step {send.order.at_step} of {send.order.job}: {done.reason}"
+            )
+        case _:
+            pass
+    handover.on_order_done(turn, send, done)
+    jobs.on_stop_answered(turn, done.command_id, send.order.job)
+
+
+def _workers_changed(turn: Turn, reports_of: Sequence[Received[WorkersChanged]]) -> None:
+    for node, report, _ in reports_of:
+        reconcile.on_workers(turn, node, report.version, report.workers, report.ended, report.template)
+
+
+def _ranks_stepping(turn: Turn, all_reports: Sequence[Received[RanksStepping]]) -> None:
+    by_job: dict[str, list[tuple[str, RanksStepping]]] = defaultdict(list)
+    for node, report, _ in all_reports:
+        by_job[report.job].append((node, report))
+    for job, reports_of in by_job.items():
+        handover.on_ranks_stepping(turn, job, reports_of)
+
+
+def _ranks_finished(turn: Turn, reports_of: Sequence[Received[RanksFinished]]) -> None:
+    for _, report, _ in reports_of:
+        jobs.on_ranks_finished(turn, report)
+
+
+def _all_tested(turn: Turn, reports_of: Sequence[Received[Tested]]) -> None:
+    for node, report, _ in reports_of:
+        sessions.tested(turn, turn.nodes[node], report)
+
+
+def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
+    by_job: dict[str, list[Inventory]] = defaultdict(list)
+    holders: dict[str, list[Node]] = defaultdict(list)
+    for node, report, event in reports_of:
+        if (inventory := _inventory(turn, turn.nodes[node], event, report)) is not None:
+            by_job[inventory.job].append(inventory)
+            holders[inventory.job].append(turn.nodes[node])
+    for name, inventories_of in by_job.items():
+        job = turn.jobs.get(name)
+        if job is None or job.running is None:
+            continue
+        step = saved.newest_at_home(turn, name, holders[name])
+        if step > job.checkpoints.step:
+            newer = {each: slots for each, slots in turn.jobs[name].checkpoints.at_home.items() if each > step}
+            turn.put_checkpoints(name, step=step, ever_saved=True, saved_at=turn.at, at_home=newer)
+            progress.reached(turn, name, step)
+            saved.learn_sharding(turn, name, job.running, step)
+            retention.expect(turn, name)
+        for inventory in inventories_of:
+            saved.learn(turn, name, inventory)
+        suspension.learn(turn, name)
+        if step > job.checkpoints.step:
+            planned.on_saved(turn, name)
+            jobs.on_saved(turn, name)
+        reports.review(turn, name)
+        final_upload.review(turn, name)
+
+
+def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> Inventory | None:
+    """Store and return the node's complete inventory. None if the report changes an inventory that did not arrive."""
+    name = inventory.job
+    if inventory.base:
+        if node.inventory_from.get(name) != inventory.base:
+            reason = f"an inventory of {node.name} changes one that did not arrive; a new session sends all of it"
+            turn.commands.append(RenewSession(node.name, event.session, reason))
+            return None
+        inventory = inventories.changed(node.inventory.get(name, ()), inventory)
+    held, of = {**node.inventory, name: inventory.shards}, {**node.inventory_from, name: event.seq}
+    if not inventory.shards:
+        del held[name], of[name]
+    # Reported to the previous leader, but left for this one to fold.
+    late = event.session and event.session == node.stale_session
+    stale_until = node.stale_until if late else 0.0
+    turn.put_node(node.name, inventory=held, inventory_from=of, inventoried=True, stale_until=stale_until)
+    return inventory
+
+
+_FOLDED_BY: Mapping[type[Report], Callable[[Turn, Sequence[Any]], None]] = {
+    OrderDone: _orders_done,
+    WorkersChanged: _workers_changed,
+    RanksStepping: _ranks_stepping,
+    RanksFinished: _ranks_finished,
+    Inventory: _inventories,
+    Tested: _all_tested,
+}
+if missing := {*get_args(Report)} - {Hello, *_FOLDED_BY}:
+    raise TypeError(f"reports that nothing folds: {missing}")
