@@ -9,11 +9,13 @@ the state. `LeaderStarted` issues all of them again. Agents execute an order onc
 
     finding ──► incident ──► question to the policy ──► decision ──► PREPARE ──► START ──► every rank steps: RUNNING
 
-    sessions.py   control sessions and reports of agents      state.py    the values
-    binding.py    reports are accepted only from the node that they are about
-    incidents.py  findings → incidents → decisions            turn.py     the next state while events are folded
+    sessions.py   control sessions of agents                  state.py    the values
+    node_reports.py  their reports; binding.py  … are accepted only from the node that they are about
+    findings.py   findings → incidents                        present.py  what is true now, while events are folded
+    decisions.py  incidents → decisions                       turn.py     the next state, and the commands
     change.py     begins a generation change                  views.py    the state as policies, planner and API see it
     handover.py   … from PREPARE to the first steps           breaker.py  the circuit breaker of the fleet
+    change_failures.py  … and what goes wrong meanwhile
     planned.py    changes of a healthy run, after a save      nodes.py    states of nodes
     jobs.py       submission, progress, end                   upkeep.py   reconciliation: uses nodes that became free
     saved.py      which saved steps are known                 pacing.py   how often to save
