@@ -26,7 +26,8 @@ class Item:
 def test_a_directory_marks_only_its_own_tests(conftest: Path) -> None:
     pytest.importorskip("playwright" if conftest.parent.name == "browser" else "pytest")
     spec = importlib.util.spec_from_file_location(f"conftest_of_{conftest.parent.name}", conftest)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     own, other = Item(conftest.with_name("test_own.py")), Item(TESTS / "unit" / "test_other.py")
