@@ -50,6 +50,8 @@ from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.api_tokens import TOKENS_FILE
 from holdfast.runtime.children import tied
 from holdfast.runtime.fleet import JOIN_OPTIONAL, JOIN_TOKEN, JOIN_TOKEN_FILE
+from holdfast.runtime.oidc import ISSUER
+from holdfast.runtime.oidc import SETTINGS as OIDC_SETTINGS
 from holdfast.runtime.private import close_to_others, let_pass, make_passable
 from holdfast.runtime.survivors import noted
 
@@ -100,7 +102,7 @@ class StackOptions:
     @property
     def makes_token(self) -> bool:
         """Whether the stack makes a token for its API. Other machines would not find one."""
-        given = self.environment.get(ENV_TOKEN) or self.environment.get(TOKENS_FILE)
+        given = any(self.environment.get(name) for name in (ENV_TOKEN, TOKENS_FILE, ISSUER))
         return not (self.open_api or given) and protection.is_loopback(self.api_host or self.host)
 
     @property
@@ -647,7 +649,9 @@ class LocalStack:
         addresses of alerts are for who sends them."""
         others = {ENV_TOKEN, TOKENS_FILE} if part not in SERVICES else set()
         others |= (
-            {*protection.ALERTS, *protection.API_TLS_SETTINGS, *protection.ENROLMENT} if part != "supervisor" else set()
+            {*protection.ALERTS, *protection.API_TLS_SETTINGS, *protection.ENROLMENT, *OIDC_SETTINGS}
+            if part != "supervisor"
+            else set()
         )
         names = set(self._options.environment) - others
         own = {ENV_TOKEN: self._api_token} if self._api_token and part == "supervisor" else {}
