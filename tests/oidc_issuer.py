@@ -6,6 +6,7 @@ import json
 import ssl
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from joserfc import jwt
-from joserfc.jwk import ECKey, Key, OKPKey, RSAKey
+from joserfc.jwk import ECKey, Key, RSAKey
 
-from holdfast.runtime.oidc import ALGORITHMS, OidcRules, OidcTokens, parse_roles
+from holdfast.runtime.oidc import OidcRules, OidcTokens, parse_roles
 from holdfast.runtime.oidc_keys import DISCOVERY, IssuerKeys
 
 AUDIENCE = "holdfast"
@@ -26,15 +27,13 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @cache  # a tenth of a second each
 def rsa(kid: str, bits: int = 2048) -> RSAKey:
-    return RSAKey.generate_key(bits, {"kid": kid})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a weak one
+        return RSAKey.generate_key(bits, {"kid": kid})
 
 
 def ec(kid: str, curve: str = "P-256") -> ECKey:
     return ECKey.generate_key(curve, {"kid": kid})  # type: ignore[arg-type]
-
-
-def ed(kid: str) -> OKPKey:
-    return OKPKey.generate_key("Ed25519", {"kid": kid})
 
 
 class Issuer:
@@ -64,9 +63,9 @@ class Issuer:
         signer = key or self.keys[0]
         fields = {"alg": alg, "kid": signer.kid, **(header or {})}
         fields = {name: value for name, value in fields.items() if value is not None}
-        registry = jwt.JWSRegistry(strict_check_header=False)
+        registry = jwt.JWSRegistry(algorithms=[alg], strict_check_header=False)
         registry.max_header_length = registry.max_payload_length = 1 << 20
-        return jwt.encode(fields, self.claims(**claims), signer, algorithms=[*ALGORITHMS, alg], registry=registry)
+        return jwt.encode(fields, self.claims(**claims), signer, algorithms=[alg], registry=registry)
 
     def rules(self, **changes: Any) -> OidcRules:
         return OidcRules(**{"issuer": self.url, "audiences": (AUDIENCE,), "roles": parse_roles(ROLES), **changes})

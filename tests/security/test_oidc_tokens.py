@@ -1,4 +1,4 @@
-"""What somebody may try with tokens of an OpenID Connect issuer, and what an issuer may answer, against a real issuer on loopback."""
+"""What somebody may try with tokens of an OpenID Connect issuer, and what an issuer may answer. The issuer is a real one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import anyio
 import certificates
 import pytest
 from joserfc.jwk import OctKey
-from oidc_issuer import AUDIENCE, Issuer, answering, ec, ed, issuing, rsa
+from oidc_issuer import AUDIENCE, Issuer, answering, ec, issuing, rsa
 from ports import free_ports
 from structlog.testing import capture_logs
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def issuer() -> Iterator[Issuer]:
-    with issuing(rsa("k1"), ec("k2"), ed("k3")) as made:
+    with issuing(rsa("k1"), ec("k2")) as made:
         yield made
 
 
@@ -60,7 +60,7 @@ def encoded(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("number", "algorithm"), [
-    *((0, each) for each in ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")), (1, "ES256"), (2, "EdDSA"),
+    *((0, each) for each in ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")), (1, "ES256"),
 ])  # fmt: skip
 async def test_a_valid_token_says_who_and_with_which_role(issuer: Issuer, number: int, algorithm: str) -> None:
     token = issuer.token(key=issuer.keys[number], alg=algorithm, groups=["researchers"], exp=int(time.time()) + 60)
@@ -161,7 +161,8 @@ async def test_a_key_is_for_its_own_algorithm_and_use(issuer: Issuer) -> None:
 @pytest.mark.parametrize(("claims", "says"), [
     ({"iss": "https://evil.example"}, "iss"), ({"iss": None}, "iss"), ({"iss": ["https://evil.example"]}, "iss"),
     ({"aud": "another"}, "aud"), ({"aud": None}, "aud"), ({"aud": []}, "aud"), ({"aud": ["a", "b"]}, "aud"),
-    ({"aud": {AUDIENCE: 1}}, "aud"), ({"aud": AUDIENCE + "x"}, "aud"), ({"azp": "another"}, "azp"), ({"azp": [AUDIENCE]}, "azp"),
+    ({"aud": {AUDIENCE: 1}}, "aud"), ({"aud": AUDIENCE + "x"}, "aud"),
+    ({"azp": "another"}, "azp"), ({"azp": [AUDIENCE]}, "azp"),
     ({"exp": None}, "exp"), ({"exp": "9999999999"}, "exp"), ({"exp": True}, "exp"), ({"exp": 1e300}, "exp"),
     ({"exp": 1}, "expired"), ({"nbf": 4e9}, "nbf"), ({"iat": 4e9}, "iat"), ({"nbf": "soon"}, "nbf"),
     ({"cnf": {"jkt": "x"}}, "cnf"), ({"events": {"http://schemas.openid.net/event/backchannel-logout": {}}}, "event"),
@@ -187,9 +188,9 @@ async def test_clocks_may_differ_by_half_a_minute_and_not_more(issuer: Issuer) -
 
 
 async def test_other_tokens_of_the_issuer_sign_nobody_in(issuer: Issuer) -> None:
-    for kind in ("logout+jwt", "secevent+jwt", "dpop+jwt", "application/logout+jwt", 7, None):
-        answer = issuer.token(header={"typ": kind}) if kind is not None else issuer.token(header={"typ": "LOGOUT+JWT"})
-        assert "type" in await refusal(issuer.tokens(), answer)
+    for kind in ("logout+jwt", "secevent+jwt", "dpop+jwt", "application/logout+jwt", "LOGOUT+JWT"):
+        assert "type" in await refusal(issuer.tokens(), issuer.token(header={"typ": kind}))
+    assert "type" in await refusal(issuer.tokens(), _signed(issuer, issuer.keys[0], {"typ": 7}))
     assert await found(issuer.tokens(), issuer.token(header={"typ": "at+jwt"}))
 
 
@@ -246,7 +247,8 @@ async def test_an_address_that_the_issuer_has_not_verified_names_nobody(issuer: 
     ("groups:a=operator, *=viewer", {"groups": ["b", "a"]}, "operator"),
     ("groups:a=operator, *=viewer", {"groups": "a"}, "operator"),
     ("groups:a=operator, *=viewer", {"groups": "ab"}, "viewer"),  # no part of a text
-    ("groups:a=operator", {"groups": {"a": 1}}, None), ("groups:a=operator", {}, None), ("groups:1=admin", {"groups": [1]}, None),
+    ("groups:a=operator", {"groups": {"a": 1}}, None), ("groups:a=operator", {}, None),
+    ("groups:1=admin", {"groups": [1]}, None),
     ("g:a=viewer\ng:b=admin\ng:c=submitter", {"g": ["a", "b", "c"]}, "admin"),  # the highest
     ("g:CN=ml,OU=x, y=operator, *=viewer", {"g": ["CN=ml,OU=x, y"]}, "operator"),
     ("sub:system:serviceaccount:ci:bot=submitter", {"sub": "system:serviceaccount:ci:bot"}, "submitter"),
@@ -271,8 +273,8 @@ def test_rules_that_are_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(("changes", "named"), [
-    ({"issuer": ""}, oidc.ISSUER), ({"issuer": "", "audience": "", "roles": ""}, oidc.ISSUER), ({"audience": ""}, oidc.AUDIENCE),
-    ({"audience": " , "}, oidc.AUDIENCE), ({"roles": ""}, oidc.ROLES),
+    ({"issuer": ""}, oidc.ISSUER), ({"issuer": "", "audience": "", "roles": ""}, oidc.ISSUER),
+    ({"audience": ""}, oidc.AUDIENCE), ({"audience": " , "}, oidc.AUDIENCE), ({"roles": ""}, oidc.ROLES),
     *(({"issuer": url}, oidc.ISSUER) for url in (
         "http://issuer.example", "issuer.example", "https://", "https://u:p@issuer.example", "https://issuer.example?x", "file:///x",
         "https://issuer.example#x", "https://[", "https://issuer.example:x", "https://issuer.example/a b", "http://127.0.0.1.evil.example",
@@ -358,7 +360,7 @@ async def test_keys_are_fetched_again_every_hour(issuer: Issuer) -> None:
     async def sleep(seconds: float) -> None:
         asked.append(len(issuer.asked) // 2)
         clock.now += seconds
-        if clock.now > 1000 + REFRESH_S + seconds:
+        if clock.now > 1000 + REFRESH_S:
             raise Enough
 
     with pytest.raises(Enough):
@@ -398,7 +400,8 @@ async def test_redirects_are_not_followed(issuer: Issuer) -> None:
 
 
 @pytest.mark.parametrize("where", [
-    None, "", 7, "http://10.0.0.1/keys", "http://evil.example/keys", "file:///etc/passwd", "ftp://127.0.0.1/keys", "//evil.example", "https://[",
+    None, "", 7, "http://10.0.0.1/keys", "http://evil.example/keys", "file:///etc/passwd", "ftp://127.0.0.1/keys",
+    "//evil.example", "https://[",
 ])  # fmt: skip
 async def test_keys_are_not_fetched_from_just_anywhere(issuer: Issuer, where: Any) -> None:
     document = {"issuer": issuer.url, "jwks_uri": where}
@@ -414,7 +417,7 @@ async def test_an_issuer_that_answers_slowly_is_given_up(issuer: Issuer, monkeyp
     issuer.answers["/keys"] = lambda handler: (over.wait(30), answering(200)(handler))[1]
     monkeypatch.setattr(oidc_keys, "FETCH_TIMEOUT_S", 0.3)
     try:
-        with pytest.raises(Unavailable, match="did not answer within|ReadTimeout|keys:"):
+        with pytest.raises(Unavailable, match=r"did not answer within|ReadTimeout|keys:"):
             await found(issuer.tokens(), issuer.token())
     finally:
         over.set()

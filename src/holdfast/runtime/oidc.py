@@ -34,7 +34,6 @@ ALGORITHMS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), "RSA"),
         **dict.fromkeys(("ES256", "ES384", "ES512"), "EC"),
-        **dict.fromkeys(("EdDSA", "Ed25519"), "OKP"),
     }
 )
 # Of ID tokens and access tokens. Others of the same issuer (logout+jwt, secevent+jwt) may have its name and this audience, too.
