@@ -15,8 +15,6 @@ from holdfast.domain.errors import InvalidSpec
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.tls import CA, CERT, KEY, Tls
 
-SERVICES = ("agent", "replicator", "diagnostics", "supervisor")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,8 +45,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("fault", FAULTS)
+# All check by the same two functions: each fault once, and each service with those that only one of them finds.
+@pytest.mark.parametrize(("service", "fault"), [
+    *(("replicator", fault) for fault in FAULTS),
+    *((service, fault) for service in ("agent", "diagnostics", "supervisor") for fault in list(FAULTS)[:2]),
+])  # fmt: skip
 def test_a_service_ends_with_one_message(
     folder: Path, redis_url: str, tmp_path: Path, service: str, fault: str
 ) -> None:

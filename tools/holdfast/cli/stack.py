@@ -37,7 +37,7 @@ from rich.markup import escape
 
 from holdfast.cli import api_token, memory_root, protection, stack_record
 from holdfast.cli.claim import Claim
-from holdfast.cli.client import ENV_API, ENV_TOKEN
+from holdfast.cli.client import ENV_API, ENV_TOKEN, ENV_TOKEN_FILE
 from holdfast.cli.memory_root import MemoryRoot
 from holdfast.cli.preflight import redis_version
 from holdfast.cli.processes import STOP_TIMEOUT_S, Process, kill_tree, stop_all
@@ -63,7 +63,7 @@ JOIN_FILE = "join-token"
 # Settings that the command itself reads, or that belong to other commands.
 OWN = (
     JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL, ENV_API, "HOLDFAST_REDIS_URL", "HOLDFAST_GPU_RESET_COMMAND",
-    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN", "HOLDFAST_AGENT_USER",
+    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN", "HOLDFAST_AGENT_USER", ENV_TOKEN_FILE,
 )  # fmt: skip
 WILDCARDS = ("0.0.0.0", "[::]")
 
