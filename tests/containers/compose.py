@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +56,11 @@ class Compose:
     def __call__(self, *arguments: str, **environment: str) -> str:
         settings = {**self._environment, **environment}
         return run(*self._command, "--project-directory", str(ROOT), *arguments, **settings)
+
+    @cached_property
+    def token(self) -> str:
+        """That of the API, as deploy/README.md has it read."""
+        return self("run", "--rm", "--no-deps", "-T", "passwords", "cat", "/var/lib/passwords/api/password").strip()
 
     def container(self, service: str) -> str:
         return self("ps", "--all", "-q", service).strip().splitlines()[-1]
@@ -134,7 +140,7 @@ class Compose:
         problem: Exception | None = None
         for url in sorted(self.apis, key=lambda url: not self._leads(url)):
             try:
-                with Client(url) as client:
+                with Client(url, token=self.token) as client:
                     return question(client)
             except HoldfastError as error:
                 problem = error
@@ -150,7 +156,7 @@ class Compose:
         return self._until(leads, "a leader")
 
     def _leads(self, url: str) -> bool:
-        with suppress(HoldfastError), Client(url) as client:
+        with suppress(HoldfastError), Client(url, token=self.token) as client:
             return bool(client.version()["leader"])
         return False
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 from containers.compose import LOSS_RANK, Compose, command, gateway, project_name
 from containers.engine import NoEngine, engine
@@ -96,6 +97,18 @@ def test_the_top_directory_needs_no_flags(images: None) -> None:
 
 def test_the_job_starts_on_the_nodes_that_are_no_spares(stack: Compose) -> None:
     assert [worker["node"] for worker in stack.job()["ranks"]] == ["node-0", "node-1", "node-2", "node-3"]
+
+
+def test_the_api_wants_the_token_which_supervisors_have_and_nodes_have_not(stack: Compose) -> None:
+    for api in stack.apis:
+        assert httpx.get(f"{api}/v1/jobs").status_code == 401
+        assert httpx.get(f"{api}/v1/jobs", headers={"Authorization": f"Bearer {stack.token}"}).status_code == 200
+    file = "/var/lib/passwords/api/password"
+    for service in ("supervisor-a", "supervisor-b"):
+        assert stack.inside(service, "stat", "-c", "%a %U", file).split() == ["600", "holdfast"]
+        assert "demo" in stack.inside(service, "holdfast", "jobs", "show", "demo")
+    asked = "import os; print(any('API_TOKEN' in name for name in os.environ), os.path.exists('/var/lib/passwords'))"
+    assert stack.inside("node-0", "python", "-c", asked).split() == ["False", "False"]
 
 
 def test_a_killed_node_is_replaced_by_the_spare_and_one_trace_tells_how(

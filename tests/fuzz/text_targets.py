@@ -12,6 +12,8 @@ import typer
 from fuzz.mutations import documents, json_texts, texts, written
 from fuzz.target import Target
 from hypothesis import strategies as st
+from joserfc import jws, jwt
+from joserfc.jwk import ECKey
 from pydantic_settings import BaseSettings
 
 from holdfast.agent.settings import AgentSettings
@@ -20,12 +22,12 @@ from holdfast.cli.kubernetes import quantities
 from holdfast.cli.slurm import tools
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.domain import old_evidence
-from holdfast.domain.errors import InvalidSpec, MalformedMessage, PolicyError
+from holdfast.domain.errors import InvalidSpec, MalformedMessage, PolicyError, Unavailable
 from holdfast.domain.incidents import Action
 from holdfast.domain.job import PolicySpec
 from holdfast.kubernetes import machines
 from holdfast.replicator.settings import ReplicatorSettings
-from holdfast.runtime import identities
+from holdfast.runtime import identities, oidc, oidc_keys
 from holdfast.runtime.settings import read_settings, require_address
 from holdfast.stores.opening import parse_url
 from holdfast.supervisor.api import session
@@ -190,6 +192,39 @@ def _folded(found: Any) -> None:
             continue
 
 
+_ISSUER = "https://a.example"
+_OIDC_KEY = ECKey.generate_key("P-256", {"kid": "k1"})
+_CLAIMS = {
+    "iss": _ISSUER, "aud": ["holdfast", "other"], "sub": "ada", "exp": 100, "nbf": 1, "iat": 1, "azp": "holdfast", "email": "a@b.c",
+    "email_verified": True, "groups": ["a"],
+}  # fmt: skip
+
+
+class _Keys(oidc_keys.IssuerKeys):
+    def find(self, wanted: oidc_keys.KeyWanted) -> Any:
+        return _OIDC_KEY if wanted.kid == "k1" and wanted.algorithm == "ES256" else None
+
+
+def _tokens() -> st.SearchStrategy[str]:
+    """Damaged texts of a token, and tokens with damaged claims that the issuer has signed."""
+    valid = jwt.encode({"alg": "ES256", "kid": "k1"}, _CLAIMS, _OIDC_KEY, algorithms=["ES256"])
+    signed = json_texts(_CLAIMS).map(
+        lambda text: jws.serialize_compact({"alg": "ES256", "kid": "k1"}, text, _OIDC_KEY, algorithms=["ES256"])
+    )
+    return st.one_of(texts(valid), signed)
+
+
+def _found(token: str) -> None:
+    rules = oidc.OidcRules(_ISSUER, ("holdfast",), oidc.parse_roles("groups:a=operator, a.b:c=viewer"), "email")
+    oidc.OidcTokens(rules, _Keys(_ISSUER)).find(token, 50.0)
+
+
+def _key_sets() -> st.SearchStrategy[Any]:
+    return documents(
+        {"keys": [_OIDC_KEY.as_dict(private=False), {"kty": "RSA", "n": "u" * 400, "e": "AQAB", "use": "sig"}]}
+    )
+
+
 TARGETS = (
     Target("time to wait", lambda: texts(*NUMBERS), durations.seconds, (typer.BadParameter,)),
     Target("period", lambda: texts(*NUMBERS), durations.period, (typer.BadParameter,)),
@@ -226,8 +261,24 @@ TARGETS = (
     ),
     Target(
         "cookie of a session",
-        lambda: written(texts("99999999999.nonce.mac", "9999999999.hf_aaaa")),
+        lambda: written(texts("99999999999.nonce.mac", "9999999999.hf_aaaa", "9999999999.eyJh.eyJi.c")),
         lambda text: session.token_of(text, ("secret",), 5.0),
+    ),
+    Target(
+        "roles of OIDC claims",
+        lambda: texts('groups:a=operator, "x:y":b c=viewer, a.b:CN=x,OU=y=admin, *=submitter'),
+        lambda text: oidc.role_of({"groups": ["a"], "x:y": "b c", "a": {"b": []}}, oidc.parse_roles(text)),
+        BAD,
+    ),
+    Target(
+        "URL of an OIDC issuer",
+        lambda: texts("https://a.example/realms/x", "http://[::1]:80"),
+        oidc.require_issuer,
+        BAD,
+    ),
+    Target("OIDC token", _tokens, _found, (oidc.InvalidToken,)),
+    Target(
+        "keys of an OIDC issuer", _key_sets, lambda found: oidc_keys.keys_in(found, "https://a.example"), (Unavailable,)
     ),
     Target("cursor of a page", lambda: texts("12345"), number_of, BAD),
     Target("states of Slurm's nodes", lambda: texts("n1|idle|none\nn2|drained*|bad disk\n"), tools.parse_states),

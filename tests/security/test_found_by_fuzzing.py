@@ -188,7 +188,7 @@ EC_KEY = bytes.fromhex("2a8648ce3d0201")  # the object identifier of this kind o
 
 def test_a_key_of_an_unknown_kind_is_refused(folder: Path) -> None:
     key = damaged_der((folder / "ours.key").read_bytes(), EC_KEY, EC_KEY[:-1] + b"\x7f")
-    with pytest.raises(InvalidSpec, match="and its key"):
+    with pytest.raises(InvalidSpec, match="a PEM file with a"):
         tls.require_pair((folder / "ours.pem").read_bytes(), key, folder / "ours.pem")
 
 

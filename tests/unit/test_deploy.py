@@ -115,6 +115,7 @@ def test_each_password_is_in_the_hands_of_its_user_and_of_its_server() -> None:
         "password-supervisor": {"passwords", "redis", "supervisor-a", "supervisor-b"},
         "password-diagnostics": {"passwords", "redis", "diagnostics"},
         "password-grafana": {"passwords", "grafana"},
+        "password-api": {"passwords", "supervisor-a", "supervisor-b", "job"},
     }
     for name, service in SERVICES.items():
         readers = [
@@ -124,6 +125,16 @@ def test_each_password_is_in_the_hands_of_its_user_and_of_its_server() -> None:
         for user in ("supervisor", "diagnostics"):
             assert (f"redis://{user}:" in str(service.get("command"))) is name.startswith(user), name
     assert "redis://" not in (ROOT / ".env").read_text()
+
+
+def test_each_supervisor_has_the_token_of_the_api_and_no_node_has() -> None:
+    for name, service in SERVICES.items():
+        serves = name.startswith("supervisor")
+        assert (
+            "HOLDFAST_API_TOKEN=$$(cat /var/lib/passwords/api/password)" in str(service.get("command"))
+        ) is serves, name
+        has_file = "HOLDFAST_API_TOKEN_FILE" in service.get("environment", {})
+        assert has_file is (serves or name == "job"), name
 
 
 def test_the_network_of_redis_leads_nowhere_else() -> None:

@@ -129,7 +129,7 @@ class _Renewing:
     def _load(self) -> ssl.SSLContext:
         cert, key = self._files
         variable, of_key = self._certificate.variables
-        require_pair(read_pem(variable, cert), read_pem(of_key, key), cert, variable, of_key)
+        require_pair(read_pem(variable, cert), read_pem(of_key, key), cert, variable, of_key, key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])

@@ -22,6 +22,7 @@ TOKENS_MAX = 1000
 NAME_CHARS_MAX = 64
 TIME_MAX = 1e12  # Unix seconds; the largest date that can be shown is before it
 PREFIX = "hf_"
+OIDC_NAME_PREFIX = "oidc:"  # of names that an OpenID Connect issuer has given: no token in a file has one
 
 log = structlog.get_logger("holdfast.runtime.api_tokens")
 
@@ -54,7 +55,8 @@ class ApiToken:
 
 
 def is_name(text: str) -> bool:
-    return text.isprintable() and text.strip() == text and 0 < len(text) <= NAME_CHARS_MAX
+    visible = text.isprintable() and text.strip() == text
+    return visible and 0 < len(text) <= NAME_CHARS_MAX and not text.startswith(OIDC_NAME_PREFIX)
 
 
 def digest_of(token: str) -> str:
@@ -82,7 +84,9 @@ def added(
 ) -> tuple[tuple[ApiToken, ...], str]:
     """Return the tokens with a new one, and the new token, which is written nowhere. Raises `InvalidSpec` or `Conflict`."""
     if not is_name(name):
-        raise InvalidSpec("NAME", name, f"1 to {NAME_CHARS_MAX} visible characters")
+        raise InvalidSpec(
+            "NAME", name, f"1 to {NAME_CHARS_MAX} visible characters, not beginning with {OIDC_NAME_PREFIX}"
+        )
     if any(each.name == name for each in tokens):
         raise Conflict(f"there is a token of {name}: revoke it first, or choose another name")
     if len(tokens) >= TOKENS_MAX:

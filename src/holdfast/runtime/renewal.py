@@ -27,7 +27,7 @@ def renewed(tls: Tls) -> Tls:
     cert = tls.files[0]
     try:
         pem, key_pem, ca_pem, seen = read_files(tls.files)
-        require_pair(pem, key_pem, cert)
+        require_pair(pem, key_pem, cert, key_path=tls.files[1])
         identities = own_identities(cert, pem, tls.accepts.fleet, tls.spiffe) if tls.checks_identities else ()
         if lost := set(tls.identities) - set(identities):
             raise InvalidSpec(CERT, str(cert), f"a certificate for {', '.join(sorted(each.uri for each in lost))}")

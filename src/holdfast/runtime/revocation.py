@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.tls import Tls, is_issued_by
+from holdfast.runtime.tls import Tls, is_issued_by, state_of
 
 if TYPE_CHECKING:  # imported on demand, as in `tls`
     from cryptography import x509
@@ -33,12 +33,12 @@ class Revocations:
 
     def __init__(self, file: Path, ca: Path) -> None:
         self._file, self._ca = file, ca
-        self._seen = _state(file)
+        self._seen = state_of((file,))
         self._serials = _serials(file, ca)
 
     def refresh(self) -> None:
         """Read the file if it has changed."""
-        if (seen := _state(self._file)) == self._seen:
+        if (seen := state_of((self._file,))) == self._seen:
             return
         self._seen = seen
         try:
@@ -123,11 +123,3 @@ def _is_ca_of(certificate: x509.Certificate, anchors: Sequence[x509.Certificate]
     except x509.ExtensionNotFound:
         return False
     return any(is_issued_by(certificate, anchor) for anchor in anchors)
-
-
-def _state(file: Path) -> tuple[int, ...]:
-    try:
-        found = file.stat()
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns

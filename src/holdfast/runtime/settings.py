@@ -66,10 +66,11 @@ class ServiceSettings(BaseSettings):
         return self.tls_crl
 
     def tls_as(self, role: Role, name: str = "") -> Tls | None:
-        """As `tls`. Raises `InvalidSpec` if the certificate has identities, and not this one. Warns if identities are not
-        checked."""
+        """As `tls`. Raises `InvalidSpec` if the three files do not belong together, or if the certificate has identities, and
+        not this one. Warns if identities are not checked."""
         loaded = self.tls
         if loaded is not None:
+            loaded.require_usable()
             loaded.require(role, name)
             report_expiry(loaded)
             revocations_of(loaded)  # an agent reads it when it connects; what is wrong with it is said now

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # imported on demand: a health check imports this module ever
 CERT, KEY, CA = "HOLDFAST_TLS_CERT", "HOLDFAST_TLS_KEY", "HOLDFAST_TLS_CA"
 IDENTITIES = "HOLDFAST_TLS_IDENTITIES"
 READ_TRIES_MAX = 5
+CHAIN_MAX = 100  # certificates of a file that are looked at
+ERROR_CHARS_MAX = 120  # of what a library says of a file
 Demand = Literal["auto", "required", "optional"]
 
 
@@ -79,7 +81,14 @@ class Tls:
 
     def require_pair(self) -> None:
         """Raises `InvalidSpec` if the key is not that of the certificate."""
-        require_pair(self.cert, self.key, self.files[0])
+        cert, key, _ = self.files
+        require_pair(self.cert, self.key, cert, key_path=key)
+
+    def require_usable(self) -> None:
+        """Raises `InvalidSpec` that names the file if the three do not belong together: nobody could connect."""
+        cert, _, ca = self.files
+        self.require_pair()
+        require_issued(self.cert, self.ca, cert, ca)
 
     @property
     def proves_nothing(self) -> bool:
@@ -110,7 +119,7 @@ def lifetime_of(pem: bytes, variable: str, path: Path) -> Lifetime:
     try:
         found = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
-        raise InvalidSpec(variable, str(path), f"a PEM file with a certificate ({error})") from None
+        raise InvalidSpec(variable, str(path), f"a PEM file with a certificate ({_short(error)})") from None
     return Lifetime(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
 
 
@@ -139,21 +148,59 @@ def own_identities(path: Path, pem: bytes, fleet: str, spiffe: tuple[SpiffeRule,
     except InvalidSpec as error:
         raise InvalidSpec(error.field, error.value, error.expected, f"{CERT} ({path})") from None
     except ValueError as error:
-        raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate ({error})") from None
+        raise InvalidSpec(CERT, str(path), f"a PEM file with a certificate ({_short(error)})") from None
 
 
-def require_pair(cert: bytes, key: bytes, path: Path, variable: str = CERT, of_key: str = KEY) -> None:
-    """Raises `InvalidSpec` if the key is not that of the certificate. `variable`, `of_key`: the settings that name them."""
-    from cryptography import x509
+def require_pair(
+    cert: bytes, key: bytes, path: Path, variable: str = CERT, of_key: str = KEY, key_path: Path | None = None
+) -> None:
+    """Raises `InvalidSpec` if the key is not that of the certificate. `variable`, `of_key`: the settings that name them;
+    `key_path`: None = in the file of the certificate."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    leaf, key_file = _certificates(cert, variable, path)[0], str(key_path or path)
     try:
-        same = x509.load_pem_x509_certificate(cert).public_key() == load_pem_private_key(key, None).public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidSpec(variable, str(path), f"a PEM file with a certificate, and its key ({error})") from None
+        of_file = load_pem_private_key(key, None).public_key()
+    except TypeError:  # it needs a password
+        raise InvalidSpec(of_key, key_file, "a PEM file with a private key that is not encrypted") from None
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidSpec(of_key, key_file, f"a PEM file with a private key ({_short(error)})") from None
+    try:
+        same = leaf.public_key() == of_file
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidSpec(variable, str(path), f"a PEM file with a certificate ({_short(error)})") from None
     if not same:
-        raise InvalidSpec(variable, str(path), f"the certificate of the key in {of_key}")
+        raise InvalidSpec(variable, str(path), f"the certificate of the key in {of_key} ({key_file})")
+
+
+def require_issued(cert: bytes, ca: bytes, path: Path, ca_path: Path) -> None:
+    """Raises `InvalidSpec` if no CA in `ca` has signed the certificate, directly or by others that follow it in its file."""
+    leaf, *between = _certificates(cert, CERT, path)
+    anchors = _certificates(ca, CA, ca_path)
+    reached, waiting = [leaf], [leaf]
+    while waiting:
+        each = waiting.pop()
+        if each in anchors or any(is_issued_by(each, anchor) for anchor in anchors):
+            return
+        found = [other for other in between if other not in reached and is_issued_by(each, other)]
+        reached += found
+        waiting += found
+    raise InvalidSpec(CA, str(ca_path), f"a PEM file with the CA that has signed the certificate in {CERT} ({path})")
+
+
+def _certificates(pem: bytes, variable: str, path: Path) -> list[x509.Certificate]:
+    """Return those of a file, at most `CHAIN_MAX`. Raises `InvalidSpec` without any."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificates(pem)[:CHAIN_MAX]
+    except ValueError as error:
+        raise InvalidSpec(variable, str(path), f"a PEM file with a certificate ({_short(error)})") from None
+
+
+def _short(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")[:ERROR_CHARS_MAX]
 
 
 def is_issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.cli import api_token
 from holdfast.cli.client import Client
+from holdfast.domain.errors import InvalidSpec
 
 URL = "http://127.0.0.1:18470"
 
@@ -66,6 +67,27 @@ def test_the_token_of_the_environment_is_for_every_other_api(file: Path, monkeyp
     assert authorization() == f"Bearer {token}", "a local run finds its own stack beside the cluster's setting"
     api_token.unnote(URL)
     assert authorization() == "Bearer of-the-cluster"
+
+
+def test_a_file_has_the_token_as_it_is_now(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = tmp_path / "renewed"
+    monkeypatch.setenv("HOLDFAST_API_TOKEN_FILE", str(renewed))
+    for token in ("eyJ.of.now", "eyJ.of.later"):
+        renewed.write_text(f"{token}\n")
+        assert authorization("https://head-1:8470") == f"Bearer {token}"
+    monkeypatch.setenv("HOLDFAST_API_TOKEN", "given")
+    assert authorization("https://head-1:8470") == "Bearer given"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n", b"two\ntokens", b"\xff", b"x" * 20_000])
+def test_a_file_without_a_token_is_named(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "token").write_bytes(content)
+    monkeypatch.setenv("HOLDFAST_API_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(InvalidSpec, match="HOLDFAST_API_TOKEN_FILE"):
+        authorization("https://head-1:8470")
 
 
 def test_the_end_of_an_earlier_stack_leaves_the_token_of_the_next_one_alone(file: Path, tmp_path: Path) -> None:

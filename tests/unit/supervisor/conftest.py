@@ -15,6 +15,7 @@ from supervising import facts, job_body
 from holdfast.domain.orders import Hello, Inventory
 from holdfast.log.memory import MemoryLog
 from holdfast.runtime.api_tokens import TokensFile
+from holdfast.runtime.oidc import OidcTokens
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.backend import Backend, Identity
@@ -77,6 +78,7 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
         tokens: TokensFile | None = None,
         audit: AuditStore | None = None,
         agents: Any = None,
+        oidc: OidcTokens | None = None,
     ) -> Api:
         log, progress = MemoryLog(block_s=0.02), Progress()
         history = await SqliteHistory.open(tmp_path / "history.sqlite3")
@@ -85,7 +87,7 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
             return made.picture
 
         backend = Backend(
-            identity=Identity("sup-1", "0.1.0", token, tokens),
+            identity=Identity("sup-1", "0.1.0", token, tokens, oidc),
             log=log,
             history=history,
             look=look,

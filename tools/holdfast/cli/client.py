@@ -26,6 +26,7 @@ from holdfast.runtime.api_trust import API_CA, Trust, answers_with_tls
 DEFAULT_API_PORT = 8470
 ENV_API = "HOLDFAST_API"
 ENV_TOKEN = "HOLDFAST_API_TOKEN"
+ENV_TOKEN_FILE = "HOLDFAST_API_TOKEN_FILE"
 LAUNCHER_TOKEN = "Holdfast-Launcher-Token"  # header of a submission
 REQUEST_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 60.0
@@ -34,6 +35,7 @@ OPERATION_POLL_S = 0.05
 LEADER_TIMEOUT_S = 10.0  # longer than a standby needs to take over
 LEADER_POLL_S = 0.1
 PAGE_LIMIT = 200
+TOKEN_BYTES_MAX = 16_384
 QUOTED_CHARS_MAX = 200  # of an unexpected answer
 PROBLEM = "application/problem+json"
 
@@ -50,6 +52,23 @@ def default_url() -> str:
         return given
     url = f"https://127.0.0.1:{DEFAULT_API_PORT}"
     return url if Trust.of(os.environ).is_set and answers_with_tls(url) else f"http://127.0.0.1:{DEFAULT_API_PORT}"
+
+
+def environment_token(environ: Mapping[str, str]) -> str:
+    """Return HOLDFAST_API_TOKEN, or what is in HOLDFAST_API_TOKEN_FILE: of a token that something else renews. Empty without
+    either. Raises `InvalidSpec`."""
+    if (given := environ.get(ENV_TOKEN)) or not (file := environ.get(ENV_TOKEN_FILE)):
+        return given or ""
+    try:
+        with open(file, "rb") as opened:
+            token = opened.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
+    except OSError as error:
+        raise InvalidSpec(ENV_TOKEN_FILE, file, f"a file with a token that can be read ({error.strerror})") from None
+    except ValueError:
+        token = ""
+    if not 0 < len(token) <= TOKEN_BYTES_MAX or not token.isprintable():
+        raise InvalidSpec(ENV_TOKEN_FILE, file, "a file with one token, and nothing else")
+    return token
 
 
 class Untrusted(NoApi):
@@ -70,12 +89,13 @@ class Client:
     ) -> None:
         """`token`: by default that of the API that this user has started on this machine, else that of the environment.
 
-        Raises `InvalidSpec` if `url` is not an http URL, or if the file of a CA that is named for https cannot be used."""
+        Raises `InvalidSpec` if `url` is not an http URL, or if the file of a token, or of a CA that is named for https, cannot
+        be used."""
         self.url = url.rstrip("/")
         self._clock, self._sleep = clock, sleep
         host = _host(self.url)
         if token is None:
-            token = (api_token.find(self.url) if is_loopback(host) else "") or os.environ.get(ENV_TOKEN)
+            token = (api_token.find(self.url) if is_loopback(host) else "") or environment_token(os.environ)
         self._trust = Trust.of(os.environ)
         secure = self.url.startswith("https:") and transport is None
         self._http = httpx.Client(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from holdfast.cli.client import ENV_TOKEN
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime import oidc, oidc_keys
 from holdfast.runtime.api_certificate import API_CERT, API_KEY, API_TLS
 from holdfast.runtime.api_tokens import TOKENS_FILE
 from holdfast.runtime.api_trust import API_CA
@@ -35,18 +36,20 @@ ALERTS = (
 # TLS of the API, and what other supervisors are trusted by
 API_TLS_SETTINGS = (API_TLS, API_CERT, API_KEY, API_CA)
 ENROLMENT = (CA_DIR, NODE_CERTIFICATE_S)  # the CA that signs certificates of invited nodes
-FILES = (*TLS_FILES, CRL, TOKENS_FILE, API_CERT, API_KEY, API_CA, CA_DIR)
+FILES = (*TLS_FILES, CRL, TOKENS_FILE, API_CERT, API_KEY, API_CA, CA_DIR, oidc_keys.CA)
+OIDC = tuple(name for name in oidc.SETTINGS if name != oidc_keys.CA)
 PEERS = (IDENTITIES, SPIFFE, API_TLS)  # what is demanded of the other ends' certificates, and whether the API has TLS
 LOGGING = ("HOLDFAST_LOG_LEVEL", "HOLDFAST_LOG_FORMAT")
 UNSET, SET = "unset", "set"
 
 
 def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that are passed on: the token, TLS and alerts (files by absolute path), logging. Raises `InvalidSpec`
-    for TLS that is not complete or cannot be read."""
-    names = (ENV_TOKEN, NODE_CERTIFICATE_S, *FILES, *PEERS, *ALERTS, *LOGGING)
+    """Return the settings that are passed on: tokens, TLS and alerts (files by absolute path), logging. Raises `InvalidSpec`
+    for TLS that is not complete or cannot be read, and for incomplete settings of an OIDC issuer."""
+    names = (ENV_TOKEN, NODE_CERTIFICATE_S, *FILES, *OIDC, *PEERS, *ALERTS, *LOGGING)
     given = {name: value for name in names if (value := environment.get(name, ""))}
     files = {name: Path(given[name]).absolute() for name in FILES if name in given}
+    oidc.OidcRules.of_environment(given)
     Tls.load(cert=files.get(CERT), key=files.get(KEY), ca=files.get(CA))
     if ALERT_URLS_FILE in given:
         files[ALERT_URLS_FILE] = Path(given[ALERT_URLS_FILE]).absolute()
@@ -58,13 +61,13 @@ def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
 def shown(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings in a form that may be stored: of the token only whether it is set."""
     return {ENV_TOKEN: SET if settings.get(ENV_TOKEN) else UNSET} | {
-        name: settings.get(name) or UNSET for name in (*FILES, *PEERS)
+        name: settings.get(name) or UNSET for name in (*FILES, *OIDC, *PEERS)
     }
 
 
 def require_protection(host: str, settings: Mapping[str, str]) -> None:
     """Raises `InvalidSpec` if other machines reach the address, and a token or TLS is missing."""
-    needed = (*(() if settings.get(TOKENS_FILE) else (ENV_TOKEN,)), *TLS_FILES)
+    needed = (*(() if settings.get(TOKENS_FILE) or settings.get(oidc.ISSUER) else (ENV_TOKEN,)), *TLS_FILES)
     missing = [name for name in needed if not settings.get(name)]
     if missing and not is_loopback(host):
         raise InvalidSpec(

@@ -37,7 +37,7 @@ from rich.markup import escape
 
 from holdfast.cli import api_token, memory_root, protection, stack_record
 from holdfast.cli.claim import Claim
-from holdfast.cli.client import ENV_API, ENV_TOKEN
+from holdfast.cli.client import ENV_API, ENV_TOKEN, ENV_TOKEN_FILE
 from holdfast.cli.memory_root import MemoryRoot
 from holdfast.cli.preflight import redis_version
 from holdfast.cli.processes import STOP_TIMEOUT_S, Process, kill_tree, stop_all
@@ -50,6 +50,8 @@ from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.api_tokens import TOKENS_FILE
 from holdfast.runtime.children import tied
 from holdfast.runtime.fleet import JOIN_OPTIONAL, JOIN_TOKEN, JOIN_TOKEN_FILE
+from holdfast.runtime.oidc import ISSUER
+from holdfast.runtime.oidc import SETTINGS as OIDC_SETTINGS
 from holdfast.runtime.private import close_to_others, let_pass, make_passable
 from holdfast.runtime.survivors import noted
 
@@ -61,7 +63,7 @@ JOIN_FILE = "join-token"
 # Settings that the command itself reads, or that belong to other commands.
 OWN = (
     JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL, ENV_API, "HOLDFAST_REDIS_URL", "HOLDFAST_GPU_RESET_COMMAND",
-    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN", "HOLDFAST_AGENT_USER",
+    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN", "HOLDFAST_AGENT_USER", ENV_TOKEN_FILE,
 )  # fmt: skip
 WILDCARDS = ("0.0.0.0", "[::]")
 
@@ -100,7 +102,7 @@ class StackOptions:
     @property
     def makes_token(self) -> bool:
         """Whether the stack makes a token for its API. Other machines would not find one."""
-        given = self.environment.get(ENV_TOKEN) or self.environment.get(TOKENS_FILE)
+        given = any(self.environment.get(name) for name in (ENV_TOKEN, TOKENS_FILE, ISSUER))
         return not (self.open_api or given) and protection.is_loopback(self.api_host or self.host)
 
     @property
@@ -649,7 +651,9 @@ class LocalStack:
         addresses of alerts are for who sends them."""
         others = {ENV_TOKEN, TOKENS_FILE} if part not in SERVICES else set()
         others |= (
-            {*protection.ALERTS, *protection.API_TLS_SETTINGS, *protection.ENROLMENT} if part != "supervisor" else set()
+            {*protection.ALERTS, *protection.API_TLS_SETTINGS, *protection.ENROLMENT, *OIDC_SETTINGS}
+            if part != "supervisor"
+            else set()
         )
         names = set(self._options.environment) - others
         own = {ENV_TOKEN: self._api_token} if self._api_token and part == "supervisor" else {}

@@ -828,6 +828,11 @@ export interface components {
             in_s?: number | null;
             starts_at?: number | null;
         };
+        OidcShown: {
+            audiences: string[];
+            issuer: string;
+            roles: string[];
+        };
         Operation: {
             id: string;
             /** @default  */
@@ -876,6 +881,7 @@ export interface components {
             admin_token: boolean;
             alert_addresses: string[];
             alert_topics: string[];
+            oidc: components["schemas"]["OidcShown"] | null;
             tokens: components["schemas"]["TokenShown"][];
         };
         PolicyBody: {

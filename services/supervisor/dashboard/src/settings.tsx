@@ -105,6 +105,17 @@ function PeoplePanels() {
           </Table>
         )}
       </Panel>
+      {value.oidc && (
+        <Panel title="OpenID Connect">
+          <Facts
+            values={[
+              ["Issuer", value.oidc.issuer],
+              ["Audience", value.oidc.audiences.join(" or ")],
+              ["Roles", value.oidc.roles.join(", ")],
+            ]}
+          />
+        </Panel>
+      )}
       <Panel title="Alerts">
         {value.alert_addresses.length ? (
           <>

@@ -23,9 +23,10 @@ export function SignIn({ then }: { then: () => void }) {
         <input name="token" type="password" required autocomplete="current-password" autofocus />
       </label>
       <p class="quiet">
-        HOLDFAST_API_TOKEN of the supervisors, or a token of <code>holdfast tokens create</code>. For a stack that you
-        have started on this machine, <code>holdfast dashboard</code> prints an address that signs you in. The session
-        ends after 12 hours.
+        HOLDFAST_API_TOKEN of the supervisors, a token of <code>holdfast tokens create</code>, or one of the OpenID
+        Connect issuer that the supervisors trust. For a stack that you have started on this machine,{" "}
+        <code>holdfast dashboard</code> prints an address that signs you in. The session ends with the token, and after
+        12 hours.
       </p>
       <Problem text={problem} />
       <button type="submit" class="primary">

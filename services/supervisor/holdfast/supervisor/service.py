@@ -23,6 +23,7 @@ from holdfast.runtime.api_tokens import TOKENS_FILE, TokensFile
 from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.identities import Role
+from holdfast.runtime.oidc import ISSUER
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.supervisor import providers
@@ -80,6 +81,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
     issuer = issuer_of(settings.ca_dir, settings.fleet, settings.tls, settings.node_certificate_s)
     tls = settings.tls_as(Role.SUPERVISOR)
     tokens = TokensFile(settings.api_tokens_file) if settings.api_tokens_file is not None else None
+    oidc = settings.api_oidc
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bind(settings.api_listen))
         certificate, host = settings.api_certificate(listener)
@@ -138,7 +140,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         viewer = Viewer(leader.picture, event_log)
         backend = Backend(
             identity=Identity(
-                settings.supervisor_name, version(DISTRIBUTION), settings.api_token.get_secret_value(), tokens
+                settings.supervisor_name, version(DISTRIBUTION), settings.api_token.get_secret_value(), tokens, oidc
             ),
             log=event_log,
             history=history,
@@ -155,6 +157,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         guarded(tasks, "history of events", follower.follow_events)
         guarded(tasks, "history of steps", follower.follow_steps)
         guarded(tasks, "room", lambda: log_memory.watch(event_log))
+        if oidc is not None:
+            guarded(tasks, "keys of the OIDC issuer", oidc.keys.keep)
         if alerts:
             guarded(tasks, "alerts", alerts.run)
         if telemetry.on():
@@ -192,9 +196,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         leading = await stack.enter_async_context(anyio.create_task_group())
         guarded(leading, "leader", leader.run)
         await _first_picture(viewer)
-        is_open = tokens is None and not settings.api_token.get_secret_value()
-        if is_open and not ip_address(listener.getsockname()[0]).is_loopback:
-            advice = f"set HOLDFAST_API_TOKEN or {TOKENS_FILE}"
+        if backend.identity.is_open and not ip_address(listener.getsockname()[0]).is_loopback:
+            advice = f"set HOLDFAST_API_TOKEN, {TOKENS_FILE} or {ISSUER}"
             log.warning("the API accepts requests without a token", api=api_url, advice=advice)
         announce(settings.ready_file, {"control": listening.endpoint, "api": api_url})
         log.info("serving", control=listening.endpoint, api=api_url)

@@ -16,6 +16,8 @@ from holdfast.kubernetes.machines import LEAVING_TAINTS, ZONE_LABELS, Rules
 from holdfast.kubernetes.replace import Mark, Replacer
 from holdfast.runtime.api_certificate import ApiCertificate, Use, of_listener
 from holdfast.runtime.api_trust import Trust
+from holdfast.runtime.oidc import OidcRules, OidcTokens
+from holdfast.runtime.oidc_keys import IssuerKeys
 from holdfast.runtime.settings import ServiceSettings
 from holdfast.supervisor.alerts.alert import Topic
 from holdfast.supervisor.enrolment import crl_of
@@ -47,8 +49,14 @@ class SupervisorSettings(ServiceSettings):
     node_certificate_s: float = Field(default=7 * DAY_S, ge=30.0, le=365 * DAY_S)  # life of such a certificate
     api_ca: Path | None = None  # of the other supervisors' APIs; without it those of the system, and HOLDFAST_TLS_CA
     api_tokens_file: Path | None = (
-        None  # tokens with roles, of `holdfast tokens`; without either, everybody is an admin
+        None  # tokens with roles, of `holdfast tokens`; without any of the three kinds, everybody is an admin
     )
+    # Tokens of an OpenID Connect issuer: docs/security.md. The first three together or none
+    api_oidc_issuer: str = ""
+    api_oidc_audience: str = ""  # which a token must be for, comma-separated: any of them
+    api_oidc_roles: str = ""  # CLAIM:VALUE=ROLE and *=ROLE, comma-separated
+    api_oidc_name: str = ""  # claim that names who has a token; empty = sub
+    api_oidc_ca: Path | None = None  # only CA of the issuer's certificate; without it those of the system
     data_dir: Path
     diagnostics: str = ""  # endpoints of diagnostics, comma-separated, best first; sent to agents
     supervisor_name: str = Field(default_factory=socket.gethostname, min_length=1)
@@ -129,6 +137,22 @@ class SupervisorSettings(ServiceSettings):
     @property
     def api_trust(self) -> Trust:
         return Trust(self.api_ca, self.tls_ca)
+
+    @property
+    def api_oidc(self) -> OidcTokens | None:
+        """None = no issuer is trusted. Raises `InvalidSpec`."""
+        rules = OidcRules.of(
+            issuer=self.api_oidc_issuer,
+            audience=self.api_oidc_audience,
+            roles=self.api_oidc_roles,
+            name=self.api_oidc_name,
+            ca=self.api_oidc_ca,
+        )
+        if rules is None:
+            return None
+        keys = IssuerKeys(rules.issuer, rules.ca)
+        keys.require_usable()
+        return OidcTokens(rules, keys)
 
     @property
     def links(self) -> LinkRules:

@@ -117,8 +117,12 @@ class Secure:
 
 
 def own_tls(tls: Tls | None, node: str) -> Tls | None:
-    """Return `tls`. Raises InvalidSpec if its certificate has identities, and none of them is this node's."""
-    if tls is not None and not any(each.stands_for(Role.REPLICATOR, node) for each in tls.identities):
+    """Return `tls`. Raises InvalidSpec for files that do not belong together, and for identities of which none is this
+    node's."""
+    if tls is None:
+        return None
+    tls.require_usable()
+    if not any(each.stands_for(Role.REPLICATOR, node) for each in tls.identities):
         tls.require(Role.AGENT, node)
     return tls
 

@@ -3,14 +3,15 @@
     Authorization: Bearer TOKEN ──► principal (name, role) ──► row of the route ──► owner of the job, if the row asks for it
 
 A route without a row is refused. `HOLDFAST_API_TOKEN` is the token of the principal `admin`; the others are in
-`HOLDFAST_API_TOKENS_FILE`. Without either, everybody who reaches the API is an admin.
+`HOLDFAST_API_TOKENS_FILE`, or signed by the issuer in `HOLDFAST_API_OIDC_ISSUER`. Without any, everybody who reaches the API is
+an admin.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated
@@ -19,14 +20,19 @@ import structlog
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from holdfast.domain.errors import Unavailable
+from holdfast.runtime import oidc
 from holdfast.runtime.api_tokens import ApiRole
-from holdfast.supervisor.api.backend import Backend, Principal, Serving
+from holdfast.supervisor.api.backend import Backend, Identity, Principal, Serving
 from holdfast.supervisor.api.problems import Forbidden, Unauthorized
 
 PREFIX = "/v1/"
 ADMIN = "admin"  # principal of HOLDFAST_API_TOKEN
 log = structlog.get_logger("holdfast.supervisor.api.access")
-_bearer = HTTPBearer(auto_error=False, description="HOLDFAST_API_TOKEN, or a token of `holdfast tokens create`.")
+_bearer = HTTPBearer(
+    auto_error=False,
+    description="HOLDFAST_API_TOKEN, a token of `holdfast tokens create`, or one of the OIDC issuer.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +116,10 @@ async def authorize(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None,
 ) -> Principal:
     """Return who asks. Raises `Unauthorized` without a valid token where one is needed, and `Forbidden` for a route that is not
-    for the token's role, or for the job of somebody else."""
-    principal = identify(backend, credentials.credentials if credentials else "", time.time())
-    request.state.principal = principal
+    for the token's role, or for the job of somebody else. Raises `Unavailable` if a token cannot be checked now."""
+    token = credentials.credentials if credentials else ""
+    principal = await identified(backend, token, time.time())
+    request.state.principal, request.state.token = principal, token
     route = route_of(request)
     if refusal := refused(principal, route):
         raise _logged(Forbidden(refusal), principal, request)
@@ -130,19 +137,65 @@ def route_of(request: Request) -> str:
     return f"{request.method} {path if path.startswith(PREFIX) else PREFIX + path.removeprefix('/')}"
 
 
+async def identified(backend: Backend, token: str, now: float) -> Principal:
+    """As `identify`, with the keys of the issuer fetched if they are needed."""
+    known = backend.identity
+    if known.oidc is not None and oidc.is_token(token) and _by_own(known, token, now) is None:
+        await known.oidc.prepare(token)
+    return identify(backend, token, now)
+
+
 def identify(backend: Backend, token: str, now: float) -> Principal:
-    """Raises `Unauthorized`."""
-    identity = backend.identity
-    if not identity.token and identity.tokens is None:
+    """Raises `Unauthorized`; `Forbidden` for a valid token that gives no role; `Unavailable` without keys of the issuer."""
+    known = backend.identity
+    if known.is_open:
         return Principal("", ApiRole.ADMIN)
-    if identity.token and secrets.compare_digest(token.encode(), identity.token.encode()):
+    if (own := _by_own(known, token, now)) is not None:
+        return own
+    if known.oidc is not None and oidc.is_token(token):
+        return _by_issuer(known.oidc, token, now)
+    kinds = [
+        "its HOLDFAST_API_TOKEN (`holdfast up` makes one, which only commands of its own user find)",
+        "a token of `holdfast tokens create` that is neither expired nor revoked",
+        *([f"a token of {known.oidc.rules.issuer}"] if known.oidc is not None else []),
+    ]
+    raise Unauthorized(f"this API wants the header `Authorization: Bearer <token>` with {', or with '.join(kinds)}")
+
+
+def _by_own(known: Identity, token: str, now: float) -> Principal | None:
+    """Whose a token is that this API has been given itself."""
+    if known.token and secrets.compare_digest(token.encode(), known.token.encode()):
         return Principal(ADMIN, ApiRole.ADMIN)
-    if token and identity.tokens is not None and (found := identity.tokens.find(token, now)) is not None:
-        return Principal(found.name, found.role)
-    raise Unauthorized(
-        "this API wants the header `Authorization: Bearer <token>` with its HOLDFAST_API_TOKEN (`holdfast up` makes one, which "
-        "only commands of its own user find), or with a token of `holdfast tokens create` that is neither expired nor revoked"
-    )
+    if token and known.tokens is not None and (found := known.tokens.find(token, now)) is not None:
+        return Principal(found.name, found.role, found.expires_at)
+    return None
+
+
+def _by_issuer(tokens: oidc.OidcTokens, token: str, now: float) -> Principal:
+    try:
+        person = tokens.find(token, now)
+    except oidc.InvalidToken as error:
+        raise Unauthorized(f"this token of {tokens.rules.issuer} is not accepted: {error}") from None
+    if person.role is None:
+        raise Forbidden(f"no rule in {oidc.ROLES} gives {person.name} a role")
+    return Principal(person.name, person.role, person.expires_at)
+
+
+def watching(request: Request, backend: Serving) -> Callable[[], bool]:
+    """Return what says whether who asked may still read an answer that goes on: not with a token that has expired or was
+    revoked, or that gives no role any more."""
+    token, route = str(request.state.token), route_of(request)
+
+    def may_go_on() -> bool:
+        try:
+            return not refused(identify(backend, token, time.time()), route)
+        except (Unauthorized, Forbidden, Unavailable):
+            return False
+
+    return may_go_on
+
+
+Watching = Annotated[Callable[[], bool], Depends(watching)]
 
 
 def refused(principal: Principal, route: str, routes: Mapping[str, RouteRule] = ROUTES) -> str:

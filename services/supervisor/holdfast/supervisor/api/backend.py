@@ -24,6 +24,7 @@ from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
 from holdfast.plugins import POLICY_PREFIX
 from holdfast.runtime.api_tokens import ApiRole, TokensFile
+from holdfast.runtime.oidc import OidcTokens
 from holdfast.supervisor.agents.rank_measuring import RankMeasuring
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.api import audit
@@ -58,15 +59,22 @@ class Identity:
     supervisor: str
     version: str
     token: str = ""  # bearer token of the admin; empty = none
-    tokens: TokensFile | None = None  # those of others; without either, nobody needs one
+    tokens: TokensFile | None = None  # those of others
+    oidc: OidcTokens | None = None  # those of an OpenID Connect issuer; without any of the three, nobody needs a token
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody who reaches the API is an admin."""
+        return not self.token and self.tokens is None and self.oidc is None
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. `name`: of the token; empty = nobody had to say."""
+    """Who asks. `name`: of the token; empty = nobody had to say. `expires_at`: of the token, Unix seconds; 0 = never."""
 
     name: str
     role: ApiRole
+    expires_at: float = 0.0
 
 
 class Backend:

@@ -14,6 +14,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.log.names import EVENTS
+from holdfast.supervisor.api.access import Watching
 from holdfast.supervisor.api.backend import Serving
 from holdfast.supervisor.published import PolicyAsked
 
@@ -35,9 +36,12 @@ async def _start(backend: Serving, last: Annotated[str | None, Header(alias="Las
 
 
 @router.get("/events", response_class=EventSourceResponse)
-async def events(backend: Serving, position: Annotated[str, Depends(_start)]) -> AsyncIterator[ServerSentEvent]:
-    """Server-sent events from now on, or from after `Last-Event-ID`. The event's type is the record's, its data the record."""
-    while True:
+async def events(
+    backend: Serving, may_go_on: Watching, position: Annotated[str, Depends(_start)]
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events from now on, or from after `Last-Event-ID`. The event's type is the record's, its data the record.
+    The stream ends when its token is no longer valid."""
+    while may_go_on():
         try:
             batch = await backend.log.read(EVENTS, after=position, count=BATCH_MAX, block_s=WAIT_S)
         except Unavailable:

@@ -23,9 +23,18 @@ class TokenShown(Model):
     valid: Annotated[bool, Field(description="whether it has not expired")]
 
 
+class OidcShown(Model):
+    issuer: str
+    audiences: Annotated[list[str], Field(description="one of which a token must be for")]
+    roles: Annotated[list[str], Field(description="CLAIM:VALUE=ROLE; `*=ROLE`: of everybody with a token")]
+
+
 class People(Model):
     admin_token: Annotated[bool, Field(description="whether HOLDFAST_API_TOKEN is set: its owner is an admin")]
     tokens: Annotated[list[TokenShown], Field(description="of HOLDFAST_API_TOKENS_FILE of the supervisor that answers")]
+    oidc: Annotated[
+        OidcShown | None, Field(description="the OpenID Connect issuer whose tokens count; null = none does")
+    ]
     alert_addresses: Annotated[list[str], Field(description="scheme and host of each address")]
     alert_topics: Annotated[list[str], Field(description="what they are told about")]
 
@@ -34,6 +43,7 @@ class People(Model):
 async def get_people(backend: Serving) -> People:
     """Who may use this API, and which addresses are told of incidents, as the supervisor that answers is configured."""
     now, identity, alerts = time.time(), backend.identity, backend.alerts
+    rules = identity.oidc.rules if identity.oidc is not None else None
     return People(
         admin_token=bool(identity.token),
         tokens=[
@@ -46,6 +56,9 @@ async def get_people(backend: Serving) -> People:
             )
             for each in (identity.tokens.all() if identity.tokens is not None else ())
         ],
+        oidc=OidcShown(issuer=rules.issuer, audiences=list(rules.audiences), roles=[str(each) for each in rules.roles])
+        if rules is not None
+        else None,
         alert_addresses=list(alerts.names) if alerts is not None else [],
         alert_topics=list(alerts.topics) if alerts is not None else [],
     )

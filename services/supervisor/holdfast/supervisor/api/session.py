@@ -3,8 +3,9 @@
 Theory. For HOLDFAST_API_TOKEN the cookie is `expiry.nonce.mac`; the key of its HMAC-SHA256 is the token. So no supervisor keeps
 sessions: each of a fleet accepts what another has given out, a restart ends none, and another token ends all. Of a token with a
 role the supervisors have a digest only, with which whoever reads their file must not be able to sign: its cookie is
-`expiry.token`. `SignedIn` puts the token's own header on a request with a valid cookie; what authorizes requests
-(`access.authorize`, at the leader as well) knows nothing of cookies.
+`expiry.token`. So is that of a token of an OpenID Connect issuer, which is checked again with each request. `SignedIn` puts the
+token's own header on a request with a valid cookie; what authorizes requests (`access.authorize`, at the leader as well) knows
+nothing of cookies.
 
 A browser sends the cookie by itself, and an API without a token asks for none. So a request that changes something without the
 header `Authorization` must come from a page of this API, or from no page: its `Origin` names the host that it was sent to.
@@ -28,15 +29,18 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime import oidc
 from holdfast.runtime.api_tokens import PREFIX, ApiRole
 from holdfast.supervisor.api import problems
-from holdfast.supervisor.api.access import identify
+from holdfast.supervisor.api.access import identified
 from holdfast.supervisor.api.backend import Backend, Serving
 from holdfast.supervisor.api.models import Model
-from holdfast.supervisor.api.problems import Unauthorized
+from holdfast.supervisor.api.problems import Forbidden, Unauthorized
 
 COOKIE = "holdfast_session"
 LASTS_S = 12 * 3600
+TOKEN_CHARS_MAX = 3800  # of a token in a cookie: browsers keep 4096 bytes, with its name and attributes
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 router = APIRouter(prefix="/session", tags=["session"])
@@ -44,7 +48,12 @@ router = APIRouter(prefix="/session", tags=["session"])
 
 class SignIn(Model):
     token: Annotated[
-        str, Field(min_length=1, max_length=4096, description="HOLDFAST_API_TOKEN, or a token with a role")
+        str,
+        Field(
+            min_length=1,
+            max_length=oidc.TOKEN_CHARS_MAX,
+            description="HOLDFAST_API_TOKEN, a token with a role, or one of the OIDC issuer",
+        ),
     ]
 
 
@@ -69,13 +78,13 @@ def issue(token: str, until: float) -> str:
 
 def token_of(cookie: str, tokens: Iterable[str], now: float) -> tuple[str, float] | None:
     """The token that `cookie` stands for and the end of the session (Unix seconds); None for one that is over, or not ours.
-    Whether a token with a role is valid is decided where requests are authorized."""
-    text, _, mac = cookie.rpartition(".")
-    until, _, _ = text.partition(".")
+    Whether a token with a role, or of an issuer, is valid is decided where requests are authorized."""
+    until, _, rest = cookie.partition(".")
     if not (until.isascii() and until.isdecimal() and len(until) < 12) or int(until) <= now:
         return None
-    if text == until and mac.startswith(PREFIX):
-        return mac, float(until)
+    if rest.startswith(PREFIX) or oidc.is_token(rest):
+        return rest, float(until)
+    text, _, mac = cookie.rpartition(".")
     for token in tokens:
         if token and hmac.compare_digest(_mac(token, text).encode(), mac.encode()):
             return token, float(until)
@@ -149,25 +158,34 @@ def _refusal(headers: Headers) -> str:
 
 @router.post("")
 async def sign_in(body: SignIn, request: Request, response: Response, backend: Serving) -> Session:
-    """Exchange a token for a cookie that this browser sends from now on, for 12 hours at most. 401 for a wrong token."""
+    """Exchange a token for a cookie that this browser sends from now on: until the token expires, and for 12 hours at most. 401
+    for a wrong token."""
     if not _has_tokens(backend):
-        return _session(backend, "")
+        return await _session(backend, "")
     now = time.time()
     try:
-        identify(backend, body.token, now)
-    except Unauthorized:
-        raise Unauthorized("no such token: give HOLDFAST_API_TOKEN, or a token of `holdfast tokens create`") from None
-    until = now + LASTS_S
+        principal = await identified(backend, body.token, now)
+    except Unauthorized as error:
+        if backend.identity.oidc is not None and oidc.is_token(body.token):
+            raise  # says what is wrong with it
+        raise Unauthorized(
+            "no such token: give HOLDFAST_API_TOKEN, or a token of `holdfast tokens create`"
+            + (f", or of {backend.identity.oidc.rules.issuer}" if backend.identity.oidc is not None else "")
+        ) from error
+    until = min(now + LASTS_S, principal.expires_at or now + LASTS_S)
     is_own = any(secrets.compare_digest(each.encode(), body.token.encode()) for each in tokens_of(backend))
+    if not is_own and len(body.token) > TOKEN_CHARS_MAX:
+        expected = f"a token of at most {TOKEN_CHARS_MAX} characters, to fit into a cookie"
+        raise InvalidSpec("token", f"{len(body.token)} characters", expected)
     response.set_cookie(
         COOKIE,
         issue(body.token, until) if is_own else f"{int(until)}.{body.token}",
-        max_age=LASTS_S,
+        max_age=max(1, int(until - now)),
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
     )
-    return _session(backend, body.token, float(int(until)))
+    return await _session(backend, body.token, float(int(until)))
 
 
 @router.get("")
@@ -175,24 +193,24 @@ async def look(request: Request, backend: Serving) -> Session:
     """Whether a token is needed, and whose this request brings. Answers without one."""
     found = token_of(_cookie(request.headers), tokens_of(backend), time.time())
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    return _session(backend, given or (found[0] if found else ""), found[1] if found else None)
+    return await _session(backend, given or (found[0] if found else ""), found[1] if found else None)
 
 
 @router.delete("")
 async def sign_out(request: Request, response: Response, backend: Serving) -> Session:
     """Delete the cookie of this browser. Copies of it are valid until they end, or until its token is not valid any more."""
     response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
-    return _session(backend, "")
+    return await _session(backend, "")
 
 
-def _session(backend: Backend, token: str, until: float | None = None) -> Session:
+async def _session(backend: Backend, token: str, until: float | None = None) -> Session:
     required = _has_tokens(backend)
     try:
-        principal = identify(backend, token, time.time())
-    except Unauthorized:
+        principal = await identified(backend, token, time.time())
+    except (Unauthorized, Forbidden):
         return Session(required=required, signed_in=False, until=None, name="", role=None)
     return Session(required=required, signed_in=True, until=until, name=principal.name, role=principal.role)
 
 
 def _has_tokens(backend: Backend) -> bool:
-    return bool(backend.identity.token) or backend.identity.tokens is not None
+    return not backend.identity.is_open

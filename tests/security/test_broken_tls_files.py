@@ -1,0 +1,118 @@
+"""Files of mutual TLS that cannot be used: each service ends at once, with one message that names the setting and the file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import certificates
+import pytest
+
+from holdfast.domain.errors import InvalidSpec
+from holdfast.log.embedded import EmbeddedRedis
+from holdfast.runtime.tls import CA, CERT, KEY, Tls
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = certificates.make(tmp_path_factory.mktemp("broken"))
+    subprocess.run(
+        ["openssl", "pkey", "-in", made / "ours.key", "-aes256", "-passout", "pass:x", "-out", made / "encrypted.key"],
+        check=True,
+        capture_output=True,
+    )
+    (made / "text.pem").write_text("this is no certificate\n")
+    (made / "directory.pem").mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as redis:
+        yield redis.url
+
+
+# What is wrong, the three files, and the setting and the file that the message names.
+FAULTS = {
+    "key of another certificate": ("ours.pem", "foreign.key", "ours-ca.pem", CERT, "foreign.key"),
+    "CA that has not signed": ("ours.pem", "ours.key", "foreign-ca.pem", CA, "foreign-ca.pem"),
+    "encrypted key": ("ours.pem", "encrypted.key", "ours-ca.pem", KEY, "encrypted.key"),
+    "file that cannot be read": ("ours.pem", "directory.pem", "ours-ca.pem", KEY, "directory.pem"),
+    "CA without a certificate": ("ours.pem", "ours.key", "text.pem", CA, "text.pem"),
+}
+
+
+# All check by the same two functions: each fault once, and each service with those that only one of them finds.
+@pytest.mark.parametrize(("service", "fault"), [
+    *(("replicator", fault) for fault in FAULTS),
+    *((service, fault) for service in ("agent", "diagnostics", "supervisor") for fault in list(FAULTS)[:2]),
+])  # fmt: skip
+def test_a_service_ends_with_one_message(
+    folder: Path, redis_url: str, tmp_path: Path, service: str, fault: str
+) -> None:
+    cert, key, ca, variable, file = FAULTS[fault]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        CERT: str(folder / cert),
+        KEY: str(folder / key),
+        CA: str(folder / ca),
+        "HOLDFAST_REDIS_URL": redis_url,
+        "HOLDFAST_DATA_DIR": str(tmp_path / "data"),
+        "HOLDFAST_NODE": "node-0",
+        "HOLDFAST_SUPERVISOR": "127.0.0.1:1",
+        "HOLDFAST_AGENT_DIR": str(tmp_path / "agent"),
+        "HOLDFAST_MEMORY_DIR": str(tmp_path / "memory"),
+        "HOLDFAST_DISK_DIR": str(tmp_path / "disk"),
+        "HOLDFAST_REPLICATOR_SOCKET": str(tmp_path / "replicator.sock"),
+        "HOLDFAST_REPLICATOR_NOTES": str(tmp_path / "notes.sock"),
+        **{f"HOLDFAST_{name}_LISTEN": "127.0.0.1:0" for name in ("API", "SUPERVISOR", "DIAGNOSTICS")},
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", f"holdfast.{service}"],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    [message] = [line for line in done.stderr.splitlines() if line.startswith("holdfast ")]
+    assert message.startswith(f"holdfast {service}: {variable}")
+    assert str(folder / file) in message
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_ca_that_has_signed_by_another_one_is_accepted(folder: Path) -> None:
+    """The file of the certificate has the one between, as `holdfast ca issue --intermediate` and most CAs make it."""
+    from cryptography import x509
+
+    between = folder / "between"
+    (folder / "ca.ext").write_text("basicConstraints=critical,CA:TRUE")
+    certificates._sign(between, folder / "ours-ca", folder / "ca.ext")
+    leaf = certificates._sign(folder / "below", between, folder / "san")
+    assert len(x509.load_pem_x509_certificates(leaf.read_bytes())) == 1
+    with pytest.raises(InvalidSpec, match=CA):
+        _loaded(folder, leaf.read_bytes()).require_usable()
+    _loaded(folder, leaf.read_bytes() + Path(f"{between}.pem").read_bytes()).require_usable()
+
+
+def test_a_chain_that_leads_in_a_circle_ends(folder: Path) -> None:
+    """And so does one of certificates that have signed each other, which a file may have a hundred of."""
+    pem = (folder / "foreign.pem").read_bytes() + (folder / "foreign-ca.pem").read_bytes() * 200
+    key = folder / "foreign.key"
+    (folder / "circle.pem").write_bytes(pem)
+    loaded = Tls.load(cert=folder / "circle.pem", key=key, ca=folder / "ours-ca.pem")
+    assert loaded is not None
+    with pytest.raises(InvalidSpec, match="that has signed"):
+        loaded.require_usable()
+
+
+def _loaded(folder: Path, cert: bytes) -> Tls:
+    (folder / "chain.pem").write_bytes(cert)
+    loaded = Tls.load(cert=folder / "chain.pem", key=folder / "below.key", ca=folder / "ours-ca.pem")
+    assert loaded is not None
+    return loaded
