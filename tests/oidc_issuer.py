@@ -16,6 +16,7 @@ from typing import Any
 
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, RSAKey
+from joserfc.jws import JWSRegistry
 
 from holdfast.runtime.oidc import OidcRules, OidcTokens, parse_roles
 from holdfast.runtime.oidc_keys import DISCOVERY, IssuerKeys
@@ -33,7 +34,7 @@ def rsa(kid: str, bits: int = 2048) -> RSAKey:
 
 
 def ec(kid: str, curve: str = "P-256") -> ECKey:
-    return ECKey.generate_key(curve, {"kid": kid})  # type: ignore[arg-type]
+    return ECKey.generate_key(curve, {"kid": kid})
 
 
 class Issuer:
@@ -63,7 +64,7 @@ class Issuer:
         signer = key or self.keys[0]
         fields = {"alg": alg, "kid": signer.kid, **(header or {})}
         fields = {name: value for name, value in fields.items() if value is not None}
-        registry = jwt.JWSRegistry(algorithms=[alg], strict_check_header=False)
+        registry = JWSRegistry(algorithms=[alg], strict_check_header=False)
         registry.max_header_length = registry.max_payload_length = 1 << 20
         return jwt.encode(fields, self.claims(**claims), signer, algorithms=[alg], registry=registry)
 

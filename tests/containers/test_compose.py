@@ -107,7 +107,7 @@ def test_the_api_wants_the_token_which_supervisors_have_and_nodes_have_not(stack
     for service in ("supervisor-a", "supervisor-b"):
         assert stack.inside(service, "stat", "-c", "%a %U", file).split() == ["600", "holdfast"]
         assert "demo" in stack.inside(service, "holdfast", "jobs", "show", "demo")
-    asked = "import os; print(any('API_TOKEN' in name for name in os.environ), os.path.exists('/var/lib/passwords'))"
+    asked = f"import os; print(any('API_TOKEN' in name for name in os.environ), os.path.exists('{file}'))"
     assert stack.inside("node-0", "python", "-c", asked).split() == ["False", "False"]
 
 

@@ -195,8 +195,8 @@ def _folded(found: Any) -> None:
 _ISSUER = "https://a.example"
 _OIDC_KEY = ECKey.generate_key("P-256", {"kid": "k1"})
 _CLAIMS = {
-    "iss": _ISSUER, "aud": ["holdfast", "other"], "sub": "ada", "exp": 100, "nbf": 1, "iat": 1, "azp": "holdfast", "email": "a@b.c",
-    "email_verified": True, "groups": ["a"],
+    "iss": _ISSUER, "aud": ["holdfast", "other"], "sub": "ada", "exp": 100, "nbf": 1, "iat": 1, "azp": "holdfast",
+    "email": "a@b.c", "email_verified": True, "groups": ["a"],
 }  # fmt: skip
 
 

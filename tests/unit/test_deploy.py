@@ -127,6 +127,13 @@ def test_each_password_is_in_the_hands_of_its_user_and_of_its_server() -> None:
     assert "redis://" not in (ROOT / ".env").read_text()
 
 
+def test_the_user_of_the_image_may_write_each_password() -> None:
+    """A fresh volume has the owner of the directory that it is mounted on, if the image has that directory."""
+    made = (ROOT / "deploy" / "Dockerfile").read_text()
+    for _, target in mounts("passwords"):
+        assert re.search(rf"install -d -o holdfast -g holdfast (?:\S+ |\\\n *)*{target}\s", made), target
+
+
 def test_each_supervisor_has_the_token_of_the_api_and_no_node_has() -> None:
     for name, service in SERVICES.items():
         serves = name.startswith("supervisor")

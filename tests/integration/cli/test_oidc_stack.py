@@ -41,16 +41,15 @@ def test_commands_use_tokens_of_an_issuer_that_was_down_at_the_start(tmp_path: P
                 description="the keys of the issuer", timeout_s=60,
             )  # fmt: skip
             file.write_text(token)
-            shell.environment = {**environment, "HOLDFAST_API": api}
-            shell.run("jobs", "list")
-            denied = shell.run("breaker", "reset", check=False)
-            assert (denied.returncode != 0, "oidc:ada has role submitter" in denied.stderr + denied.stdout) == (
-                True,
-                True,
-            )
+            ada = Shell(tmp_path, {**environment, "HOLDFAST_API": api}, shell.mark)
+            listed = ada("jobs", "list")
+            assert listed.code == 0, listed.err
+            denied = ada("breaker", "reset")
+            said = " ".join(denied.err.replace("│", " ").split())
+            assert (denied.code != 0, "oidc:ada has role submitter" in said) == (True, True), said
             file.write_text(issuer.token(exp=1))
-            expired = shell.run("jobs", "list", check=False)
-            assert "has expired" in expired.stderr + expired.stdout
+            expired = ada("jobs", "list")
+            assert "has expired" in " ".join(expired.err.replace("│", " ").split()), expired.err
         process.terminate()
         process.wait(60)
     shell.assert_nothing_runs()
