@@ -92,6 +92,7 @@ class Imports:
 
     def run(self, module: str) -> None:
         """As `python -m` does it, in a fork."""
+        _entitle("python", "-m", module)
         if module == TEMPLATE:
             self._forget_services()
             sys.path.insert(0, os.getcwd())  # which the template drops
@@ -220,7 +221,6 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], agent: int) 
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = [request["module"]]
-    _entitle("python", "-m", request["module"])
 
 
 def _until_child_of(agent: int) -> None:
