@@ -9,7 +9,7 @@ itself runs, forks the replicator and the worker templates, and leaves them to t
                   │                                    └── template ── …
                   └── diagnostics, supervisor
 
-What changes how modules are imported (PYTHONPATH, a preloaded module) gets a new process as ever. `python -m` and the commands
+Only /proc/PID/environ differs: it remains that of the first process. What changes how modules are imported (PYTHONPATH, a preloaded module) gets a new process as ever. `python -m` and the commands
 of users are what `Shell` starts.
 """
 
