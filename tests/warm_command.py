@@ -8,5 +8,5 @@ from holdfast.cli.main import main
 from holdfast.cli.stack import LocalStack
 
 if __name__ == "__main__":
-    LocalStack._run = run_warm  # type: ignore[method-assign]
+    LocalStack._run = run_warm  # type: ignore[method-assign, assignment]
     main()

@@ -9,14 +9,13 @@ itself runs, forks the replicator and the worker templates, and leaves them to t
                   │                                    └── template ── …
                   └── diagnostics, supervisor
 
-Only /proc/PID/environ differs: it remains that of the first process. What changes how modules are imported (PYTHONPATH, a preloaded module) gets a new process as ever. `python -m` and the commands
-of users are what `Shell` starts.
+Only /proc/PID/environ differs: it remains that of the first process. What changes how modules are imported (PYTHONPATH, a
+preloaded module) gets a new process as ever. `python -m` and the commands of users are what `Shell` starts.
 """
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -24,7 +23,6 @@ import runpy
 import select
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -20,7 +20,9 @@ CLASSES = {"startup", "detect", "decide", "recover", "rework", "stall", "wait", 
 WARM = (str(Path(__file__).parents[1] / "warm_command.py"),)
 
 
-def _demo(out: Path, *options: str, program: tuple[str, ...] = ("-m", "holdfast.cli.main")) -> tuple[dict[str, Any], str]:
+def _demo(
+    out: Path, *options: str, program: tuple[str, ...] = ("-m", "holdfast.cli.main")
+) -> tuple[dict[str, Any], str]:
     """The report, and what was printed."""
     command = [sys.executable, *program, "demo", "--out", str(out), *options]
     result = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=390, check=False)
