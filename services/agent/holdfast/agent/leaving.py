@@ -39,8 +39,8 @@ class Leaving:
         emit: Callable[[MaintenanceNotice], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`handover_s`: for how long other nodes may restore from here after the last worker has ended. `copies`: whether copies
-        of this node's newest save are still missing."""
+        """`handover_s`: for how long other nodes may restore from here after the last worker has ended. `copies`: whether
+        copies of this node's newest save are still missing."""
         self._node, self._incarnation, self._grace_s, self._handover_s = node, incarnation, grace_s, handover_s
         self._workers, self._copies, self._emit, self._clock = workers, copies, emit, clock
 
