@@ -1,6 +1,6 @@
 """A tiny model over pipeline, tensor and data parallelism, in whatever order the mesh has them. One weight per stage.
 
-    mesh_train.py --steps 100 --out DIR
+    mesh_train.py --steps 100 --out DIR [--pause-s 0.02]
 
 Every step moves activations between stages, sums over tensor-parallel ranks and reduces gradients over the replicas. Each share
 of the weights is different: a rank that continues with the shard of other coordinates changes the losses.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Stage(torch.nn.Module):
         return loss.detach()
 
 
-def main(run: hf.Run, steps: int, out: Path) -> None:
+def main(run: hf.Run, steps: int, out: Path, pause_s: float) -> None:
     torch.set_num_threads(1)
     stage, replicas = Stage(run), run.mesh["dp"].get_group()
     optimizer = torch.optim.AdamW([stage.weight], lr=1e-3)
@@ -81,6 +82,7 @@ def main(run: hf.Run, steps: int, out: Path) -> None:
             dist.all_reduce(stage.weight.grad, group=replicas)
             dist.all_reduce(loss, group=replicas)
             optimizer.step()
+            time.sleep(pause_s)  # as if a device worked meanwhile
             s.log(loss=loss / GLOBAL_BATCH)
         step += 1
         if writes:
@@ -94,5 +96,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--pause-s", type=float, default=0.0, help="in each step")
     options = parser.parse_args()
-    hf.launch(lambda run: main(run, options.steps, options.out))
+    hf.launch(lambda run: main(run, options.steps, options.out, options.pause_s))

@@ -1,6 +1,6 @@
 """The example GPT with a pause in each step, as if a device worked meanwhile: its ranks leave the cores to what is tested.
 
-    paced_train.py PAUSE_S [ARGUMENTS OF examples/gpt/train.py]
+paced_train.py PAUSE_S [ARGUMENTS OF examples/gpt/train.py]
 """
 
 from __future__ import annotations

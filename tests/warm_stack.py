@@ -9,8 +9,8 @@ itself runs, forks the replicator and the worker templates, and leaves them to t
                   │                                    └── template ── …
                   └── diagnostics, supervisor
 
-What changes how modules are imported (PYTHONPATH, a preloaded module) gets a new process as ever. `python -m` and the commands
-of users are what `Shell` starts.
+Only /proc/PID/environ differs: it remains that of the first process. What changes how modules are imported (PYTHONPATH, a
+preloaded module) gets a new process as ever. `python -m` and the commands of users are what `Shell` starts.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Imports:
 
     def run(self, module: str) -> None:
         """As `python -m` does it, in a fork."""
+        _entitle("python", "-m", module)
         if module == TEMPLATE:
             self._forget_services()
             sys.path.insert(0, os.getcwd())  # which the template drops
@@ -218,7 +219,6 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], agent: int) 
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = [request["module"]]
-    _entitle("python", "-m", request["module"])
 
 
 def _until_child_of(agent: int) -> None:

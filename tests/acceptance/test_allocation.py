@@ -16,6 +16,7 @@ from training import Cluster, cluster
 from waiting import wait_until
 
 JOB = "suspended"
+LEAVING = {"HOLDFAST_TERMINATION_GRACE_S": "20", "HOLDFAST_HANDOVER_S": "1"}
 
 
 def _steps(out: Path) -> list[int]:
@@ -54,7 +55,7 @@ def test_the_launcher_ends_with_75_and_the_job_goes_on_where_it_was_when_nodes_a
             }
         )
     )
-    with cluster(tmp_path / "stack", nodes=2, environment={"HOLDFAST_TERMINATION_GRACE_S": "20"}) as run:
+    with cluster(tmp_path / "stack", nodes=2, environment=LEAVING) as run:
         shell = Shell(tmp_path, run.stack.for_commands)
         with shell.start("run", str(body)) as launcher:
             wait_until(
@@ -82,3 +83,5 @@ def test_the_launcher_ends_with_75_and_the_job_goes_on_where_it_was_when_nodes_a
         assert _steps(out)[before] == step + 1, "it goes on where it was saved, with both replicas"
         assert run.client.job(JOB)["mesh"] == {"dp": 2}
         assert [each["kind"] for each in run.client.incidents(JOB)] == ["maintenance"], "nothing was lost"
+        run.client.stop(JOB, "seen enough")  # or the agents would wait for somebody to take their ranks
+        run.wait_end(JOB)

@@ -42,7 +42,7 @@ def test_a_schedule_of_faults_is_survived_and_every_fault_has_its_row(tmp_path: 
         run.client.submit(job(tmp_path / "out", chaos=True))
         run.wait_step("gpt", 10)
         mix = ("--mix", "crash=2,hang=1,xid=1", "--seed", "338")
-        process = begin(run, "--every", "4s", "--for", "40s", "--lasting", "30s", *mix, "--out", str(report))
+        process = begin(run, "--every", "4s", "--for", "24s", "--lasting", "30s", *mix, "--out", str(report))
         text, _ = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, text
         last = run.client.job("gpt")

@@ -17,9 +17,14 @@ HANG_DETECTED_S_MAX = 5.0
 CLASSES = {"startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other"}
 
 
-def _demo(out: Path, *options: str) -> tuple[dict[str, Any], str]:
+WARM = (str(Path(__file__).parents[1] / "warm_command.py"),)
+
+
+def _demo(
+    out: Path, *options: str, program: tuple[str, ...] = ("-m", "holdfast.cli.main")
+) -> tuple[dict[str, Any], str]:
     """The report, and what was printed."""
-    command = [sys.executable, "-m", "holdfast.cli.main", "demo", "--out", str(out), *options]
+    command = [sys.executable, *program, "demo", "--out", str(out), *options]
     result = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=390, check=False)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
@@ -36,7 +41,7 @@ pytestmark = pytest.mark.timeout(420)
 
 
 def test_three_faults_in_the_short_form(tmp_path: Path) -> None:
-    report, printed = _demo(tmp_path, "--short")
+    report, printed = _demo(tmp_path, "--short", program=WARM)
     assert report["failures"] == []
     assert [(incident["kind"], incident["action"]) for incident in report["incidents"]] == [
         ("worker_crash", "restart"),

@@ -78,3 +78,5 @@ def test_the_ranks_of_an_agent_that_is_told_to_end_move_to_a_spare_and_no_step_i
         assert newest["restored_step"] >= saved
         (node,) = (each for each in run.client.nodes() if each["node"] == stays)
         assert (node["state"], node["reason"]) == ("active", ""), "an agent that has started there is not about to end"
+        run.client.stop("moved", "seen enough")  # or the agents would wait for somebody to take their ranks
+        run.wait_end("moved")

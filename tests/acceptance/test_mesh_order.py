@@ -10,16 +10,17 @@ from losses import losses
 from training import cluster
 
 SCRIPT = Path(__file__).parents[1] / "mesh_train.py"
-STEPS = 200  # the run must outlast the news of it: steps are told once a second
+PAUSE_S = 0.02
+STEPS = 120  # the run must outlast the news of it: steps are told once a second
 
 
 def mesh_job(
-    name: str, out: Path, steps: int, mesh: dict[str, int], *, nodes: int, nproc: int, min_dp: int
+    name: str, out: Path, steps: int, mesh: dict[str, int], *, nodes: int, nproc: int, min_dp: int, pause_s: float = 0.0
 ) -> dict[str, Any]:
     return {
         "name": name,
         "script": str(SCRIPT),
-        "args": ["--steps", str(steps), "--out", str(out)],
+        "args": ["--steps", str(steps), "--out", str(out), "--pause-s", str(pause_s)],
         "nodes": nodes,
         "nproc_per_node": nproc,
         "mesh": mesh,
@@ -35,7 +36,7 @@ def test_two_nodes_of_four_ranks_with_pp_outermost_recover_bit_for_bit(tmp_path:
     mesh = {"pp": 2, "dp": 2, "tp": 2}
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     with cluster(tmp_path / "stack", nodes=2, workers_per_node=4) as run:
-        run.client.submit(mesh_job("rough", rough, STEPS, mesh, nodes=2, nproc=4, min_dp=2))
+        run.client.submit(mesh_job("rough", rough, STEPS, mesh, nodes=2, nproc=4, min_dp=2, pause_s=PAUSE_S))
         run.wait_step("rough", 8)
         saved = run.saved_step("rough")
         run.inject.crash("rough", 5)
@@ -55,7 +56,7 @@ def test_a_replica_that_is_spread_over_the_stages_leaves_and_returns(tmp_path: P
     mesh = {"pp": 2, "dp": 2, "tp": 2}
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     with cluster(tmp_path / "stack", nodes=4, workers_per_node=2) as run:
-        run.client.submit(mesh_job("rough", rough, 1_000_000, mesh, nodes=4, nproc=2, min_dp=1))
+        run.client.submit(mesh_job("rough", rough, 1_000_000, mesh, nodes=4, nproc=2, min_dp=1, pause_s=PAUSE_S))
         run.wait_step("rough", 12)
         lost = run.node_of("rough", 0)
         assert lost == run.node_of("rough", 1)

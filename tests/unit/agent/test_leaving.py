@@ -6,7 +6,7 @@ import anyio
 import pytest
 from waiting import VIRTUAL_TIME
 
-from holdfast.agent.leaving import HANDOVER_S, Leaving
+from holdfast.agent.leaving import Leaving
 from holdfast.agent.replicator import is_copying
 from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
 from holdfast.domain.mesh import Mesh
@@ -17,6 +17,7 @@ from holdfast.domain.signals import MaintenanceNotice
 
 VIRTUAL = pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME])
 NOW = 1.8e9
+HANDOVER_S = 15.0
 
 
 class Node:
@@ -32,6 +33,7 @@ class Node:
             "n1",
             "its life",
             grace_s,
+            HANDOVER_S,
             workers=lambda: range(self.workers),
             copies=lambda: anyio.current_time() - began < self.copies_until,
             emit=self.notices.append,

@@ -635,7 +635,9 @@ class LocalStack:
         command = [sys.executable, "-m", module]
         return subprocess.Popen(
             # tied also from the stack power thread, which ends after the last agent
-            noted(command, pid_file(self._directory, part)) if self._options.stays else tied(command, thread_lasts=True),
+            noted(command, pid_file(self._directory, part))
+            if self._options.stays
+            else tied(command, thread_lasts=True),
             env=environment,
             cwd=self._directory,
             stdin=subprocess.DEVNULL,

@@ -24,8 +24,6 @@ from holdfast.domain.signals import MaintenanceNotice
 log = structlog.get_logger("holdfast.agent")
 
 POLL_S = 0.1
-# After the last worker has ended, other nodes may still restore shards from this node, whose last save may have no other copy.
-HANDOVER_S = 15.0
 
 
 class Leaving:
@@ -34,14 +32,16 @@ class Leaving:
         node: str,
         incarnation: str,
         grace_s: float,
+        handover_s: float,
         *,
         workers: Callable[[], object],
         copies: Callable[[], bool],
         emit: Callable[[MaintenanceNotice], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`copies`: whether copies of this node's newest save are still missing."""
-        self._node, self._incarnation, self._grace_s = node, incarnation, grace_s
+        """`handover_s`: for how long other nodes may restore from here after the last worker has ended. `copies`: whether
+        copies of this node's newest save are still missing."""
+        self._node, self._incarnation, self._grace_s, self._handover_s = node, incarnation, grace_s, handover_s
         self._workers, self._copies, self._emit, self._clock = workers, copies, emit, clock
 
     async def carry_out(self) -> None:
@@ -55,8 +55,8 @@ class Leaving:
         with anyio.move_on_after(self._grace_s) as grace:
             while self._workers():  # noqa: ASYNC110 - several parts end them
                 await anyio.sleep(POLL_S)
-            log.info("leaving: no workers are left here", handover_s=HANDOVER_S)
-            await anyio.sleep(HANDOVER_S)
+            log.info("leaving: no workers are left here", handover_s=self._handover_s)
+            await anyio.sleep(self._handover_s)
             while self._copies():  # noqa: ASYNC110 - another process makes them
                 await anyio.sleep(POLL_S)
         if grace.cancelled_caught and self._workers():

@@ -318,9 +318,15 @@ class Agent:
 
     async def leave(self) -> None:
         """Between SIGTERM and the end: returns when nothing here is needed any more, or the grace is over."""
-        node, grace_s = self._settings.node, self._settings.termination_grace_s
+        node, grace_s, handover_s = (
+            self._settings.node,
+            self._settings.termination_grace_s,
+            self._settings.handover_s,
+        )
         copies = lambda: self._replicator.copying  # noqa: E731
-        leaving = Leaving(node, self._incarnation, grace_s, workers=self._pool.running, copies=copies, emit=self._emit)
+        leaving = Leaving(
+            node, self._incarnation, grace_s, handover_s, workers=self._pool.running, copies=copies, emit=self._emit
+        )
         await leaving.carry_out()
 
     async def run(self) -> None:

@@ -52,6 +52,9 @@ class AgentSettings(ServiceSettings):
     # Seconds from SIGTERM or SIGUSR1 to the end of the agent, in which the job saves and moves its ranks to other nodes; 0 =
     # the agent ends at once. Must be less than the sender's wait before SIGKILL (Kubernetes: 30 s, Slurm's KillWait: 30 s).
     termination_grace_s: float = Field(default=25.0, ge=0, le=86_400)
+    # Seconds within the grace for which the agent stays after its last worker has ended, because other nodes may still restore
+    # shards from this node, whose last save may have no other copy.
+    handover_s: float = Field(default=15.0, ge=0, le=86_400)
     replicator: bool = True  # false: a node without checkpoints
     # as `metrics_listen`, of the node's checkpoint-replicator, which is a process of its own
     replicator_metrics_listen: str = ""
