@@ -27,12 +27,12 @@ class People(Model):
     admin_token: Annotated[bool, Field(description="whether HOLDFAST_API_TOKEN is set: its owner is an admin")]
     tokens: Annotated[list[TokenShown], Field(description="of HOLDFAST_API_TOKENS_FILE of the supervisor that answers")]
     alert_addresses: Annotated[list[str], Field(description="scheme and host of each address")]
-    alert_topics: Annotated[list[str], Field(description="what they are told about")]
+    alert_topics: Annotated[list[str], Field(description="what is sent to them")]
 
 
 @router.get("/people")
 async def get_people(backend: Serving) -> People:
-    """Who may use this API, and which addresses are told of incidents, as the supervisor that answers is configured."""
+    """Who may use this API, and which addresses get alerts, as the supervisor that answers is configured."""
     now, identity, alerts = time.time(), backend.identity, backend.alerts
     return People(
         admin_token=bool(identity.token),
