@@ -81,8 +81,8 @@ class StackOptions:
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the parts of a stack get of the environment of its command. Their settings are options, or made up here; what may be
-    broken on purpose (docs/fault-injection.md) is said in the environment."""
+    """Return the variables that the parts of a stack inherit from the command: all except its HOLDFAST_ settings, which the
+    options replace. HOLDFAST_FAULT_ settings (docs/fault-injection.md) are inherited."""
     return {
         name: value
         for name, value in environment.items()
@@ -99,8 +99,8 @@ def not_passed_on(environment: Mapping[str, str]) -> list[str]:
 
 
 def settings_of(options: StackOptions, part: str, api_token: str) -> dict[str, str]:
-    """Return what the options say to this part: the API's tokens are for who serves it, not for agents and workers, and the
-    addresses of alerts are for who sends them."""
+    """Return the settings of the options for this part. Agents and workers get no tokens of the API; only the supervisor gets
+    the addresses of alerts and the settings of TLS and enrolment."""
     others = {ENV_TOKEN, TOKENS_FILE} if part not in SERVICES else set()
     others |= (
         {*protection.ALERTS, *protection.API_TLS_SETTINGS, *protection.ENROLMENT} if part != "supervisor" else set()
@@ -111,7 +111,7 @@ def settings_of(options: StackOptions, part: str, api_token: str) -> dict[str, s
 
 
 def join_settings(directory: Path, *, taken_over: bool) -> dict[str, str]:
-    """Return the join token as the environment says it; else the file in the directory, made if there is none."""
+    """Return the join token of the environment, else that of the file in the directory, which is created if it is absent."""
     names = (JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL)
     given = {name: value for name in names if (value := os.environ.get(name, ""))}
     if JOIN_TOKEN_FILE in given:
@@ -145,11 +145,11 @@ def agent_settings(options: StackOptions, index: int, directory: Path, memory: P
         # all nodes are one machine, so tests would only slow the other nodes
         "HOLDFAST_PREFLIGHT_EVERY_S": environment.get("HOLDFAST_PREFLIGHT_EVERY_S", "0"),
         "HOLDFAST_LINK_TESTS": environment.get("HOLDFAST_LINK_TESTS", "false"),
-        # … and share its GPUs, which belong to more than one node; who wants resets says so
+        # all nodes share its GPUs: a GPU is reset only if the settings name a command
         "HOLDFAST_GPU_RESET_COMMAND": environment.get(
             "HOLDFAST_GPU_RESET_COMMAND", os.environ.get("HOLDFAST_GPU_RESET_COMMAND", "")
         ),
-        # … and one that boots them all
+        # one reboot would end all nodes
         "HOLDFAST_REBOOT_COMMAND": environment.get("HOLDFAST_REBOOT_COMMAND", ""),
         # a stack that is stopped is stopped as a whole, so ranks would move to nodes that leave as well
         "HOLDFAST_TERMINATION_GRACE_S": environment.get("HOLDFAST_TERMINATION_GRACE_S", "0"),
