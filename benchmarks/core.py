@@ -422,7 +422,7 @@ def beat(state: State) -> float:
     beat = encode_beat(_T0, 2, (StepReached(JOB, running.number, 99),)).SerializeToString()
     raw = [(node, beat) for node in running.nodes for _ in range(2)]
     began = time.process_time()
-    seen: list[beats.Told] = []
+    seen: list[beats.NodeSteps] = []
     for node, each in raw:
         message = pb.AgentMessage.FromString(each)
         if message.WhichOneof("report") == "beat":

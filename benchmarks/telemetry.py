@@ -25,7 +25,8 @@ from pathlib import Path
 from benchmarks.recovery.launchers import LIBRARY_SCRIPT
 from holdfast.cli.client import Client
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 from holdfast.runtime.fake_collector import collecting
 from holdfast.runtime.telemetry import ENV_ENDPOINT
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 
 PLUGINS = examples() / "plugins"
 ALL = ("collector", "detector", "store", "provider", "policy", "notifier")

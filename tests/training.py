@@ -16,7 +16,8 @@ from holdfast.cli.client import Client
 from holdfast.cli.inject import Injector
 from holdfast.cli.processes import Process
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 
 START_TIMEOUT_S = 90.0
 STEP_TIMEOUT_S = 60.0

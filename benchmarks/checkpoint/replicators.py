@@ -129,8 +129,8 @@ class Replicator:
     def forget(self) -> None:
         self._stub.Forget(pb.ForgetRequest(job=JOB), timeout=STAGE_TIMEOUT_S)
 
-    def watch(self, news: Callable[[ShardRecord, float], None]) -> None:
-        """Call `news(record, time.monotonic())` in a thread for every new record of the inventory, until the end."""
+    def watch(self, on_record: Callable[[ShardRecord, float], None]) -> None:
+        """Call `on_record(record, time.monotonic())` in a thread for every new record of the inventory, until the end."""
         call = self._stub.WatchInventory(pb.WatchInventoryRequest(job=JOB))
 
         def follow() -> None:
@@ -141,7 +141,7 @@ class Replicator:
                     records = wire.decode_inventory(message).shards
                     for record in records:
                         if (record.key, record.tier) not in known:
-                            news(record, moment)
+                            on_record(record, moment)
                     known = {(record.key, record.tier) for record in records}
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.CANCELLED:  # closed by this process

@@ -28,7 +28,7 @@ from holdfast.domain.signals import KernelLine, WorkerError, WorkerExited
 
 NOISE_H_BY_DEFAULT = 200.0
 GPU = 2
-STRUCK = "n1"
+FAULTY_NODE = "n1"
 _RANK = 1
 _DEVICE = WorkerError("torch.AcceleratorError", "CUDA error: unspecified launch failure", ("train.py:10 step",))
 _COLLECTIVE = WorkerError("torch.distributed.DistBackendError", "NCCL communicator was aborted")
@@ -110,14 +110,14 @@ def _consequences(fleet: Fleet, rung: Rung, situation: Situation, wanted: Action
     if fleet.running == (wanted is ActionKind.WAIT):
         wrong.append(f"the job is {fleet.job.phase}")
     leaves = wanted in (ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN, ActionKind.WAIT)
-    if fleet.running and (STRUCK in fleet.nodes()) is leaves:
-        wrong.append(f"{STRUCK} has {'still' if leaves else 'no'} ranks")
+    if fleet.running and (FAULTY_NODE in fleet.nodes()) is leaves:
+        wrong.append(f"{FAULTY_NODE} has {'still' if leaves else 'no'} ranks")
     if wanted in (None, ActionKind.RESTART, ActionKind.GPU_RESET) and fleet.nodes() != before:
         wrong.append("other nodes than before")
     reset = situation.resets and rung in (Rung.RESET, Rung.RESET_LATER)
-    if fleet.resets != ([STRUCK] if reset else []):
+    if fleet.resets != ([FAULTY_NODE] if reset else []):
         wrong.append(f"resets of {fleet.resets or 'nothing'}")
-    if rung is Rung.REBOOT and fleet.boots != ([STRUCK] if situation.reboots else []):
+    if rung is Rung.REBOOT and fleet.boots != ([FAULTY_NODE] if situation.reboots else []):
         wrong.append(f"boots of {fleet.boots or 'nothing'}")
     if rung not in (Rung.REBOOT, Rung.REPLACE, Rung.RESET) and fleet.boots:
         wrong.append(f"boots of {fleet.boots}")
@@ -128,7 +128,7 @@ def fleet_for(situation: Situation) -> Fleet:
     return Fleet(situation.spares, situation.resets, situation.reboots, NODES if situation.minimum else 1)
 
 
-def kernel_line(fleet: Fleet, text: str, node: str = STRUCK) -> bool:
+def kernel_line(fleet: Fleet, text: str, node: str = FAULTY_NODE) -> bool:
     """Let the agent read this line of the kernel log. Returns whether the agent recognises it."""
     fleet.now += 1.0
     line = recognise(text)

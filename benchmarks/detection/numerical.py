@@ -58,9 +58,11 @@ def _judge(row: Score, fault: str, found: list[Finding], step: int) -> None:
         row.hit(int(hits[0].evidence["step"]) - step)
     else:
         row.fail(f"{fault} at step {step}: {[one.summary for one in found]}", missed=1)
-    stray = len(found) - len(near) + sum(one.severity is Severity.ERROR and wanted is Severity.WARNING for one in near)
-    if stray:
-        row.fail(f"{fault} at step {step}: {[one.summary for one in found]}", wrong=stray)
+    unexpected = (
+        len(found) - len(near) + sum(one.severity is Severity.ERROR and wanted is Severity.WARNING for one in near)
+    )
+    if unexpected:
+        row.fail(f"{fault} at step {step}: {[one.summary for one in found]}", wrong=unexpected)
 
 
 def _healthy(rng: np.random.Generator) -> tuple[Series, Series]:

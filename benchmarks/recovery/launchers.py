@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from holdfast.cli.client import Client
 from holdfast.cli.processes import kill_tree
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 from holdfast.runtime.authority import Authority
 from holdfast.runtime.files import write_private
 from holdfast.runtime.identities import ANY_NAME, Identity, Role

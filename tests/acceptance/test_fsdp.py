@@ -9,7 +9,7 @@ import pytest
 from losses import losses
 from training import cluster
 
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 
 ENDLESS = 1_000_000
 

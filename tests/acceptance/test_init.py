@@ -10,7 +10,7 @@ import pytest
 from commands import Shell
 from training import cluster
 
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 from holdfast.domain.evolve import evolve
 from holdfast.wire.jobfile import load_job, to_body
 

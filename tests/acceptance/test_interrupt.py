@@ -15,7 +15,7 @@ import pytest
 from leftovers import MARK, marked, memory_of
 from waiting import wait_until
 
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 
 TRAINS = re.compile(rb"running .* step [1-9]")
 

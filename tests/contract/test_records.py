@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
@@ -172,6 +172,29 @@ def test_an_entry_names_its_type() -> None:
 def test_garbage_is_refused_with_the_field(raw: bytes, said: str) -> None:
     with pytest.raises(MalformedMessage, match=said):
         loads(raw, Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Tray:
+    """Every field has a default, so that an empty container would be read as one."""
+
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    label: str = ""
+
+
+@pytest.mark.parametrize(
+    "raw", [b'""', b"[]", b"{}x", b"null", b'"label"', b"0", b'{"checkpoint":[]}', b'{"checkpoint":""}']
+)
+def test_a_dataclass_without_required_fields_is_read_from_an_object_only(raw: bytes) -> None:
+    with pytest.raises(MalformedMessage, match=r"is not an object|not JSON"):
+        loads(raw, Tray)
+    assert loads(b"{}", Tray) == Tray()
+
+
+@pytest.mark.parametrize("raw", [b'""', b"[]", b"null"])
+def test_a_dataclass_with_required_fields_says_the_same(raw: bytes) -> None:
+    with pytest.raises(MalformedMessage, match="is not an object"):
+        loads(raw, Box)
 
 
 def test_a_value_that_is_not_of_the_union_is_not_written() -> None:

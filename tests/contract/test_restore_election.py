@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from restores import Asked, Copy, Elector, Fork, by_launch, by_supervisor
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import OBJECT_STORE, StoredStep
 from holdfast.domain.mesh import Mesh
 from holdfast.restore import Knowledge, ObjectStore, Trusted
@@ -219,7 +220,7 @@ def test_nothing_after_the_last_verified_step_is_restored(elect: Elector) -> Non
 
 
 def test_a_doubtful_step_is_passed_over(elect: Elector) -> None:
-    known = Knowledge(doubts={(1, 20): "no source answers"})
+    known = Knowledge(doubts={CheckpointId(1, 20): "no source answers"})
     answer = elect(asked([*saved(10), *saved(20)], known=known))
     assert answer.at == (1, 10)
     assert "step 20 of attempt 1: no source answers" in answer.reason

@@ -17,7 +17,7 @@ import pytest
 from leftovers import MARK, marked, memory_of
 from waiting import wait_until
 
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 
 pytestmark = pytest.mark.frameworks
 STEPS, KILL_AT = 150, 40

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from training import cluster
 
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 
 pytestmark = pytest.mark.frameworks
 

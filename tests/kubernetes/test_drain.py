@@ -28,7 +28,8 @@ from waiting import wait_until
 from holdfast.cli import stack as stack_module
 from holdfast.cli.client import Client
 from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, SUSPENDED
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 from holdfast.domain.errors import NotFound
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900), charts.NEEDS_HELM]

@@ -27,7 +27,8 @@ from waiting import wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.endings import COMPLETED, SUSPENDED
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 from holdfast.runtime.probe import probe
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]

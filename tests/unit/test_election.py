@@ -8,6 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import (
     OBJECT_STORE,
     Placement,
@@ -238,7 +239,11 @@ def test_the_store_gives_nothing_back_that_was_given_up() -> None:
 
 def test_a_doubtful_step_is_passed_over_with_its_reason() -> None:
     unread = elect(
-        LINEAGE, [*saved(10), *saved(20)], MESH, PLACEMENTS, Knowledge(doubts={(1, 20): "no source answers"})
+        LINEAGE,
+        [*saved(10), *saved(20)],
+        MESH,
+        PLACEMENTS,
+        Knowledge(doubts={CheckpointId(1, 20): "no source answers"}),
     )
     assert unread.restore.step == 10
     assert "step 20 of attempt 1: no source answers" in unread.restore.reason

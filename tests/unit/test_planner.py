@@ -16,6 +16,10 @@ from holdfast.supervisor.core import planner
 from holdfast.supervisor.core.planner import Plan, Request, Spare, Unplannable, peers, plan
 
 
+def nodes_for(job: JobSpec, dp: int) -> int:
+    return -(-job.mesh.replica_size * dp // job.nproc_per_node)
+
+
 def spec(dp: int, pp: int = 1, nproc: int = 1) -> JobSpec:
     mesh = Mesh.of({"dp": dp, "pp": pp})
     return JobSpec("job", LaunchSpec("/train.py"), mesh.world_size // nproc, nproc, mesh, 1, dp)
@@ -116,13 +120,13 @@ def test_every_plan_is_a_full_mesh_on_healthy_distinct_nodes(
     assert plan(request) == made
     healthy = len(before.nodes) - len(out) + len(free)
     if isinstance(made, Unplannable):
-        assert healthy < job.nodes_at(dp_min), "there were enough nodes"
+        assert healthy < nodes_for(job, dp_min), "there were enough nodes"
         return
     assert [rank for p in made.placements for rank in p.ranks] == list(range(made.mesh.world_size))
     assert len(set(made.nodes)) == len(made.nodes)
     assert not out & set(made.nodes)
     assert dp_min <= made.mesh.dp <= job.mesh.dp
-    assert made.mesh.dp == job.mesh.dp or healthy < job.nodes_at(job.mesh.dp), "it shrank although it need not"
+    assert made.mesh.dp == job.mesh.dp or healthy < nodes_for(job, job.mesh.dp), "it shrank although it need not"
     if made.mesh.dp == job.mesh.dp:
         kept = [(p, q) for p, q in zip(before.placements, made.placements, strict=True) if p.node not in out]
         assert all(p == q for p, q in kept), "a kept node moved"

@@ -218,7 +218,3 @@ class JobSpec:
                 self.max_dp,
                 f"{mesh.dp}: on nodes of {width} workers the ranks of the mesh {mesh} would change nodes with more replicas",
             )
-
-    def nodes_at(self, dp: int) -> int:
-        """Nodes needed to run `dp` replicas."""
-        return -(-self.mesh.replica_size * dp // self.nproc_per_node)

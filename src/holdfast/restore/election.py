@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import NamedTuple, assert_never
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import (
     OBJECT_STORE,
     Placement,
@@ -115,13 +116,13 @@ class _Saved:
 
 def _on_lineage(
     lineage: Iterable[Segment], holders: Iterable[Holder], *stores: ObjectStore
-) -> dict[tuple[int, int], _Saved]:
+) -> dict[CheckpointId, _Saved]:
     line = Line(lineage)
-    steps: dict[tuple[int, int], _Saved] = {}
-    off_lineage: set[tuple[int, int]] = set()
+    steps: dict[CheckpointId, _Saved] = {}
+    off_lineage: set[CheckpointId] = set()
     for holder in holders:
         for run in shard_runs(holder.shards):
-            age = run[:2]
+            age = CheckpointId(run.attempt, run.step)
             saved = steps.get(age)
             if saved is None:
                 if age in off_lineage:
@@ -133,7 +134,7 @@ def _on_lineage(
             saved.held.append((holder, run))
     for store in stores:
         for stored in store.steps if store.url else ():
-            age = stored.attempt, stored.step
+            age = CheckpointId(stored.attempt, stored.step)
             if line.holds(*age):
                 saved = steps.setdefault(age, _Saved(*age))
                 saved.stored = stored
@@ -221,7 +222,7 @@ def _doubt(saved: _Saved, known: Knowledge) -> str:
     """Return why the step must not be restored even if it is complete; "" if there is no such reason."""
     if known.trusted is not None and saved.step > known.trusted.step:
         return f"after step {known.trusted.step}, the last one that was verified ({known.trusted.reason})"
-    return known.doubts.get((saved.attempt, saved.step), "")
+    return known.doubts.get(CheckpointId(saved.attempt, saved.step), "")
 
 
 def _need(
@@ -354,6 +355,21 @@ def _chooser(
             assert_never(never)
 
 
+class _Copied(NamedTuple):
+    """A copy on a known node. Ordered: the nearest tier first (`NEARNESS`)."""
+
+    nearness: int
+    rank: int
+
+
+class _Best(NamedTuple):
+    """The best copy of a failure domain, or of all nodes. Ordered: the nearest tier first (`NEARNESS`)."""
+
+    nearness: int
+    node: str
+    rank: int
+
+
 class _Nearest:
     """Chooses the shard for a rank if the shard of any replica at its position is suitable. Uses lookup tables, because a
     position may have thousands of copies."""
@@ -362,15 +378,15 @@ class _Nearest:
         self, by_rank: Mapping[int, Sequence[_Copy]], need: _Any, zones: Mapping[str, str], mounts: Mapping[str, str]
     ) -> None:
         self._by_rank, self._need, self._zones, self._mounts = by_rank, need, zones, mounts
-        self._on: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)  # (position, node) → (tier, rank)
-        self._in: dict[tuple[int, str], tuple[int, str, int]] = {}  # (position, zone) → best (tier, node, rank)
-        self._anywhere: dict[int, tuple[int, str, int]] = {}
+        self._on: dict[tuple[int, str], list[_Copied]] = defaultdict(list)  # by position and node
+        self._in: dict[tuple[int, str], _Best] = {}  # by position and zone
+        self._anywhere: dict[int, _Best] = {}  # by position
         for rank, copies in by_rank.items():
             position = need.before.position_of(rank)
             for (node, zone, where), _, _ in copies:
                 tier = NEARNESS.get(where, len(NEARNESS))
-                self._on[position, node].append((tier, rank))
-                best = (tier, node, rank)
+                self._on[position, node].append(_Copied(tier, rank))
+                best = _Best(tier, node, rank)
                 self._in[position, zone] = min(best, self._in.get((position, zone), best))
                 self._anywhere[position] = min(best, self._anywhere.get(position, best))
 
@@ -382,11 +398,11 @@ class _Nearest:
             return (own,)
         here = [item for holder in _own(node, self._mounts) for item in self._on.get((position, holder), ())]
         if here:
-            return (min(here, key=lambda item: (item[1] != own, *item))[1],)
+            return (min(here, key=lambda copy: (copy.rank != own, *copy)).rank,)
         if own in self._by_rank:
             return (own,)
         best = self._in.get((position, self._zones.get(node, ""))) or self._anywhere.get(position)
-        return (best[2] if best is not None else before.ranks_at(position)[0],)
+        return (best.rank if best is not None else before.ranks_at(position)[0],)
 
 
 def _own(node: str, mounts: Mapping[str, str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from enum import IntEnum
 from itertools import chain
 from typing import NamedTuple
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import RankRestore, RestorePoint, RestoreRun, ShardRecord, StoredStep
 from holdfast.domain.mesh import Mesh
 
@@ -58,7 +59,7 @@ class Knowledge:
     store: ObjectStore = field(default_factory=ObjectStore)
     origin: ObjectStore = field(default_factory=ObjectStore)  # with the step of another job from which this job started
     sharded: bool | None = None  # over dp, according to a step with all shards known; None = no such step was seen
-    doubts: Mapping[tuple[int, int], str] = field(default_factory=dict)  # (attempt, step) → why not to restore it
+    doubts: Mapping[CheckpointId, str] = field(default_factory=dict)  # why not to restore it
     trusted: Trusted | None = None
     mounts: Mapping[str, str] = field(default_factory=dict)  # node → another holder whose shards it can read directly
 

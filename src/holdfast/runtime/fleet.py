@@ -37,8 +37,8 @@ _TOKEN = re.compile(rf"[!-~]{{{TOKEN_CHARS_MIN},{TOKEN_CHARS_MAX}}}")
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """`fleet`: its name; empty = of any fleet, for an agent that was not told. `optional`: whether the other end may lack a
-    proof; a wrong proof is always refused."""
+    """`fleet`: its name; empty = of any fleet, for an agent without a configured fleet. `optional`: whether the other end
+    may lack a proof; a wrong proof is always refused."""
 
     fleet: str = ""
     tokens: tuple[str, ...] = field(default=(), repr=False)

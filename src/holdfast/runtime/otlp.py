@@ -143,7 +143,7 @@ class Collector:
         self._endpoint = endpoint
         self._answers = True
 
-    def told(self, *, answered: bool) -> None:
+    def note_result(self, *, answered: bool) -> None:
         if answered == self._answers:
             return
         self._answers = answered
@@ -163,7 +163,7 @@ class _SpanExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
-        self._collector.told(answered=result is SpanExportResult.SUCCESS)
+        self._collector.note_result(answered=result is SpanExportResult.SUCCESS)
         return result
 
     def shutdown(self) -> None:
@@ -179,7 +179,7 @@ class _MetricExporter(OTLPMetricExporter):
 
     def export(self, *arguments: Any, **options: Any) -> MetricExportResult:
         result = super().export(*arguments, **options)
-        self._holdfast_collector.told(answered=result is MetricExportResult.SUCCESS)
+        self._holdfast_collector.note_result(answered=result is MetricExportResult.SUCCESS)
         return result
 
 

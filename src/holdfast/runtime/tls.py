@@ -56,7 +56,7 @@ class Tls:
     ) -> Tls | None:
         """Read the files; None if none is named. Raises `InvalidSpec` that names a file that is missing or cannot be read.
 
-        `fleet`: of this process, empty = not told; then it is that of the certificate. `demand`: whether the other side's
+        `fleet`: of this process, empty = not configured: that of the certificate applies. `demand`: whether the other side's
         certificate must have an identity; `auto` = if this side's has one; None = identities are not looked at."""
         require_whole(cert=cert, key=key, ca=ca)
         if cert is None or key is None or ca is None:

@@ -25,7 +25,7 @@ class Fault:
     times: int = 1
     answer_lost: bool = False
 
-    def strikes(self, operation: str, key: str, *, after: bool) -> bool:
+    def applies(self, operation: str, key: str, *, after: bool) -> bool:
         matches = self.answer_lost == after and self.operation in ("", operation) and self.key_part in key
         return matches and self.times > 0
 
@@ -141,7 +141,7 @@ class InMemory:
     def _raise_fault(self, operation: str, key: str, *, after: bool) -> None:
         with self._lock:
             for fault in self.faults:
-                if fault.strikes(operation, key, after=after):
+                if fault.applies(operation, key, after=after):
                     fault.times -= 1
                     raise fault.error
 

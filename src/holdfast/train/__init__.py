@@ -36,10 +36,11 @@ from holdfast.train.attach import attach
 from holdfast.train.environment import World
 from holdfast.train.launch import launch
 from holdfast.train.preparation import prepared
-from holdfast.train.run import Interrupted, Run, Step
+from holdfast.train.run import Run
 from holdfast.train.sampler import ElasticSampler
 from holdfast.train.scale_events import Leaving
 from holdfast.train.standalone import Checkpoints
+from holdfast.train.step import Interrupted, Step
 
 __all__ = [
     "Checkpoints",

@@ -18,13 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from holdfast.domain import worker
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
@@ -42,98 +41,16 @@ from holdfast.train.replica_check import ReplicaCheck
 from holdfast.train.scale_events import Leaving, Leavings, OnLeaving, OnResize, Resizes, is_resize
 from holdfast.train.standalone import Session
 from holdfast.train.standalone.agreement import Proposal
+from holdfast.train.step import Interrupted, Owner, Step
 from holdfast.train.step_events import FinishedStep, OnStep
 
 log = logging.getLogger("holdfast.train")
-
 PENDING_SAVES_MAX = 8  # checkpoint_now orders for future steps; the earliest are kept
-
 # How long a rank waits for its end after the save of a planned change. The change usually takes a fifth of this.
 LEAVING_S_MAX, LEAVING_POLL_S = 1.0, 0.005
-
 # How long a save that the supervisor, a signal or the script has requested waits for a memory image. A save that is only due by
 # its interval does not wait: it is skipped, since the next one replaces it.
 DEMANDED_WAIT_S = 5.0
-
-
-class Interrupted(SystemExit):
-    """The agent, or SIGTERM, asked this run to stop. Ends an unmodified script with `worker.EXIT_INTERRUPTED`, without a
-    traceback."""
-
-    def __init__(self, step: int, saved: bool) -> None:
-        super().__init__(worker.EXIT_INTERRUPTED)
-        self.step = step  # steps finished
-        self.saved = saved  # whether the state of `step` was saved on the way out
-
-    def __str__(self) -> str:
-        return f"stopped after step {self.step}" + (", which was saved" if self.saved else "")
-
-
-class Step:
-    """One step in progress, from `with run.step(step) as s`."""
-
-    __slots__ = (
-        "_run",
-        "comm_wait_s",
-        "data_s",
-        "flops",
-        "grad_norm",
-        "local_grad_norm",
-        "loss",
-        "stall_s",
-        "started_at",
-        "tokens",
-    )
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.started_at = time.time()
-        self.data_s = 0.0
-        self.comm_wait_s: float | None = None  # None = not measured
-        self.stall_s = 0.0  # blocked by saves since the step before
-        self.tokens = 0
-        self.flops = 0.0
-        self.loss: float | None = None
-        self.grad_norm: float | None = None
-        self.local_grad_norm: float | None = None
-
-    def log(
-        self,
-        *,
-        loss: float | torch.Tensor | None = None,
-        grad_norm: float | torch.Tensor | None = None,
-        local_grad_norm: float | torch.Tensor | None = None,
-        tokens: int = 0,
-        flops: float = 0.0,
-    ) -> None:
-        """Report values of this step. The job's loss is the mean over the ranks that report one, its tokens and FLOPs are the
-        sum. `flops`: floating-point operations of the model for this rank's part of the step, forward and backward, without
-        recomputation; reports compute MFU from them.
-
-        `local_grad_norm` is the norm of this rank's own gradient before the reduction, with which a rank that computes wrong
-        values can be identified. A tensor is read at once, which waits for its device."""
-        if loss is not None:
-            self.loss = _number(loss)
-        if grad_norm is not None:
-            self.grad_norm = _number(grad_norm)
-        if local_grad_norm is not None:
-            self.local_grad_norm = _number(local_grad_norm)
-        self.tokens += tokens
-        self.flops += flops
-
-    def __enter__(self) -> Step:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
-            self._run._finish(self)
-
-
-class Owner(Protocol):
-    """The object that creates and ends a run: `holdfast.train.wiring`."""
-
-    def join(self) -> None: ...
-    def close(self, error: BaseException | None = None) -> None: ...
 
 
 class Run:
@@ -617,10 +534,6 @@ class Run:
         if self._phases_s is not None:
             self._phases_s[name] = now - self._mark
         self._mark = now
-
-
-def _number(value: float | torch.Tensor) -> float:
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def _with_dp(mesh: Mesh) -> Mesh:

@@ -31,8 +31,9 @@ from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment
 from holdfast.train.recorder import Recorder
 from holdfast.train.rendezvous import wait_until_served
-from holdfast.train.run import Interrupted, Run
+from holdfast.train.run import Run
 from holdfast.train.standalone import Checkpoints, Session, open_session
+from holdfast.train.step import Interrupted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ in columns (`columns.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from types import NoneType, UnionType
@@ -257,6 +257,28 @@ def _read_mapping(kind: Any, converter: Converter) -> Hook:
     return read
 
 
+def _is_object(kind: Any) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def _may_be_empty(kind: Any) -> bool:
+    return _is_object(kind) and all(
+        field.default is not MISSING or field.default_factory is not MISSING for field in fields(kind)
+    )
+
+
+def _read_object(kind: Any, converter: Converter) -> Hook:
+    """Read a dataclass, from an object only: without required fields, the hook of cattrs accepts every container."""
+    read_fields = converter.gen_structure_attrs_fromdict(kind)
+
+    def read(tree: Any, _: Any) -> Any:
+        if type(tree) is not dict:
+            raise TypeError(f"{_short(tree)} is not an object")
+        return read_fields(tree, kind)
+
+    return read
+
+
 def _is_set(kind: Any) -> bool:
     return get_origin(kind) in (set, frozenset)
 
@@ -297,6 +319,8 @@ def _converter(*, detailed: bool) -> Converter:
     for scalar in (int, str, bool):
         converter.register_structure_hook(scalar, _strict(scalar))
     converter.register_structure_hook(float, _read_float)
+    # The fast converter checks only the types that need it; a failure of the others is explained by the careful one.
+    converter.register_structure_hook_factory(_is_object if detailed else _may_be_empty)(_read_object)
     converter.register_structure_hook(Numbers, _read_numbers)
     converter.register_unstructure_hook(Numbers, _write_numbers)
     converter.register_unstructure_hook(Mesh, _write_mesh)

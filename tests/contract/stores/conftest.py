@@ -12,7 +12,7 @@ import pytest
 import servers
 from servers import Choice
 
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 from holdfast.stores import ObjectStore
 from holdfast.stores.file import FileStore
 from holdfast.stores.gcs import GcsOptions, GcsStore

@@ -11,7 +11,8 @@ from waiting import wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 
 SCRIPT = """
 import pathlib, time

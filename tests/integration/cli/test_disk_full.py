@@ -12,9 +12,10 @@ from commands import Shell, refused
 from waiting import wait_until
 
 from holdfast.cli.client import Client
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted by root")
 

@@ -11,7 +11,8 @@ from leftovers import memory_of
 from waiting import wait_until
 
 from holdfast.cli.client import Client, NoApi
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 
 PORTS = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
 

@@ -14,7 +14,8 @@ from holdfast.cli.client import Client
 from holdfast.cli.log_tail import LogTail
 from holdfast.cli.main import application
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 from holdfast.domain.errors import HoldfastError, NotFound
 
 SCRIPT = """

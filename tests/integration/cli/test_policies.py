@@ -12,7 +12,8 @@ from commands import Shell
 from waiting import wait_until
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,7 +11,8 @@ from bad_policies import POLICIES
 from commands import Shell, refused
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import JOIN_FILE, LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import JOIN_FILE, StackOptions
 
 
 @pytest.fixture(scope="module")

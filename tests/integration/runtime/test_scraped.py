@@ -16,7 +16,8 @@ from prometheus_client.samples import Sample
 from waiting import wait_until
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 from holdfast.runtime.metrics import METRICS
 
 DATA = Path(__file__).parents[2] / "data"

@@ -22,7 +22,8 @@ from supervising import Running, job_body, start_supervisor
 from waiting import wait_until, wait_until_async
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 from holdfast.log.names import EVENTS
 from holdfast.log.protocol import FencedLog
 from holdfast.supervisor.api.forwarding import FORWARDED_BY, NOT_LEADING

@@ -21,7 +21,7 @@ from losses import losses as logged
 from train_workers import reserve_port
 from waiting import wait_until
 
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 from holdfast.domain.worker import EXIT_INTERRUPTED
 
 SCRIPT = examples() / "torchrun" / "train_checkpoints.py"

@@ -43,7 +43,6 @@ def test_sections_and_what_is_between_them() -> None:
     told.fold(Section("open", "save"), 2.0)  # another one that is open hides nothing
     assert "section 'step'" in told.overdue(7.0)
     told.fold(Section("close_all", ""), 3.0)
-    assert not told.open_sections
     assert told.overdue(5.0) == ""
     assert "no section" in told.overdue(5.5)
 

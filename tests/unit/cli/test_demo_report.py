@@ -12,8 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from holdfast.cli.demo import picture
+from holdfast.cli.demo.course import LONG, SHORT, Expectation, Outcome, read_losses
 from holdfast.cli.demo.report import BADPUT, Report, print_summary, print_tables
-from holdfast.cli.demo.scenario import LONG, SHORT, Expectation, Outcome, read_losses
 from holdfast.cli.main import application
 from holdfast.domain.errors import HoldfastError, Unavailable
 

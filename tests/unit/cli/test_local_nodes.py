@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import application
-from holdfast.cli.stack import NODES_MAX, inherited
+from holdfast.cli.stack_options import NODES_MAX, inherited
 from holdfast.domain.errors import InvalidSpec
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.protection import require_protection, settings_for_parts, shown
-from holdfast.cli.stack import LocalStack, StackOptions, not_passed_on
+from holdfast.cli.stack_options import StackOptions, not_passed_on, settings_of
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime import oidc, oidc_keys
 
@@ -27,10 +27,10 @@ def test_all_of_it_is_passed_on_to_the_supervisor_alone(tmp_path: Path) -> None:
     assert passed == ISSUER | {oidc_keys.CA: str(Path("ca.pem").absolute())}
     assert not_passed_on(ISSUER) == []
     assert passed.items() <= shown(passed).items(), "a stack with other settings is not taken over"
-    stack = LocalStack(StackOptions(directory=tmp_path, environment=passed))
-    assert stack._settings_of("supervisor") == passed
+    options = StackOptions(directory=tmp_path, environment=passed)
+    assert settings_of(options, "supervisor", "") == passed
     for part in ("diagnostics", "agent", "node-0"):
-        assert not any("OIDC" in name for name in stack._settings_of(part)), part
+        assert not any("OIDC" in name for name in settings_of(options, part, "")), part
 
 
 def test_half_of_it_is_refused_before_anything_starts() -> None:

@@ -15,8 +15,8 @@ from holdfast.cli.main import application
 from holdfast.cli.report.page import page
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.supervisor.report.fleet import fleet_report
+from holdfast.supervisor.report.json_values import fleet_values
 from holdfast.supervisor.report.numbers import Report, Terms, report
-from holdfast.supervisor.report.told import fleet_told
 from holdfast.supervisor.report.words import compared, money, percent, since, span
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data/report/three_faults.json").read_text())
@@ -186,7 +186,7 @@ class Recorded:
             parameters["since"],
             parameters["until"],
         )
-        return fleet_told(made)
+        return fleet_values(made)
 
 
 @pytest.fixture

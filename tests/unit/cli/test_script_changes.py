@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from holdfast.cli.demo.scenario import examples
+from holdfast.cli.demo.course import examples
 from holdfast.cli.script_changes import Change, Ready, Unclear, Uses, changes
 from holdfast.cli.script_frameworks import FRAMEWORKS
 

@@ -82,7 +82,7 @@ def test_the_return_of_the_collector_is_said() -> None:
     collector = otlp.Collector("http://c:4317")
     with structlog.testing.capture_logs() as lines:
         for answered in (True, False, False, True, True):
-            collector.told(answered=answered)
+            collector.note_result(answered=answered)
     assert [line["event"].split()[2] for line in lines] == ["not", "reachable"]
 
 

@@ -229,7 +229,7 @@ def _api(url: str) -> Iterator[Check]:
 
 
 def _cluster(client: Client) -> Iterator[Check]:
-    """Whether the leader sees the machines of its Kubernetes cluster. Nothing where it is not told to watch one."""
+    """Whether the leader sees the machines of its Kubernetes cluster. Nothing if it is not configured to watch a cluster."""
     try:
         bridge = client.kubernetes()
     except NotFound:  # an older supervisor

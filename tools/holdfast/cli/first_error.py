@@ -44,34 +44,34 @@ def of_agents(client: Client, job: str, generation: int) -> Json | None:
         return None
 
 
-def first_error(told: Json | None, here: Iterable[Raised]) -> FirstError:
-    """Join what agents have `told` with the files on this machine, `here`: those of an agent that is not connected count, too.
-    Of several generations the newest one counts."""
-    remote = [] if told is None else [_raised(told, each) for each in told["errors"]]
+def first_error(answer: Json | None, here: Iterable[Raised]) -> FirstError:
+    """Join the exceptions that agents have reported, `answer`, with those in files of this machine, `here`, which include
+    those of agents that are not connected. Only the newest generation counts."""
+    remote = [] if answer is None else [_raised(answer, each) for each in answer["errors"]]
     known = {(each.generation, each.rank) for each in remote}
     every = [*remote, *(each for each in here if (each.generation, each.rank) not in known)]
     newest = max((each.generation for each in every), default=0)
     ours = [each for each in every if each.generation == newest]
-    by_incident = told is not None and told["decided_by"] == "incident" and told["generation"] == newest
+    by_incident = answer is not None and answer["decided_by"] == "incident" and answer["generation"] == newest
     first = ours[:1] if by_incident else []
     rest = sorted(ours[len(first) :], key=lambda each: (each.error.at or float("inf"), each.rank))
-    reason = f"incident {told['incident']}" if told is not None and by_incident else "time of the exceptions"
-    return FirstError([*first, *rest], reason if ours else "", _silent(told))
+    reason = f"incident {answer['incident']}" if answer is not None and by_incident else "time of the exceptions"
+    return FirstError([*first, *rest], reason if ours else "", _silent(answer))
 
 
-def _raised(told: Json, each: Json) -> Raised:
+def _raised(answer: Json, each: Json) -> Raised:
     error = WorkerError(each["type"], each["message"], tuple(each["frames"]), each["at"] or 0.0)
-    return Raised(told["generation"], each["rank"], each["node"], error)
+    return Raised(answer["generation"], each["rank"], each["node"], error)
 
 
-def _silent(told: Json | None) -> str:
+def _silent(answer: Json | None) -> str:
     """Which agents said nothing; empty = all were asked and have answered."""
-    if told is None or told["answered"] == told["nodes"]:
+    if answer is None or answer["answered"] == answer["nodes"]:
         return ""
-    nodes = plural(told["nodes"], "node")
-    if told["asked"] < told["nodes"]:
-        return f"{told['asked']} of {nodes} were asked, and {told['answered']} have answered"
-    return f"{told['answered']} of {nodes} have answered: the agents of the others are not connected, or not in time"
+    nodes = plural(answer["nodes"], "node")
+    if answer["asked"] < answer["nodes"]:
+        return f"{answer['asked']} of {nodes} were asked, and {answer['answered']} have answered"
+    return f"{answer['answered']} of {nodes} have answered: the agents of the others are not connected, or not in time"
 
 
 def headline(found: FirstError) -> str:

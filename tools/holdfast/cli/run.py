@@ -23,7 +23,8 @@ from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, require_one_sta
 from holdfast.cli.local_runs import RUNS
 from holdfast.cli.log_tail import Ranks
 from holdfast.cli.policy import require_usable
-from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import NODES_MAX, StackOptions
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.domain.evolve import evolve

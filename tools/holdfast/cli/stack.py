@@ -21,106 +21,47 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Self
 
 from rich.markup import escape
 
 from holdfast.cli import api_token, memory_root, protection, stack_record
 from holdfast.cli.claim import Claim
-from holdfast.cli.client import ENV_API, ENV_TOKEN, ENV_TOKEN_FILE
+from holdfast.cli.client import ENV_API, ENV_TOKEN
 from holdfast.cli.memory_root import MemoryRoot
 from holdfast.cli.preflight import redis_version
 from holdfast.cli.processes import STOP_TIMEOUT_S, Process, kill_tree, stop_all
-from holdfast.cli.secret_file import secret_in
+from holdfast.cli.stack_options import (
+    Say,
+    StackOptions,
+    agent_settings,
+    inherited,
+    join_settings,
+    node_name,
+    outward,
+    settings_of,
+)
 from holdfast.cli.stack_power import StackPower
 from holdfast.cli.stack_record import SERVICES, StackRecord, pid_file
 from holdfast.cli.tending import Part, Tender, last_lines
 from holdfast.domain.errors import Conflict, NotFound, Unavailable
 from holdfast.log.embedded import EmbeddedRedis
-from holdfast.runtime.api_tokens import TOKENS_FILE
 from holdfast.runtime.children import tied
-from holdfast.runtime.fleet import JOIN_OPTIONAL, JOIN_TOKEN, JOIN_TOKEN_FILE
-from holdfast.runtime.oidc import ISSUER
-from holdfast.runtime.oidc import SETTINGS as OIDC_SETTINGS
+from holdfast.runtime.fleet import JOIN_TOKEN_FILE
 from holdfast.runtime.private import close_to_others, let_pass, make_passable
 from holdfast.runtime.survivors import noted
 
 SERVICE_START_TIMEOUT_S = 60.0
 REDIS_START_TIMEOUT_S = 60.0  # includes loading its data
 POLL_S = 0.02
-NODES_MAX = 256  # on one machine: each is an agent, a replicator and a template, half a gigabyte before any worker
-JOIN_FILE = "join-token"
-# Settings that the command itself reads, or that belong to other commands.
-OWN = (
-    JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL, ENV_API, "HOLDFAST_REDIS_URL", "HOLDFAST_GPU_RESET_COMMAND",
-    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN", "HOLDFAST_AGENT_USER", ENV_TOKEN_FILE,
-)  # fmt: skip
-WILDCARDS = ("0.0.0.0", "[::]")
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackOptions:
-    """Options of a stack. Ports: 0 = any free port. `nodes`: number of agents, 0 = control plane only.
-    `nodes_on`: start the nodes with the stack; otherwise `power_on_all` starts them.
-
-    `api_host`: where the API listens, if not at `host`. `stop_signal`: SIGINT, if the services are to ignore SIGTERM.
-    `stays`: the processes outlive a killed starter, and the next stack of the directory takes them over.
-    `user`: the training user of the agents (`holdfast agent --user`), empty = that of this process.
-    `open_api`: if `environment` has no token, none is made for an API on loopback: every user of the machine may use it.
-    """
-
-    directory: Path
-    nodes: int = 0
-    workers_per_node: int = 1
-    zones: int = 3  # failure domains that the nodes are spread over
-    redis_url: str = ""
-    fleet: str = "main"
-    host: str = "127.0.0.1"
-    api_host: str = ""
-    stop_signal: Literal["SIGTERM", "SIGINT"] = "SIGTERM"
-    api_port: int = 0
-    control_port: int = 0
-    diagnostics_port: int = 0
-    environment: Mapping[str, str] = field(default_factory=dict)
-    stays: bool = False
-    nodes_on: bool = True
-    open_api: bool = False
-    user: str = ""
-
-    @property
-    def makes_token(self) -> bool:
-        """Whether the stack makes a token for its API. Other machines would not find one."""
-        given = any(self.environment.get(name) for name in (ENV_TOKEN, TOKENS_FILE, ISSUER))
-        return not (self.open_api or given) and protection.is_loopback(self.api_host or self.host)
-
-    @property
-    def flags(self) -> dict[str, str | int]:
-        """Return the options that cannot change while the processes run, by option of `holdfast up`."""
-        return {
-            "--nodes": self.nodes,
-            "--workers-per-node": self.workers_per_node,
-            "--redis-url": self.redis_url,
-            "--host": self.host,
-            "--port": self.api_port,
-            "--control-port": self.control_port,
-            "--diagnostics-port": self.diagnostics_port,
-            "--fleet": self.fleet,
-            "--insecure": self.open_api,
-            "--user": self.user,
-            **protection.shown(self.environment),
-        }
 
 
 class LocalStack:
@@ -177,7 +118,7 @@ class LocalStack:
         self._directory = self._claim.path
         if self._options.stays:
             self._take_over(self._claim)
-        self.joining = self._join_settings()
+        self.joining = join_settings(self._options.directory, taken_over=bool(self._services or self._agents))
         self._api_token = self._made_token()
         memory_root.sweep()
         self._memory = self._memory or MemoryRoot()
@@ -305,20 +246,6 @@ class LocalStack:
         file = self.joining.get(JOIN_TOKEN_FILE, "")
         return f"holdfast agent --supervisor {self.control_endpoint}" + (f" --join-token-file {file}" if file else "")
 
-    def _join_settings(self) -> dict[str, str]:
-        """Return the join token as the environment says it; else the file in the directory, made if there is none."""
-        names = (JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL)
-        given = {name: value for name in names if (value := os.environ.get(name, ""))}
-        if JOIN_TOKEN_FILE in given:
-            given[JOIN_TOKEN_FILE] = str(Path(given[JOIN_TOKEN_FILE]).absolute())
-        if JOIN_TOKEN in given or JOIN_TOKEN_FILE in given:
-            return given
-        file = self._options.directory.absolute() / JOIN_FILE
-        if (self._services or self._agents) and not file.exists():
-            return given  # the processes that were taken over are of a version without join tokens
-        secret_in(file)
-        return given | {JOIN_TOKEN_FILE: str(file)}
-
     def _let_training_pass(self, memory: MemoryRoot) -> None:
         """Let the training user reach the directories of the nodes, and none of the services'."""
         for name in ("redis", *SERVICES):
@@ -416,7 +343,7 @@ class LocalStack:
 
     @property
     def control_endpoint(self) -> str:
-        return self._outward(self._endpoints["supervisor"]["control"])
+        return outward(self._endpoints["supervisor"]["control"])
 
     @property
     def directory(self) -> Path:
@@ -424,7 +351,7 @@ class LocalStack:
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        return tuple(f"node-{index}" for index in range(self._options.nodes))
+        return tuple(map(node_name, range(self._options.nodes)))
 
     def service_pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in (self._services | self._agents).items()}
@@ -452,37 +379,14 @@ class LocalStack:
         directory, memory = self._node_directory(node), self._node_memory(node)
         for path in (directory, memory, directory / "disk"):
             path.mkdir(parents=True, exist_ok=True)
-        kernel_log = directory / "kernel.log"
-        kernel_log.touch()
-        index = self.node_names.index(node)
+        (directory / "kernel.log").touch()
         self._agents[node] = self._spawn(
             node,
             "holdfast.agent",
             directory / "agent.log",
             {
-                "HOLDFAST_NODE": node,
                 "HOLDFAST_SUPERVISOR": self.control_endpoint,
-                "HOLDFAST_AGENT_DIR": str(directory),
-                "HOLDFAST_MEMORY_DIR": str(memory),
-                "HOLDFAST_DISK_DIR": str(directory / "disk"),
-                "HOLDFAST_KERNEL_LOG": str(kernel_log),
-                "HOLDFAST_CAPACITY": str(self._options.workers_per_node),
-                "HOLDFAST_AGENT_USER": self._options.user,
-                "HOLDFAST_ZONE": f"zone-{index % self._options.zones}",
-                "HOLDFAST_ADDRESS": self._outward(self._options.host),
-                # all nodes are one machine, so tests would only slow the other nodes
-                "HOLDFAST_PREFLIGHT_EVERY_S": self._options.environment.get("HOLDFAST_PREFLIGHT_EVERY_S", "0"),
-                "HOLDFAST_LINK_TESTS": self._options.environment.get("HOLDFAST_LINK_TESTS", "false"),
-                # … and share its GPUs, which belong to more than one node; who wants resets says so
-                "HOLDFAST_GPU_RESET_COMMAND": self._options.environment.get(
-                    "HOLDFAST_GPU_RESET_COMMAND", os.environ.get("HOLDFAST_GPU_RESET_COMMAND", "")
-                ),
-                # … and one that boots them all
-                "HOLDFAST_REBOOT_COMMAND": self._options.environment.get("HOLDFAST_REBOOT_COMMAND", ""),
-                # a stack that is stopped is stopped as a whole, so ranks would move to nodes that leave as well
-                "HOLDFAST_TERMINATION_GRACE_S": self._options.environment.get("HOLDFAST_TERMINATION_GRACE_S", "0"),
-                # the nodes share this machine's cores: one compute thread per worker by default
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+                **agent_settings(self._options, self.node_names.index(node), directory, memory),
             },
         )
         return self._agents[node].pid
@@ -544,14 +448,6 @@ class LocalStack:
         else:
             raise NotFound(f"this stack cannot start a service {name!r}")
 
-    @staticmethod
-    def _outward(address: str) -> str:
-        """Return an address for other machines: replaces a wildcard by the host name."""
-        for wildcard in WILDCARDS:
-            if address == wildcard or address.startswith(f"{wildcard}:"):
-                return socket.gethostname() + address.removeprefix(wildcard)
-        return address
-
     def _environment_of(self, service: str) -> dict[str, str]:
         match service:
             case "diagnostics":
@@ -564,7 +460,7 @@ class LocalStack:
                         "supervisor", "api", self._options.api_port, self._options.api_host
                     ),
                     "HOLDFAST_DATA_DIR": str(self._directory / "supervisor"),
-                    "HOLDFAST_DIAGNOSTICS": self._outward(self._endpoints["diagnostics"]["endpoint"]),
+                    "HOLDFAST_DIAGNOSTICS": outward(self._endpoints["diagnostics"]["endpoint"]),
                 }
 
     def _address(self, service: str, endpoint: str, port: int, host: str = "") -> str:
@@ -625,7 +521,7 @@ class LocalStack:
             **inherited(os.environ),
             "HOLDFAST_FLEET": self._options.fleet,
             **self.joining,
-            **self._settings_of(part),
+            **settings_of(self._options, part, self._api_token),
             **environment,
         }
         with log.open("ab") as output:
@@ -648,40 +544,9 @@ class LocalStack:
             start_new_session=True,  # Ctrl-C reaches only this process, which stops the children in order
         )
 
-    def _settings_of(self, part: str) -> dict[str, str]:
-        """Return what the options say to this part: the API's tokens are for who serves it, not for agents and workers, and the
-        addresses of alerts are for who sends them."""
-        others = {ENV_TOKEN, TOKENS_FILE} if part not in SERVICES else set()
-        others |= (
-            {*protection.ALERTS, *protection.API_TLS_SETTINGS, *protection.ENROLMENT, *OIDC_SETTINGS}
-            if part != "supervisor"
-            else set()
-        )
-        names = set(self._options.environment) - others
-        own = {ENV_TOKEN: self._api_token} if self._api_token and part == "supervisor" else {}
-        return {name: value for name, value in self._options.environment.items() if name in names} | own
-
     def _log_tail(self, directory: Path) -> str:
         lines = [line for log in sorted(directory.glob("*.log")) for line in last_lines(log)]
         return "\n".join(lines) or f"(no log in {directory})"
-
-
-def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the parts of a stack get of the environment of its command. Their settings are options, or made up here; what may be
-    broken on purpose (docs/fault-injection.md) is said in the environment."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith("HOLDFAST_") or name.startswith("HOLDFAST_FAULT_")
-    }
-
-
-def not_passed_on(environment: Mapping[str, str]) -> list[str]:
-    """Return the settings of services in the environment that a stack of `holdfast up` does not use."""
-    used = {*protection.settings_for_parts(environment), *inherited(environment), *OWN}
-    return sorted(
-        name for name, value in environment.items() if name.startswith("HOLDFAST_") and value and name not in used
-    )
 
 
 def _ignore_signals() -> dict[signal.Signals, Any]:

@@ -16,7 +16,8 @@ import typer
 from holdfast.cli.client import DEFAULT_API_PORT, ENV_API
 from holdfast.cli.preflight import PORT_MAX, require_ports
 from holdfast.cli.protection import require_protection, settings_for_parts
-from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions, not_passed_on
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import NODES_MAX, StackOptions, not_passed_on
 from holdfast.cli.stack_record import survivors
 from holdfast.cli.stopping import StopRequest
 from holdfast.cli.terminal import Terminal

@@ -84,7 +84,7 @@ _READS_GPUS = (nvml.NvmlCollector, nvrx.NvrxCollector)  # they have the devices 
 async def serve(settings: AgentSettings, farewell: Farewell | None = None, restart: Restart | None = None) -> None:
     """Run one node until cancelled. Raises `HoldfastError` for what the operator can put right.
 
-    `restart`: is told that the process is to begin again after its end; None = it cannot, and orders to do so are refused."""
+    `restart`: called if the process is to start again after its end; None = it cannot, and orders to do so are refused."""
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
     user = training_user(settings.agent_user)
     descriptors = Descriptors()

@@ -82,7 +82,7 @@ class JobArchive:
         self.steps.pop(checkpoint_id, None)
         self.stored.pop(checkpoint_id, None)
 
-    def told(self, keep: int) -> tuple[StoredStep, ...]:
+    def reported_steps(self, keep: int) -> tuple[StoredStep, ...]:
         """Return the checkpoints to report, newest first."""
         newest = sorted(self.stored, reverse=True)[: keep + TOLD_EXTRA]
         return tuple(self.stored[checkpoint_id] for checkpoint_id in newest)

@@ -199,7 +199,7 @@ class Job:
         ordered = sorted(
             records.items(), key=lambda item: (item[0][1].attempt, item[0][1].step, item[0][1].rank, item[0][0])
         )
-        stored = self.archive.told(self.config.store_keep) if self.config else ()
+        stored = self.archive.reported_steps(self.config.store_keep) if self.config else ()
         return Inventory(self.name, tuple(record for _, record in ordered), stored)
 
 

@@ -68,9 +68,6 @@ class Archive:
     # (attempt, step) with a requested upload, regardless of the interval.
     asked: frozenset[CheckpointId] = frozenset()
 
-    def is_complete(self, checkpoint_id: CheckpointId) -> bool:
-        return any(step.complete and step.id == checkpoint_id for step in self.steps)
-
 
 # ---------------------------------------------------------------- everything
 

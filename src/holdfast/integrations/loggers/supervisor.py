@@ -90,7 +90,7 @@ class Supervisor:
             raise ValueError(f"an answer of {self._url} lacks what is needed: {error!r}") from None
 
     def _is_ours(self, incident: Mapping[str, Any]) -> bool:
-        """An incident that changed the generation is logged by the new one, another by the one that it struck."""
+        """An incident that changed the generation is logged by the new one, any other by that in which it occurred."""
         logged_by = incident["new_generation"] or incident["generation"]
         return incident["state"] in ENDED and bool(logged_by == self._generation)
 

@@ -12,11 +12,13 @@ import typer
 
 from holdfast.cli.client import Client
 from holdfast.cli.demo import gpu_reset_stand_in
+from holdfast.cli.demo.course import LONG, SHORT, reference_losses
 from holdfast.cli.demo.picture import draw, require_matplotlib
 from holdfast.cli.demo.report import Report, print_summary, print_tables
-from holdfast.cli.demo.scenario import LONG, SHORT, Scenario, reference_losses
+from holdfast.cli.demo.scenario import Scenario
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 from holdfast.cli.terminal import Terminal
 from holdfast.cli.trace import tree
 from holdfast.domain.errors import InvalidSpec

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from holdfast.cli.demo.scenario import BEREFT_JOB, FAULTY_JOB, UNEVEN_JOB, Course, Outcome
+from holdfast.cli.demo.course import BEREFT_JOB, FAULTY_JOB, UNEVEN_JOB, Course, Outcome
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.words import plural
 

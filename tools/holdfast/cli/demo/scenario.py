@@ -6,37 +6,39 @@ Faults are injected on a condition ("the job runs, has a checkpoint, and the las
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from holdfast.cli.client import Client
+from holdfast.cli.demo.course import (
+    BEREFT_JOB,
+    CHECKPOINT_STEPS,
+    FAULTY_JOB,
+    JOB,
+    UNEVEN_JOB,
+    Course,
+    Expectation,
+    Outcome,
+    View,
+    examples,
+    read_losses,
+    training_arguments,
+)
 from holdfast.cli.follow import describe
 from holdfast.cli.inject import Injector
 from holdfast.cli.live import JobDisplay
-from holdfast.domain.errors import HoldfastError, NotFound, Unavailable
+from holdfast.domain.errors import HoldfastError, Unavailable
 
-JOB = "gpt"
-UNEVEN_JOB = "uneven"
-BEREFT_JOB = "bereft"
-FAULTY_JOB = "faulty"
-CHECKPOINT_STEPS = 10
 FIRST_FAULT_STEP = 25
 STEPS_BETWEEN_FAULTS = 20
 POLL_S = 0.1
 PROGRESS_TIMEOUT_S = 120.0  # the demo fails after this time without a new step or incident
 LAST_STEPS_TIMEOUT_S = 5.0
-REFERENCE_TIMEOUT_S = 600.0
 ENDED = ("failed", "stopped", "completed")
-
 RESET_RANK = 3
 XID_RANK = 5
 SLOW_RANK = 1
@@ -48,98 +50,6 @@ STORE_INTERVAL_S = 1.0
 # By default an action on a slow rank follows after ten minutes, and ten minutes after another planned change. The demo is
 # shorter.
 WARNINGS = {"settles_s": 2.0, "gap_s": 0.0}
-
-View = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """The main job of a demo, and the ranks that get a fault. One node is a spare."""
-
-    faults: int
-    steps: int  # default
-    steps_min: int  # needed by the faults; a fast machine finishes more steps before each fault is injected
-    dp: int
-    pp: int
-    crash_rank: int
-    lost_rank: int
-    hung_rank: int
-    dp_min: int
-
-    @property
-    def active(self) -> int:
-        return self.dp * self.pp
-
-    @property
-    def nodes(self) -> int:
-        return self.active + 1
-
-    @property
-    def is_short(self) -> bool:
-        return self is SHORT
-
-
-LONG = Course(faults=9, steps=400, steps_min=150, dp=3, pp=3, crash_rank=4, lost_rank=7, hung_rank=2, dp_min=2)
-SHORT = Course(faults=3, steps=200, steps_min=100, dp=2, pp=2, crash_rank=1, lost_rank=3, hung_rank=2, dp_min=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """The expected result of a fault."""
-
-    fault: str
-    kind: str
-    action: str
-    node: str = ""
-    rank: int | None = None
-    source: str = ""  # tier from which at least one shard must be restored
-    outcome: str = ""  # text that the outcome must contain
-
-    def check(self, incident: View | None) -> str:
-        """Return the differences in one sentence; empty if the incident is as expected."""
-        if incident is None:
-            return f"{self.fault}: no incident was opened"
-        action = (incident.get("action") or {}).get("kind")
-        wrong = [
-            f"{what} {found!r} instead of {wanted!r}"
-            for what, found, wanted in (
-                ("kind", incident["kind"], self.kind),
-                ("action", action, self.action),
-                ("node", incident.get("node"), self.node or incident.get("node")),
-                ("rank", incident.get("rank"), incident.get("rank") if self.rank is None else self.rank),
-            )
-            if found != wanted
-        ]
-        if self.source and self.source not in incident["restored_from"]:
-            wrong.append(f"restored from {incident['restored_from']}, no shard from the {self.source}")
-        if self.outcome not in incident["outcome"]:
-            wrong.append(f"outcome {incident['outcome']!r}, not {self.outcome!r}")
-        return f"{self.fault}: {', '.join(wrong)} ({incident['cause']})" if wrong else ""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The data of the report."""
-
-    target: int
-    job: View
-    goodput: View
-    incidents: list[View]
-    losses: dict[int, float]
-    others: Mapping[str, tuple[View, list[View]]]  # the other jobs, with their incidents; none in the short form
-    failures: list[str] = field(default_factory=list)
-
-
-def examples() -> Path:
-    """Return the directory of the example trainers, in the source tree or in the wheel."""
-    for root in (Path(__file__).parents[4] / "examples", Path(__file__).parents[2] / "examples"):
-        if (root / "gpt" / "train.py").exists():
-            return root
-    raise NotFound("the example scripts are not installed; run the demo from a checkout or reinstall the wheel")
-
-
-def training_arguments(out: Path, steps: int) -> list[str]:
-    return ["--steps", str(steps), "--out", str(out), "--shard-optimizer"]
 
 
 class Scenario:
@@ -462,31 +372,3 @@ class Scenario:
         if job["generation"] not in (2, 3):
             self._failures.append(f"user bug: stopped after {job['generation']} generations, not 2 or 3")
         return job, incidents
-
-
-def reference_losses(out: Path, steps: int) -> dict[int, float]:
-    """Return the loss per step of the same training without faults: plain `python train.py` in one process."""
-    directory = out / "reference"
-    directory.mkdir(parents=True, exist_ok=True)
-    for old in directory.glob("*.jsonl"):
-        old.unlink()
-    command = [sys.executable, str(examples() / "gpt" / "train.py"), *training_arguments(directory, steps)]
-    with (directory / "train.log").open("wb") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=REFERENCE_TIMEOUT_S, check=False)
-    if code.returncode:
-        raise HoldfastError(f"the reference run exited with code {code.returncode}; see {directory / 'train.log'}")
-    return read_losses(directory)
-
-
-def read_losses(directory: Path) -> dict[int, float]:
-    """Return step → loss; a repeated step has its last value."""
-    losses: dict[int, float] = {}
-    for path in sorted(directory.glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:  # the last line of a killed process may be incomplete
-                continue
-            if "step" in record and "loss" in record:
-                losses[int(record["step"])] = float(record["loss"])
-    return losses

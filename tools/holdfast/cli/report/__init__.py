@@ -89,8 +89,8 @@ def command(
         raise Conflict(f"{html} exists; choose another file, or remove it")
     given = Terms(price_per_gpu_hour, flops_per_token, peak_flops, restart_s, checkpoint_every_s, currency)
     if fleet:
-        told = _of_fleet(given, last, history, api)
-        text, values, say = fleet_page(told), told, partial(show_fleet, told)
+        values = _of_fleet(given, last, history, api)
+        text, say = fleet_page(values), partial(show_fleet, values)
     else:
         made = _of_job(name, given, history, api, timeline=html is not None)
         text, values, say = _page(made) if html is not None else "", asdict(made.report), partial(show, made.report)

@@ -13,21 +13,21 @@ from holdfast.supervisor.report.words import MEANING, fleet_summary, money, perc
 Json = Mapping[str, Any]
 
 
-def fleet_page(told: Json) -> str:
-    """`told`: as the API tells it."""
-    priced = told["cost"] is not None
+def fleet_page(report: Json) -> str:
+    """`report`: as the API returns it."""
+    priced = report["cost"] is not None
     parts = [
         "<h1>Fleet</h1>",
-        f'<p class="lead">{escape(fleet_summary(told))}</p>',
-        f'<p class="quiet">{_moment(told["since"])} to {_moment(told["until"])}</p>',
+        f'<p class="lead">{escape(fleet_summary(report))}</p>',
+        f'<p class="quiet">{_moment(report["since"])} to {_moment(report["until"])}</p>',
         "<h2>Jobs</h2>",
-        _jobs(told["jobs"]),
+        _jobs(report["jobs"]),
         "<h2>Where the time went</h2>",
-        _shares(told["shares"], told["currency"], priced=priced),
+        _shares(report["shares"], report["currency"], priced=priced),
         "<h2>Faults</h2>",
-        _groups("Kind", told["by_kind"], told["currency"], priced=priced),
-        _groups("Node", told["by_node"], told["currency"], priced=priced),
-        "".join(f"<p>{escape(note)}</p>" for note in told["notes"]),
+        _groups("Kind", report["by_kind"], report["currency"], priced=priced),
+        _groups("Node", report["by_node"], report["currency"], priced=priced),
+        "".join(f"<p>{escape(note)}</p>" for note in report["notes"]),
         '<p class="quiet">Jobs weigh by the ranks of their full mesh. MTBF is the time with nodes of all jobs ÷ faults, MTTR '
         "the mean time from a fault to the first step that every rank has finished after it.</p>",
     ]

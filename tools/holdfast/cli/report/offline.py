@@ -18,10 +18,10 @@ from holdfast.supervisor.history.ledger import to_history
 from holdfast.supervisor.history.protocol import History, Run
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.history.sqlite_file import LAYOUT
+from holdfast.supervisor.report.json_values import fleet_values
 from holdfast.supervisor.report.making import make_fleet_report
 from holdfast.supervisor.report.numbers import Json, Report, Terms
 from holdfast.supervisor.report.sources import Range, incidents_of, newest_moment, report_of_run, timeline_of
-from holdfast.supervisor.report.told import fleet_told
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def of_fleet(path: Path, given: Terms, part: Range) -> dict[str, Any]:
     """Return the report of all jobs, as the API tells it."""
 
     async def make(history: History) -> dict[str, Any]:
-        return fleet_told(await make_fleet_report(history, given, part, time.time()))
+        return fleet_values(await make_fleet_report(history, given, part, time.time()))
 
     return _from_copy(path, make)
 

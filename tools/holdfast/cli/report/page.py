@@ -156,8 +156,8 @@ def _faults(first: str, groups: Sequence[Faults], everything: Faults, currency: 
     )
 
 
-def _comparison(told: Comparison, currency: str) -> str:
-    return f"<h2>Compared with a restart from the last checkpoint</h2><p>{escape(compared(told, currency))}</p>"
+def _comparison(comparison: Comparison, currency: str) -> str:
+    return f"<h2>Compared with a restart from the last checkpoint</h2><p>{escape(compared(comparison, currency))}</p>"
 
 
 def _each(incidents: Iterable[Mapping[str, Any]], started_at: float) -> str:

@@ -28,21 +28,21 @@ def show(made: Report) -> None:
     _notes(made.notes)
 
 
-def show_fleet(told: Json) -> None:
-    """Print the report of all jobs, as the API tells it."""
-    currency, priced = told["currency"], told["cost"] is not None
-    console.print(fleet_summary(told))
-    jobs: list[Row] = [_job(each) for each in told["jobs"][:JOBS_SHOWN]]
+def show_fleet(report: Json) -> None:
+    """Print the report of all jobs, as the API returns it."""
+    currency, priced = report["currency"], report["cost"] is not None
+    console.print(fleet_summary(report))
+    jobs: list[Row] = [_job(each) for each in report["jobs"][:JOBS_SHOWN]]
     if jobs:
-        any_cost = any(each["cost"] is not None for each in told["jobs"])
+        any_cost = any(each["cost"] is not None for each in report["jobs"])
         columns = ("job", "ranks", "time", "goodput", "faults", "MTBF", "MTTR", *(("cost",) if any_cost else ()))
         console.print(table(jobs, columns))
-    if more := len(told["jobs"]) - len(jobs):
+    if more := len(report["jobs"]) - len(jobs):
         console.print(f"{more} more jobs; --json has all")
-    _shares(told["shares"], currency, "GPU time", priced=priced)
-    _groups("by kind", told["by_kind"], currency, priced=priced)
-    _groups("by node", told["by_node"][:JOBS_SHOWN], currency, priced=priced)
-    _notes(told["notes"])
+    _shares(report["shares"], currency, "GPU time", priced=priced)
+    _groups("by kind", report["by_kind"], currency, priced=priced)
+    _groups("by node", report["by_node"][:JOBS_SHOWN], currency, priced=priced)
+    _notes(report["notes"])
 
 
 def _job(each: Json) -> Row:

@@ -50,7 +50,8 @@ from holdfast.cli.slurm import tools
 from holdfast.cli.slurm.drains import Announce, Change, Drains
 from holdfast.cli.slurm.ending import Ending, EndWatch
 from holdfast.cli.slurm.script import doubts
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import StackOptions
 from holdfast.domain.errors import HoldfastError, InvalidSpec
 from holdfast.runtime.children import tied
 from holdfast.runtime.files import write_whole

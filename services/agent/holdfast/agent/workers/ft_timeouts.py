@@ -53,11 +53,6 @@ class Watch:
     def __post_init__(self) -> None:
         self._outside_since = self.began
 
-    @property
-    def open_sections(self) -> Mapping[str, float]:
-        """Name → time at which the section was opened."""
-        return self._open
-
     def fold(self, message: Heartbeat | Section | Update, now: float) -> str:
         """Process a message. Returns the error text of the client's own monitor; "" = no error."""
         match message:

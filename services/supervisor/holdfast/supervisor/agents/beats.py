@@ -1,4 +1,4 @@
-"""What agents' beats say against what is known: which of their steps the core is told, and when a report was lost. Pure.
+"""What agents' beats say against what is known: which of their steps are passed to the core, and when a report was lost. Pure.
 
 Every agent says twice a second how far its ranks have come. Finished steps reach the core by diagnostics; beats are the second
 witness, wanted when diagnostics is silent, or when it is in doubt whether a generation is alive. A start whose first step
@@ -22,7 +22,7 @@ DIFFERS_S = 3.0  # a report is on its way for less, unless the log is away
 UNHEARD_S = 2.0
 
 
-Told = tuple[str, StepReached]  # a node, and how far its ranks have come
+NodeSteps = tuple[str, StepReached]  # a node, and how far its ranks have come
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ def patience_s(session: int, known: Reported | None) -> float:
     return DIFFERS_S if known is not None and known.session == session else UNHEARD_S
 
 
-def steps_to_fold(reported: Iterable[Told], state: State, at: float) -> list[Told]:
+def steps_to_fold(reported: Iterable[NodeSteps], state: State, at: float) -> list[NodeSteps]:
     """The newest step of each running generation, where it is newer than what the core knows and the core needs it."""
-    newest: dict[str, Told] = {}
+    newest: dict[str, NodeSteps] = {}
     for node, each in reported:
         job = state.jobs.get(each.job)
         if job is None or each.step <= job.progress.seen_step or not has_stepped_there(job, node, each):

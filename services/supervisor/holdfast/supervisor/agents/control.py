@@ -99,8 +99,8 @@ class ControlServicer(pb_grpc.ControlServicer):
                         read = message.log_read
                         session.logs.take(read.id, partial(worker_logs.decode_answer, read))
                     case "gpus_read":
-                        told = message.gpus_read
-                        session.gpus.take(told.id, partial(gpus.decode_answer, told))
+                        answer = message.gpus_read
+                        session.gpus.take(answer.id, partial(gpus.decode_answer, answer))
                     case "ranks_read":
                         ranks = message.ranks_read
                         session.ranks.take(ranks.id, partial(rank_reads.decode_ranks, ranks))

@@ -19,7 +19,7 @@ from holdfast.domain.rank_reads import MeasuredRanks, RaisedError
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.runtime import freeze
-from holdfast.supervisor.agents.beats import Reported, Told, patience_s
+from holdfast.supervisor.agents.beats import NodeSteps, Reported, patience_s
 from holdfast.supervisor.agents.questions import Questions
 from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
@@ -32,7 +32,7 @@ from holdfast.wire.retention import encode_saved_by_all
 ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for this long may be replaced
 ANSWER_S = 2.0  # a beat is answered when nothing was sent to the agent for this long
 OUTGOING_MAX = 1024  # messages that an agent does not read
-PEERS_MAX = 4  # that an agent is told to test its network with
+PEERS_MAX = 4  # with which an agent is asked to test its network
 NUMBERS_PER_EPOCH = 10**9  # session numbers grow over all terms: a later one of a node is always the higher
 
 log = structlog.get_logger("holdfast.supervisor.agents.sessions")
@@ -269,7 +269,7 @@ class Sessions:
                     f"({session.said}): a report was lost, and a new session carries all of it"
                 )
 
-    def steps(self) -> Iterator[Told]:
+    def steps(self) -> Iterator[NodeSteps]:
         """What the newest beats say of the steps, node after node."""
         for session in self._by_node.values():
             for reached in session.steps:

@@ -132,7 +132,7 @@ class Alerts:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What the addresses are told about; empty without addresses."""
+        """The topics of which the addresses are notified; empty without addresses."""
         return tuple(sorted(self._topics)) if self._addresses else ()
 
     async def run(self) -> None:

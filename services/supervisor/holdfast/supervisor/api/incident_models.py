@@ -61,7 +61,7 @@ class Incident(Model):
     node: str
     rank: int | None
     gpu: int | None
-    generation: Annotated[int, Field(description="the one that it struck")]
+    generation: Annotated[int, Field(description="generation in which the fault occurred")]
     new_generation: int | None
     action: Decision | None
     decided_by: str

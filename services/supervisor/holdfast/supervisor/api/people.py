@@ -36,12 +36,12 @@ class People(Model):
         OidcShown | None, Field(description="the OpenID Connect issuer whose tokens count; null = none does")
     ]
     alert_addresses: Annotated[list[str], Field(description="scheme and host of each address")]
-    alert_topics: Annotated[list[str], Field(description="what they are told about")]
+    alert_topics: Annotated[list[str], Field(description="what is sent to them")]
 
 
 @router.get("/people")
 async def get_people(backend: Serving) -> People:
-    """Who may use this API, and which addresses are told of incidents, as the supervisor that answers is configured."""
+    """Who may use this API, and which addresses get alerts, as the supervisor that answers is configured."""
     now, identity, alerts = time.time(), backend.identity, backend.alerts
     rules = identity.oidc.rules if identity.oidc is not None else None
     return People(

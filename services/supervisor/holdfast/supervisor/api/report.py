@@ -11,10 +11,10 @@ from fastapi import APIRouter, Depends, Query
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.supervisor.api.backend import Serving
 from holdfast.supervisor.api.report_models import FleetReport, JobReport
+from holdfast.supervisor.report.json_values import fleet_values, job_values
 from holdfast.supervisor.report.making import make_fleet_report
 from holdfast.supervisor.report.numbers import Terms
 from holdfast.supervisor.report.sources import Range, report_of_run
-from holdfast.supervisor.report.told import fleet_told, job_told
 
 router = APIRouter(tags=["reports"])
 
@@ -47,7 +47,7 @@ async def get_report(name: str, backend: Serving, given: Given) -> JobReport:
     if run is None:
         raise NotFound(f"there is no job {name}; `holdfast jobs list` shows those there are")
     made = await to_thread.run_sync(report_of_run, run, given, time.time())
-    return JobReport(**job_told(made))
+    return JobReport(**job_values(made))
 
 
 @router.get("/report")
@@ -65,4 +65,4 @@ async def get_fleet_report(
         raise InvalidSpec("since", part.since, f"a moment before until ({part.until:.0f})")
     async with backend.reporting:  # one at a time: a hundred long runs take a thread some seconds
         made = await make_fleet_report(backend.history, given, part, now)
-    return FleetReport(**fleet_told(made))
+    return FleetReport(**fleet_values(made))

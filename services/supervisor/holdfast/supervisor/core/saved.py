@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2s
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord
 from holdfast.domain.incidents import Incident
@@ -117,7 +118,11 @@ def _knowledge(turn: Turn, job: Job) -> Knowledge:
         if job.spec.resume and job.checkpoints.resumed
         else ObjectStore(),
         sharded=job.checkpoints.sharded,
-        doubts={(each.attempt, each.step): each.reason for each in job.checkpoints.skipped if turn.at < each.until},
+        doubts={
+            CheckpointId(each.attempt, each.step): each.reason
+            for each in job.checkpoints.skipped
+            if turn.at < each.until
+        },
         trusted=job.checkpoints.trusted,
     )
 

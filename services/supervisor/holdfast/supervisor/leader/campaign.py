@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 import anyio
 import structlog
@@ -62,20 +63,27 @@ class Leader:
         bridge: ClusterBridge | None = None,
     ) -> None:
         self._log = event_log
-        self._history = history
-        self._policies = policies
-        self._clock = clock
         self._supervisor = supervisor
-        self._api = api
         self._times = times or LeaseTimes()
-        self._returns = returns
-        self._replacements = replacements
-        self._links = links
-        self._offenders = offenders
-        self._provider = provider
-        self._supplier, self._demand = supplier, demand
-        self._own_faults = own_faults
-        self._bridge = bridge
+        self._new_term = partial(
+            Term,
+            event_log=event_log,
+            times=self._times,
+            history=history,
+            policies=policies,
+            clock=clock,
+            supervisor=supervisor,
+            api=api,
+            returns=returns,
+            replacements=replacements,
+            links=links,
+            offenders=offenders,
+            provider=provider,
+            supplier=supplier,
+            demand=demand,
+            own_faults=own_faults,
+            bridge=bridge,
+        )
         self._term: Term | None = None
 
     def sessions(self) -> Sessions | None:
@@ -131,26 +139,7 @@ class Leader:
             await anyio.sleep(CAMPAIGN_S * random.uniform(0.75, 1.0))
 
     async def _lead(self, lease: Lease, asked_at_s: float) -> None:
-        self._term = Term(
-            event_log=self._log,
-            lease=lease,
-            leased_at_s=asked_at_s,
-            times=self._times,
-            history=self._history,
-            policies=self._policies,
-            clock=self._clock,
-            supervisor=self._supervisor,
-            api=self._api,
-            returns=self._returns,
-            replacements=self._replacements,
-            links=self._links,
-            offenders=self._offenders,
-            provider=self._provider,
-            supplier=self._supplier,
-            demand=self._demand,
-            own_faults=self._own_faults,
-            bridge=self._bridge,
-        )
+        self._term = self._new_term(lease=lease, leased_at_s=asked_at_s)
         try:
             await self._term.run()
         finally:

@@ -52,39 +52,39 @@ def money(amount: float, currency: str) -> str:
     return f"{currency}{amount:,.0f}" if abs(amount) >= 100 else f"{currency}{amount:,.2f}"
 
 
-def fleet_summary(told: Mapping[str, Any]) -> str:
-    """One paragraph about a fleet. `told`: its report as the API tells it."""
-    jobs, faults = told["jobs"], told["all_faults"]
-    said = [f"{plural(len(jobs), 'job')}, {told['gpu_hours']:,.1f} GPU-hours"]
-    said[0] += "." if told["cost"] is None else f", {money(told['cost'], told['currency'])}."
-    if told["goodput"] is not None:
-        said.append(f"{percent(told['goodput'])} of the GPU time was useful work.")
+def fleet_summary(report: Mapping[str, Any]) -> str:
+    """One paragraph about a fleet. `report`: as the API returns it."""
+    jobs, faults = report["jobs"], report["all_faults"]
+    said = [f"{plural(len(jobs), 'job')}, {report['gpu_hours']:,.1f} GPU-hours"]
+    said[0] += "." if report["cost"] is None else f", {money(report['cost'], report['currency'])}."
+    if report["goodput"] is not None:
+        said.append(f"{percent(report['goodput'])} of the GPU time was useful work.")
     if faults["count"]:
-        each = f"{plural(faults['count'], 'fault')}, one in {told['gpu_hours_per_fault']:,.1f} GPU-hours"
+        each = f"{plural(faults['count'], 'fault')}, one in {report['gpu_hours_per_fault']:,.1f} GPU-hours"
         mttr_s = faults["mttr_s"]
         said.append(each + ("." if mttr_s is None else f"; training went on after {span(mttr_s)} on average."))
     elif jobs:
         said.append("No fault.")
-    if told["saved"] is not None:
-        more_or_less = "less" if told["saved"] >= 0 else "more"
-        amount = money(abs(told["saved"]), told["currency"])
+    if report["saved"] is not None:
+        more_or_less = "less" if report["saved"] >= 0 else "more"
+        amount = money(abs(report["saved"]), report["currency"])
         said.append(f"Recovery cost {amount} {more_or_less} than the restarts that the jobs state to compare with.")
     return " ".join(said)
 
 
-def compared(told: Comparison, currency: str) -> str:
+def compared(other: Comparison, currency: str) -> str:
     """The assumption and its result."""
     said = [
-        f"Assumed: each of {told.faults:,} repaired faults takes a restart of {span(told.restart_s)}, and loses half of the "
-        f"{span(told.checkpoint_every_s)} between checkpoints: {span(told.seconds)} of the whole job. They took "
-        f"{span(told.actual_s)}, with the steps done again at their mean length"
+        f"Assumed: each of {other.faults:,} repaired faults takes a restart of {span(other.restart_s)}, and loses half of the "
+        f"{span(other.checkpoint_every_s)} between checkpoints: {span(other.seconds)} of the whole job. They took "
+        f"{span(other.actual_s)}, with the steps done again at their mean length"
     ]
-    if told.saved is not None:
-        more_or_less = "less" if told.saved >= 0 else "more"
-        said[0] += f": {money(abs(told.saved), currency)} {more_or_less}"
+    if other.saved is not None:
+        more_or_less = "less" if other.saved >= 0 else "more"
+        said[0] += f": {money(abs(other.saved), currency)} {more_or_less}"
     said[0] += "."
-    if told.left_out:
-        said.append(f"{told.left_out:,} that are not over, or ended the job, are left out.")
+    if other.left_out:
+        said.append(f"{other.left_out:,} that are not over, or ended the job, are left out.")
     return " ".join(said)
 
 

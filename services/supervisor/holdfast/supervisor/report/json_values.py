@@ -1,4 +1,4 @@
-"""Reports as values of JSON, as the API tells them, with their sentences. Pure."""
+"""Reports as JSON values, as the API returns them, with their sentences. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from holdfast.supervisor.report.numbers import Report
 from holdfast.supervisor.report.words import compared, summary
 
 
-def job_told(made: Report) -> dict[str, Any]:
+def job_values(made: Report) -> dict[str, Any]:
     values = asdict(made)
     if made.comparison is not None:
         values["comparison"]["text"] = compared(made.comparison, made.currency)
     return values | {"summary": summary(made, made.currency)}
 
 
-def fleet_told(made: FleetReport) -> dict[str, Any]:
-    return asdict(made) | {"jobs": [job_told(each) for each in made.jobs]}
+def fleet_values(made: FleetReport) -> dict[str, Any]:
+    return asdict(made) | {"jobs": [job_values(each) for each in made.jobs]}
