@@ -29,6 +29,10 @@ import looptime
 T = TypeVar("T")
 
 POLL_S = 0.005
+# Many predicates ask a service, which costs the service and the test some milliseconds of CPU time. Who has waited long asks
+# more seldom, and learns of the condition later by a twentieth of the wait at most.
+POLL_S_MAX = 0.02
+POLL_SHARE = 0.05
 TIMEOUT_S = 30.0
 ROUNDS = 5
 
@@ -62,12 +66,18 @@ def wait_until(
 
     What the predicate raises is raised: a broken predicate is not a condition that is not yet met.
     """
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     while not (value := predicate()):
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
             raise AssertionError(f"waited {timeout_s:g} s for {description}; last value: {value!r}")
-        time.sleep(poll_s)
+        time.sleep(_pause_s(poll_s, waited_s))
     return value
+
+
+def _pause_s(poll_s: float, waited_s: float) -> float:
+    """Until the next look at the condition."""
+    return max(poll_s, min(POLL_S_MAX, POLL_SHARE * waited_s))
 
 
 @overload
@@ -82,16 +92,18 @@ async def wait_until_async(
     predicate: Callable[[], Any], *, description: str, timeout_s: float = TIMEOUT_S, poll_s: float = POLL_S
 ) -> Any:
     """The same in a coroutine; `predicate` may be a plain function or return an awaitable. Follows the loop's clock."""
-    deadline = anyio.current_time() + timeout_s
+    began = anyio.current_time()
+    virtual = isinstance(asyncio.get_running_loop(), looptime.LoopTimeEventLoop)
     while True:
         value = predicate()
         if inspect.isawaitable(value):
             value = await value
         if value:
             return value
-        if anyio.current_time() > deadline:
+        waited_s = anyio.current_time() - began
+        if waited_s > timeout_s:
             raise AssertionError(f"waited {timeout_s:g} s for {description}; last value: {value!r}")
-        await anyio.sleep(poll_s)
+        await anyio.sleep(poll_s if virtual else _pause_s(poll_s, waited_s))
 
 
 def quickest(measure: Callable[[int], float], *, below_s: float, rounds: int = ROUNDS) -> float:

@@ -11,6 +11,8 @@ import pytest
 import redis
 import redis_users
 from eventlogs import entries, entry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from holdfast.domain.errors import HoldfastError
 from holdfast.log import names
@@ -111,14 +113,16 @@ def test_what_no_service_needs_is_refused(port: int, user: str, command: str) ->
 
 
 def test_nobody_is_let_in_without_a_password(port: int) -> None:
-    with redis.Redis(port=port) as client, pytest.raises(redis.AuthenticationError):
+    once = Retry(NoBackoff(), 0)  # the client's own tries a refused password again for half a second
+    with redis.Redis(port=port, retry=once) as client, pytest.raises(redis.AuthenticationError):
         client.ping()
     for user, password in product(("default", *redis_users.PASSWORDS), ("probe", "default", "nopass")):
-        wrong = redis.Redis(port=port, username=user, password=password)
+        wrong = redis.Redis(port=port, username=user, password=password, retry=once)
         with wrong, pytest.raises(redis.AuthenticationError):
             wrong.ping()
-    with redis.Redis(port=port, username="default", password="") as client, pytest.raises(redis.AuthenticationError):
-        client.ping()
+    unnamed = redis.Redis(port=port, username="default", password="", retry=once)
+    with unnamed, pytest.raises(redis.AuthenticationError):
+        unnamed.ping()
 
 
 async def test_a_restart_keeps_what_the_services_have_written(tmp_path: Path) -> None:

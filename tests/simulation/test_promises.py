@@ -35,6 +35,7 @@ from holdfast.supervisor.timers import PolicyTimeout
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "600"))
 BATCHES = 20
+PLANTED_SEEDS = 150
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -296,36 +297,38 @@ def _kill_unexamined(state: State, event: Event) -> tuple[State, tuple[Command, 
 
 
 @pytest.mark.parametrize(
-    ("planted", "said"),
+    ("planted", "said", "first"),
     [
-        (_leave_leavers, "still runs generation"),
-        (_forget_findings, "left no trace"),
-        (_ask_nobody, "no faults any more, but the job is"),
-        (_restore_anything, "no shards were saved|is abandoned|not its ancestor"),
-        (_double_orders, "two different generations"),
-        (_half_a_state, "not its whole state"),
-        (_mixed_steps, "and rank 0 ShardKey"),
-        (_forget_notices, "whose machine will be taken|was not looked at"),
-        (_obey_notices, "nothing is wrong with it"),
-        (_remember_departures, "a notice of its previous agent"),
-        (_forget_resets, "whose GPU was to be reset|was not looked at"),
-        (_believe_every_reset, "whose GPU was to be reset"),
-        (_forgive_faults, "has not been booted since its fault"),
-        (_hold_nobody_down, "is held down|which failed its tests"),
-        (_send_nobody_away, "was sent away for|was not a spare again|was not looked at"),
-        (_hold_down_for_ever, "was not a spare again|but the job is"),
-        (_free_the_cordoned, "an operator has cordoned"),
-        (_believe_suspects, "start on n., which failed its tests"),
-        (_forgive_suspects, "which failed its tests"),
-        (_try_again, "walks more than 8 rungs"),
-        (_kill_unexamined, "which nothing has allowed"),
-        (_hopeful_store, "is not whole in the object store|no shards were saved"),
+        (_leave_leavers, "still runs generation", 3),
+        (_forget_findings, "left no trace", 3),
+        (_ask_nobody, "no faults any more, but the job is", 3),
+        (_restore_anything, "no shards were saved|is abandoned|not its ancestor", 3),
+        (_double_orders, "two different generations", 0),
+        (_half_a_state, "not its whole state", 25),
+        (_mixed_steps, "and rank 0 ShardKey", 3),
+        (_forget_notices, "whose machine will be taken|was not looked at", 96),
+        (_obey_notices, "nothing is wrong with it", 16),
+        (_remember_departures, "a notice of its previous agent", 18),
+        (_forget_resets, "whose GPU was to be reset|was not looked at", 11),
+        (_believe_every_reset, "whose GPU was to be reset", 43),
+        (_forgive_faults, "has not been booted since its fault", 5),
+        (_hold_nobody_down, "is held down|which failed its tests", 6),
+        (_send_nobody_away, "was sent away for|was not a spare again|was not looked at", 5),
+        (_hold_down_for_ever, "was not a spare again|but the job is", 25),
+        (_free_the_cordoned, "an operator has cordoned", 13),
+        (_believe_suspects, "start on n., which failed its tests", 6),
+        (_forgive_suspects, "which failed its tests", 6),
+        (_try_again, "walks more than 8 rungs", 56),
+        (_kill_unexamined, "which nothing has allowed", 17),
+        (_hopeful_store, "is not whole in the object store|no shards were saved", 5),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
 )
-def test_a_planted_bug_is_found(planted: Step, said: str) -> None:
+def test_a_planted_bug_is_found(planted: Step, said: str, first: int) -> None:
+    """`first`: a seed near which it is found; after a change of the core it may be another one."""
+
     def campaign() -> None:
-        for seed in range(150):
+        for seed in range(first, first + PLANTED_SEEDS):
             simulate(seed, fold=planted)
 
     with pytest.raises(Violation, match=said):

@@ -45,6 +45,7 @@ RANKS = (0, 1)
 OPERATIONS = (
     "open", "write", "pwrite", "fsync", "posix_fallocate", "ftruncate", "rename", "unlink", "rmdir", "mkdir", "link",
 )  # fmt: skip
+HALVED = ("pwrite", "receive")  # the operations that a death can leave half done
 POINTS_MAX = 500
 TORN = ("copy", "through", "push", "push to disk", "fetch", "fetch again")
 
@@ -246,8 +247,9 @@ SCENARIOS = {
 # ---------------------------------------------------------------- dying
 
 
-def die_at(point: int, *, torn: bool) -> None:
-    """From now on the `point`-th operation is this process's last; `torn`: half of a write is done."""
+def die_at(point: int, tell: Callable[[bytes], object], *, torn: bool) -> None:
+    """From now on the `point`-th operation is this process's last, and `tell` is given its name; `torn`: half of a write is
+    done."""
     lock, count = threading.Lock(), 0
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,6 +258,7 @@ def die_at(point: int, *, torn: bool) -> None:
             with lock:
                 count += 1
                 if count == point:
+                    tell(name.encode())
                     if torn and name == "pwrite":
                         real(args[0], args[1][: len(args[1]) // 2 // 4096 * 4096], args[2])
                     if torn and name == "receive":
@@ -270,39 +273,49 @@ def die_at(point: int, *, torn: bool) -> None:
     setattr(lanes, "fill", counted("receive", frames.fill))  # noqa: B010  # into mapped memory: no call of `os` tells of it
 
 
-def run_killed(work: Callable[[], None], point: int, *, torn: bool) -> bool:
-    """Whether the child came to its end before it was killed."""
+def run_killed(work: Callable[[], None], point: int, *, torn: bool) -> str:
+    """The operation before which the child was killed; nothing if the child came to its end."""
+    reading, writing = os.pipe()
     child = os.fork()
     if not child:
         code = 1
         try:
-            die_at(point, torn=torn)
+            die_at(point, partial(os.write, writing), torn=torn)
             work()
             code = 0
         finally:
             os._exit(code)
+    os.close(writing)
     _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL), f"the child failed by itself at point {point}"
-    return os.waitstatus_to_exitcode(status) == 0
+    with os.fdopen(reading, "rb") as told:
+        operation = told.read().decode()
+    ended = os.waitstatus_to_exitcode(status)
+    assert ended == (-signal.SIGKILL if operation else 0), f"the child failed by itself at point {point}"
+    return operation
 
 
 def main(name: str, root: Path) -> None:
     scenario, origin = SCENARIOS[name], World(root / "origin")
     origin.build()
     scenario.before(origin)
+    halved = 0
     for point in range(1, POINTS_MAX):
+        operation = ""
         for torn in (False, True) if name in TORN else (False,):
+            if torn and operation not in HALVED:
+                continue  # it would be the same death again
+            halved += torn
             world = World(root / f"{point}")
             shutil.copytree(origin.root, world.root, copy_function=shutil.copyfile)
-            finished = run_killed(lambda: scenario.work(world), point, torn=torn)  # noqa: B023 - runs here and now
+            operation = run_killed(lambda: scenario.work(world), point, torn=torn)  # noqa: B023 - runs here and now
             world.require_step_10()
             world.require_only_whole()
             scenario.work(world)
             assert scenario.done(world), f"{name}: after a death at operation {point} the work cannot be done again"
             world.require_step_10()
             shutil.rmtree(world.root)
-        if finished:
-            print(f"{name}: {point - 1} points")
+        if not operation:
+            print(f"{name}: {point - 1} points, {halved} of them also half done")
             return
     raise AssertionError(f"{name} has more than {POINTS_MAX} operations")
 

@@ -6,7 +6,8 @@ import pytest
 from fleet import Fleet
 
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound
-from holdfast.supervisor.core.invites import ENDED_MAX, KEPT_S, OPEN_MAX, TTL_S_MAX
+from holdfast.supervisor.core import invites
+from holdfast.supervisor.core.invites import KEPT_S, TTL_S_MAX
 from holdfast.supervisor.protocol import InviteMade, InviteRevoked, InviteUsed, Noted, Publish
 from holdfast.supervisor.requests import OperatorEvent, accepted, check, fingerprint
 
@@ -72,17 +73,20 @@ def test_the_same_request_again_is_the_same_whenever_it_is_made() -> None:
     assert fingerprint(first) != fingerprint(made(fleet, node="node-8"))
 
 
-def test_the_list_has_a_bound_and_loses_no_open_one() -> None:
+def test_the_list_has_a_bound_and_loses_no_open_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(invites.OPEN_MAX, invites.ENDED_MAX) <= 500, "the whole list is in each snapshot"
+    monkeypatch.setattr(invites, "OPEN_MAX", open_max := 50)
+    monkeypatch.setattr(invites, "ENDED_MAX", ended_max := 50)
     fleet = Fleet(1)
-    for number in range(OPEN_MAX):
+    for number in range(open_max):
         assert fold(fleet, made(fleet, f"i{number}")) == ""
-    assert f"there are {OPEN_MAX} open invitations" in fold(fleet, made(fleet, "more"))
-    for number in range(OPEN_MAX):
+    assert f"there are {open_max} open invitations" in fold(fleet, made(fleet, "more"))
+    for number in range(open_max):
         assert fold(fleet, InviteRevoked(fleet.now, f"i{number}")) == ""
-    for number in range(ENDED_MAX):
+    for number in range(ended_max):
         assert fold(fleet, made(fleet, f"j{number}")) == ""
-    assert len(fleet.state.invites) <= OPEN_MAX + ENDED_MAX
-    assert {f"j{number}" for number in range(OPEN_MAX)} <= {each.id for each in fleet.state.invites}
+    assert len(fleet.state.invites) <= open_max + ended_max
+    assert {f"j{number}" for number in range(open_max)} <= {each.id for each in fleet.state.invites}
     fleet.now += KEPT_S + HOUR_S + 1
     fold(fleet, made(fleet, "last"))
     assert [each.id for each in fleet.state.invites] == ["last"], "what ended a week ago is forgotten"
