@@ -134,6 +134,17 @@ class Streams:
         waiting = held.after(reader.last, 1)
         return Backlog(len(reader.pending), self._age_s(held, waiting[0]) if waiting else 0.0)
 
+    def is_behind(self, group: str, *streams: str) -> bool:
+        """Whether the group has not read or not acknowledged an entry of these streams."""
+        for stream in streams:
+            held = self._streams.get(stream)
+            reader = held.groups.get(group) if held else None
+            if held is not None and held.numbers and (reader is None or reader.pending):
+                return True
+            if held is not None and reader is not None and held.after(reader.last, 1):
+                return True
+        return False
+
     @property
     def size_bytes(self) -> int:
         return sum(held.size_bytes for held in self._streams.values())

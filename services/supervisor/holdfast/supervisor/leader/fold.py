@@ -71,7 +71,7 @@ class Folder:
         batch: Callable[[State], Batch] = Batch,
     ) -> None:
         """`committed`: the state that the snapshot's parts represent. None = there are none, or they are an earlier version's:
-        then these are `obsolete`, and all parts are written. `batch` begins the fold of each batch; the simulator observes it."""
+        then these are `obsolete`, and all parts are written. `batch` begins each fold; the simulator observes it."""
         self.state = state
         self._begin = batch
         self._committed = committed
