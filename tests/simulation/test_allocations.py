@@ -11,7 +11,7 @@ from worlds import check_batch
 from holdfast.domain.nodes import TERMINATION
 from holdfast.sim.allocations import ALLOCATIONS_FROM
 from holdfast.sim.scenario import simulate
-from holdfast.sim.supervisor import Step
+from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.core.lifecycle import Saving, Suspended

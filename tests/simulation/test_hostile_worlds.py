@@ -13,7 +13,7 @@ from holdfast.sim import supervisor
 from holdfast.sim.hostility import Hostility
 from holdfast.sim.invariants import UNKNOWN_RUN_S_MAX
 from holdfast.sim.scenario import simulate
-from holdfast.sim.supervisor import Step
+from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.agents.beats import Reported
 from holdfast.supervisor.agents.unanswered import Unanswered
@@ -32,7 +32,7 @@ from holdfast.supervisor.timers import RanksDue, StepDue
 
 SEEDS = 120
 PEACE_S = 75.0
-FORGOTTEN_RUN = 107611  # the log loses everything, and the Hello of the one node that runs is lost
+FORGOTTEN_RUN = 3002  # in FORGETFUL: the log loses everything, and the run that it knew is not known any more
 NEVER_SHOWN_RUN = 3036  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
 NEVER_TRAINS = "the job does not train"
 
@@ -113,12 +113,12 @@ def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) ->
 @pytest.mark.parametrize(
     ("planted", "hostility", "said", "first"),
     [
-        (_news_only, CLOCKS, NEVER_TRAINS, 14),
-        (_news_only, ABSENCE, NEVER_TRAINS, 11),
-        (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS, 44),
-        (_edge_triggered, LOG, NEVER_TRAINS, 27),
-        (_no_progress, DIAGNOSTICS, "finished no new step", 533),  # few seeds find it
-        (_believe_anyone, BABBLE, "have not finished", 1),
+        (_news_only, CLOCKS, NEVER_TRAINS, 0),
+        (_news_only, ABSENCE, NEVER_TRAINS, 0),
+        (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS, 0),
+        (_edge_triggered, LOG, NEVER_TRAINS, 110),
+        (_no_progress, DIAGNOSTICS, "finished no new step", 530),  # few seeds find it
+        (_believe_anyone, BABBLE, "have not finished", 0),
     ],
     ids=[
         "finding of another clock",
@@ -156,10 +156,10 @@ def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_run_that_was_replaced_while_nobody_knew_of_it_and_is_not_stopped_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    simulate(FORGOTTEN_RUN)
+    simulate(FORGOTTEN_RUN, hostility=FORGETFUL)
     monkeypatch.setattr(reconcile, "stop_orphaned", lambda *_: None)
-    with pytest.raises(Violation, match=r"was replaced, and is not stopped|still runs generation"):
-        simulate(FORGOTTEN_RUN)
+    with pytest.raises(Violation, match=r"was replaced, and is not stopped|still runs generation|does not train"):
+        simulate(FORGOTTEN_RUN, hostility=FORGETFUL)
 
 
 def test_a_session_that_the_state_never_shows_is_found_by_the_run_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from holdfast.domain.generations import RestorePoint, StoredStep
 from holdfast.domain.incidents import Incident
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, ResetGpu, Stop
 from holdfast.sim.scenario import ANY_ORDER_FROM, simulate
-from holdfast.sim.supervisor import Step
+from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import Node, State, step
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Preparing, Waiting

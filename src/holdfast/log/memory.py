@@ -2,83 +2,20 @@
 
 It passes the same contract suite as `RedisLog`. Its time is the event loop's, so under a virtual clock a lease expires and an
 entry is reclaimed without real time. Code between two awaits is atomic, as a Lua script is on Redis. `delete_stream` and
-`flush` simulate an operator or a fault.
+`flush` simulate an operator or a fault. The contents are in `Streams`.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Collection, Mapping
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import names
-from holdfast.log.keys import DEAD_SUFFIX
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, Usage
-
-RECLAIM_CHECKS = 5  # looks for abandoned entries per `reclaim_after_s`
-
-
-@dataclass(slots=True)
-class _Pending:
-    """An entry that was delivered and not yet acknowledged."""
-
-    consumer: str
-    since_s: float
-    deliveries: int
-
-
-@dataclass(slots=True)
-class _Group:
-    last: int  # newest entry delivered
-    pending: dict[int, _Pending] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Stream:
-    numbers: list[int] = field(default_factory=list)  # ascending; the position "7-0" is number 7
-    entries: dict[int, Entry] = field(default_factory=dict)
-    since_s: dict[int, float] = field(default_factory=dict)  # time of each append
-    groups: dict[str, _Group] = field(default_factory=dict)
-    size_bytes: int = 0
-
-    def add(self, number: int, entry: Entry, at_s: float) -> None:
-        self.numbers.append(number)
-        self.entries[number] = entry
-        self.since_s[number] = at_s
-        self.size_bytes += _size(entry)
-
-    def after(self, number: int, count: int) -> list[int]:
-        begin = bisect.bisect_right(self.numbers, number)
-        return self.numbers[begin : begin + count]
-
-    def trim(self, length: int) -> None:
-        surplus = len(self.numbers) - length
-        if surplus > 0:
-            for number in self.numbers[:surplus]:
-                self.size_bytes -= _size(self.entries.pop(number))
-                del self.since_s[number]
-            del self.numbers[:surplus]
-
-    def trim_bytes(self, bytes_max: int) -> None:
-        while self.size_bytes > bytes_max:
-            self.trim(len(self.numbers) - 1)
-
-    def trim_consumed(self) -> None:
-        """Remove the entries that every group has acknowledged."""
-        needed = min((min(group.pending, default=group.last + 1) for group in self.groups.values()), default=0)
-        self.trim(len(self.numbers) - bisect.bisect_left(self.numbers, needed))
-
-
-@dataclass(slots=True)
-class _Held:
-    lease: Lease
-    until_s: float
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Usage
+from holdfast.log.streams import Streams, number_of
 
 
 class MemoryLog:
@@ -94,53 +31,43 @@ class MemoryLog:
         block_s: float = 0.5,
         consumed: Collection[str] = names.CONSUMED,
     ) -> None:
-        self._stream_length_max = stream_length_max
-        self._stream_bytes_max = stream_bytes_max
-        self._consumed = frozenset(consumed)
-        self._reclaim_after_s = reclaim_after_s
-        self._deliveries_max = deliveries_max
+        self._streams = Streams(
+            anyio.current_time,
+            stream_length_max=stream_length_max,
+            stream_bytes_max=stream_bytes_max,
+            reclaim_after_s=reclaim_after_s,
+            deliveries_max=deliveries_max,
+            consumed=consumed,
+        )
         self._block_s = block_s
-        self._streams: dict[str, _Stream] = {}
-        self._numbers = itertools.count(1)
-        self._held: dict[str, _Held] = {}
-        self._candidates: dict[str, tuple[str, float]] = {}  # by lease: last unsuccessful requester, and its expiry
         self._lifetime = uuid.uuid4().hex
-        self._epochs: dict[str, int] = {}  # outlives `flush`, as the server's clock does on Redis
-        self._snapshots: dict[str, dict[str, bytes]] = {}
         self._appended = anyio.Event()
 
     # ------------------------------------------------------------------ streams
 
     async def append(self, stream: str, *entries: Entry) -> list[str]:
         await checkpoint()
-        return [self._add(stream, entry) for entry in entries]
+        positions = self._streams.append(stream, *entries)
+        self._announce()
+        return positions
 
     async def subscribe(
         self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
     ) -> AsyncIterator[list[Delivery]]:
-        own = dict.fromkeys(streams, 0)  # position up to which this consumer's own pending entries were delivered again
-        count = max(1, batch_max // len(streams))
-        reclaim_at_s = 0.0
-        for stream in streams:
-            self._group(stream, group, start)
+        reader = self._streams.reader(*streams, group=group, consumer=consumer, batch_max=batch_max, start=start)
         while True:
             await checkpoint()
-            batch = self._own_pending(own, group, consumer, count)
-            if not batch and anyio.current_time() >= reclaim_at_s:
-                batch = self._abandoned(streams, group, consumer, count)
-                if not batch:
-                    reclaim_at_s = anyio.current_time() + self._reclaim_after_s / RECLAIM_CHECKS
+            batch = reader.take()
             if not batch:
-                batch = self._new(streams, group, consumer, count)
-            if not batch:
-                await self._wait_for_entries(min(self._block_s, reclaim_at_s - anyio.current_time()))
-                batch = self._new(streams, group, consumer, count)
+                await self._wait_for_entries(min(self._block_s, reader.reclaim_at_s - anyio.current_time()))
+                batch = reader.take_new()
             yield batch
 
     async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
-        numbers = [_number(position) for position in positions]
+        for position in positions:
+            number_of(position)
         await checkpoint()
-        self._acknowledge(stream, group, numbers)
+        self._streams.acknowledge(stream, group, *positions)
 
     async def read(
         self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
@@ -150,93 +77,50 @@ class MemoryLog:
         deadline = anyio.current_time() + (block_s or 0.0)
         while True:
             await checkpoint()
-            held = self._streams.get(stream, _Stream())
-            if numbers := held.after(0 if after == "0" else _number(after), count):
-                return [Delivery(stream, _position(number), held.entries[number]) for number in numbers]
+            if found := self._streams.after(stream, after, count):
+                return found
             if anyio.current_time() >= deadline:
                 return []
             await self._wait_for_entries(deadline - anyio.current_time())
 
     async def last_position(self, stream: str) -> str:
         await checkpoint()
-        held = self._streams.get(stream)
-        return _position(held.numbers[-1]) if held and held.numbers else "0"
+        return self._streams.last_position(stream)
 
     async def backlog(self, stream: str, group: str) -> Backlog:
         await checkpoint()
-        held = self._streams.get(stream)
-        reader = held.groups.get(group) if held else None
-        if held is None or reader is None:
-            return Backlog()
-        waiting = held.after(reader.last, 1)
-        return Backlog(len(reader.pending), anyio.current_time() - held.since_s[waiting[0]] if waiting else 0.0)
+        return self._streams.backlog(stream, group)
 
     # ------------------------------------------------------------------ leadership
 
     async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
         await checkpoint()
-        held = self._current(name)
-        if held is not None and held.lease.holder != holder:
-            held.until_s = min(held.until_s, anyio.current_time() + ttl_s)
-            self._candidates[name] = (holder, anyio.current_time() + CANDIDATE_S)
-            return None
-        if held is None:
-            self._epochs[name] = self._epochs.get(name, 0) + 1
-            held = _Held(Lease(name=name, holder=holder, epoch=self._epochs[name]), 0.0)
-            self._held[name] = held
-        held.until_s = anyio.current_time() + ttl_s
-        return held.lease
+        return self._streams.acquire(name, holder, ttl_s)
 
     async def candidate(self, name: str) -> str:
         await checkpoint()
-        holder, until_s = self._candidates.get(name, ("", 0.0))
-        return holder if anyio.current_time() < until_s else ""
+        return self._streams.candidate(name)
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         await checkpoint()
-        held = self._current(lease.name)
-        if held is None or held.lease != lease:
-            return False
-        held.until_s = anyio.current_time() + ttl_s
-        return True
+        return self._streams.renew(lease, ttl_s)
 
     async def release(self, lease: Lease) -> None:
         await checkpoint()
-        held = self._current(lease.name)
-        if held is not None and held.lease == lease:
-            del self._held[lease.name]
+        self._streams.release(lease)
 
     async def commit(self, lease: Lease, commit: Commit) -> None:
-        acknowledged = [
-            (stream, group, [_number(position) for position in positions])
-            for (stream, group), positions in commit.acknowledge.items()
-        ]
         await checkpoint()
-        held = self._current(lease.name)
-        if held is None or held.lease != lease:
-            holder = f"{held.lease.epoch} {held.lease.holder}" if held else "no holder"
-            raise StaleEpoch(
-                f"{lease.holder} no longer holds the lease {lease.name!r} under epoch {lease.epoch} (now: {holder}); "
-                "nothing was written"
-            )
-        parts = self._snapshots.setdefault(lease.name, {})
-        for part, value in commit.snapshot.items():
-            if value is None:
-                parts.pop(part, None)
-            else:
-                parts[part] = value
-        for stream, entry in commit.append:
-            self._add(stream, entry)
-        for stream, group, numbers in acknowledged:
-            self._acknowledge(stream, group, numbers)
+        self._streams.commit(lease, commit)
+        self._announce()
 
     async def snapshot(self, name: str) -> Mapping[str, bytes]:
         await checkpoint()
-        return dict(self._snapshots.get(name, {}))
+        return self._streams.snapshot(name)
 
     async def usage(self) -> Usage:
         await checkpoint()
-        return Usage(sum(held.size_bytes for held in self._streams.values()))
+        return Usage(self._streams.size_bytes)
 
     async def lifetime(self) -> str:
         await checkpoint()
@@ -252,30 +136,19 @@ class MemoryLog:
 
     def delete_stream(self, stream: str) -> None:
         """Delete a stream with its groups, also while it is being read."""
-        self._streams.pop(stream, None)
+        self._streams.delete_stream(stream)
         self._announce()
 
     def trim(self, stream: str, length: int) -> None:
         """Keep only the newest `length` entries, pending or not."""
-        self._streams[stream].trim(length)
+        self._streams.trim(stream, length)
 
     def flush(self) -> None:
         """Lose everything: streams, groups, leases and snapshots."""
-        self._streams.clear()
-        self._held.clear()
-        self._snapshots.clear()
+        self._streams.flush()
         self._announce()
 
     # ------------------------------------------------------------------ inside
-
-    def _add(self, stream: str, entry: Entry) -> str:
-        held = self._streams.setdefault(stream, _Stream())
-        number = next(self._numbers)
-        held.add(number, entry, anyio.current_time())
-        held.trim(self._stream_length_max)
-        held.trim_bytes(self._stream_bytes_max)
-        self._announce()
-        return _position(number)
 
     def _announce(self) -> None:
         self._appended.set()
@@ -284,92 +157,3 @@ class MemoryLog:
     async def _wait_for_entries(self, timeout_s: float) -> None:
         with anyio.move_on_after(max(0.0, timeout_s)):
             await self._appended.wait()
-
-    def _group(self, stream: str, group: str, start: str = "0") -> _Group:
-        """Return the group; creates it if it does not exist, from the beginning after a deletion."""
-        held = self._streams.setdefault(stream, _Stream())
-        if group not in held.groups:
-            newest = held.numbers[-1] if held.numbers else 0
-            held.groups[group] = _Group(newest if start == "$" else 0 if start == "0" else _number(start))
-        return held.groups[group]
-
-    def _new(self, streams: Iterable[str], group: str, consumer: str, count: int) -> list[Delivery]:
-        batch = []
-        for stream in streams:
-            reader = self._group(stream, group)
-            for number in self._streams[stream].after(reader.last, count):
-                reader.last = number
-                reader.pending[number] = _Pending(consumer, anyio.current_time(), 1)
-                held = self._streams[stream]
-                age_s = anyio.current_time() - held.since_s[number]
-                batch.append(Delivery(stream, _position(number), held.entries[number], age_s=age_s))
-        return batch
-
-    def _own_pending(self, cursors: dict[str, int], group: str, consumer: str, count: int) -> list[Delivery]:
-        """Return entries that this consumer left pending earlier; after an empty answer, never again."""
-        for stream, cursor in list(cursors.items()):
-            pending = self._group(stream, group).pending
-            mine = sorted(number for number, each in pending.items() if each.consumer == consumer and number > cursor)
-            if mine:
-                cursors[stream] = mine[:count][-1]
-                if batch := self._hand_out_again(stream, group, consumer, mine[:count]):
-                    return batch
-            else:
-                del cursors[stream]
-        return []
-
-    def _abandoned(self, streams: Iterable[str], group: str, consumer: str, count: int) -> list[Delivery]:
-        limit_s = anyio.current_time() - self._reclaim_after_s
-        for stream in streams:
-            pending = self._group(stream, group).pending
-            idle = sorted(number for number, each in pending.items() if each.since_s <= limit_s)
-            if batch := self._hand_out_again(stream, group, consumer, idle[:count]):
-                return batch
-        return []
-
-    def _hand_out_again(self, stream: str, group: str, consumer: str, numbers: Sequence[int]) -> list[Delivery]:
-        """Skip trimmed entries; move entries with too many deliveries to the dead-letter stream."""
-        batch = []
-        pending, entries = self._group(stream, group).pending, self._streams[stream].entries
-        since_s = self._streams[stream].since_s
-        for number in numbers:
-            each = pending[number]
-            if number not in entries:
-                del pending[number]
-            elif each.deliveries >= self._deliveries_max:
-                del pending[number]
-                self._add(stream + DEAD_SUFFIX, entries[number])
-            else:
-                pending[number] = replace(
-                    each, consumer=consumer, since_s=anyio.current_time(), deliveries=each.deliveries + 1
-                )
-                age_s = anyio.current_time() - since_s[number]
-                batch.append(Delivery(stream, _position(number), entries[number], each.deliveries + 1, age_s))
-        return batch
-
-    def _acknowledge(self, stream: str, group: str, numbers: Iterable[int]) -> None:
-        held = self._streams.get(stream)
-        if held is not None and group in held.groups:
-            for number in numbers:
-                held.groups[group].pending.pop(number, None)
-            if stream in self._consumed:
-                held.trim_consumed()
-
-    def _current(self, name: str) -> _Held | None:
-        held = self._held.get(name)
-        return held if held is not None and held.until_s > anyio.current_time() else None
-
-
-def _size(entry: Entry) -> int:
-    return len(entry.id) + len(entry.type) + len(entry.traceparent) + len(entry.data)
-
-
-def _position(number: int) -> str:
-    return f"{number}-0"
-
-
-def _number(position: str) -> int:
-    number, _, sequence = position.partition("-")
-    if not (number.isdecimal() and sequence.isdecimal()):
-        raise InvalidSpec("position", position, "a stream position such as '1700000000000-0'")
-    return int(number)

@@ -12,7 +12,8 @@ from random import Random
 from holdfast.sim.links import BACK_S, RULES, Bad, LinkPromises, Links
 from holdfast.sim.several import CONFIG, SeveralJobs
 from holdfast.sim.sharing import FAULTS_END_S
-from holdfast.sim.supervisor import Observer, Step
+from holdfast.sim.supervisor import Observer
+from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.offender_rules import OffenderRules

@@ -1,76 +1,185 @@
-"""The simulated event log: its entries survive every other process, but not always a restart of the log itself.
+"""The simulated event log: the streams of `MemoryLog` in virtual time, with the bytes that production writes.
 
-A log that flushes once a second and loses power returns to its state at one moment of its last second: entries, positions and
-the leader's snapshot together. The effects of the lost entries on nodes remain.
+Entries survive every other process, but not always a restart of the log itself. A log that flushes once a second and loses
+power returns to its contents at one moment of its last second: entries, positions and the leader's snapshot together. The
+effects of the lost entries on nodes remain.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from math import inf
+from typing import NamedTuple
 
+from holdfast.domain.findings import StepRecord
+from holdfast.log.names import FINDINGS, INBOX, LEADER_LEASE, STEPS, SUPERVISOR_GROUP
+from holdfast.log.protocol import Commit, Delivery, Entry, Lease
+from holdfast.log.streams import Reader, Streams
+from holdfast.sim.clocks import Clock
 from holdfast.sim.world import World
 from holdfast.supervisor.core import State
-from holdfast.supervisor.protocol import Event
+from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.inbox import InboxQueue, gone_entry, request_entry
+from holdfast.supervisor.leader.intake import STREAMS, Intake, take
+from holdfast.supervisor.leader.term import CONSUMER
+from holdfast.supervisor.protocol import Event, FindingArrived, NodeGone, NodeReported, StepsCompleted
+from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, fingerprint
+from holdfast.wire.control import encode_report
+from holdfast.wire.events import finding_entry, step_entries
 
 FLUSHED_S = 1.0
+LENGTH_MAX = 1000  # entries of a stream; nobody reads the leader's events here
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    at: float
-    state: State
-    inbox: tuple[Event, ...]
-    epoch: int
+class _Contents:
+    """The contents of the log's server, and what its one consumer has read."""
+
+    def __init__(self, state: State) -> None:
+        self.clock_s = 0.0  # the server's clock at the write that is carried out
+        self.streams = Streams(self._now, stream_length_max=LENGTH_MAX, next_epoch=self._epoch)
+        self.lease = self._acquire("an operator")
+        self.streams.commit(self.lease, Commit(snapshot=snapshot.changes(None, state)))
+        self.reader = self._reader()
+
+    def _now(self) -> float:
+        return self.clock_s
+
+    def _epoch(self) -> int:
+        return int(self.clock_s)
+
+    def _acquire(self, holder: str) -> Lease:
+        lease = self.streams.acquire(LEADER_LEASE, holder, inf)
+        assert lease is not None
+        return lease
+
+    def _reader(self) -> Reader:
+        return self.streams.reader(*STREAMS, group=SUPERVISOR_GROUP, consumer=CONSUMER)
+
+    def elect(self, holder: str) -> Lease:
+        """End the lease of the last leader, as its time does, and begin to read as the next."""
+        self.streams.release(self.lease)
+        self.lease, self.reader = self._acquire(holder), self._reader()
+        return self.lease
+
+
+class _Write(NamedTuple):
+    at: float  # the world's time
+    clock_s: float
+    apply: Callable[[_Contents], object]
+
+    def carry_out(self, contents: _Contents) -> None:
+        contents.clock_s = self.clock_s
+        self.apply(contents)
 
 
 class Log:
-    def __init__(self, world: World, state: State, *, flushes_late: bool = False) -> None:
+    def __init__(self, world: World, clock: Clock, state: State, *, flushes_late: bool = False) -> None:
         """`flushes_late`: the last second of the log can be lost."""
-        self.world = world
-        self.state = state  # as last committed
-        self.inbox: deque[Event] = deque()  # its left end is the first entry not acknowledged
-        self.epoch = 0
-        self._flushes_late = flushes_late
-        self._moments: deque[_Moment] = deque()  # oldest first; one of them is older than the last second
-        self._written()
+        self._world, self._clock = world, clock
+        self._contents = _Contents(state)
+        self._flushed = _Contents(state) if flushes_late else None
+        self._unflushed: deque[_Write] = deque()  # oldest first
+        self._terms = 0
+        self._operations = 0
+        self._queue = InboxQueue("")
+
+    # ------------------------------------------------------------ the leader
+
+    def elect(self) -> Lease:
+        """Return the lease of the next leader. Its epoch is higher than all before, including those that were lost with the
+        data, unless two leaders are elected within the same second."""
+        self._terms += 1
+        self._queue = InboxQueue(f"term {self._terms}")
+        holder = f"leader {self._terms}"
+        self._write(lambda contents: contents.elect(holder))
+        return self._contents.lease
+
+    def load(self) -> State:
+        """Return the state of the last commit, from its bytes."""
+        return snapshot.load(self._contents.streams.snapshot(LEADER_LEASE))
+
+    def take(self, at: float) -> Intake:
+        """Read and decode the next batch. It is delivered again to the next leader unless this one commits it."""
+        batch: list[Delivery] = []
+        self._write(lambda contents: batch.extend(contents.reader.take()) if not batch else contents.reader.take())
+        return take(batch, at, self._queue.decoded)
+
+    def commit(self, lease: Lease, commit: Commit) -> None:
+        self._write(lambda contents: contents.streams.commit(lease, commit))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some entry has not been folded."""
+        return self._contents.streams.is_behind(SUPERVISOR_GROUP, *STREAMS)
+
+    # ------------------------------------------------------------ entries
 
     def append(self, event: Event) -> None:
-        self.inbox.append(event)
-        self._written()
+        match event:
+            case FindingArrived(finding=finding):
+                self._append(FINDINGS, finding_entry(finding))
+            case StepsCompleted():
+                self._append(STEPS, _step_entry(event))
+            case NodeReported(report=report, seq=seq):
+                self._queue.report(event, encode_report(report, seq, columns=True).SerializeToString())
+                self._append_waiting()
+            case NodeGone():
+                self._queue.put(gone_entry(event))
+                self._append_waiting()
+            case _:
+                assert isinstance(event, OperatorEvent)
+                self._operations += 1
+                operation = f"operation {self._operations}"
+                self._append(INBOX, request_entry(OperatorRequest(operation, event, fingerprint(event))))
 
-    def commit(self, state: State, *, acknowledge: bool) -> None:
-        """Write the state and acknowledge the input, atomically."""
-        self.state = state
-        if acknowledge:
-            self.inbox.popleft()
-        self._written()
+    def _append_waiting(self) -> None:
+        entries, count = self._queue.batch()
+        self._append(INBOX, *entries)
+        self._queue.written(count)
 
-    def elect(self, clock: float) -> int:
-        """Return a new epoch, which is higher than all before, including those that were lost with the data."""
-        self.epoch = max(self.epoch + 1, int(clock))
-        self._written()
-        return self.epoch
+    def _append(self, stream: str, *entries: Entry) -> None:
+        self._write(lambda contents: contents.streams.append(stream, *entries))
+
+    # ------------------------------------------------------------ losses
 
     def lose_tail(self, lost_s: float) -> None:
         """Restart with the data of `lost_s` ago, at most a second."""
-        moment = self._moments[0]
-        for each in self._moments:
-            if each.at <= self.world.now - lost_s:
-                moment = each
-        self._restart(moment.state, moment.inbox, moment.epoch)
+        assert self._flushed is not None
+        while self._unflushed and self._unflushed[0].at <= self._world.now - lost_s:
+            self._unflushed.popleft().carry_out(self._flushed)
+        self._restart(self._flushed)
 
     def lose_everything(self, state: State) -> None:
-        self._restart(state, (), 0)
+        self._restart(_Contents(state))
 
-    def _restart(self, state: State, inbox: tuple[Event, ...], epoch: int) -> None:
-        self.state, self.inbox, self.epoch = state, deque(inbox), epoch
-        self._moments.clear()
-        self._written()
+    def _restart(self, contents: _Contents) -> None:
+        self._contents = contents
+        self._flushed = copy.deepcopy(contents) if self._flushed is not None else None
+        self._unflushed.clear()
 
-    def _written(self) -> None:
-        if not self._flushes_late:
+    def _write(self, apply: Callable[[_Contents], object]) -> None:
+        write = _Write(self._world.now, self._clock.now(), apply)
+        write.carry_out(self._contents)
+        if self._flushed is None:
             return
-        self._moments.append(_Moment(self.world.now, self.state, tuple(self.inbox), self.epoch))
-        while len(self._moments) > 1 and self._moments[1].at <= self.world.now - FLUSHED_S:
-            self._moments.popleft()
+        self._unflushed.append(write)
+        while self._unflushed[0].at <= self._world.now - FLUSHED_S:
+            self._unflushed.popleft().carry_out(self._flushed)
+
+
+def _step_entry(event: StepsCompleted) -> Entry:
+    """As diagnostics publishes a finished step."""
+    record = StepRecord(
+        job=event.job,
+        generation=event.generation,
+        step=event.step,
+        world_size=1,
+        started_at=event.ended_at - event.step_s,
+        ended_at=event.ended_at,
+        tokens=event.tokens,
+        loss=event.loss,
+        stall_s=event.stall_s,
+    )
+    return step_entries([record])[0]

@@ -37,20 +37,23 @@ from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
 from holdfast.sim.several import SeveralJobs
 from holdfast.sim.store import URL, Store
-from holdfast.sim.supervisor import Policy, Step, Supervisor
+from holdfast.sim.supervisor import Policy, Supervisor
 from holdfast.sim.suspects import SelfTests
 from holdfast.sim.training import Training
+from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation, World
-from holdfast.supervisor.core import Config, Job, State, step
+from holdfast.supervisor.core import Config, Job, step
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED
 from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.protocol import (
     JobPhase,
+    JobStopRequested,
     JobSubmitted,
     NodeCordonRequested,
     NodeRepaired,
     ProviderAnswered,
     RequestReplacement,
+    StartFrom,
 )
 
 STEP_S = 0.5
@@ -278,9 +281,16 @@ class Scenario:
 
     def _submit(self) -> None:
         """Submit the job. In hostile worlds, submit it again if it does not appear."""
-        if self.supervisor.leading and JOB not in self.supervisor.committed.jobs:
+        state = self.supervisor.committed
+        if self.supervisor.leading and JOB not in state.jobs:
             self._submissions += 1
-            self.supervisor.append(JobSubmitted(self.world.now, self.spec, f"token {self._submissions}"))
+            if any(JOB in node.live_generations for node in state.nodes.values()):  # of a run that the log has lost
+                self.supervisor.append(
+                    JobStopRequested(self.world.now, JOB, "its supervisor has lost its state", False)
+                )
+            start = StartFrom.NOTHING if self._submissions == 1 else StartFrom.SCRATCH
+            token = f"token {self._submissions}"
+            self.supervisor.append(JobSubmitted(self.world.now, self.spec, token, start=start))
         if self.hostility:
             self.world.after(SUBMITTED_AGAIN_S, self._submit)
 
@@ -720,11 +730,11 @@ class Scenario:
         supervisor, lost_s = self.supervisor, self.world.spite.uniform(0.0, FLUSHED_S)
         if everything:
             self.world.say("FAULT the log loses everything")
-            supervisor.log.lose_everything(State(config=supervisor.config))
+            supervisor.lose_log(None)
         else:
             self.world.say(f"FAULT the log loses its last {lost_s:.3f} s")
-            supervisor.log.lose_tail(lost_s)
-        self.invariants.log_went_back(supervisor.log.state)
+            supervisor.lose_log(lost_s)
+        self.invariants.log_went_back(supervisor.committed)
         if supervisor.leading:
             supervisor.crash()
 

@@ -21,8 +21,9 @@ from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.invariants import Invariants
 from holdfast.sim.sharing import FAULTS_END_S, SharingPromises
 from holdfast.sim.store import Store
-from holdfast.sim.supervisor import Step, Supervisor
+from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.training import Training
+from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Config, State, step
 from holdfast.supervisor.protocol import (

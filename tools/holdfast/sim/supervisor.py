@@ -1,34 +1,37 @@
 """The supervisor's shell in virtual time: a durable log, one leader at a time, crashes between any two writes.
 
-A leader processes one event in three phases: it folds the event, commits (state and acknowledged input in one write), and
-executes the commands one by one. It may crash before the commit (the event is delivered again), or after any of the commands
-(the rest are lost or, if the leader was only paused, arrive late with its old epoch). A standby then takes the lease, loads the
-snapshot from its bytes, and continues.
+A leader processes a batch in three phases, as production's `leader/term.py`: its `Folder` folds the events that wait, one write
+commits the changed parts of the state, the records and the acknowledgements, and the commands are executed one by one. It may
+crash before the commit (the batch is delivered again), or after any of the commands (the rest are lost or, if the leader was
+only paused, arrive late with its old epoch). A standby then takes the lease, loads the snapshot from its bytes, and continues.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.faults import DIE_AFTER_S, FaultKind
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.orders import Hello, Report, Stop
+from holdfast.log.protocol import Lease
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
 from holdfast.sim.log import Log
+from holdfast.sim.watched import Step, Watched, batch_of
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.beats import Reported, patience_s
 from holdfast.supervisor.agents.unanswered import Unanswered
-from holdfast.supervisor.core import Config, State, check_fault, step, view
+from holdfast.supervisor.core import Config, State, as_sends, step, view
 from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.upkeep import reconcile
+from holdfast.supervisor.leader.fold import Folder
+from holdfast.supervisor.leader.intake import Input, Intake
 from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.protocol import (
     CancelTimer,
@@ -36,8 +39,6 @@ from holdfast.supervisor.protocol import (
     Command,
     Evaluate,
     Event,
-    FaultRequested,
-    FindingArrived,
     FindingJudged,
     GenerationChanged,
     IncidentChanged,
@@ -55,17 +56,16 @@ from holdfast.supervisor.protocol import (
     RequestReplacement,
     Send,
     SetTimer,
-    StepsCompleted,
     StepSeen,
     TimerFired,
 )
+from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.timers import Timer
-from holdfast.wire import records
 
 BEATS_S = 1.0  # interval at which the leader evaluates the agents' heartbeats
+CHECKED_SHARE = 0.005  # of the commits: the snapshot and the index are compared with the state
 
 Policy = Callable[[Incident, JobView], Action]
-Step = Callable[[State, Event], tuple[State, tuple[Command, ...]]]
 
 
 class Observer(Protocol):
@@ -90,8 +90,13 @@ class Supervisor:
     ) -> None:
         self.world, self.agents, self.observer, self.policy, self.fold = world, agents, observer, policy, fold
         self.config = config or Config()
-        self.log = Log(world, State(config=self.config), flushes_late=log_flushes_late)
         self.log_clock = Clock(world)
+        self.committed = State(config=self.config)
+        self.log = Log(world, self.log_clock, self.committed, flushes_late=log_flushes_late)
+        self._batch = batch_of(fold)
+        self._folder: Folder | None = None
+        self._watched: Watched | None = None
+        self._lease: Lease | None = None
         self.machines = (Clock(world), Clock(world))
         self._machine = 1
         self.clock = self._steady()
@@ -114,10 +119,6 @@ class Supervisor:
         self._in_flight: dict[int, deque[tuple[int, Report]]] = {}  # session → reports, first in, first out
         self._last_arrival: dict[int, float] = {}  # session → arrival of its last order
 
-    @property
-    def committed(self) -> State:
-        return self.log.state
-
     def _steady(self) -> SteadyClock:
         return SteadyClock(self.machines[self._machine].now, lambda: self.world.now)
 
@@ -126,13 +127,15 @@ class Supervisor:
     def lead(self) -> None:
         """Let a standby take over, with only the bytes of the last commit."""
         self._machine = 1 - self._machine
-        self.epoch = self.log.elect(self.log_clock.now())
+        self._lease = self.log.elect()
+        self.epoch = self._lease.epoch
         self.leading = True
         self.led_since = self.world.now
         self._unanswered = Unanswered()
-        self.log.state = records.loads(records.dumps(self.log.state, State), State)
+        self.committed = state = self.log.load()
+        self._folder = Folder(state, self.epoch, committed=state, batch=self._begin_batch)
         self.clock = self._steady()
-        self.clock.not_before(self.log.state.folded_at)
+        self.clock.not_before(state.folded_at)
         self.world.say(f"supervisor of epoch {self.epoch} leads")
         self._terms += 1  # a new secret per term, as in the real shell: a log that lost data may issue an epoch twice
         self.tell(LeaderStarted(self.world.now, self.epoch, f"term {self._terms}"))
@@ -149,6 +152,14 @@ class Supervisor:
         for agent in self.agents.values():
             self.hang_up(agent, tell=False)
         self.world.soon(*away_s, self.lead)
+
+    def lose_log(self, lost_s: float | None) -> None:
+        """Let the log lose its last `lost_s`, or everything if None."""
+        if lost_s is None:
+            self.log.lose_everything(State(config=self.config))
+        else:
+            self.log.lose_tail(lost_s)
+        self.committed = self.log.load()
 
     # ------------------------------------------------------------ sessions
 
@@ -174,7 +185,7 @@ class Supervisor:
 
             def gone() -> None:
                 if self.leading and self.epoch == epoch:
-                    self.tell(NodeGone(self.world.now, agent.name, incarnation, session, renewed))
+                    self.append(NodeGone(self.world.now, agent.name, incarnation, session, renewed))
 
             self.world.soon(0.0, 0.2, gone)
 
@@ -203,7 +214,7 @@ class Supervisor:
         if not self.leading or self.epoch != epoch:
             return
         connected = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
-        for agent in [] if self.log.inbox else connected:
+        for agent in [] if self.log.is_behind else connected:
             session, known = self.sessions[agent.name], self._reported(agent.name)
             if known == Reported(session, agent.version):
                 self._differs.pop(agent.name, None)
@@ -211,7 +222,7 @@ class Supervisor:
                 self.world.say(f"what {agent.name} runs is not what it reported: its session ends")
                 del self._differs[agent.name]
                 self.hang_up(agent, renewed=True)
-        for send in [] if self.log.inbox else self._unanswered.due(self.committed, self.sessions, self.world.now):
+        for send in [] if self.log.is_behind else self._unanswered.due(self.committed, self.sessions, self.world.now):
             self._send(send)
         reached = [(agent.name, each) for agent in connected for each in agent.steps]
         for node, each in beats.steps_to_fold(reached, self.committed, self.clock()):
@@ -225,8 +236,8 @@ class Supervisor:
     # ------------------------------------------------------------ folding
 
     def append(self, event: Event) -> None:
-        """Append an event to the durable inbox."""
-        self.log.append(replace(event, at=self.log_clock.now()))
+        """Append an event to its stream of the log."""
+        self.log.append(event)
         self._wake()
 
     def tell(self, event: Event) -> None:
@@ -240,54 +251,56 @@ class Supervisor:
             self.world.soon(0.0005, 0.004, self._work)
 
     def _work(self) -> None:
+        """Fold and commit what waits, and carry out the commands."""
         self._awake = False
-        internal = bool(self.internal)
-        source = self.internal or self.log.inbox
-        if not self.leading or not source:
+        if not self.leading:
             return
-        event = self._dated(source[0])
-        after, commands = self._decide(event)
+        assert self._folder is not None
+        assert self._lease is not None
+        begins = bool(self.internal) and isinstance(self.internal[0], LeaderStarted)
+        internal = [self.internal[0]] if begins else list(self.internal)
+        intake = Intake() if begins else self.log.take(self.clock())
+        if intake.poison:
+            raise Violation(f"an entry cannot be read: {intake.poison[0]}")
+        inputs = [*intake.inputs, *(Input(event) for event in internal)]
+        if not inputs:
+            return
+        folded = self._folder.fold(inputs, self.clock())
+        watched = self._watched
+        assert watched is not None
+        if watched.error is not None and not isinstance(watched.error, HoldfastError):
+            raise watched.error
         if self._crashes():
-            self.crash()  # before the commit: no effect, and an entry of the log is delivered again
+            self.crash()  # before the commit: no effect, and the entries of the log are delivered again
             return
-        if internal:
+        for _ in internal:
             self.internal.popleft()
-        before = self.committed
-        self.log.commit(after, acknowledge=not internal)
-        if isinstance(event, NodeReported) and isinstance(event.report, Hello):
-            self._broken.discard(event.node)
-        self.observer.folded(before, event, after, commands)
-        self._carry_out(commands)
-        if self.leading and (self.internal or self.log.inbox):
+        for record in folded.published:
+            if isinstance(record, OperationDone) and not record.ok:
+                self.world.say(f"{record.operation} is refused: {record.reason}")
+        self.log.commit(self._lease, self._folder.commit(folded, intake.positions))
+        self._folder.keep(folded)
+        self.committed = folded.state
+        self._observe(watched, folded.state)
+        self._carry_out(as_sends(folded.commands))
+        if self.leading and (self.internal or self.log.is_behind):
             self._wake()
 
-    def _dated(self, event: Event) -> Event:
-        """Set the event's time by the leader's clock, and its age as measured by the log."""
-        age_s = max(0.0, self.log_clock.now() - event.at)
-        match event:
-            case FindingArrived(finding=finding):
-                return replace(event, at=self.clock(), age_s=age_s + finding.waited_s)
-            case StepsCompleted():
-                return replace(event, at=self.clock(), age_s=age_s)
-            case _:
-                return replace(event, at=self.clock())
+    def _begin_batch(self, state: State) -> Watched:
+        self._watched = self._batch(state)
+        return self._watched
 
-    def _decide(self, event: Event) -> tuple[State, tuple[Command, ...]]:
-        if isinstance(event, FaultRequested):
-            try:
-                check_fault(self.committed, event)
-                after, commands = self.fold(self.committed, event)
-            except HoldfastError as refusal:  # the real shell sends it as the answer
-                self.world.say(f"{event.kind} is refused: {refusal}")
-                return self.committed, ()
-        else:
-            after, commands = self.fold(self.committed, event)
-        if self.world.chance.random() < 0.02:
-            again = records.loads(records.dumps(self.committed, State), State)
-            if again != self.committed or self.fold(again, event) != (after, commands):
-                raise Violation(f"a snapshot decides differently about {type(event).__name__}")
-            self._check_index(after, event)
-        return after, commands
+    def _observe(self, watched: Watched, state: State) -> None:
+        last: Event | None = None
+        for fold in watched.folds(state):
+            last = fold.event
+            if isinstance(last, NodeReported) and isinstance(last.report, Hello):
+                self._broken.discard(last.node)
+            self.observer.folded(*fold)
+        if last is not None and self.world.chance.random() < CHECKED_SHARE:
+            if self.log.load() != state:
+                raise Violation(f"the parts that were committed after {type(last).__name__} are not the state")
+            self._check_index(state, last)
 
     def _check_index(self, after: State, event: Event) -> None:
         """Check that the core, which examines only what its index and the changes name, decides as with a full search."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -62,11 +62,18 @@ class Folder:
     """The state of one term. `fold` computes a result; `keep` makes it the present state after it has been committed."""
 
     def __init__(
-        self, state: State, epoch: int, *, committed: State | None = None, obsolete: Iterable[str] = ()
+        self,
+        state: State,
+        epoch: int,
+        *,
+        committed: State | None = None,
+        obsolete: Iterable[str] = (),
+        batch: Callable[[State], Batch] = Batch,
     ) -> None:
         """`committed`: the state that the snapshot's parts represent. None = there are none, or they are an earlier version's:
-        then these are `obsolete`, and all parts are written."""
+        then these are `obsolete`, and all parts are written. `batch` begins each fold; the simulator observes it."""
         self.state = state
+        self._begin = batch
         self._committed = committed
         self._obsolete = tuple(obsolete)
         self._epoch = epoch
@@ -85,7 +92,7 @@ class Folder:
     def fold(self, inputs: Iterable[Input], now: float) -> Folded:
         """Fold the inputs. All get the present time of the leader's clock, which never runs backwards."""
         self._at = max(self._at, now)
-        batch = _Batch(Batch(self.state))
+        batch = _Batch(self._begin(self.state))
         for of_nodes, group in itertools.groupby(inputs, key=lambda each: isinstance(each.event, NodeReported)):
             together = list(group)
             if not (of_nodes and self._fold_reports(batch, together)):

@@ -54,63 +54,38 @@ def _nothing() -> None:
     pass
 
 
-class InboxWriter:
-    """One writer for all sessions of a term. It keeps the order of arrival, and appends everything that waits as one batch.
-    While the event log is unavailable, entries wait here unacknowledged; at the end of the term, agents send their reports
-    again.
-    """
+class InboxQueue:
+    """What waits to be appended to the inbox, in the order of arrival, and the entries that are made of it. No I/O."""
 
-    def __init__(self, event_log: EventLog) -> None:
-        self._log = event_log
+    def __init__(self, name: str) -> None:
+        """`name` makes the ids of entries unique over all queues."""
+        self._name = name
         self._waiting: deque[_Waiting] = deque()
-        self._wake = anyio.Event()
-        self._room = anyio.Event()
-        self._name = uuid.uuid4().hex  # makes entry ids unique over all writers
         self._numbers = itertools.count(1)
         self._decoded: OrderedDict[str, tuple[NodeReported, ...]] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def put(self, entry: Entry, written: Callable[[], None] = _nothing) -> None:
-        """Never waits; sessions call `wait_for_room` before they read more. `written` is called once it is in the log."""
+        """`written` is called once the entry is in the log."""
         self._waiting.append(_Waiting(entry, written))
-        self._wake.set()
 
     def report(self, event: NodeReported, message: bytes, written: Callable[[], None] = _nothing) -> None:
         """`put` for a report that arrived as `message`."""
         raw = Reported(event.at, event.node, event.incarnation, event.session, message)
         self._waiting.append(_Waiting((event, raw), written))
-        self._wake.set()
 
     def decoded(self, entry_id: str) -> tuple[NodeReported, ...] | None:
         """The reports of an entry that was written here; None otherwise. Can be called once per entry."""
         return self._decoded.pop(entry_id, None)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether some entry is not in the log yet."""
-        return bool(self._waiting)
+    def written(self, count: int) -> None:
+        """Record that the first `count` waiting items are in the log."""
+        for _ in range(count):
+            self._waiting.popleft().written()
 
-    async def wait_for_room(self) -> None:
-        while len(self._waiting) >= WAITING_MAX:
-            await self._room.wait()
-
-    async def run(self) -> None:
-        """A loop for the term's task group. Ends only by an exception."""
-        while True:
-            await self._wake.wait()
-            self._wake = anyio.Event()
-            await self.write()
-
-    async def write(self) -> None:
-        """Append everything that waits now."""
-        while self._waiting:
-            entries, count = self._batch()
-            await self._append(entries)
-            for _ in range(count):
-                self._waiting.popleft().written()
-            self._room.set()
-            self._room = anyio.Event()
-
-    def _batch(self) -> tuple[list[Entry], int]:
+    def batch(self) -> tuple[list[Entry], int]:
         """The next entries to append, and the number of waiting items that they contain."""
         entries: list[Entry] = []
         together: list[tuple[NodeReported, Reported]] = []
@@ -141,6 +116,58 @@ class InboxWriter:
             self._decoded.popitem(last=False)
         return entry
 
+
+class InboxWriter:
+    """One writer for all sessions of a term. It keeps the order of arrival, and appends everything that waits as one batch.
+    While the event log is unavailable, entries wait here unacknowledged; at the end of the term, agents send their reports
+    again.
+    """
+
+    def __init__(self, event_log: EventLog) -> None:
+        self._log = event_log
+        self._queue = InboxQueue(uuid.uuid4().hex)
+        self._wake = anyio.Event()
+        self._room = anyio.Event()
+
+    def put(self, entry: Entry, written: Callable[[], None] = _nothing) -> None:
+        """Never waits; sessions call `wait_for_room` before they read more. `written` is called once it is in the log."""
+        self._queue.put(entry, written)
+        self._wake.set()
+
+    def report(self, event: NodeReported, message: bytes, written: Callable[[], None] = _nothing) -> None:
+        """`put` for a report that arrived as `message`."""
+        self._queue.report(event, message, written)
+        self._wake.set()
+
+    def decoded(self, entry_id: str) -> tuple[NodeReported, ...] | None:
+        """The reports of an entry that was written here; None otherwise. Can be called once per entry."""
+        return self._queue.decoded(entry_id)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some entry is not in the log yet."""
+        return bool(self._queue)
+
+    async def wait_for_room(self) -> None:
+        while len(self._queue) >= WAITING_MAX:
+            await self._room.wait()
+
+    async def run(self) -> None:
+        """A loop for the term's task group. Ends only by an exception."""
+        while True:
+            await self._wake.wait()
+            self._wake = anyio.Event()
+            await self.write()
+
+    async def write(self) -> None:
+        """Append everything that waits now."""
+        while self._queue:
+            entries, count = self._queue.batch()
+            await self._append(entries)
+            self._queue.written(count)
+            self._room.set()
+            self._room = anyio.Event()
+
     async def _append(self, entries: list[Entry]) -> None:
         """Append, retrying without limit. A try whose outcome is unknown is repeated: the core drops repeats."""
         backoff = Backoff(max_s=0.5)
@@ -148,7 +175,7 @@ class InboxWriter:
             try:
                 await self._log.append(INBOX, *entries)
             except Unavailable as error:
-                log.warning("the event log is unavailable; holding reports", held=len(self._waiting), reason=str(error))
+                log.warning("the event log is unavailable; holding reports", held=len(self._queue), reason=str(error))
                 await backoff.sleep()
             else:
                 return
