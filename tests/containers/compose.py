@@ -60,7 +60,8 @@ class Compose:
     @cached_property
     def token(self) -> str:
         """That of the API, as deploy/README.md has it read."""
-        return self("run", "--rm", "--no-deps", "-T", "passwords", "cat", "/var/lib/passwords/api/password").strip()
+        said = self("run", "--rm", "--no-deps", "-T", "passwords", "cat", "/var/lib/passwords/api/password")
+        return said.split()[-1]  # after what compose itself says
 
     def container(self, service: str) -> str:
         return self("ps", "--all", "-q", service).strip().splitlines()[-1]
