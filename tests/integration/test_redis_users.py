@@ -113,7 +113,7 @@ def test_what_no_service_needs_is_refused(port: int, user: str, command: str) ->
 
 
 def test_nobody_is_let_in_without_a_password(port: int) -> None:
-    once = Retry(NoBackoff(), 0)  # the client's own tries a refused password again for half a second
+    once = Retry(NoBackoff(), 0)  # the client's own tries a refused password again for some seconds
     with redis.Redis(port=port, retry=once) as client, pytest.raises(redis.AuthenticationError):
         client.ping()
     for user, password in product(("default", *redis_users.PASSWORDS), ("probe", "default", "nopass")):
