@@ -145,12 +145,12 @@ def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.Monk
             return self._now()
 
     monkeypatch.setattr(supervisor, "SteadyClock", WallClock)
-    _found(CLOCKS, NEVER_TRAINS, first=7)
+    _found(CLOCKS, NEVER_TRAINS, first=0)
 
 
 def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Unanswered, "due", lambda *_: [])
-    _found(LOSS, "still runs generation|could not be started", first=58)  # a Stop, or a Prepare, was lost
+    _found(LOSS, "still runs generation|could not be started", first=19)  # a Stop, or a Prepare, was lost
 
 
 def test_a_run_that_was_replaced_while_nobody_knew_of_it_and_is_not_stopped_is_found(

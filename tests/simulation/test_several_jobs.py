@@ -37,7 +37,7 @@ PLANTED: dict[str, tuple[ModuleType, str, Callable[..., object], str, int]] = {
         loans, "review", lambda turn, job: None, "could run with what others can lend", 265,
     ),
     "what was lent does not come back": (
-        upkeep, "_wanted", lambda turn, job: None if job.lent is not None else _wanted(turn, job), "could run . of .", 25,
+        upkeep, "_wanted", lambda turn, job: None if job.lent is not None else _wanted(turn, job), "could run . of .", 140,
     ),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from holdfast.runtime.fleet import Membership, fleet_name, read_tokens
 from holdfast.runtime.identities import Role, parse_spiffe
 from holdfast.runtime.renewal import report_expiry
 from holdfast.runtime.revocation import revocations_of
-from holdfast.runtime.tls import CERT, IDENTITIES, Demand, Tls, require_whole
+from holdfast.runtime.tls import CA, CERT, IDENTITIES, Demand, Tls, require_whole
 
 ENV_PREFIX = "HOLDFAST_"
 log = structlog.get_logger("holdfast.runtime.settings")
@@ -66,14 +66,20 @@ class ServiceSettings(BaseSettings):
         return self.tls_crl
 
     def tls_as(self, role: Role, name: str = "") -> Tls | None:
-        """As `tls`. Raises `InvalidSpec` if the three files do not belong together, or if the certificate has identities, and
-        not this one. Warns if identities are not checked."""
+        """As `tls`. Raises `InvalidSpec` if the files cannot be used, or if the certificate has identities, and not this one.
+        Warns if identities are not checked, and if the CA has not signed the certificate."""
         loaded = self.tls
         if loaded is not None:
             loaded.require_usable()
             loaded.require(role, name)
             report_expiry(loaded)
             revocations_of(loaded)  # an agent reads it when it connects; what is wrong with it is said now
+            if not loaded.signed_by_its_ca:
+                log.warning(
+                    "the CA has not signed this side's own certificate",
+                    reason=f"{CERT}: {self.tls_cert}, {CA}: {self.tls_ca}",
+                    advice="the other ends refuse it unless their CA file has another CA, which has signed it",
+                )
             if loaded.proves_nothing:
                 log.warning(
                     "any certificate of the CA is accepted for any node and service",

@@ -85,10 +85,15 @@ class Tls:
         require_pair(self.cert, self.key, cert, key_path=key)
 
     def require_usable(self) -> None:
-        """Raises `InvalidSpec` that names the file if the three do not belong together: nobody could connect."""
-        cert, _, ca = self.files
+        """Raises `InvalidSpec` that names the file if nobody could connect: the key is another one's, or a file has no PEM."""
         self.require_pair()
-        require_issued(self.cert, self.ca, cert, ca)
+        _certificates(self.ca, CA, self.files[2])
+
+    @property
+    def signed_by_its_ca(self) -> bool:
+        """Whether a CA of the CA file has signed this side's certificate. The other ends may have another CA file."""
+        cert, _, ca = self.files
+        return is_signed(_certificates(self.cert, CERT, cert), _certificates(self.ca, CA, ca))
 
     @property
     def proves_nothing(self) -> bool:
@@ -174,19 +179,18 @@ def require_pair(
         raise InvalidSpec(variable, str(path), f"the certificate of the key in {of_key} ({key_file})")
 
 
-def require_issued(cert: bytes, ca: bytes, path: Path, ca_path: Path) -> None:
-    """Raises `InvalidSpec` if no CA in `ca` has signed the certificate, directly or by others that follow it in its file."""
-    leaf, *between = _certificates(cert, CERT, path)
-    anchors = _certificates(ca, CA, ca_path)
+def is_signed(chain: Sequence[x509.Certificate], anchors: Sequence[x509.Certificate]) -> bool:
+    """Whether one of `anchors` has signed the first certificate, directly or by the others of the chain."""
+    leaf, *between = chain
     reached, waiting = [leaf], [leaf]
     while waiting:
         each = waiting.pop()
         if each in anchors or any(is_issued_by(each, anchor) for anchor in anchors):
-            return
+            return True
         found = [other for other in between if other not in reached and is_issued_by(each, other)]
         reached += found
         waiting += found
-    raise InvalidSpec(CA, str(ca_path), f"a PEM file with the CA that has signed the certificate in {CERT} ({path})")
+    return False
 
 
 def _certificates(pem: bytes, variable: str, path: Path) -> list[x509.Certificate]:
