@@ -32,7 +32,7 @@ from holdfast.supervisor.timers import RanksDue, StepDue
 
 SEEDS = 120
 PEACE_S = 75.0
-FORGOTTEN_RUN = 3002  # in FORGETFUL: the log loses everything, and the run that it knew is not known any more
+FORGOTTEN_RUN = 1792  # in FORGETFUL: the log loses everything, and the run that it knew is not known any more
 NEVER_SHOWN_RUN = 3036  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
 NEVER_TRAINS = "the job does not train"
 
@@ -158,7 +158,7 @@ def test_a_run_that_was_replaced_while_nobody_knew_of_it_and_is_not_stopped_is_f
 ) -> None:
     simulate(FORGOTTEN_RUN, hostility=FORGETFUL)
     monkeypatch.setattr(reconcile, "stop_orphaned", lambda *_: None)
-    with pytest.raises(Violation, match=r"was replaced, and is not stopped|still runs generation|does not train"):
+    with pytest.raises(Violation, match=r"was replaced, and is not stopped|still runs generation"):
         simulate(FORGOTTEN_RUN, hostility=FORGETFUL)
 
 
