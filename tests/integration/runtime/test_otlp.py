@@ -86,11 +86,11 @@ def test_a_collector_that_is_away_is_said_once_and_costs_nothing() -> None:
 import time
 from holdfast.domain.tracing import Span, new_trace
 from holdfast.runtime import logs, otlp, telemetry
-told, failures = otlp.Collector.told, []
+note_result, failures = otlp.Collector.note_result, []
 def noted(self, *, answered):
-    told(self, answered=answered)
+    note_result(self, answered=answered)
     failures.append(not answered)
-otlp.Collector.told = noted
+otlp.Collector.note_result = noted
 otlp.EXPORT_TIMEOUT_S = 0.2
 logs.configure("test", form="json")
 telemetry.configure("holdfast-test")
