@@ -67,9 +67,9 @@ def test_an_unmodified_script_survives_a_killed_rank(tmp_path: Path) -> None:
     wait_until(lambda: asked(tmp_path, "jobs", "list")[0]["observed_steps"], description="observed optimizer steps")
     [job] = asked(tmp_path, "jobs", "list")
     assert (job["name"], job["phase"], job["step"]) == ("train-ddp", "running", None)
-    before = workers(mark)
-    assert len(before) == 2
-    before[-1].send_signal(signal.SIGKILL)
+    assert len(workers(mark)) == 2
+    [victim] = [each for each in workers(mark) if "rank 1" in " ".join(each.cmdline())]
+    victim.send_signal(signal.SIGKILL)
     assert process.wait(90) == 0, output.read_text()
     text = output.read_text()
     assert re.search(r"Rank 1 on node-0 was killed by SIGKILL after \d+ optimizer steps \(observed", text)
