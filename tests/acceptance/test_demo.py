@@ -25,7 +25,7 @@ def _demo(
 ) -> tuple[dict[str, Any], str]:
     """The report, and what was printed."""
     command = [sys.executable, *program, "demo", "--out", str(out), *options]
-    result = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=390, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=700, check=False)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
     loaded: dict[str, Any] = json.loads((out / "report.json").read_text())
@@ -37,7 +37,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return _demo(tmp_path_factory.mktemp("demo"), "--steps", str(STEPS))[0]
 
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(740)
 
 
 def test_three_faults_in_the_short_form(tmp_path: Path) -> None:
