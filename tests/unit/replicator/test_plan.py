@@ -105,7 +105,7 @@ def test_a_node_that_lags_takes_the_steps_that_all_who_lag_take() -> None:
     interval=st.sampled_from([1, 5, 7, 10, 1000]),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_copies_of_all_nodes_meet_in_one_step_however_slow_they_are(
     costs: list[float], interval: int, order: random.Random
 ) -> None:
