@@ -56,8 +56,8 @@ def _save(node: Node, images: ImageSet, step: int) -> bool:
 
 
 class _Held:
-    """But for the pages that are kept for the next copy: there is one such file. There is none while the last copy was read when
-    the next one came, and there are two if a copy began before the file of the one before was released."""
+    """But for the pages that are kept for the next copy: there is one such file. There is none while the last copy was read
+    when the next one came, and there are two if a copy began before the file of the one before was released."""
 
     def __init__(self, *held_by: Node) -> None:
         roots = [root for node in held_by for root in (node.root, node.memory)]
