@@ -39,10 +39,6 @@ FREE_FROM = 1000  # above every descriptor that a child is promised
 SERVICES = ("holdfast.agent", "holdfast.replicator", "holdfast.diagnostics", "holdfast.supervisor")
 TEMPLATE = "holdfast.train.template"
 OF_AN_AGENT = ("holdfast.replicator", TEMPLATE)
-# Variables that take effect when the interpreter starts or a module is imported: `holdfast.agent.workers.template` has the
-# same list, for templates.
-NAMES = frozenset({"TORCH_LOGS", "TORCH_SHOW_CPP_STACKTRACES", "MALLOC_ARENA_MAX"})
-PREFIXES = ("PYTHON", "LD_", "MKL_", "KMP_", "GOMP_", "TORCHDYNAMO_", "TORCHINDUCTOR_")
 IMPORTED_BY_TEMPLATES = ("HOLDFAST_TEMPLATE_PRELOAD", "HOLDFAST_TEMPLATE_PATH", "HOLDFAST_TEMPLATE_LEARNED")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +46,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def at_import(environment: Mapping[str, str]) -> dict[str, str]:
     """What of it takes effect at import."""
-    return {name: value for name, value in environment.items() if name in NAMES or name.startswith(PREFIXES)}
+    # Not at the top: the process that forks must not have the agent before it knows what a template imports.
+    from holdfast.agent.workers.template import IMPORT_TIME_NAMES, IMPORT_TIME_PREFIXES
+
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES)
+    }
 
 
 def imported(environment: Mapping[str, str], before: Mapping[str, str]) -> bool:

@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint
 
 from holdfast.log import names
 from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Usage
-from holdfast.log.streams import Streams, number_of
+from holdfast.log.streams import Streams
 
 
 class MemoryLog:
@@ -64,8 +64,6 @@ class MemoryLog:
             yield batch
 
     async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
-        for position in positions:
-            number_of(position)
         await checkpoint()
         self._streams.acknowledge(stream, group, *positions)
 
