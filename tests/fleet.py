@@ -337,7 +337,7 @@ class Fleet:
         name: str = "",
         age_s: float = 0.0,
         gpu: int | None = None,
-        ladder: tuple[Remedy, ...] = (),
+        recommended_actions: tuple[Remedy, ...] = (),
         **evidence: str,
     ) -> Finding:
         self.finding_count += 1
@@ -354,7 +354,7 @@ class Fleet:
             rank=rank,
             gpu=gpu,
             evidence=evidence,
-            ladder=ladder,
+            recommended_actions=recommended_actions,
         )
         finding = old_evidence.with_fields(finding)
         self.fold(FindingArrived(self.now, finding, age_s))

@@ -74,7 +74,7 @@ def test_the_ranks_of_an_agent_that_is_told_to_end_move_to_a_spare_and_no_step_i
         run.inject.node_return(stays)
         again = run.wait("moved", "it to run again", lambda view: view["phase"] == "running" and view["generation"] > 2)
         assert (again["step"] or 0) >= saved
-        newest = sorted(run.client.incidents("moved"), key=lambda each: each["t_fault"])[-1]
+        newest = sorted(run.client.incidents("moved"), key=lambda each: each["fault_at"])[-1]
         assert newest["restored_step"] >= saved
         (node,) = (each for each in run.client.nodes() if each["node"] == stays)
         assert (node["state"], node["reason"]) == ("active", ""), "an agent that has started there is not about to end"

@@ -345,8 +345,8 @@ def test_an_incident_shows_its_phases_and_the_log_of_the_culprit_as_text(chromiu
         expect(main).to_contain_text("<script>alert('markup')</script>")
         for name in ("detected", "decided", "prepared", "first step"):
             expect(page.locator(".phases")).to_contain_text(name)
-        assert crash.t_first_step is not None
-        expect(page.locator(".phases")).to_contain_text(f"{crash.t_first_step - crash.t_fault:.1f} s")
+        assert crash.first_step_at is not None
+        expect(page.locator(".phases")).to_contain_text(f"{crash.first_step_at - crash.fault_at:.1f} s")
         expect(page.locator(".waterfall li").first).to_contain_text("incident")
         assert crash.action is not None
         expect(main).to_contain_text(crash.action.reason)

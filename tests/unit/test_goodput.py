@@ -48,10 +48,10 @@ def incident(
         state=IncidentState.RESOLVED,
         generation=1,
         action=Action(kind, "because"),
-        t_fault=fault,
-        t_detected=detected,
-        t_decided=decided,
-        t_first_step=first_step,
+        fault_at=fault,
+        detected_at=detected,
+        decided_at=decided,
+        first_step_at=first_step,
     )
 
 

@@ -21,7 +21,16 @@ from holdfast.agent.workers.learned import Learned
 from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.job import HangSpec, LaunchSpec
 from holdfast.domain.nodes import TemplateState
-from holdfast.domain.orders import CheckpointNow, Hello, RanksFinished, RanksStepping, Start, Stop, Warm, WorkersChanged
+from holdfast.domain.orders import (
+    CheckpointNow,
+    Hello,
+    PrepareTemplate,
+    RanksFinished,
+    RanksStepping,
+    Start,
+    Stop,
+    WorkersChanged,
+)
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, StepColumns, WorkerExited
 
 
@@ -369,7 +378,7 @@ def test_what_cannot_be_prepared_says_why_and_leaves_nothing(agent: Agent, tmp_p
     assert not missing.ok
     assert "/no/such/script.py" in missing.reason
     fine = script(tmp_path, "sleeper", SLEEPER)
-    preload = agent.plane.ask(Warm("bad", LaunchSpec(fine, preload=("no_such_module",))))
+    preload = agent.plane.ask(PrepareTemplate("bad", LaunchSpec(fine, preload=("no_such_module",))))
     assert not preload.ok
     assert "no_such_module" in preload.reason
     nobody = agent.plane.ask(CheckpointNow("bad", 1, 5))
@@ -472,7 +481,7 @@ def test_a_prepare_function_that_spoils_the_template_is_left_out_and_named(agent
 def test_a_prepare_function_that_fails_fails_the_start_and_is_named(agent: Agent, tmp_path: Path) -> None:
     script(tmp_path, "mine", PREPARES)
     launch = LaunchSpec(script(tmp_path, "sleeper", SLEEPER), preload=("mine:raises",))
-    answer = agent.plane.ask(Warm("bad", launch))
+    answer = agent.plane.ask(PrepareTemplate("bad", launch))
     assert not answer.ok
     assert "mine:raises failed: ValueError: no such data set" in answer.reason
 
@@ -512,7 +521,7 @@ def test_another_template_takes_over_without_touching_running_workers(agent: Age
     uses = script(tmp_path, "uses", f"import gc, os, mine\nprint({said}, flush=True)\n")
     running = start_job(agent.plane, prepare_order("stays", path))
     before = set(agent.running("holdfast.train.template"))
-    assert agent.plane.ask(Warm("other", LaunchSpec(uses, preload=("mine",)))).ok
+    assert agent.plane.ask(PrepareTemplate("other", LaunchSpec(uses, preload=("mine",)))).ok
     assert not gone(running.workers[0].pid)
     start_job(agent.plane, prepare_order("other", uses, preload=("mine",)))
     assert wait_until(lambda: agent.worker_lines("other", 1, 0), description="the script's line") == "True True\n", (

@@ -28,9 +28,9 @@ def sender(rank: int) -> Sender:
     return Sender("llm", 4, rank)
 
 
-def stepped(progress: Progress, rank: int, step: int, took_s: float, wait_s: float = math.nan) -> None:
+def stepped(progress: Progress, rank: int, step: int, duration_s: float, wait_s: float = math.nan) -> None:
     begun = 100.0 * step
-    note = StepNote(sender(rank), step, begun, begun + took_s, 0.0, 0.0, 8, math.nan, math.nan, comm_wait_s=wait_s)
+    note = StepNote(sender(rank), step, begun, begun + duration_s, 0.0, 0.0, 8, math.nan, math.nan, comm_wait_s=wait_s)
     progress.fold(note)
 
 
@@ -55,9 +55,9 @@ def gpu(number: int, temperature_c: float | None) -> GpuState:
 
 def test_the_median_of_the_last_steps_and_the_temperature_of_the_rank_s_gpu() -> None:
     of = progress()
-    for step, took_s in enumerate([900.0, 10.0, 10.5, 9.5, 10.0], 1):  # the first one compiles
-        stepped(of, 8, step, took_s, wait_s=2.0)
-        stepped(of, 9, step, took_s)
+    for step, duration_s in enumerate([900.0, 10.0, 10.5, 9.5, 10.0], 1):  # the first one compiles
+        stepped(of, 8, step, duration_s, wait_s=2.0)
+        stepped(of, 9, step, duration_s)
     read = told(agent(of, [gpu(0, 61.0), gpu(1, 83.5)]))
     assert (read.generation, read.rank, read.step_s, read.temperature_c) == (4, (8, 9), (10.0, 10.0), (61.0, 83.5))
     assert read.wait_s[0] == 2.0

@@ -108,11 +108,11 @@ class World:
     def _incidents(self) -> list[dict[str, Any]]:
         seen = []
         for each in self.opened:
-            if each["t_detected"] <= self.now:
-                over = each["t_detected"] + self.recovers_s <= self.now
+            if each["detected_at"] <= self.now:
+                over = each["detected_at"] + self.recovers_s <= self.now
                 state = each["ends"] if over else "preparing"
-                stepped = each["t_detected"] + self.recovers_s if over and each["ends"] == "resolved" else None
-                seen.append({**each, "state": state, "t_first_step": stepped})
+                stepped = each["detected_at"] + self.recovers_s if over and each["ends"] == "resolved" else None
+                seen.append({**each, "state": state, "first_step_at": stepped})
         return list(reversed(seen))
 
     def incidents(self, job: str | None = None) -> Iterator[dict[str, Any]]:
@@ -152,7 +152,7 @@ def found(after_s: float = 1.0, kind: str = "worker_crash", ends: str = "resolve
             "id": f"i-{len(world.opened)}",
             "kind": kind,
             "action": {"kind": "restart"},
-            "t_detected": world.now + after_s,
+            "detected_at": world.now + after_s,
             "ends": ends,
         }
 

@@ -19,7 +19,7 @@ NASTY = "rank 4 raised ValueError: [/bold] list [red] at train.py:100: :warning:
 def incident(state: str = "decided", **changes: Any) -> dict[str, Any]:
     action = {"kind": "hot_swap", "reason": "a spare is there [x]"}
     base: dict[str, Any] = {"id": "i1", "state": state, "cause": NASTY, "action": action}
-    base |= {"t_fault": 10.0, "t_detected": 10.1, "t_decided": None, "t_first_step": None}
+    base |= {"fault_at": 10.0, "detected_at": 10.1, "decided_at": None, "first_step_at": None}
     return base | changes
 
 
@@ -185,7 +185,7 @@ def test_a_terminal_is_drawn_and_left_in_order() -> None:
         (incident("open", action=None), f"detected  {NASTY}"),
         (incident("decided"), "decided   hot_swap: a spare is there [x]"),
         (incident("recovering", action=None), f"recovering : {NASTY}"),
-        (incident("resolved", t_first_step=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
+        (incident("resolved", first_step_at=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
         (incident("resolved"), "resolved  hot_swap: a spare is there [x]"),
         (incident("failed"), f"stopped   {NASTY}: a spare is there [x]"),
     ],
@@ -255,7 +255,7 @@ def test_each_state_of_an_incident_is_told_once() -> None:
 
 def test_an_incident_that_is_first_seen_while_it_is_acted_on_says_what_happened() -> None:
     played = Played(job(), job(), job(phase="completed"))
-    played.found = [incident("preparing"), incident("resolved", id="i-2", t_first_step=11.5)]
+    played.found = [incident("preparing"), incident("resolved", id="i-2", first_step_at=11.5)]
     _, text = played.follow()
     assert text.count(f"detected  {NASTY}") == 1
     assert text.index("detected") < text.index("preparing hot_swap")
@@ -265,8 +265,10 @@ def test_an_incident_that_is_first_seen_while_it_is_acted_on_says_what_happened(
 def test_an_incident_of_an_earlier_run_of_the_name_is_not_told_again() -> None:
     again = {"submitted_at": 100.0}
     played = Played(job(**again), job(phase="completed", **again))
-    earlier = incident("resolved", t_detected=10.0, t_decided=10.5, t_first_step=11.5)
-    now = incident("resolved", id="i-2", t_detected=99.0, t_decided=100.5, t_first_step=101.0)  # a node's clock is late
+    earlier = incident("resolved", detected_at=10.0, decided_at=10.5, first_step_at=11.5)
+    now = incident(
+        "resolved", id="i-2", detected_at=99.0, decided_at=100.5, first_step_at=101.0
+    )  # a node's clock is late
     played.found = [earlier, now]
     _, text = played.follow()
     assert text.count(f"resolved  {NASTY}") == 1

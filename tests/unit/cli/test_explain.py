@@ -26,7 +26,7 @@ FINDING: dict[str, Any] = {
     "source": "NVRx",
     "advice": "read the log",
     "evidence": {"signal": "9", "log": "a\nb", "blame": "unknown", "because": "seen once", "rule": "said above"},
-    "ladder": ["restart_process", "replace_node"],
+    "recommended_actions": ["restart_process", "replace_node"],
     "ttl_s": 300.0,
     "judged_at": 1000.5,
     "verdict": "opened i-1",
@@ -66,7 +66,7 @@ def test_it_says_why_and_what_was_done() -> None:
 
 
 def test_a_warning_has_no_incident_and_an_undecided_one_says_so() -> None:
-    assert "action" not in told({**FINDING, "incident": "", "ladder": []}, None)
+    assert "action" not in told({**FINDING, "incident": "", "recommended_actions": []}, None)
     assert "not decided yet" in told(FINDING, {**INCIDENT, "action": None})
 
 

@@ -33,8 +33,8 @@ def training(dp: int = 2, spares: int = 1, *, able: bool = True) -> Fleet:
 
 def xid(fleet: Fleet, node: str) -> None:
     """79: the catalogue says that the machine must be booted."""
-    ladder = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
-    fleet.find(FindingKind.GPU_ERROR, node, severity=Severity.FATAL, ladder=ladder)
+    recommended_actions = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
+    fleet.find(FindingKind.GPU_ERROR, node, severity=Severity.FATAL, recommended_actions=recommended_actions)
 
 
 def gone(fleet: Fleet, node: str) -> None:

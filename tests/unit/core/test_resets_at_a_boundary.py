@@ -39,7 +39,7 @@ def pending(fleet: Fleet, node: str = "n1", *, confidence: float = 0.95, since: 
         generation=fleet.job.number,  # as diagnostics knows it
         gpu=GPU,
         confidence=confidence,
-        ladder=(Remedy.WATCH, Remedy.RESET_GPU),
+        recommended_actions=(Remedy.WATCH, Remedy.RESET_GPU),
     )
     fleet.fold(FindingArrived(fleet.now, finding))
     return finding

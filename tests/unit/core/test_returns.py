@@ -286,7 +286,7 @@ def test_what_is_told_again_while_a_booted_node_is_held_down_boots_it_no_second_
 
 
 def reset_due(fleet: Fleet, node: str) -> None:
-    fleet.find(FindingKind.GPU_ERROR, node, gpu=0, ladder=(Remedy.RESET_GPU, Remedy.REBOOT_NODE))
+    fleet.find(FindingKind.GPU_ERROR, node, gpu=0, recommended_actions=(Remedy.RESET_GPU, Remedy.REBOOT_NODE))
 
 
 def test_a_boot_resets_the_gpus_of_a_node_that_cannot() -> None:

@@ -146,7 +146,7 @@ def test_an_xid_beside_it_blames_the_node() -> None:
     fleet.exits(1, error=BUG)
     last = fleet.found[-1]
     assert (last.kind, last.evidence["blame"]) == (FindingKind.WORKER_EXCEPTION, "hardware")
-    assert last.ladder == (Remedy.REPLACE_NODE,)
+    assert last.recommended_actions == (Remedy.REPLACE_NODE,)
 
 
 def test_an_xid_from_before_the_job_does_not() -> None:

@@ -177,7 +177,7 @@ def test_the_same_exception_at_the_same_step_stops_the_job(fleet: Fleet) -> None
     fails_again(fleet, generation=2, step=fleet.ranks[1].step, error=other_message, rank=2)
     first, second = fleet.found
     assert first.kind is FindingKind.WORKER_EXCEPTION
-    assert (second.kind, second.ladder) == (FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,))
+    assert (second.kind, second.recommended_actions) == (FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,))
     assert second.evidence["tries"] == "2"
     assert second.rank == 2
     for word in ("ValueError", "Rank 2", "step 10", "2nd time"):

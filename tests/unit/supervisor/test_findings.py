@@ -32,7 +32,7 @@ CRASH = Finding(
     generation=1,
     rank=2,
     evidence={"signal": "9", "blame": "unknown", "because": "seen once"},
-    ladder=(Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
+    recommended_actions=(Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
 )
 FULL = replace(
     CRASH, id="pressure:n3:disk:/data:1001", kind=FindingKind.HOST_PRESSURE, severity=Severity.WARNING, node="n3"
@@ -58,7 +58,7 @@ async def test_findings_are_listed_newest_first_and_one_is_explained(api: Any) -
     found = (await api.http.get(f"/v1/findings/{CRASH.id}")).json()
     assert found["verdict"] == "opened i-1"
     assert found["incident"] == "i-1"
-    assert found["ladder"] == ["restart_process", "replace_node"]
+    assert found["recommended_actions"] == ["restart_process", "replace_node"]
     assert found["rule"] == RULES[FindingKind.WORKER_CRASH].rule
     assert (await api.http.get(f"/v1/findings/{FULL.id}")).json()["node"] == "n3", "an id may hold a path"
 

@@ -48,13 +48,13 @@ from holdfast.wire.jobfile import parse_job
 
 pytestmark = pytest.mark.anyio
 
-INCIDENT = Incident("i-1", "gpt", "hang", "rank 2 hangs", IncidentState.OPEN, 1, t_fault=10.0, t_detected=11.0)
+INCIDENT = Incident("i-1", "gpt", "hang", "rank 2 hangs", IncidentState.OPEN, 1, fault_at=10.0, detected_at=11.0)
 DECIDED = replace(
     INCIDENT,
     state=IncidentState.DECIDED,
     action=Action(ActionKind.RESTART, "healthy nodes"),
     decided_by="default policy",
-    t_decided=11.5,
+    decided_at=11.5,
 )
 
 

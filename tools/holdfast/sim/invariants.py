@@ -170,7 +170,11 @@ class Invariants:
     def _demand_reset(self, before: State, event: FindingArrived) -> None:
         """Record that a GPU must be reset, unless it was reset or repaired since the fault began."""
         finding, node = event.finding, before.nodes.get(event.finding.node)
-        if finding.severity is not Severity.ERROR or finding.ladder[:1] != (Remedy.RESET_GPU,) or node is None:
+        if (
+            finding.severity is not Severity.ERROR
+            or finding.recommended_actions[:1] != (Remedy.RESET_GPU,)
+            or node is None
+        ):
             return
         began = event.at - event.age_s - max(0.0, finding.at - finding.since)
         incidents = (*before.incidents.values(), *before.closed)

@@ -32,7 +32,7 @@ from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.own_faults import requests_of
 from holdfast.sim.recipes import Cook
 from holdfast.sim.replacements import ReplacementPromises, Replacing
-from holdfast.sim.resets import LADDER, LADDER_LATER, Resets
+from holdfast.sim.resets import RESET_LATER, RESET_NOW, Resets
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
 from holdfast.sim.several import SeveralJobs
@@ -556,7 +556,9 @@ class Scenario:
         agent = chance.choice(able)
         later = self.resets.can_wait()
         self._fault(f"a GPU of {agent.name} needs a reset{', which can wait' if later else ''}")
-        self.diagnostics.find_reset_due(agent, chance.uniform(0.0, 1.5), LADDER_LATER if later else LADDER, later=later)
+        self.diagnostics.find_reset_due(
+            agent, chance.uniform(0.0, 1.5), RESET_LATER if later else RESET_NOW, later=later
+        )
         workers = agent.workers
         if workers is not None and not later and chance.random() < 0.7:
             rank = chance.choice(agent.ranks)

@@ -52,12 +52,12 @@ class SelfTests:
         drawn = self.chance.random()
         if drawn < self.share and self.failures:
             self.failures -= 1
-            took_s, check = self.chance.uniform(0.05, budget_s), Check("devices", False, "cuda:0: CUDA error")
+            duration_s, check = self.chance.uniform(0.05, budget_s), Check("devices", False, "cuda:0: CUDA error")
         elif drawn < self.share + 0.1:
-            took_s, check = budget_s, Check("products", None, f"not concluded within {budget_s:g} s")
+            duration_s, check = budget_s, Check("products", None, f"not concluded within {budget_s:g} s")
         else:
-            took_s, check = self.chance.uniform(0.05, budget_s), Check("products", True, "90 exact products")
-        return took_s, Preflight(now + took_s, took_s, (check,))
+            duration_s, check = self.chance.uniform(0.05, budget_s), Check("products", True, "90 exact products")
+        return duration_s, Preflight(now + duration_s, duration_s, (check,))
 
 
 @dataclass(slots=True)

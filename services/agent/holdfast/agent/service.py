@@ -66,7 +66,7 @@ from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.nodes import Check, NodeFacts, RunningWorker
-from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
+from holdfast.domain.orders import Hello, Order, Prepare, PrepareTemplate, Report
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
@@ -302,7 +302,7 @@ class Agent:
     # ------------------------------------------------------------------ on the way down
 
     async def _carry_out(self, order: Order) -> Outcome:
-        if isinstance(order, Prepare | Warm):
+        if isinstance(order, Prepare | PrepareTemplate):
             self._descriptors.require()
             self._reboots.require_up()
             self._restarts.require_staying()

@@ -193,7 +193,7 @@ def _resolve_contradicted(turn: Turn, job: Job, event: StepsCompleted) -> None:
     for incident in turn.open_incidents(job.name):
         doubtful = incident.kind in (FindingKind.NODE_LOST, FindingKind.HANG) and incident.action is None
         doubtful = doubtful and len(incident.findings) == 1  # if there were more findings since, the policy decides
-        if doubtful and incident.generation == event.generation and finished_after > incident.t_detected:
+        if doubtful and incident.generation == event.generation and finished_after > incident.detected_at:
             if incident.node in turn.nodes and incident.kind == FindingKind.NODE_LOST:
                 turn.put_node(incident.node, lost=False)
                 nodes.refresh(turn, incident.node, "its ranks are stepping")

@@ -5,7 +5,7 @@
 
 A notice is not a fault. The run is healthy until the machine is taken, and the node is then lost like any other: its ranks
 move, and its state comes from elsewhere. So nothing is stopped for a notice that could as well continue. If nothing is done
-about the notice, that costs one recovery. `upkeep` decides what a job needs; this module supplies the data.
+about the notice, that costs one recovery. `job_needs` decides what a job needs; this module supplies the data.
 """
 
 from __future__ import annotations

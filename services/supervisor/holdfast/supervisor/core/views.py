@@ -235,7 +235,7 @@ def _job_view(turn: Turn, job: Job) -> JobView:
         change_s=measured.change_s or measured.recovery_s or turn.config.change_unmeasured_s,
         restarts_without_progress_max=job.spec.limits.restarts_without_progress_max,
         params=job.spec.policy_params,
-        recent=tuple(i for i in turn.closed if i.job == job.name and i.t_fault >= job.submitted_at)[-RECENT_MAX:],
+        recent=tuple(i for i in turn.closed if i.job == job.name and i.fault_at >= job.submitted_at)[-RECENT_MAX:],
         reports_steps=not job.progress.reports_no_steps,
     )
 
