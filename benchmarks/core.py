@@ -411,8 +411,8 @@ async def start(log: FencedLog, lease: Lease, at: float) -> tuple[float, int]:
     folded = folder.fold([Input(LeaderStarted(at, lease.epoch + 1, "another"))], at)
     await log.commit(lease, folder.commit(folded, {}))
     folder.keep(folded)
-    duration_s = time.process_time() - began
-    return duration_s, sum(len(part) + len(raw) for part, raw in parts.items())
+    took_s = time.process_time() - began
+    return took_s, sum(len(part) + len(raw) for part, raw in parts.items())
 
 
 def beat(state: State) -> float:

@@ -48,7 +48,7 @@ class Idle(Fleet):
                 self.answer_test(send)
 
     def until_tests(self) -> list[Send]:
-        """Time passes until nodes are told to test; nobody answers."""
+        """Time passes until nodes are ordered to test; no node answers."""
         end = self.now + 1e5
         while not self.tests():
             assert self.now < end

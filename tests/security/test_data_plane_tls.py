@@ -307,7 +307,9 @@ def test_a_client_notices_at_once_that_a_server_speaks_no_tls(tmp_path: Path, au
             secure.connect((host, int(port)), 10.0, "plain")
 
 
-def test_a_client_without_a_certificate_is_told_what_it_needs(tmp_path: Path, authority: Authority) -> None:
+def test_a_client_without_a_certificate_gets_an_error_that_names_what_it_needs(
+    tmp_path: Path, authority: Authority
+) -> None:
     """As `holdfast checkpoints fetch` on a machine without the settings."""
     with pair(authority, tmp_path) as (a, _):
         a.configure()

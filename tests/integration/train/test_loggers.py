@@ -127,7 +127,7 @@ def test_tensorboard_shows_the_world_and_what_rank_0_measured(tmp_path: Path) ->
     assert [each.value for each in read.Scalars("holdfast/world_size")][-1] == 2.0
     assert steps(read, "holdfast/world_size")[-1] == 5
     assert all(each.value > 0 for each in read.Scalars("holdfast/rank0/tokens_per_s"))
-    assert not [tag for tag in read.Tags()["scalars"] if "/job/" in tag], "nobody has told it anything about the job"
+    assert not [tag for tag in read.Tags()["scalars"] if "/job/" in tag], "it has received nothing about the job"
     assert "holdfast/rank0/comm_wait_s" not in read.Tags()["scalars"], "nobody measured it: not the same as no wait"
     ((step, text),) = texts(read, "holdfast/changes")
     assert (step, text) == (0, "**Generation 1 started without a checkpoint**\n\nMesh dp 2, 2 ranks.")
@@ -318,7 +318,7 @@ def test_mlflow_continues_the_run_of_the_submission(
 
 
 class Recorded:
-    """A logger that fails when told to."""
+    """A logger that fails on request."""
 
     def __init__(self) -> None:
         self.failing = True

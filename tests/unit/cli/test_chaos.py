@@ -68,7 +68,7 @@ class World:
     opened: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[float, str, int]] = field(default_factory=list)
     interrupt_at: float = float("inf")
-    told: list[dict[str, Any]] = field(default_factory=list)
+    reported: list[dict[str, Any]] = field(default_factory=list)
     details: list[tuple[str, float | None, float | None]] = field(default_factory=list)
     epoch: int = 17
     redis: str = "r-1"
@@ -120,7 +120,7 @@ class World:
         return iter(self._incidents())
 
     def findings(self, job: str | None = None, node: str | None = None) -> Iterator[dict[str, Any]]:
-        return iter([each for each in reversed(self.told) if each["node"] == node and each["at"] <= self.now])
+        return iter([each for each in reversed(self.reported) if each["node"] == node and each["at"] <= self.now])
 
     def version(self) -> dict[str, Any]:
         self._reachable()
@@ -248,8 +248,8 @@ def test_a_warning_that_opens_no_incident_is_found_and_survived() -> None:
             (5, rank, "gpt"),
             (6, rank, ""),
         ):
-            told = {"id": f"f-{len(world.told)}", "kind": "straggler", "node": f"n{node}", "job": job}
-            world.told.append({**told, "at": world.now + after_s})
+            reported = {"id": f"f-{len(world.reported)}", "kind": "straggler", "node": f"n{node}", "job": job}
+            world.reported.append({**reported, "at": world.now + after_s})
 
     world = World(respond)
     mine = campaign(world, for_s=300.0)

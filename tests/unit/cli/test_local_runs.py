@@ -1,4 +1,4 @@
-"""Which API a command asks that was told no URL."""
+"""Which API a command uses without a URL."""
 
 from __future__ import annotations
 

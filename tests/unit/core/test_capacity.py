@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet import JOB, Fleet, job, running, told_to_end
+from fleet import JOB, Fleet, asked_to_end, job, running
 
 from holdfast.domain import orders
 from holdfast.domain.findings import FindingKind, Remedy, Severity
@@ -65,7 +65,7 @@ def test_a_node_that_an_operator_keeps_out_is_not_there() -> None:
 
 def test_a_node_that_is_about_to_be_taken_away_is_not_there() -> None:
     fleet = running(job(dp=2))
-    told_to_end(fleet, "n1")
+    asked_to_end(fleet, "n1")
     assert lacking(fleet.state) == (Lack("", 1, 1, (JOB,)),)
 
 

@@ -155,7 +155,7 @@ def test_a_new_leader_waits_for_no_inventory_of_a_script_that_never_saves() -> N
     assert fleet.job.phase is JobPhase.PREPARING
 
 
-def test_what_was_told_to_the_last_leader_is_no_news_for_the_next_one() -> None:
+def test_reports_acknowledged_by_the_last_leader_change_nothing_for_the_next_one() -> None:
     fleet = running(job(dp=2), saved=10)
     fleet.session = 7
     fleet.hello("n0", running=1)

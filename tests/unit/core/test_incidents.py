@@ -1,4 +1,4 @@
-"""Findings become incidents: what is news, what is cascade, what is nobody's fault, and what is decided."""
+"""Findings become incidents: which are expired, which are cascading, which are attributed to nobody, and what is decided."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kinds(fleet: Fleet) -> list[ActionKind]:
     return [incident.action.kind for incident in fleet.state.closed if incident.action is not None]
 
 
-# ---------------------------------------------------------------- what is news
+# ---------------------------------------------------------------- expired findings
 
 
 def test_an_old_finding_about_something_else_than_what_runs_is_history() -> None:
@@ -37,7 +37,7 @@ def test_an_old_finding_about_something_else_than_what_runs_is_history() -> None
 
 
 def test_a_late_finding_about_the_running_generation_counts() -> None:
-    """The log, or the supervisor, was away for longer than findings are news."""
+    """The log, or the supervisor, was away for longer than findings are valid."""
     fleet = running(job(dp=2))
     fleet.wait(3600.0)
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, age_s=3500.0)

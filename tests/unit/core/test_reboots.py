@@ -162,7 +162,7 @@ def test_an_agent_that_restarts_is_not_a_machine_that_booted() -> None:
     fleet = training()
     xid(fleet, "n2")
     fleet.connect("n2")
-    assert ordered(fleet) == ["n2"]  # the same order, told again: the agent answers it from its ledger
+    assert ordered(fleet) == ["n2"]  # the same order, sent again: the agent answers it from its ledger
     assert fleet.state.nodes["n2"].removal is not None
 
 

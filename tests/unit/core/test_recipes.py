@@ -314,7 +314,7 @@ def test_a_swap_makes_room_for_every_node_that_its_steps_take_out() -> None:
     assert fleet.incident.walk[0].why == "hot_swap of n1, n2 needs 2 spare nodes; free: 1"
 
 
-def test_the_operators_are_told_before_a_restart() -> None:
+def test_the_operators_are_notified_before_a_restart() -> None:
     fleet = crashed(notify("look at n1").then(restart("in place")))
     assert "look at n1" in fleet.notes()
     fleet.run()

@@ -45,7 +45,7 @@ def test_classes(type_: str, message: str, expected: ErrorClass) -> None:
     assert class_of(WorkerError(type_, message)) is expected
 
 
-def test_a_kill_for_memory_is_told_from_a_kill() -> None:
+def test_a_kill_for_memory_is_distinguished_from_a_kill() -> None:
     assert class_of(None, 9, host_oom=True) is ErrorClass.HOST_OOM
     assert class_of(None, 9) is ErrorClass.CRASH
     assert class_of(None, 11, host_oom=True) is ErrorClass.CRASH

@@ -48,7 +48,7 @@ def test_a_signal_sent_again_says_nothing_new(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"expected": True, "signal": 9}, {"exit_code": 0}], ids=["told to stop", "clean end"]
+    "fields", [{"expected": True, "signal": 9}, {"exit_code": 0}], ids=["ordered to stop", "clean end"]
 )
 def test_no_failure(fleet: Fleet, fields: dict[str, object]) -> None:
     fleet.fold(fleet.exit_of(1, **fields))  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def test_a_pci_address_is_one_gpu_however_it_is_written() -> None:
 # ------------------------------------------------------------------ escalation
 
 
-def test_corrected_errors_that_repeat_are_told_and_stop_nothing() -> None:
+def test_corrected_errors_that_repeat_are_reported_and_stop_nothing() -> None:
     found = judge(*(line(63, at=i * 3600.0) for i in range(3)))
     assert [f.severity for f in found] == [Severity.WARNING] * 3
     assert found[-1].recommended_actions == (Remedy.REPLACE_NODE,)

@@ -210,7 +210,7 @@ async def test_apprise_delivers(status: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @dataclass
 class Recorder:
-    """A notifier that fails as it is told to."""
+    """A notifier that fails on request."""
 
     name: str = "recorder"
     failures: Iterator[Exception | None] = field(default_factory=lambda: iter(()))

@@ -40,10 +40,10 @@ FULL = replace(
 INCIDENT = Incident("i-1", "gpt", "worker_crash", "rank 2 died", IncidentState.OPEN, 1, node="n2")
 
 
-async def tell(history: SqliteHistory, *told: Record) -> None:
+async def tell(history: SqliteHistory, *reported: Record) -> None:
     start = int((await history.cursors())[0])
-    positions = [str(start + n + 1) for n in range(len(told))]
-    await history.add_events([EventEntry(*each) for each in zip(positions, told, strict=True)], positions[-1])
+    positions = [str(start + n + 1) for n in range(len(reported))]
+    await history.add_events([EventEntry(*each) for each in zip(positions, reported, strict=True)], positions[-1])
 
 
 async def test_findings_are_listed_newest_first_and_one_is_explained(api: Any) -> None:

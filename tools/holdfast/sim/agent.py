@@ -66,7 +66,7 @@ class Workers:
     done: set[int] = field(default_factory=set)  # ended with exit code 0
     step: int = 0  # newest step that its ranks have finished
     save_at: set[int] = field(default_factory=set)
-    far: set[int] = field(default_factory=set)  # requested steps that are also uploaded to the object store
+    to_object_store: set[int] = field(default_factory=set)  # requested steps that are also uploaded to the object store
     intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
 
     def due(self, step: int) -> bool:
@@ -333,7 +333,7 @@ class Agent:
                 if self.workers is not None and self._is_of(self.workers, order):
                     self.workers.save_at.add(order.at_step)
                     if order.to_object_store:
-                        self.workers.far.add(order.at_step)
+                        self.workers.to_object_store.add(order.at_step)
                 self._answer(command_id, True)
             case SetInterval():
                 if self.workers is not None and self._is_of(self.workers, order):
@@ -595,7 +595,7 @@ class Agent:
             self.memory.setdefault(order.job, {})[key] = record
         self._expire(order.job)
         self._report_inventory(order.job)
-        if self.around.store is not None and (self.around.store.takes(step) or step in workers.far):
+        if self.around.store is not None and (self.around.store.takes(step) or step in workers.to_object_store):
             self.world.soon(*LATE_S, self._unless_ended(lambda: self._upload(order, step)))
         self.world.soon(0.05, 0.6, self._unless_ended(lambda: self._copy(order, step)))
 

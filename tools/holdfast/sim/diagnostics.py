@@ -127,7 +127,9 @@ class Diagnostics:
             self._send(self._finding(observed, self.world.now + delay_s), delay_s)
         elif kind is FindingKind.NODE_LOST:
             self.world.after(delay_s, lambda: self._lost(observed))
-        elif kind is FindingKind.HANG or not self.world.loses(f"what {agent.name} told diagnostics of its {kind}"):
+        elif kind is FindingKind.HANG or not self.world.loses(
+            f"the report of {agent.name} to diagnostics about its {kind}"
+        ):
             self.world.after(delay_s, lambda: self._conclude(observed))
 
     def _lost(self, observed: _Observed) -> None:
@@ -183,7 +185,7 @@ class Diagnostics:
 
         deliver(f"finding {finding.id}", self.world.chance.uniform(0.0, 0.3))
         if self.world.chance.random() < 0.2:
-            deliver(f"finding {finding.id}, told again", self.world.chance.uniform(0.0, 5.0))
+            deliver(f"finding {finding.id}, repeated", self.world.chance.uniform(0.0, 5.0))
 
     # ------------------------------------------------------------ steps
 

@@ -651,7 +651,7 @@ class Scenario:
         promises, chance = self.invariants.allocations, self.allocations.chance
         self.world.say(f"FAULT the allocation ends in {allocation.grace_s:.1f} s")
         job = self.supervisor.committed.jobs.get(JOB)
-        promises.told(allocation, self.training.step, trains=job is not None and job.phase is JobPhase.RUNNING)
+        promises.agents_end(allocation, self.training.step, trains=job is not None and job.phase is JobPhase.RUNNING)
         over_at = self.world.now + allocation.grace_s
         for agent in self.agents.values():
             self.world.after(
@@ -701,8 +701,8 @@ class Scenario:
         if not agent.workers:
             ended()
             return
-        self.world.say(f"the agent of {agent.name} is told to end within {over_at - self.world.now:.1f} s")
-        evidence = {"source": TERMINATION, "event": "its agent was told to end", "starts_at": f"{over_at:.0f}"}
+        self.world.say(f"the agent of {agent.name} is asked to end within {over_at - self.world.now:.1f} s")
+        evidence = {"source": TERMINATION, "event": "its agent was asked to end", "starts_at": f"{over_at:.0f}"}
         self.diagnostics.find(
             FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.WARNING, incarnation=life, **evidence
         )

@@ -233,7 +233,7 @@ class AllocationRun:
     # ------------------------------------------------------------------ notices
 
     def _on_notice(self, *_: int | FrameType | None) -> None:
-        self._end.told_at = self._end.told_at or time.time()
+        self._end.signalled_at = self._end.signalled_at or time.time()
 
     def _on_cancel(self, *_: int | FrameType | None) -> None:
         self._end.cancelled_at = self._end.cancelled_at or time.time()

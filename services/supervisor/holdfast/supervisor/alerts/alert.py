@@ -19,7 +19,7 @@ class Topic(StrEnum):
 
     FAILED = "failed"  # a job has failed
     WAITING = "waiting"  # a job cannot run: it waits for nodes
-    SUSPENDED = "suspended"  # all nodes of a job were told to end
+    SUSPENDED = "suspended"  # all nodes of a job were asked to end
     COMPLETED = "completed"  # a job is done
     INCIDENT = "incident"  # an incident is over, and what it took
     NOTIFY = "notify"  # a policy answered `notify`

@@ -424,7 +424,7 @@ def reason_of_node(picture: Picture, value: Node, at: float) -> str:
         return "lost: neither its agent nor diagnostics hears of it"
     leaves = value.notice is not None and value.notice.source == TERMINATION
     if not value.connected:
-        return "left: its agent was told to end" if leaves else "no control session at the moment"
+        return "left: its agent was asked to end" if leaves else "no control session at the moment"
     if unknown := unknown_job(value, picture.state.jobs):
         return (
             f"runs workers of {unknown}, a job that is not known here: left alone until `holdfast jobs stop {unknown}`"

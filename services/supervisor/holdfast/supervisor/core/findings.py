@@ -141,9 +141,9 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
         turn.set_timer(WitnessTimeout(finding.node), turn.at + turn.config.witness_s)
         return
     nodes.declare_lost(turn, finding.node, finding.summary)
-    left, job = turn.nodes[finding.node].told_to_end, nodes.job_of(turn, finding.node)
+    left, job = turn.nodes[finding.node].asked_to_end, nodes.job_of(turn, finding.node)
     if left and (job is None or isinstance(job.doing, Suspended)):
-        turn.judge(finding, f"{finding.node} has left: its agent was told to end")
+        turn.judge(finding, f"{finding.node} has left: its agent was asked to end")
     elif job is not None:
         if not left:
             returns.lost(turn, finding.node, finding)

@@ -87,7 +87,7 @@ def _reconcile_job(turn: Turn, job: Job, closed: bool) -> None:
             quarantine.release_for(turn, job)
             change.first_start(turn, job.name, degraded=_may_start_degraded(turn, job))
         case Waiting() if suspension.all_leave(turn, job) and not options(turn, job):
-            suspension.begin(turn, job.name, "all of its nodes were told to end")
+            suspension.begin(turn, job.name, "all of its nodes were asked to end")
         case Suspended() as doing if closed:
             quarantine.release_for(turn, job)
             if not _policy_is_asked(turn, job) and suspension.may_go_on(turn, job, doing):

@@ -280,7 +280,7 @@ def suspend(turn: Turn, name: str, ends_at: float) -> None:
     planned.drop(turn, name, outcome)
     for incident in turn.open_incidents(name):
         turn.close_incident(incident.id, IncidentState.RESOLVED, outcome)
-    why = "all of its nodes were told to end"
+    why = "all of its nodes were asked to end"
     left_s = ends_at - turn.at
     until = ends_at - min(turn.config.suspend_margin_s, left_s / 4)
     if job.progress.reports_no_steps or job.membership.finished or until <= turn.at:
