@@ -22,7 +22,7 @@ from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
-from holdfast.replicator.transport.secure import NotTls, Secure, own_tls
+from holdfast.replicator.transport.secure import NotTls, Secure
 from holdfast.replicator.wanted import Wanted
 from holdfast.runtime.authority import Authority
 from holdfast.runtime.authorization import Accepts
@@ -48,16 +48,23 @@ def issue(authority: Authority, where: Path, *identities: Identity) -> dict[str,
     return {f"HOLDFAST_TLS_{name}": str(where / file) for name, file in names.items()} | {"HOLDFAST_FLEET": "main"}
 
 
-def tls(authority: Authority, where: Path, *identities: Identity) -> Tls:
+def settings(authority: Authority, where: Path, *identities: Identity) -> ServiceSettings:
     found = issue(authority, where, *identities)
-    loaded = ServiceSettings(
+    return ServiceSettings(
         fleet="main",
         tls_cert=Path(found["HOLDFAST_TLS_CERT"]),
         tls_key=Path(found["HOLDFAST_TLS_KEY"]),
         tls_ca=Path(found["HOLDFAST_TLS_CA"]),
-    ).tls
+    )
+
+
+def tls(authority: Authority, where: Path, *identities: Identity) -> Tls:
+    loaded = settings(authority, where, *identities).tls
     assert loaded is not None
     return loaded
+
+
+NODE = (Role.AGENT, Role.REPLICATOR)  # roles of a replicator's certificate, as in `replicator.service`
 
 
 def agent(name: str) -> Identity:
@@ -292,11 +299,14 @@ def test_a_revoked_certificate_is_refused(tmp_path: Path, authority: Authority) 
 
 
 def test_a_certificate_of_another_node_is_refused_at_the_start(tmp_path: Path, authority: Authority) -> None:
-    other = tls(authority, tmp_path / "one", agent("b"))
-    with pytest.raises(InvalidSpec, match="a certificate for holdfast://main/agent/a; this one is for"):
-        own_tls(other, "a")
-    assert own_tls(tls(authority, tmp_path / "two", Identity("main", Role.REPLICATOR, "a")), "a")
-    assert own_tls(None, "a") is None
+    for count, wrong in enumerate(
+        [agent("b"), Identity("main", Role.SUPERVISOR), Identity("other", Role.REPLICATOR, "a")]
+    ):
+        with pytest.raises(InvalidSpec, match="a certificate for holdfast://main/agent/a; this one is for"):
+            settings(authority, tmp_path / f"wrong-{count}", wrong).tls_as(*NODE, name="a")
+    for right in (agent("a"), Identity("main", Role.REPLICATOR, "a")):
+        assert settings(authority, tmp_path / right.role, right).tls_as(*NODE, name="a")
+    assert ServiceSettings().tls_as(*NODE, name="a") is None
 
 
 def test_a_client_notices_at_once_that_a_server_speaks_no_tls(tmp_path: Path, authority: Authority) -> None:

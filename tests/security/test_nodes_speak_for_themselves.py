@@ -263,7 +263,7 @@ def test_a_certificate_for_somebody_else_is_refused_at_the_start(
     pki: Path, tmp_path: Path, leaf: str, more: dict[str, Any], needed: str
 ) -> None:
     with pytest.raises(InvalidSpec) as refusal:
-        agent_settings(pki, tmp_path, leaf, **more).tls_as(Role.AGENT, "node-0")
+        agent_settings(pki, tmp_path, leaf, **more).tls_as(Role.AGENT, name="node-0")
     assert needed in str(refusal.value)
     assert "HOLDFAST_TLS_CERT" in str(refusal.value)
 
@@ -271,7 +271,7 @@ def test_a_certificate_for_somebody_else_is_refused_at_the_start(
 @pytest.mark.parametrize(("leaf", "warnings"), [("agent", 0), ("any-agent", 0), ("ours", 1), ("foreign-uri", 1)])
 def test_who_checks_no_identities_says_so_at_the_start(pki: Path, tmp_path: Path, leaf: str, warnings: int) -> None:
     with capture_logs() as logs:
-        agent_settings(pki, tmp_path, leaf).tls_as(Role.AGENT, "node-0")
+        agent_settings(pki, tmp_path, leaf).tls_as(Role.AGENT, name="node-0")
     said = [each for each in logs if each["log_level"] == "warning"]
     assert len(said) == warnings
     assert all("any certificate of the CA is accepted" in each["event"] for each in said)

@@ -139,7 +139,7 @@ class Agent:
         self._settings, self._descriptors, self._tasks = settings, descriptors, tasks
         self._incarnation = uuid.uuid4().hex
         membership = settings.membership
-        tls = settings.tls_as(Role.AGENT, settings.node)
+        tls = settings.tls_as(Role.AGENT, name=settings.node)
         marked = {MARK: str(settings.agent_dir)}
         places, site = _places(settings), _site(settings, user)
         workers_ended = anyio.Event()
