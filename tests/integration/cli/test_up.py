@@ -22,7 +22,8 @@ from commands import MEMORY, Shell, read_until, refused
 from waiting import wait_until
 
 from holdfast.cli import api_token
-from holdfast.cli.client import Client, NoApi
+from holdfast.cli.client import Client
+from holdfast.cli.connection import NoApi
 from holdfast.domain.errors import Unavailable
 
 pytestmark = pytest.mark.timeout(240)

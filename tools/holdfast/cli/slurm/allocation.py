@@ -39,7 +39,8 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from holdfast.cli.client import ENV_API, ENV_TOKEN, Client
+from holdfast.cli.client import Client
+from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.endings import SIGNALLED, SUSPENDED, UNAVAILABLE
 from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.cli.processes import stop_all
