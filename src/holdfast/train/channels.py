@@ -82,7 +82,7 @@ class _Outbox:
         self.dropped += count
 
     def close(self) -> None:
-        """Send what is left, waiting for the receiver for up to `LAST_NOTES_TIMEOUT_S`. Call this after the last step."""
+        """Send the waiting notes, waiting for the receiver for up to `LAST_NOTES_TIMEOUT_S`. Call this after the last step."""
         deadline = time.monotonic() + LAST_NOTES_TIMEOUT_S
         self.flush()
         while self._waiting and time.monotonic() < deadline:
@@ -134,7 +134,7 @@ class Notes:
             loss=reported(loss),
             grad_norm=reported(grad_norm),
             local_grad_norm=reported(local_grad_norm),
-            flops=float(flops) if 0 <= flops < math.inf else 0.0,  # what is no count must not cost the whole note
+            flops=float(flops) if 0 <= flops < math.inf else 0.0,  # an invalid count must not make the note invalid
         )
         self._send(note, self._agent)
 

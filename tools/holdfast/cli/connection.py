@@ -44,7 +44,7 @@ class NoApi(Unavailable):
 
 
 def default_url() -> str:
-    """Return HOLDFAST_API, or the address of this machine's API: with TLS if that is what it speaks, and a CA is named."""
+    """Return HOLDFAST_API, or the address of this machine's API, with https if it speaks TLS and a CA is configured."""
     if (given := os.environ.get(ENV_API)) is not None:
         return given
     url = f"https://127.0.0.1:{DEFAULT_API_PORT}"
@@ -52,8 +52,8 @@ def default_url() -> str:
 
 
 def environment_token(environ: Mapping[str, str]) -> str:
-    """Return HOLDFAST_API_TOKEN, or what is in HOLDFAST_API_TOKEN_FILE: of a token that something else renews. Empty without
-    either. Raises `InvalidSpec`."""
+    """Return HOLDFAST_API_TOKEN, or the content of HOLDFAST_API_TOKEN_FILE, which another program may renew. Empty if neither
+    is set. Raises `InvalidSpec`."""
     if (given := environ.get(ENV_TOKEN)) or not (file := environ.get(ENV_TOKEN_FILE)):
         return given or ""
     try:

@@ -49,7 +49,7 @@ class JobDisplay:
         self._started = clock()
         self._events: deque[str] = deque(maxlen=MESSAGES_MAX)
         self._job: Job = {}
-        self._count: tuple[Any, ...] = ()  # what is known of the steps, and since when it is the same
+        self._count: tuple[Any, ...] = ()  # counts of steps; `_count_since`: when they last changed
         self._count_since = clock()
         self._nodes: Sequence[Job] = ()
         self._last_plain = -PLAIN_EVERY_S
@@ -192,7 +192,7 @@ class JobDisplay:
 
 
 def _observed(job: Job) -> str:
-    """What is known of a script that reports no steps."""
+    """Describe the progress of a script that reports no steps."""
     if (count := job.get("observed_steps")) is None:
         return "steps are not reported by the script"
     return f"{count:,} optimizer step{'' if count == 1 else 's'} observed, {job['observed_step_s']:.3g} s each"

@@ -113,7 +113,7 @@ def _gpu(gpu: Row) -> Row:
 
 
 def _of(gpu: Row, field: str, form: str) -> str:
-    """What is not known is shown as nothing."""
+    """Return the formatted value; empty if it is not known."""
     return "" if gpu[field] is None else form.format(gpu[field])
 
 

@@ -1,6 +1,6 @@
 """Checks the protection of a stack that other machines reach: the API's token, and mutual TLS between agents and services.
 
-The settings are those of the services (docs/security.md). They are read from the environment of the command that starts the
+The services have the same settings (docs/security.md). They are read from the environment of the command that starts the
 stack, and passed on to the processes of the stack.
 """
 

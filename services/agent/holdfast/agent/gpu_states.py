@@ -1,4 +1,4 @@
-"""The newest values of this node's GPUs, from the signals of the collectors, for whoever asks."""
+"""The newest values of this node's GPUs, from the signals of the collectors, for requests of the API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GpuStates(LastReadings):
         gpu, health = sample.gpu[place], self._health
         state = GpuState(gpu, sample.uuid[place], sample.at, sample.lost[place])
         if state.lost:
-            return state  # what was known of it is not its state
+            return state  # its last readings are out of date
         row = health.gpu.index(gpu) if health is not None and gpu in health.gpu else None
 
         def slow(column: str) -> int | None:

@@ -82,7 +82,7 @@ _READS_GPUS = (nvml.NvmlCollector, nvrx.NvrxCollector)  # they have the devices 
 
 
 async def serve(settings: AgentSettings, farewell: Farewell | None = None, restart: Restart | None = None) -> None:
-    """Run one node until cancelled. Raises `HoldfastError` for what the operator can put right.
+    """Run one node until cancelled. Raises `HoldfastError` for problems that the operator can correct.
 
     `restart`: called if the process is to start again after its end; None = it cannot, and orders to do so are refused."""
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
@@ -309,7 +309,7 @@ class Agent:
         if isinstance(order, Prepare):
             self._link_tests.make_way()
             await self._resets.finished()
-            self._link_tests.make_way()  # one that was let in meanwhile
+            self._link_tests.make_way()  # a test that began while the resets were awaited
             self._preflights.make_way()
             self._preflights.know_peers(peer.endpoint for peer in order.peers)
         return await self._node.carry_out(order)
@@ -421,7 +421,7 @@ def _facts(
 
 
 def _log_user(user: TrainingUser | None, asked: str) -> None:
-    """Log once whose rights training has, unless they are those of a user who is not root anyway."""
+    """Log the user as which training runs, unless the agent itself runs as an ordinary user."""
     if user is not None:
         log.info("training runs as another user", user=user.name, uid=user.uid, gid=user.gid, groups=user.groups)
     elif os.geteuid() == 0 and not asked:

@@ -40,7 +40,7 @@ log = structlog.get_logger("holdfast.agent.session")
 BEAT_S = 0.5
 RETRY_S_MAX = 1.0  # recovery waits until a new leader knows the connected nodes
 UNANSWERED_BEATS_MAX = 40  # counted in heartbeats, because a frozen agent sends none
-ANSWERS_MAX = 32  # to be sent; a supervisor that asks for more at once gets no answer to them
+ANSWERS_MAX = 32  # that wait to be sent; further requests of the supervisor are dropped
 WELCOME_TIMEOUT_S = 3.0  # a leader answers immediately; otherwise the next endpoint is tried
 # Part of a supervisor's refusal message; a gRPC status has no other field for it.
 OTHER_VERSION = "speaks protocol version"

@@ -267,7 +267,7 @@ def _require_same(there: Manifest, name: str, namespace: str, digest: str) -> No
 
 @app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def node(context: typer.Context) -> None:
-    """Run an agent in a node's pod, and start it again if it crashes. All options are those of the agent."""
+    """Run an agent in a node's pod, and start it again if it crashes. Accepts the options of the agent."""
     raise typer.Exit(NodePod(_holdfast("agent", *context.args)).run())
 
 
@@ -278,7 +278,7 @@ def launcher(
     fresh: Fresh = False,
 ) -> None:
     """Submit or follow the job in the launcher's pod. The exit code is that of `holdfast run`."""
-    if not os.environ.get(ENV_LAUNCHER):  # the next pod would not know a token that only this pod has
+    if not os.environ.get(ENV_LAUNCHER):  # the launcher's next pod needs the same token
         raise InvalidSpec(
             ENV_LAUNCHER,
             "",

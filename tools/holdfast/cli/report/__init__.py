@@ -128,7 +128,7 @@ def _of_job(name: str, given: Terms, history: Path | None, api: str, *, timeline
 
 
 def _of_fleet(given: Terms, last_s: float, history: Path | None, api: str) -> dict[str, Any]:
-    """The report as the API tells it."""
+    """Return the report in the form of the API."""
     now = time.time()
     part = Range(max(0.0, now - last_s), now)
     if history is not None:
