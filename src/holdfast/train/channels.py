@@ -82,7 +82,7 @@ class _Outbox:
         self.dropped += count
 
     def close(self) -> None:
-        """Send the waiting notes, waiting for the receiver for up to `LAST_NOTES_TIMEOUT_S`. Call this after the last step."""
+        """Send the queued notes, with at most `LAST_NOTES_TIMEOUT_S` for a slow receiver. Call this after the last step."""
         deadline = time.monotonic() + LAST_NOTES_TIMEOUT_S
         self.flush()
         while self._waiting and time.monotonic() < deadline:

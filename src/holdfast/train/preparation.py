@@ -63,7 +63,7 @@ def module_of(name: str) -> str:
 
 
 def call(name: str, on_timeout: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
-    """In the template: import `module:function`, call it, and keep the returned value. torch uses one thread, because a
+    """Import `module:function` in the template, call it, and keep the returned value. torch uses one thread, because a
     process with two threads cannot be forked safely.
 
     Raises `PrepareFailed`. A function that takes longer than `timeout_s` ends this process: a watching child calls `on_timeout`
@@ -102,7 +102,8 @@ def _name_of(function: Callable[[], Any]) -> str:
 
 @contextlib.contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """Of the host's generators only: asking a device for its state would open it."""
+    """Restore the state of the host's random number generators at the end. Devices are excluded: reading their state would open
+    them."""
     python, on_host = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()

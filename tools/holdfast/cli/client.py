@@ -182,7 +182,7 @@ class Client(Connection):
         return self.command(api_path("nodes", name, "notices", source), None, method="DELETE")
 
     def joining(self) -> Json:
-        """What a machine that joins must know: the fleet's CA, its fingerprint, the port for agents."""
+        """Return the values for a machine that joins: the fleet's CA, its fingerprint, the port for agents."""
         return self.get("/v1/enrolment")
 
     def invite(self, digest: str, node: str, uses: int, ttl_s: float) -> Json:

@@ -35,7 +35,7 @@ class How:
 
 
 def by_command(name: str) -> How:
-    """For a job on a permanent installation."""
+    """Return the commands for a job on a permanent installation."""
     return How(f"holdfast jobs resume {name}", f"holdfast checkpoints prune {name}")
 
 

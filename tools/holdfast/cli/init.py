@@ -151,5 +151,5 @@ def _job_file(script: Path, path: Path, nodes: int, nproc_per_node: str) -> str:
 
 
 def _scalar(text: str) -> str:
-    """As YAML on one line, quoted where it must be."""
+    """Return the value as YAML on one line, with quotes where YAML needs them."""
     return yaml.safe_dump(text, allow_unicode=True, width=len(text) + 100).removesuffix("\n...\n").rstrip()

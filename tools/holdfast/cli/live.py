@@ -126,7 +126,7 @@ class JobDisplay:
         return f"{step}{loss}{rate}{self._pause()}"
 
     def _pause(self) -> str:
-        """For how long a running job has taken no step, if that is long; it may evaluate, save, or hang."""
+        """Describe how long a running job has finished no step, if that is unusual; it may evaluate, save, or hang."""
         quiet_s = self._clock() - self._count_since
         if self._job["phase"] != "running" or quiet_s < max(
             PAUSE_S, PAUSE_STEPS * (self._job.get("observed_step_s") or 0.0)

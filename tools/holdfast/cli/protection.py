@@ -59,7 +59,7 @@ def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def shown(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings in a form that may be stored: of the token only whether it is set."""
+    """Return the settings in a form that may be stored: instead of the token, whether it is set."""
     return {ENV_TOKEN: SET if settings.get(ENV_TOKEN) else UNSET} | {
         name: settings.get(name) or UNSET for name in (*FILES, *OIDC, *PEERS)
     }

@@ -63,7 +63,7 @@ def ranks(
 
 
 def rows_of(columns: Json, measured: Json) -> list[Row]:
-    """One row for each rank. Measurements of another generation than the columns' do not count."""
+    """Return one row per rank. Measurements of another generation than that of the columns are ignored."""
     same = measured["generation"] == columns["generation"]
 
     def known(column: str, rank: int) -> float | None:

@@ -65,7 +65,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """No lines can be named. `reason` is a clause about the script."""
+    """The lines to add cannot be determined. `reason` is a clause about the script."""
 
     reason: str
 
@@ -107,7 +107,7 @@ class Place:
 
 
 def step_in(tree: ast.Module) -> Place | Unclear:
-    """Where the script finishes a step: the optimizer's step in a loop, or in a function that is called in one loop."""
+    """Return the place where a step ends: the optimizer's step in a loop, or in a function that is called in one loop."""
     optimizers = _optimizers(tree)
     found = list(_places(tree.body, lambda call: _steps(call, optimizers)))
     if not found:

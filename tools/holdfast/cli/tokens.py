@@ -82,7 +82,7 @@ def _row(token: ApiToken, now: float) -> dict[str, object]:
 
 @contextmanager
 def _changing(file: Path) -> Iterator[Path]:
-    """One command at a time changes the file. Raises `InvalidSpec` if it cannot be written."""
+    """Lock the file against other commands while it is changed. Raises `InvalidSpec` if it cannot be written."""
     path = file.expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

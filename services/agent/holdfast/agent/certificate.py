@@ -100,7 +100,7 @@ class CertificateRenewal:
         return False
 
     def _due(self) -> float:
-        """When the present certificate is to be renewed, Unix seconds."""
+        """Return the time at which the present certificate is due for renewal, Unix seconds."""
         path = self._enrolled.files.cert
         try:
             lifetime = lifetime_of(read_pem(CERT, path), CERT, path)

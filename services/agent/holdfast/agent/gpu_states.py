@@ -30,7 +30,8 @@ class LastReadings:
 
 class GpuStates(LastReadings):
     def newest(self) -> tuple[GpuState, ...]:
-        """One entry for each GPU of the newest sample, in its order. Empty: this node has none, or no collector reads them."""
+        """Return the state of each GPU, in the order of the newest sample. Empty if this node has no GPU, or no collector reads
+        them."""
         if (sample := self._sample) is None:
             return ()
         return tuple(self._state(sample, place) for place in range(len(sample.gpu)))

@@ -101,7 +101,7 @@ async def serve(settings: AgentSettings, farewell: Farewell | None = None, resta
 
 @contextmanager
 def _own_files() -> Iterator[None]:
-    """What this process and the replicator create is theirs alone, because workers may pass through their directories."""
+    """Create files that other users cannot read, here and in the replicator, because workers may pass their directories."""
     before = os.umask(0o077)
     try:
         yield

@@ -51,7 +51,7 @@ class LocalGeneration:
 
     @property
     def uncleared(self) -> list[Worker]:
-        """Workers of which a process is left, possibly one that the worker has started."""
+        """Workers with a remaining process: the worker itself, or a process that it has started."""
         return [worker for worker in self.workers.values() if not worker.cleared.is_set()]
 
     @property

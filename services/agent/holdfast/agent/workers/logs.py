@@ -135,7 +135,7 @@ def read_errors(logs: Path, job: str, generation: int) -> tuple[RaisedError, ...
 
 
 def _errors_of(directory: Path, generation: int) -> tuple[RaisedError, ...]:
-    """An exception without a time comes last: that it was the first is not known."""
+    """Return the exceptions in the order of their times; those without a time come last."""
     found = []
     for path in directory.iterdir():
         match = _ERROR_FILE.fullmatch(path.name)

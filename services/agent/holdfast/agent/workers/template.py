@@ -35,7 +35,7 @@ FORK_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TemplateKey:
-    """What makes two templates interchangeable."""
+    """Key of a template. Templates with equal keys are interchangeable."""
 
     preload: tuple[str, ...] = ()
     path: tuple[str, ...] = ()  # where to look for them first
@@ -66,7 +66,7 @@ class TemplateKey:
 
 
 class Template:
-    """One template process. `run` must be running for anything to be answered; it returns when the process has ended."""
+    """One template process. Requests are answered only while `run` runs, which returns when the process has ended."""
 
     def __init__(
         self, key: TemplateKey, log_path: Path, environment: Mapping[str, str], user: TrainingUser | None = None
@@ -92,12 +92,12 @@ class Template:
 
     @property
     def ready(self) -> bool:
-        """It can fork now."""
+        """Whether the template can fork now."""
         return self._ready.is_set() and self.usable
 
     @property
     def usable(self) -> bool:
-        """It can fork, or will be able to."""
+        """Whether the template can fork, or is still starting."""
         return not self.failure and not self._draining
 
     async def wait_ready(self) -> None:
