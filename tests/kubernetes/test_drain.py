@@ -25,7 +25,7 @@ from kubelet import Kubelet, Kubelets, kubelets
 from scaling_losses import records, undisturbed_losses
 from waiting import wait_until
 
-from holdfast.cli import stack as stack_module
+from holdfast.cli import stack_services
 from holdfast.cli.client import Client
 from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, SUSPENDED
 from holdfast.cli.stack import LocalStack
@@ -206,7 +206,7 @@ def rights(cluster: Cluster) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Services share the machine with a control plane."""
-    monkeypatch.setattr(stack_module, "SERVICE_START_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(stack_services, "SERVICE_START_TIMEOUT_S", WAIT_S)
 
 
 @pytest.fixture
