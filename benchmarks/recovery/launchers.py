@@ -174,7 +174,7 @@ class HoldfastRunning:
         if not incidents:
             return {}
         last: dict[str, Any] = incidents[-1]
-        return {name: at for name in MARKS if (at := last.get(f"t_{name}")) is not None}
+        return {name: at for name in MARKS if (at := last.get(f"{name}_at")) is not None}
 
     def parts(self) -> dict[str, float]:
         incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["fault_at"])

@@ -125,6 +125,6 @@ def test_times_of_an_incident_are_in_order(report: dict[str, Any]) -> None:
 
 def _assert_times_are_in_order(report: dict[str, Any]) -> None:
     for incident in report["incidents"]:
-        marks = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
+        marks = [incident[f"{name}_at_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
         assert marks == sorted(marks), incident
         assert len(incident["trace_id"]) == 32

@@ -130,7 +130,7 @@ def test_the_file_has_what_was_promised(outcome: Outcome, tmp_path: Path) -> Non
     for each in report["incidents"]:
         assert each.keys() >= INCIDENT_KEYS
     first, second = report["incidents"]
-    assert [first[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")] == [
+    assert [first[f"{name}_at_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")] == [
         *(10.0, 10.1, 10.15, 10.3, 10.6)
     ]
     assert (second["first_step_at_s"], second["action"], second["rank"]) == (None, None, None)

@@ -218,7 +218,7 @@ def _incidents_table(report: Report) -> Table:
     shown = [incident for job, which in others if job is not None for incident in job["incidents"][which]]
     for incident in [*report.incidents, *shown]:
         who = f"rank {incident['rank']}" if incident["rank"] is not None else incident["node"] or "–"
-        times = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
+        times = [incident[f"{name}_at_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
         cells = [_difference(late, early) for early, late in pairwise(times)]
         table.add_row(
             incident["kind"],
