@@ -97,6 +97,8 @@ class Manifest:
         spans: tuple[int, ...],
         blake3: bytes = b"",
     ) -> Manifest:
+        """Return the manifest of a complete shard. `spans`: the CRC-32C of each span, and `blake3`: the concatenated digests of
+        all spans, both in the order of `spans_of`. `digest`, `crc32c`: as of the class."""
         stamp = header.stamp
         return cls(
             job=job,
@@ -118,10 +120,12 @@ class Manifest:
 
     @property
     def key(self) -> ShardKey:
+        """Attempt, step and rank of the save."""
         return ShardKey(self.attempt, self.step, self.rank)
 
     @property
     def spans(self) -> tuple[Span, ...]:
+        """The ranges that `span_crc32c` and `span_blake3` are about, in the order of the file."""
         return spans_of(self.size, self.tensors_end)
 
     @property
@@ -151,6 +155,7 @@ class Manifest:
         return {name: value for name, value in asdict(self).items() if name not in ("span_blake3", "_root")}
 
     def domain_mesh(self) -> Mesh:
+        """The mesh of the generation that saved the shard."""
         return Mesh(self.mesh)
 
     def describes(self, header: Header) -> bool:
@@ -161,6 +166,7 @@ class Manifest:
     # ------------------------------------------------------------ bytes
 
     def encode(self) -> bytes:
+        """Return the content of the manifest file: JSON with its own checksum (`sealed`)."""
         attached = {_DIGESTS: base64.b64encode(self.span_blake3).decode()} if self.span_blake3 else None
         return seal("manifest", self._fields(), attached)
 
