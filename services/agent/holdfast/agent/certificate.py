@@ -30,8 +30,8 @@ from holdfast.runtime.tls import CERT, Tls, lifetime_of, read_pem
 from holdfast.v1 import enrolment_pb2 as pb
 from holdfast.v1.enrolment_pb2_grpc import EnrolmentStub
 
-RENEWED_AT = 2 / 3  # of its life
-LOOK_S = 60.0  # the clock may jump, and somebody may replace the files
+RENEWED_AT = 2 / 3  # share of its validity
+LOOK_S = 60.0  # between two checks, because the clock may jump and the files may be replaced
 RETRY_S_MIN, RETRY_S_MAX = 5.0, 600.0
 ANSWER_TIMEOUT_S = 15.0
 BACKDATED_S = 300.0  # a certificate begins that long before it was signed
