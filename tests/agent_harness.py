@@ -46,7 +46,7 @@ FLEET_METADATA = ((FLEET, "main"),)  # before the first message: an agent waits 
 
 
 class ControlPlane:
-    """Supervisor and diagnostics in one: records what the agent says, acknowledges it, sends the orders it is told to."""
+    """Supervisor and diagnostics in one: records what the agent says, acknowledges it, sends the orders of the test."""
 
     def __init__(self, epoch: int = 1) -> None:
         self.epoch = epoch
@@ -55,7 +55,7 @@ class ControlPlane:
         self.workers_in_answers = True  # False: as a supervisor of an earlier version
         self.reports: list[Report] = []
         self.beats = 0
-        self.differences = 0  # inventories that were told as such; `reports` has them complete
+        self.differences = 0  # inventories that arrived as differences; `reports` has them complete
         self.ticks: list[Tick] = []
         self.goodbyes = 0
         self.sessions = 0

@@ -26,14 +26,18 @@ def issue(authority: Authority, where: Path, *identities: Identity) -> dict[str,
     return {f"HOLDFAST_TLS_{name}": str(where / file) for name, file in names.items()} | {"HOLDFAST_FLEET": "main"}
 
 
-def tls(authority: Authority, where: Path, *identities: Identity) -> Tls:
+def settings(authority: Authority, where: Path, *identities: Identity) -> ServiceSettings:
     found = issue(authority, where, *identities)
-    loaded = ServiceSettings(
+    return ServiceSettings(
         fleet="main",
         tls_cert=Path(found["HOLDFAST_TLS_CERT"]),
         tls_key=Path(found["HOLDFAST_TLS_KEY"]),
         tls_ca=Path(found["HOLDFAST_TLS_CA"]),
-    ).tls
+    )
+
+
+def tls(authority: Authority, where: Path, *identities: Identity) -> Tls:
+    loaded = settings(authority, where, *identities).tls
     assert loaded is not None
     return loaded
 

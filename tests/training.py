@@ -83,7 +83,7 @@ class Cluster:
         """Wait until `count` incidents are closed; returns them, oldest first."""
 
         def closed() -> list[dict[str, Any]]:
-            incidents = sorted(self.client.incidents(job), key=lambda incident: incident["t_fault"])
+            incidents = sorted(self.client.incidents(job), key=lambda incident: incident["fault_at"])
             return [incident for incident in incidents if incident["state"] in ("resolved", "failed")]
 
         wait_until(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from relays import relayed
 from replicator_node import JOB, TOKEN, Node, nodes
-from tls_nodes import agent, issue, pair, tls
+from tls_nodes import agent, issue, pair, settings, tls
 from waiting import wait_until
 
 from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
@@ -23,7 +23,7 @@ from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
-from holdfast.replicator.transport.secure import NotTls, Secure, own_tls
+from holdfast.replicator.transport.secure import NotTls, Secure
 from holdfast.replicator.wanted import Wanted
 from holdfast.runtime.authority import Authority
 from holdfast.runtime.authorization import Accepts
@@ -35,6 +35,9 @@ from holdfast.wire.links import decode_measured
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority.create(tmp_path / "ca", "main", 10)
+
+
+NODE = (Role.AGENT, Role.REPLICATOR)  # roles of a replicator's certificate, as in `replicator.service`
 
 
 def invited(authority: Authority, where: Path, name: str) -> dict[str, str]:
@@ -250,11 +253,14 @@ def test_a_revoked_certificate_is_refused(tmp_path: Path, authority: Authority) 
 
 
 def test_a_certificate_of_another_node_is_refused_at_the_start(tmp_path: Path, authority: Authority) -> None:
-    other = tls(authority, tmp_path / "one", agent("b"))
-    with pytest.raises(InvalidSpec, match="a certificate for holdfast://main/agent/a; this one is for"):
-        own_tls(other, "a")
-    assert own_tls(tls(authority, tmp_path / "two", Identity("main", Role.REPLICATOR, "a")), "a")
-    assert own_tls(None, "a") is None
+    for count, wrong in enumerate(
+        [agent("b"), Identity("main", Role.SUPERVISOR), Identity("other", Role.REPLICATOR, "a")]
+    ):
+        with pytest.raises(InvalidSpec, match="a certificate for holdfast://main/agent/a; this one is for"):
+            settings(authority, tmp_path / f"wrong-{count}", wrong).tls_as(*NODE, name="a")
+    for right in (agent("a"), Identity("main", Role.REPLICATOR, "a")):
+        assert settings(authority, tmp_path / right.role, right).tls_as(*NODE, name="a")
+    assert ServiceSettings().tls_as(*NODE, name="a") is None
 
 
 def test_a_client_notices_at_once_that_a_server_speaks_no_tls(tmp_path: Path, authority: Authority) -> None:
@@ -265,7 +271,9 @@ def test_a_client_notices_at_once_that_a_server_speaks_no_tls(tmp_path: Path, au
             secure.connect((host, int(port)), 10.0, "plain")
 
 
-def test_a_client_without_a_certificate_is_told_what_it_needs(tmp_path: Path, authority: Authority) -> None:
+def test_a_client_without_a_certificate_gets_an_error_that_names_what_it_needs(
+    tmp_path: Path, authority: Authority
+) -> None:
     """As `holdfast checkpoints fetch` on a machine without the settings."""
     with pair(authority, tmp_path) as (a, _):
         a.configure()

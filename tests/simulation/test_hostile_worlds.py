@@ -52,7 +52,7 @@ def _edge_triggered(state: State, event: Event) -> tuple[State, tuple[Command, .
     return step(state, event)
 
 
-def _news_only(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+def _events_only(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     """Planted: a finding that arrives 300 s after it was made, by the clocks of two machines, is history."""
     if isinstance(event, FindingArrived) and event.at - event.finding.at > 300.0:
         return state, (Publish(FindingJudged(event.at, event.finding, "ignored: it is old")),)
@@ -113,8 +113,8 @@ def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) ->
 @pytest.mark.parametrize(
     ("planted", "hostility", "said", "first"),
     [
-        (_news_only, CLOCKS, NEVER_TRAINS, 0),
-        (_news_only, ABSENCE, NEVER_TRAINS, 0),
+        (_events_only, CLOCKS, NEVER_TRAINS, 0),
+        (_events_only, ABSENCE, NEVER_TRAINS, 0),
         (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS, 0),
         (_edge_triggered, LOG, NEVER_TRAINS, 110),
         (_no_progress, DIAGNOSTICS, "finished no new step", 530),  # few seeds find it

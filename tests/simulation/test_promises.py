@@ -175,7 +175,7 @@ def _forget_notices(state: State, event: Event) -> tuple[State, tuple[Command, .
 
 
 def _remember_departures(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Planted: an agent that starts where one was told to end is believed to end as well."""
+    """Planted: an agent that starts where one was asked to end is believed to end as well."""
     after, commands = step(state, event)
     if not isinstance(event, NodeReported) or event.node not in state.nodes or event.node not in after.nodes:
         return after, commands

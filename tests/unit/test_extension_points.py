@@ -19,7 +19,7 @@ from holdfast.cli.main import application
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import Action, ActionKind, Incident
-from holdfast.domain.orders import CheckLink, Order, Prepare, Warm
+from holdfast.domain.orders import CheckLink, Order, Prepare, PrepareTemplate
 from holdfast.domain.tiers import TIERS
 from holdfast.policy import ACTIONS, ActionSpec, Aim, Effect, JobView
 from holdfast.supervisor.api import incident_models
@@ -104,7 +104,7 @@ def test_an_order_is_a_dataclass_and_its_message(kind: type) -> None:
 
 def _has_parts(kind: type) -> bool:
     """Whether an order's message cannot be empty: it has parts that are required."""
-    return kind in (Prepare, Warm, CheckLink)
+    return kind in (Prepare, PrepareTemplate, CheckLink)
 
 
 # ---------------------------------------------------------------- tiers

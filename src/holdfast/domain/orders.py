@@ -21,7 +21,7 @@ from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, TemplateS
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
+class PrepareTemplate:
     """Prepare a worker template that has imported the job's modules. Sent to spares, so that a hot swap does not wait for
     imports."""
 
@@ -191,7 +191,7 @@ class Inject:
 
 
 Order = (
-    Warm
+    PrepareTemplate
     | Prepare
     | Start
     | Stop

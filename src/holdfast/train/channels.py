@@ -153,8 +153,8 @@ class Notes:
     def groups(self, members: Mapping[str, str]) -> None:
         self._send(GroupsNote(self._sender, tuple(members.items())), self._agent)
 
-    def replica_check(self, *, step: int, digest: str, took_s: float, restored: bool) -> None:
-        self._send(ReplicaCheckNote(self._sender, step, digest, took_s, restored), self._agent)
+    def replica_check(self, *, step: int, digest: str, duration_s: float, restored: bool) -> None:
+        self._send(ReplicaCheckNote(self._sender, step, digest, duration_s, restored), self._agent)
 
     def missed(self, step: int, reason: str) -> None:
         self._send(MissedNote(self._sender, step, reason[:REASON_CHARS_MAX]), self._replicator, self._agent)

@@ -177,15 +177,15 @@ def test_a_new_telemetry_stream_begins_with_what_runs(agent: Agent, tmp_path: Pa
     plane = agent.plane
     start_job(plane, prepare_order("longer", script(tmp_path, "sleeper", SLEEPER)))
     began = plane.wait_for_signal(GenerationStarted)
-    told = len(plane.signals(GenerationStarted))
+    reported = len(plane.signals(GenerationStarted))
     plane.restart_telemetry()
-    wait_until(lambda: len(plane.signals(GenerationStarted)) > told, description="the generation, announced again")
+    wait_until(lambda: len(plane.signals(GenerationStarted)) > reported, description="the generation, announced again")
     assert plane.signals(GenerationStarted)[-1] == began
     plane.ask(Stop("longer", 1))
-    told, ticks = len(plane.signals(GenerationStarted)), len(plane.ticks)
+    reported, ticks = len(plane.signals(GenerationStarted)), len(plane.ticks)
     plane.restart_telemetry()
     wait_until(lambda: len(plane.ticks) > ticks + 2, description="ticks on a third stream")
-    assert len(plane.signals(GenerationStarted)) == told
+    assert len(plane.signals(GenerationStarted)) == reported
 
 
 def _name(pid: int) -> str:

@@ -98,7 +98,7 @@ def test_a_second_run_of_a_script_gets_a_name_of_its_own(stack: LocalStack, tmp_
 
 
 @pytest.mark.timeout(180)
-def test_who_waits_is_told_why(stack: LocalStack, tmp_path: Path) -> None:
+def test_a_waiting_process_gets_the_reason(stack: LocalStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
     with shell.start("run", "--name", "wide", "--nproc-per-node", "8", "train.py") as launcher:

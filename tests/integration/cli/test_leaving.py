@@ -10,7 +10,8 @@ from commands import Shell, read_until
 from leftovers import memory_of
 from waiting import wait_until
 
-from holdfast.cli.client import Client, NoApi
+from holdfast.cli.client import Client
+from holdfast.cli.connection import NoApi
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 

@@ -1,4 +1,4 @@
-"""Orders are executed once, whoever repeats them; nothing told is lost or blocks the rest."""
+"""Orders are executed once, whoever repeats them; no report is lost or blocks the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 class Hands:
-    """Carries orders out by counting them; may be told to wait or to fail."""
+    """Carries orders out by counting them; may wait or fail on request."""
 
     def __init__(self) -> None:
         self.done: list[Order] = []

@@ -48,7 +48,7 @@ def test_a_signal_sent_again_says_nothing_new(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"expected": True, "signal": 9}, {"exit_code": 0}], ids=["told to stop", "clean end"]
+    "fields", [{"expected": True, "signal": 9}, {"exit_code": 0}], ids=["ordered to stop", "clean end"]
 )
 def test_no_failure(fleet: Fleet, fields: dict[str, object]) -> None:
     fleet.fold(fleet.exit_of(1, **fields))  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_the_same_exception_at_the_same_step_stops_the_job(fleet: Fleet) -> None
     fails_again(fleet, generation=2, step=fleet.ranks[1].step, error=other_message, rank=2)
     first, second = fleet.found
     assert first.kind is FindingKind.WORKER_EXCEPTION
-    assert (second.kind, second.ladder) == (FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,))
+    assert (second.kind, second.recommended_actions) == (FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,))
     assert second.evidence["tries"] == "2"
     assert second.rank == 2
     for word in ("ValueError", "Rank 2", "step 10", "2nd time"):

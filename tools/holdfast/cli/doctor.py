@@ -22,7 +22,8 @@ from rich.table import Table
 
 from holdfast import plugins
 from holdfast.cli.agent import AGENT_DIRECTORY, MEMORY_DIRECTORY
-from holdfast.cli.client import Client, Untrusted, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.connection import Untrusted, default_url
 from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.distribution import install_command

@@ -47,7 +47,7 @@ class JobDisplay:
         self._target = target_step
         self._clock = clock
         self._started = clock()
-        self._news: deque[str] = deque(maxlen=MESSAGES_MAX)
+        self._events: deque[str] = deque(maxlen=MESSAGES_MAX)
         self._job: Job = {}
         self._count: tuple[Any, ...] = ()  # what is known of the steps, and since when it is the same
         self._count_since = clock()
@@ -75,7 +75,7 @@ class JobDisplay:
         if self._live is None:
             self._console.print(markup(stamped), soft_wrap=True)
         else:
-            self._news.append(stamped)
+            self._events.append(stamped)
             self._live.refresh()
 
     def print(self, line: str) -> None:
@@ -148,8 +148,8 @@ class JobDisplay:
             parts += [self._mesh(), self._others()]
             if incident := self._job.get("incident"):
                 parts.append(_incident(incident))
-        if self._news:
-            parts.append(Panel(markup("\n".join(self._news)), title="events", title_align="left"))
+        if self._events:
+            parts.append(Panel(markup("\n".join(self._events)), title="events", title_align="left"))
         return Group(*parts)
 
     def _mesh(self) -> Table:

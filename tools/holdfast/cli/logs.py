@@ -17,8 +17,9 @@ import typer
 
 from holdfast.agent.workers.errors import read_error_file
 from holdfast.agent.workers.logs import GENERATIONS_KEPT
-from holdfast.cli.client import Client, NoApi, default_url
+from holdfast.cli.client import Client
 from holdfast.cli.completion import names
+from holdfast.cli.connection import NoApi, default_url
 from holdfast.cli.endings import ENDED, FAILED
 from holdfast.cli.first_error import Raised, first_error, headline, nothing, of_agents
 from holdfast.cli.local_runs import RUNS, api_url

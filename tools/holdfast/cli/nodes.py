@@ -69,7 +69,7 @@ def _outcome(tested: Row) -> str:
     if not tested["at"]:
         return "in progress"
     verdict = "passed" if tested["passed"] else "failed"
-    return f"{verdict} at {text(tested['at'], 'at')}, {tested['took_s']:.1f} s"
+    return f"{verdict} at {text(tested['at'], 'at')}, {tested['duration_s']:.1f} s"
 
 
 look_at(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
-from holdfast.cli.client import ENV_TOKEN
+from holdfast.cli.connection import ENV_TOKEN
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime import oidc, oidc_keys
 from holdfast.runtime.api_certificate import API_CERT, API_KEY, API_TLS

@@ -9,7 +9,7 @@
         optimizer.step()
         run.end_step()                 after it
 
-What cannot be told from the text is answered with the reason (`Unclear`), not with a guess.
+What the text does not show is answered with the reason (`Unclear`), not with a guess.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def step_in(tree: ast.Module) -> Place | Unclear:
         return Unclear(f"the optimizer's step in line {found[0].statement.lineno} is in no loop of this file")
     if len({id(place.loops[-1]) for place in in_loops}) > 1:
         lines = ", ".join(str(place.statement.lineno) for place in in_loops)
-        return Unclear(f"optimizers step in several loops (lines {lines}), and which of them trains cannot be told")
+        return Unclear(f"optimizers step in several loops (lines {lines}), and which of them trains is unclear")
     return in_loops[-1]  # of several optimizers, the last one ends the step
 
 

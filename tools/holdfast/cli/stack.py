@@ -35,7 +35,7 @@ from rich.markup import escape
 
 from holdfast.cli import api_token, memory_root, protection, stack_record
 from holdfast.cli.claim import Claim
-from holdfast.cli.client import ENV_API, ENV_TOKEN
+from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.memory_root import MemoryRoot
 from holdfast.cli.preflight import redis_version
 from holdfast.cli.processes import STOP_TIMEOUT_S, Process, kill_tree, stop_all

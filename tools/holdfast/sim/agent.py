@@ -24,6 +24,7 @@ from holdfast.domain.orders import (
     Order,
     OrderDone,
     Prepare,
+    PrepareTemplate,
     Prune,
     RanksFinished,
     RanksStepping,
@@ -36,7 +37,6 @@ from holdfast.domain.orders import (
     StepReached,
     Stop,
     Tested,
-    Warm,
     WorkersChanged,
 )
 from holdfast.sim.clocks import Clock
@@ -66,7 +66,7 @@ class Workers:
     done: set[int] = field(default_factory=set)  # ended with exit code 0
     step: int = 0  # newest step that its ranks have finished
     save_at: set[int] = field(default_factory=set)
-    far: set[int] = field(default_factory=set)  # requested steps that are also uploaded to the object store
+    to_object_store: set[int] = field(default_factory=set)  # requested steps that are also uploaded to the object store
     intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
 
     def due(self, step: int) -> bool:
@@ -314,7 +314,7 @@ class Agent:
         elif command_id not in self.in_progress:
             self.in_progress.add(command_id)
             self.executed[command_id] = self.executed.get(command_id, 0) + 1
-            if self.executed[command_id] > 1 and not isinstance(order, Warm):
+            if self.executed[command_id] > 1 and not isinstance(order, PrepareTemplate):
                 # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
                 raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
             self._execute(command_id, order)
@@ -333,7 +333,7 @@ class Agent:
                 if self.workers is not None and self._is_of(self.workers, order):
                     self.workers.save_at.add(order.at_step)
                     if order.to_object_store:
-                        self.workers.far.add(order.at_step)
+                        self.workers.to_object_store.add(order.at_step)
                 self._answer(command_id, True)
             case SetInterval():
                 if self.workers is not None and self._is_of(self.workers, order):
@@ -347,7 +347,7 @@ class Agent:
                         del shards[key]
                 self._report_inventory(order.job)
                 self._answer(command_id, True)
-            case Warm():
+            case PrepareTemplate():
                 self._answer(command_id, True)
             case ResetGpu():
                 self._reset(command_id)
@@ -468,11 +468,11 @@ class Agent:
         )
         tested = None
         if order.suspect_test_s and self.suspicions.faults:
-            took_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
+            duration_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
             if tested.failures:
-                self.world.after(took_s, self._unless_ended(lambda: self._failed_tests(command_id, order, tested)))
+                self.world.after(duration_s, self._unless_ended(lambda: self._failed_tests(command_id, order, tested)))
                 return
-            delay_s = max(delay_s, took_s)
+            delay_s = max(delay_s, duration_s)
         self.world.after(delay_s, self._unless_ended(lambda: self._prepared(command_id, order, tested)))
 
     def _failed_tests(self, command_id: str, order: Prepare, tested: Preflight) -> None:
@@ -595,7 +595,7 @@ class Agent:
             self.memory.setdefault(order.job, {})[key] = record
         self._expire(order.job)
         self._report_inventory(order.job)
-        if self.around.store is not None and (self.around.store.takes(step) or step in workers.far):
+        if self.around.store is not None and (self.around.store.takes(step) or step in workers.to_object_store):
             self.world.soon(*LATE_S, self._unless_ended(lambda: self._upload(order, step)))
         self.world.soon(0.05, 0.6, self._unless_ended(lambda: self._copy(order, step)))
 
@@ -668,8 +668,8 @@ def describe(order: Order) -> str:
             return f"Inject {order.kind} into rank {order.rank}"
         case Prune():
             return f"Prune {', '.join(str(step) for _, step in order.steps)}"
-        case Warm():
-            return "Warm"
+        case PrepareTemplate():
+            return "PrepareTemplate"
         case RestartAgent():
             return "RestartAgent"
         case CheckLink():

@@ -35,7 +35,7 @@ class _Observed:
     severity: Severity
     identifier: str
     evidence: dict[str, str]
-    ladder: tuple[Remedy, ...] = ()
+    recommended_actions: tuple[Remedy, ...] = ()
     job: str = JOB
 
 
@@ -88,10 +88,12 @@ class Diagnostics:
         """Let a fault begin now. It is reported `delay_s` later, if diagnostics runs and receives it."""
         self._begin(kind, agent, generation, delay_s, rank, severity, key, evidence, ())
 
-    def find_reset_due(self, agent: Agent, delay_s: float, ladder: tuple[Remedy, ...], *, later: bool = False) -> None:
+    def find_reset_due(
+        self, agent: Agent, delay_s: float, recommended_actions: tuple[Remedy, ...], *, later: bool = False
+    ) -> None:
         """From now on a GPU of the node must be reset, which is reported as in `find`. `later`: at the job's next boundary."""
         severity = Severity.WARNING if later else Severity.ERROR
-        self._begin(FindingKind.GPU_ERROR, agent, 0, delay_s, None, severity, "", {}, ladder)
+        self._begin(FindingKind.GPU_ERROR, agent, 0, delay_s, None, severity, "", {}, recommended_actions)
 
     def _begin(
         self,
@@ -103,19 +105,31 @@ class Diagnostics:
         severity: Severity,
         key: str,
         evidence: dict[str, str],
-        ladder: tuple[Remedy, ...],
+        recommended_actions: tuple[Remedy, ...],
     ) -> None:
         self._count += 1
         identifier = f"{kind}{key}:{agent.name}:{self._count}"
         job = agent.workers.order.job if agent.workers is not None else JOB
         observed = _Observed(
-            kind, agent, agent.life, generation, self.world.now, rank, severity, identifier, evidence, ladder, job
+            kind,
+            agent,
+            agent.life,
+            generation,
+            self.world.now,
+            rank,
+            severity,
+            identifier,
+            evidence,
+            recommended_actions,
+            job,
         )
         if not self.hostile:
             self._send(self._finding(observed, self.world.now + delay_s), delay_s)
         elif kind is FindingKind.NODE_LOST:
             self.world.after(delay_s, lambda: self._lost(observed))
-        elif kind is FindingKind.HANG or not self.world.loses(f"what {agent.name} told diagnostics of its {kind}"):
+        elif kind is FindingKind.HANG or not self.world.loses(
+            f"the report of {agent.name} to diagnostics about its {kind}"
+        ):
             self.world.after(delay_s, lambda: self._conclude(observed))
 
     def _lost(self, observed: _Observed) -> None:
@@ -159,7 +173,7 @@ class Diagnostics:
             observed.generation,
             observed.rank,
             evidence=observed.evidence,
-            ladder=observed.ladder,
+            recommended_actions=observed.recommended_actions,
         )
         return old_evidence.with_fields(found)
 
@@ -171,7 +185,7 @@ class Diagnostics:
 
         deliver(f"finding {finding.id}", self.world.chance.uniform(0.0, 0.3))
         if self.world.chance.random() < 0.2:
-            deliver(f"finding {finding.id}, told again", self.world.chance.uniform(0.0, 5.0))
+            deliver(f"finding {finding.id}, repeated", self.world.chance.uniform(0.0, 5.0))
 
     # ------------------------------------------------------------ steps
 

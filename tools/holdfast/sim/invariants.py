@@ -170,7 +170,11 @@ class Invariants:
     def _demand_reset(self, before: State, event: FindingArrived) -> None:
         """Record that a GPU must be reset, unless it was reset or repaired since the fault began."""
         finding, node = event.finding, before.nodes.get(event.finding.node)
-        if finding.severity is not Severity.ERROR or finding.ladder[:1] != (Remedy.RESET_GPU,) or node is None:
+        if (
+            finding.severity is not Severity.ERROR
+            or finding.recommended_actions[:1] != (Remedy.RESET_GPU,)
+            or node is None
+        ):
             return
         began = event.at - event.age_s - max(0.0, finding.at - finding.since)
         incidents = (*before.incidents.values(), *before.closed)
@@ -340,10 +344,10 @@ class Invariants:
             ours = (workers.order.generation, workers.order.attempt) == (generation.number, generation.attempt)
             if ours or not workers.started or not workers.living:
                 continue
-            told_at = self.stops.get((agent.name, workers.order.generation), agent.world.now)
-            asked_for_s = agent.world.now - told_at
+            ordered_at = self.stops.get((agent.name, workers.order.generation), agent.world.now)
+            asked_for_s = agent.world.now - ordered_at
             if (
-                (node.unschedulable_reason or self.repaired.get(agent.name, -1.0) >= told_at)
+                (node.unschedulable_reason or self.repaired.get(agent.name, -1.0) >= ordered_at)
                 and agent.stops_missed >= workers.order.generation
                 and asked_for_s >= 0.9 * patience_s
             ):
@@ -368,7 +372,7 @@ class Invariants:
         self.blind_takeover |= {run for run, anybody in asked.items() if not anybody}
 
     def _unknown_runs_end(self, after: State) -> None:
-        """A node that the state did not show when another generation was started is told to stop its workers as soon as the
+        """A node that the state did not show when another generation was started is ordered to stop its workers as soon as the
         state shows it, which takes seconds."""
         now = max((agent.world.now for agent in self.agents.values()), default=0.0)
         passed_s, self.folded_at = min(now - self.folded_at, FOLDED_S_MAX), now

@@ -32,7 +32,7 @@ from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.own_faults import requests_of
 from holdfast.sim.recipes import Cook
 from holdfast.sim.replacements import ReplacementPromises, Replacing
-from holdfast.sim.resets import LADDER, LADDER_LATER, Resets
+from holdfast.sim.resets import RESET_LATER, RESET_NOW, Resets
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
 from holdfast.sim.several import SeveralJobs
@@ -556,7 +556,9 @@ class Scenario:
         agent = chance.choice(able)
         later = self.resets.can_wait()
         self._fault(f"a GPU of {agent.name} needs a reset{', which can wait' if later else ''}")
-        self.diagnostics.find_reset_due(agent, chance.uniform(0.0, 1.5), LADDER_LATER if later else LADDER, later=later)
+        self.diagnostics.find_reset_due(
+            agent, chance.uniform(0.0, 1.5), RESET_LATER if later else RESET_NOW, later=later
+        )
         workers = agent.workers
         if workers is not None and not later and chance.random() < 0.7:
             rank = chance.choice(agent.ranks)
@@ -649,7 +651,7 @@ class Scenario:
         promises, chance = self.invariants.allocations, self.allocations.chance
         self.world.say(f"FAULT the allocation ends in {allocation.grace_s:.1f} s")
         job = self.supervisor.committed.jobs.get(JOB)
-        promises.told(allocation, self.training.step, trains=job is not None and job.phase is JobPhase.RUNNING)
+        promises.agents_end(allocation, self.training.step, trains=job is not None and job.phase is JobPhase.RUNNING)
         over_at = self.world.now + allocation.grace_s
         for agent in self.agents.values():
             self.world.after(
@@ -699,8 +701,8 @@ class Scenario:
         if not agent.workers:
             ended()
             return
-        self.world.say(f"the agent of {agent.name} is told to end within {over_at - self.world.now:.1f} s")
-        evidence = {"source": TERMINATION, "event": "its agent was told to end", "starts_at": f"{over_at:.0f}"}
+        self.world.say(f"the agent of {agent.name} is asked to end within {over_at - self.world.now:.1f} s")
+        evidence = {"source": TERMINATION, "event": "its agent was asked to end", "starts_at": f"{over_at:.0f}"}
         self.diagnostics.find(
             FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.WARNING, incarnation=life, **evidence
         )

@@ -14,7 +14,17 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import LOAN, Action, Incident
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Inject, Prepare, RebootNode, Report, ResetGpu, SetInterval, Start, Stop, Warm
+from holdfast.domain.orders import (
+    Inject,
+    Prepare,
+    PrepareTemplate,
+    RebootNode,
+    Report,
+    ResetGpu,
+    SetInterval,
+    Start,
+    Stop,
+)
 from holdfast.policy import JobView, default, ignore, wait
 from holdfast.sim.agent import Agent
 from holdfast.sim.diagnostics import Diagnostics
@@ -47,7 +57,7 @@ STEPS = (25, 110)
 LONG_STEPS = (300, 340)  # of the first job, so that it still has the nodes that other jobs lack in peace
 LOOK_S = 1.0
 LIMIT_S = 3000.0
-_OF_JOB = (Prepare, Start, Stop, SetInterval, Inject, Warm, ResetGpu, RebootNode)
+_OF_JOB = (Prepare, Start, Stop, SetInterval, Inject, PrepareTemplate, ResetGpu, RebootNode)
 
 # Short times, so that many loans happen within one run.
 CONFIG = Config(

@@ -28,8 +28,8 @@ from holdfast.supervisor.agents.beats import Reported, patience_s
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import Config, State, as_sends, step, view
 from holdfast.supervisor.core.indexing import index_of
+from holdfast.supervisor.core.job_needs import reconcile
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.upkeep import reconcile
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.intake import Input, Intake
 from holdfast.supervisor.leader.steady_clock import SteadyClock

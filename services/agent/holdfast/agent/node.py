@@ -31,6 +31,7 @@ from holdfast.domain.orders import (
     Inject,
     Order,
     Prepare,
+    PrepareTemplate,
     Prune,
     RebootNode,
     ResetGpu,
@@ -38,7 +39,6 @@ from holdfast.domain.orders import (
     SetInterval,
     Start,
     Stop,
-    Warm,
 )
 from holdfast.domain.replication import Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 from holdfast.domain.tiers import NEARNESS, PEER
@@ -119,7 +119,7 @@ class Node:
 
     async def carry_out(self, order: Order) -> Outcome:
         match order:
-            case Warm():
+            case PrepareTemplate():
                 await self._pool.warm(order.job, order.launch)
                 return Outcome()
             case Prepare():

@@ -66,7 +66,7 @@ from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.nodes import Check, NodeFacts, RunningWorker
-from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
+from holdfast.domain.orders import Hello, Order, Prepare, PrepareTemplate, Report
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
@@ -139,7 +139,7 @@ class Agent:
         self._settings, self._descriptors, self._tasks = settings, descriptors, tasks
         self._incarnation = uuid.uuid4().hex
         membership = settings.membership
-        tls = settings.tls_as(Role.AGENT, settings.node)
+        tls = settings.tls_as(Role.AGENT, name=settings.node)
         marked = {MARK: str(settings.agent_dir)}
         places, site = _places(settings), _site(settings, user)
         workers_ended = anyio.Event()
@@ -302,7 +302,7 @@ class Agent:
     # ------------------------------------------------------------------ on the way down
 
     async def _carry_out(self, order: Order) -> Outcome:
-        if isinstance(order, Prepare | Warm):
+        if isinstance(order, Prepare | PrepareTemplate):
             self._descriptors.require()
             self._reboots.require_up()
             self._restarts.require_staying()

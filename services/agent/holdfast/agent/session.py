@@ -88,7 +88,7 @@ class Session:
         self._answers: deque[pb.AgentMessage] = deque()  # that need no time, to be sent
         self._membership = membership or Membership()
         self._tls = tls
-        self._news = anyio.Event()
+        self._to_send = anyio.Event()
         self._welcomed = False
         self._columns = False  # whether the supervisor of this session accepts reports in columns
         self.workers_in_answers = False
@@ -100,7 +100,7 @@ class Session:
     def report(self, report: Report) -> None:
         """Send a report to the supervisor, now or when a session is open."""
         self._reports.add(report)
-        self._news.set()
+        self._to_send.set()
 
     async def run(self) -> None:
         """Run until cancelled. Raises `IncompatibleVersion` if no supervisor has ever accepted this agent's version."""
@@ -157,7 +157,7 @@ class Session:
                 if welcome.answers_beats:
                     tasks.start_soon(self._expect_answers)
                 if self._log_reads is not None:
-                    tasks.start_soon(self._log_reads.run, self._news_to_send)
+                    tasks.start_soon(self._log_reads.run, self._wake_sender)
                 while True:
                     self._take(await read(call, pb.SupervisorMessage))
         finally:
@@ -181,14 +181,14 @@ class Session:
                 await write(call, self._log_reads.answers.popleft())
                 continue
             with anyio.move_on_at(beat_at):
-                await self._news.wait()
-            self._news = anyio.Event()
+                await self._to_send.wait()
+            self._to_send = anyio.Event()
             if anyio.current_time() >= beat_at:
                 await write(call, self._beat())
                 beat_at = anyio.current_time() + BEAT_S
 
-    def _news_to_send(self) -> None:
-        self._news.set()
+    def _wake_sender(self) -> None:
+        self._to_send.set()
 
     async def _expect_answers(self) -> None:
         """Raises `Unavailable` after `UNANSWERED_BEATS_MAX` heartbeats without an answer: an open stream may not be served."""
@@ -252,7 +252,7 @@ class Session:
     def _answer(self, answer: Callable[[], pb.AgentMessage]) -> None:
         if len(self._answers) < ANSWERS_MAX:
             self._answers.append(answer())
-            self._news_to_send()
+            self._wake_sender()
 
     def _take_command(self, command: pb.Command) -> None:
         try:

@@ -36,7 +36,7 @@ class JobPhase(StrEnum):
     RUNNING = "running"
     WAITING = "waiting"  # it has run and cannot run now; the reason says what it waits for
     SUSPENDED = (
-        "suspended"  # all of its nodes were told to end; it continues from a saved step when there are nodes again
+        "suspended"  # all of its nodes were asked to end; it continues from a saved step when there are nodes again
     )
     STOPPING = "stopping"
     STOPPED = "stopped"  # an operator stopped it

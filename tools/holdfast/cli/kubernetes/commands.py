@@ -13,7 +13,8 @@ import typer
 import yaml
 from rich.markup import escape
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.connection import default_url
 from holdfast.cli.kubernetes import job_source, kubectl
 from holdfast.cli.kubernetes.launch import LauncherPod
 from holdfast.cli.kubernetes.manifests import DIGEST, JOBSET_UID, Manifest, config_name, render

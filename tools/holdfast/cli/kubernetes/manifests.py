@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.cli.client import ENV_API, ENV_TOKEN
+from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.endings import DO_NOT_RESTART, SUSPENDED, UNAVAILABLE, USAGE_ERROR
 from holdfast.cli.kubernetes.job_source import JOB_KEY, JobSource
 from holdfast.cli.kubernetes.submission import (

@@ -121,7 +121,7 @@ def _of_job(name: str, given: Terms, history: Path | None, api: str, *, timeline
         return _Made(*offline.of_job(history, name, given))
     with Client(api or api_url(name)) as client:
         job, ledger = client.job(name), client.goodput(name)
-        incidents: list[Json] = sorted(client.incidents(name), key=lambda each: float(each["t_fault"]))
+        incidents: list[Json] = sorted(client.incidents(name), key=lambda each: float(each["fault_at"]))
         stated = Terms(**(job.get("spec", {}).get("report") or {}))
         made = report(job, ledger, incidents, joined(given, stated))
         return _Made(made, incidents, client.timeline(name) if timeline else {})

@@ -163,13 +163,13 @@ def _comparison(comparison: Comparison, currency: str) -> str:
 def _each(incidents: Iterable[Mapping[str, Any]], started_at: float) -> str:
     rows = []
     for each in incidents:
-        done = each["t_first_step"]
+        done = each["first_step_at"]
         action = each["action"]["kind"].replace("_", " ") if each["action"] else "none"
         rows.append([
-            since(each["t_fault"] - started_at),
+            since(each["fault_at"] - started_at),
             escape(each["cause"]),
             escape(action),
-            "not over" if done is None else span(max(0.0, done - each["t_fault"])),
+            "not over" if done is None else span(max(0.0, done - each["fault_at"])),
             f"{each['rework_steps']:,}",
         ])  # fmt: skip
     return rows_of_table(["At", "Fault", "Action", "#To the next step", "#Steps again"], rows)

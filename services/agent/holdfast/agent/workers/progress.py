@@ -280,7 +280,7 @@ class Progress:
             rank=tuple(note.sender.rank for note in notes),
             step=tuple(note.step for note in notes),
             digest=tuple(note.digest for note in notes),
-            took_s=tuple(note.took_s for note in notes),
+            duration_s=tuple(note.duration_s for note in notes),
             restored=tuple(note.restored for note in notes),
         )
 

@@ -122,17 +122,6 @@ class Secure:
             return self._contexts
 
 
-def own_tls(tls: Tls | None, node: str) -> Tls | None:
-    """Return `tls`. Raises InvalidSpec for files that do not belong together, and for identities of which none is this
-    node's."""
-    if tls is None:
-        return None
-    tls.require_usable()
-    if not any(each.stands_for(Role.REPLICATOR, node) for each in tls.identities):
-        tls.require(Role.AGENT, node)
-    return tls
-
-
 def _contexts_of(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Raises OSError for files that cannot be used."""
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -71,7 +71,7 @@ class AgentSession:
         self.steps: tuple[StepReached, ...] = ()  # how far they have come, likewise
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[pb.SupervisorMessage] = deque()
-        self._news = anyio.Event()
+        self._changed = anyio.Event()
         self.logs = Questions[LogPart](self.node, "the log", self.offer)
         self.gpus = Questions[tuple[GpuState, ...]](self.node, "the values of its GPUs", self.offer)
         self.ranks = Questions[MeasuredRanks](self.node, "the measurements of its ranks", self.offer)
@@ -102,7 +102,7 @@ class AgentSession:
             return
         self.offered_at_s = anyio.current_time()
         self._outgoing.append(message)
-        self._news.set()
+        self._changed.set()
 
     def renew(self, reason: str) -> None:
         """End it, for the agent to open another one, which begins with everything that it has to say."""
@@ -117,8 +117,8 @@ class AgentSession:
     async def next(self) -> pb.SupervisorMessage:
         """The next message to write."""
         while not self._outgoing:
-            await self._news.wait()
-            self._news = anyio.Event()
+            await self._changed.wait()
+            self._changed = anyio.Event()
         return self._outgoing.popleft()
 
 

@@ -21,7 +21,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Generation, ShardSource, joined
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
-from holdfast.domain.orders import Inject, Prepare, RebootNode, ResetGpu, RestartAgent, Stop, Warm
+from holdfast.domain.orders import Inject, Prepare, PrepareTemplate, RebootNode, ResetGpu, RestartAgent, Stop
 from holdfast.policy import ACTIONS
 from holdfast.supervisor.core import breaker, nodes, pacing, recipes, resets, saved, suspects
 from holdfast.supervisor.core.election import Election, Origin
@@ -324,7 +324,7 @@ def withdraw(turn: Turn, job: Job) -> None:
         # This includes Stop orders: a caller that abandons a change sends newer ones to all nodes that need them.
         # A reset concerns the node: it is needed whatever happens to the job. An injected fault is for one generation, and its
         # agent answers it.
-        if not isinstance(send.order, Warm | ResetGpu | RebootNode | RestartAgent | Inject):
+        if not isinstance(send.order, PrepareTemplate | ResetGpu | RebootNode | RestartAgent | Inject):
             turn.forget_order(send)
     for kind in (PrepareTimeout, FirstStepTimeout, FenceOver, FirstStepsDue, ResetTimeout):
         turn.cancel_timer(kind(name, job.number))

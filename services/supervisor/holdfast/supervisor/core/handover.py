@@ -246,7 +246,7 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
                 evolve(
                     turn.incidents[incident],
                     state=IncidentState.STARTING,
-                    t_prepared=turn.at,
+                    prepared_at=turn.at,
                     restored_step=generation.restore.step,
                 )
             )
@@ -330,7 +330,7 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
             IncidentState.RESOLVED,
             outcome,
             rung_end=RungEnd.DONE,
-            t_first_step=starting.stepped_at,
+            first_step_at=starting.stepped_at,
             phases_s=change.phases_s,
             restored_from=change.restored_from,
             shares=change.shares,

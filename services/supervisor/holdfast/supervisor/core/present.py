@@ -131,7 +131,7 @@ class Present:
     def open_incidents(self, job: str) -> list[Incident]:
         """Oldest first."""
         mine = (self.incidents[each] for each in self._index.get(By.OPEN, job))
-        return sorted(mine, key=lambda incident: (incident.t_detected, len(incident.id), incident.id))
+        return sorted(mine, key=lambda incident: (incident.detected_at, len(incident.id), incident.id))
 
     def in_order(self, names: Iterable[str]) -> list[Job]:
         """These jobs in the order in which they get free nodes: by priority, then by submission."""

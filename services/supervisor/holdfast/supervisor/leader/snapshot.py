@@ -134,8 +134,10 @@ WHOLE = ""  # name of the single part that an early version wrote
 # report. 4: the fields of a job are grouped, its state is one value, and timers are values (`upgrades`).
 # 5: the fields of a node that change together are parts of their own, shards and workers are runs, and fields of nodes, orders,
 # the breaker and its settings have the names of the glossary. 6: a job's specification, with the text of its policy, is a part
-# of its own, and a row contains no fields of its groups.
-_FORMAT, _NOW = "format", b"6"
+# of its own, and a row contains no fields of its groups. 7: incidents, findings and pre-flight tests have the names of the
+# glossary; `records` also reads the former names.
+_FORMAT, _NOW = "format", b"7"
+_SAME_PARTS = (b"6", _NOW)  # formats with the same parts and rows
 _BEFORE = tuple(str(number).encode() for number in range(1, int(_NOW)))
 _UPGRADES = {
     "jobs": upgrades.job,
@@ -236,7 +238,7 @@ def load(parts: Mapping[str, bytes]) -> State:
     apart: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)  # (table, row): its fields
     shared: dict[str, Prepare] = {}
     slots: dict[str, _Slot] = {}
-    current = is_current(parts)
+    current = written in _SAME_PARTS
     for part, raw in parts.items():
         name, table, key = part.partition("/")
         row, colon, group = key.rpartition(":")
