@@ -28,6 +28,7 @@ from holdfast.replicator.wanted import Wanted
 from holdfast.runtime.authority import Authority
 from holdfast.runtime.authorization import Accepts
 from holdfast.runtime.identities import Identity, Role
+from holdfast.runtime.settings import ServiceSettings
 from holdfast.runtime.tls import Tls
 from holdfast.wire.links import decode_measured
 
