@@ -50,17 +50,17 @@ _TEMPLATE = Codec(TemplateState, pb.Template, "template")
 _STEP_REACHED = Codec(StepReached, pb.StepReached, "steps")
 _SHARDS = Instead("columns", report_columns.decode_shards, report_columns.encode_shards)
 _WORKERS = Instead("columns", report_columns.decode_workers, report_columns.encode_workers)
-_MESSAGES: Mapping[type, str] = {PrepareTemplate: "Warm"}  # messages with another name, which earlier versions know
+MESSAGES: Mapping[type, str] = {PrepareTemplate: "Warm"}  # messages with another name, which earlier versions know
 
 
 def _codecs(union: Any, special: Mapping[type, Mapping[str, Any]]) -> Mapping[type, Codec[Any, Any]]:
-    """Return the codec of each member of `union`. The message has the member's name (or that of `_MESSAGES`), the field of the
+    """Return the codec of each member of `union`. The message has the member's name (or that of `MESSAGES`), the field of the
     envelope has this name in snake case, and a `traceparent` is a field of the envelope. `special`: further arguments of
     `Codec`."""
     codecs = {}
     for kind in get_args(union):
         apart = [each.name for each in fields(kind) if each.name == "traceparent"]
-        message = _MESSAGES.get(kind, kind.__name__)
+        message = MESSAGES.get(kind, kind.__name__)
         label = re.sub(r"(?<=.)([A-Z])", r"_\1", message).lower()
         codecs[kind] = Codec(kind, getattr(pb, message), label, apart=apart, **special.get(kind, {}))
     return codecs
