@@ -47,6 +47,7 @@ from holdfast.domain.orders import (
     Prepare,
     RanksStepping,
     Report,
+    Start,
     StepReached,
 )
 from holdfast.domain.runs import Shards, Workers, shard_runs, worker_runs
@@ -207,7 +208,7 @@ class Agents:
                 restored_bytes=(("memory", 8 * 10**9),), workers_version=self.version[node],
             )  # fmt: skip
             yield self.say(node, done)
-        else:
+        elif not isinstance(order, Start):  # its answer is the report of the first steps, or an earlier heartbeat
             yield self.say(node, OrderDone(command_id, True, at=at))
 
     def step(self, generation: int, step: int, at: float) -> Iterator[tuple[str, bytes]]:

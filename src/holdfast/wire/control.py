@@ -23,6 +23,7 @@ from holdfast.domain.orders import (
     OrderDone,
     Prepare,
     RanksFinished,
+    RanksStarted,
     RanksStepping,
     RebootNode,
     Report,
@@ -47,6 +48,7 @@ _WORKER = Codec(RunningWorker, pb.RunningWorker, "worker", times=["since"])
 _ENDED = Codec(WorkerEnded, pb.WorkerEnded, "ended", times=["ago_s"])
 _TEMPLATE = Codec(TemplateState, pb.Template, "template")
 _STEP_REACHED = Codec(StepReached, pb.StepReached, "steps")
+_STARTED = Codec(RanksStarted, pb.RanksStarted, "started")
 _SHARDS = Instead("columns", report_columns.decode_shards, report_columns.encode_shards)
 _WORKERS = Instead("columns", report_columns.decode_workers, report_columns.encode_workers)
 
@@ -96,6 +98,7 @@ def encode_welcome(
             answers_beats=True,
             columns=True,
             workers_in_answers=True,
+            starts_in_beats=True,
         )
     )
 
@@ -181,14 +184,20 @@ _REPORTS = _codecs(
 _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _REPORTS.values()}
 
 
-def encode_beat(at: float, workers_version: int = 0, steps: Iterable[StepReached] = ()) -> pb.AgentMessage:
+def encode_beat(
+    at: float, workers_version: int = 0, steps: Iterable[StepReached] = (), started: Iterable[RanksStarted] = ()
+) -> pb.AgentMessage:
     """Return a heartbeat, which is neither numbered nor acknowledged."""
-    reached = [_STEP_REACHED.encode(each) for each in steps]
-    return pb.AgentMessage(beat=pb.Beat(at=at, workers_version=workers_version, steps=reached))
+    reached, begun = [_STEP_REACHED.encode(each) for each in steps], [_STARTED.encode(each) for each in started]
+    return pb.AgentMessage(beat=pb.Beat(at=at, workers_version=workers_version, steps=reached, started=begun))
 
 
 def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
     return tuple(map(_STEP_REACHED.decode, beat.steps))
+
+
+def decode_started(beat: pb.Beat) -> tuple[RanksStarted, ...]:
+    return tuple(map(_STARTED.decode, beat.started)) if beat.started else ()
 
 
 class Reported(NamedTuple):  # created in a third of the time of a frozen dataclass; an incident needs thousands

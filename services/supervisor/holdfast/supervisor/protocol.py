@@ -267,6 +267,17 @@ class StepSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StartsSeen:
+    """Heartbeats of these slots' nodes report that the ranks of a generation were started: they answer its `Start`. Like
+    `StepSeen`, it is lost if the leader ends; the next leader sends the order again."""
+
+    at: float
+    job: str
+    generation: int
+    slots: Numbers
+
+
+@dataclass(frozen=True, slots=True)
 class FindingArrived:
     """`finding` is dated by its publisher's clock. The core uses the measured age, `age_s`, instead."""
 
@@ -372,6 +383,7 @@ Event = (
     | NodeGone
     | StepsCompleted
     | StepSeen
+    | StartsSeen
     | FindingArrived
     | PolicyAnswered
     | ProviderAnswered

@@ -23,7 +23,7 @@ from holdfast.supervisor.protocol import NodeReported
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
 from holdfast.wire import gpus, rank_reads, worker_logs
-from holdfast.wire.control import decode_report, decode_steps_reached, encode_ack, encode_welcome
+from holdfast.wire.control import decode_report, decode_started, decode_steps_reached, encode_ack, encode_welcome
 
 SERVICE = "holdfast.v1.Control"
 HELLO_TIMEOUT_S = 5.0
@@ -94,7 +94,8 @@ class ControlServicer(pb_grpc.ControlServicer):
                 session.heard()
                 match message.WhichOneof("report"):
                     case "beat":
-                        session.beat(message.beat.workers_version, decode_steps_reached(message.beat))
+                        beat = message.beat
+                        session.beat(beat.workers_version, decode_steps_reached(beat), decode_started(beat))
                     case "log_read":
                         read = message.log_read
                         session.logs.take(read.id, partial(worker_logs.decode_answer, read))

@@ -14,12 +14,12 @@ import structlog
 from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.gpus import GpuState
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
-from holdfast.domain.orders import Order, StepReached
+from holdfast.domain.orders import Order, RanksStarted, StepReached
 from holdfast.domain.rank_reads import MeasuredRanks, RaisedError
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.runtime import freeze
-from holdfast.supervisor.agents.beats import NodeSteps, Reported, patience_s
+from holdfast.supervisor.agents.beats import NodeStarted, NodeSteps, Reported, patience_s
 from holdfast.supervisor.agents.questions import Questions
 from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
@@ -69,6 +69,7 @@ class AgentSession:
         self.offered_at_s = self.heard_at_s
         self.workers_version = 0  # of the workers that run there, as its newest beat says; 0 = not reported
         self.steps: tuple[StepReached, ...] = ()  # how far they have come, likewise
+        self.started: tuple[RanksStarted, ...] = ()  # generations that were started and have reported no step, likewise
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[pb.SupervisorMessage] = deque()
         self._news = anyio.Event()
@@ -81,8 +82,10 @@ class AgentSession:
         self.heard_at_s = anyio.current_time()
         self._heard_awake_s = freeze.awake()  # its silence counts while we listen
 
-    def beat(self, workers_version: int, steps: tuple[StepReached, ...]) -> None:
-        self.workers_version, self.steps = workers_version, steps
+    def beat(
+        self, workers_version: int, steps: tuple[StepReached, ...], started: tuple[RanksStarted, ...] = ()
+    ) -> None:
+        self.workers_version, self.steps, self.started = workers_version, steps, started
         if anyio.current_time() - self.offered_at_s >= ANSWER_S:
             self.offer(encode_heard())
 
@@ -274,6 +277,12 @@ class Sessions:
         for session in self._by_node.values():
             for reached in session.steps:
                 yield session.node, reached
+
+    def started(self) -> Iterator[NodeStarted]:
+        """The generations that the newest beats name as started, node after node."""
+        for session in self._by_node.values():
+            for started in session.started:
+                yield session.node, started
 
     def steps_of(self, node: str) -> tuple[StepReached, ...]:
         """What the node's newest beat says of its steps; empty without a session."""

@@ -120,6 +120,7 @@ from holdfast.supervisor.protocol import (
     PruneRequested,
     ResizeRequested,
     SetTimer,
+    StartsSeen,
     StepsCompleted,
     StepSeen,
     TimerFired,
@@ -308,6 +309,8 @@ def _take(turn: Turn, event: Event) -> None:
             handover.on_sign_of_step(turn, event.job, event.generation, event.step)
         case StepSeen():
             reconcile.on_step_reached(turn, event.node, event.reached)
+        case StartsSeen():
+            handover.on_started(turn, event.job, event.generation, event.slots)
         case FindingArrived():
             turn.set(diagnostics_at=event.at)
             findings.on_finding(turn, event.finding, event.age_s)

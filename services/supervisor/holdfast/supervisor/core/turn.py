@@ -347,7 +347,7 @@ class Turn(Present):
 
     def answered(self, job: str, slots: Iterable[int]) -> None:
         """Mark these slots as having answered the job's broadcast."""
-        left = self.unanswered[job] - Numbers(slots)
+        left = self.unanswered[job] - (slots if isinstance(slots, Numbers) else Numbers(slots))
         if left:
             self._write("unanswered", job)[job] = left
         else:
