@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,12 @@ from holdfast.supervisor.timers import Timer
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import records
 from holdfast.wire.control import (
+    SlotOrders,
     decode_report,
     decode_steps_reached,
     encode_beat,
     encode_order,
     encode_report,
-    encode_slot,
 )
 from holdfast.wire.events import encode_finding, encode_steps
 from holdfast.wire.retention import encode_saved_by_all
@@ -261,6 +262,7 @@ class Leader:
         self.timers: dict[Timer, float] = {}
         self._batches = log.subscribe(*STREAMS, group=SUPERVISOR_GROUP, consumer="leader", batch_max=BATCH_MAX)
         self._inbox = inbox.InboxWriter(log)
+        self._saved_by_all = lru_cache(partial(encode_saved_by_all, lease.epoch))
 
     @property
     def job(self) -> Job:
@@ -316,14 +318,14 @@ class Leader:
                             encode_order(self.lease.epoch, command_id, order).SerializeToString()
                             self.sent.append(command)
                         case Post(broadcast=broadcast, slots=slots):
-                            shared = encode_order(self.lease.epoch, "", broadcast.order)
+                            orders = SlotOrders(self.lease.epoch, broadcast.order)
                             for slot in slots:
                                 place, command_id = broadcast.placements[slot], broadcast.id_of(slot)
                                 restore, peers = broadcast.of(slot)
-                                encode_slot(shared, command_id, place, restore, peers, in_runs=True).SerializeToString()
+                                orders.encode(command_id, place, restore, peers, in_runs=True)
                             self.sent.append(command)
                         case SendNotification(message=word):
-                            encode_saved_by_all(self.lease.epoch, word).SerializeToString()
+                            self._saved_by_all(word)  # encoded once for all nodes, as in a session
                         case SetTimer(timer=timer, due=due):
                             self.timers[timer] = due
                         case CancelTimer(timer=timer):

@@ -73,7 +73,7 @@ _ORDERS = _codecs(
             "through": {
                 "launch": Through(lru_cache(_SPECS_MAX)(_LAUNCH.encode), _LAUNCH.decode),  # the same for every node
             },
-            "instead": {"restore": Instead("restore_runs", types.decode_runs)},  # written by `encode_slot`
+            "instead": {"restore": Instead("restore_runs", types.decode_runs)},  # written by `SlotOrders`
         },
         CheckpointNow: {"renamed": {"to_object_store": "far"}},
     },
@@ -122,32 +122,44 @@ def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "
     return message
 
 
-def encode_slot(
-    shared: pb.SupervisorMessage,
-    command_id: str,
-    placement: Placement,
-    restore: Iterable[RestoreRun] = (),
-    peers: Iterable[ShardSource] = (),
-    *,
-    in_runs: bool,
-    suspected: bool = True,
-) -> pb.SupervisorMessage:
-    """Return the order of one slot. `shared`: `encode_order` of the parts that all slots have in common. `in_runs`: the agent
-    accepts runs. `suspected`: the node tests itself, if suspects are tested."""
-    message = pb.SupervisorMessage()
-    message.CopyFrom(shared)
-    message.command.command_id = command_id
-    if message.command.HasField("prepare"):
-        prepare = message.command.prepare
-        prepare.placement.CopyFrom(_PLACEMENT.encode(placement))
-        if in_runs:
-            prepare.restore_runs.extend(map(types.RESTORE_RUN.encode, restore))
-        else:
-            prepare.restore.extend(map(types.RANK_RESTORE.encode, chain.from_iterable(restore)))
-        prepare.peers.extend(map(types.SHARD_SOURCE.encode, peers))
-        if not suspected:
-            prepare.suspect_test_s = 0.0
-    return message
+class SlotOrders:
+    """Encodes the orders of a broadcast as bytes. What the slots have in common is encoded once: parsers merge an embedded
+    message that occurs several times, so the order of a slot is the common bytes and those of the slot."""
+
+    def __init__(self, epoch: int, order: Order, traceparent: str = "") -> None:
+        """`order`: that of any slot."""
+        message = encode_order(epoch, "", order, traceparent)
+        if isinstance(order, Prepare):
+            for own in ("placement", "restore", "restore_runs", "peers"):
+                message.command.prepare.ClearField(own)
+        self._shared = message.SerializeToString()
+        self._prepares = isinstance(order, Prepare)
+        if self._prepares:
+            message.command.prepare.suspect_test_s = 0.0
+        self._unsuspected = message.SerializeToString()
+
+    def encode(
+        self,
+        command_id: str,
+        placement: Placement,
+        restore: Iterable[RestoreRun] = (),
+        peers: Iterable[ShardSource] = (),
+        *,
+        in_runs: bool,
+        suspected: bool = True,
+    ) -> bytes:
+        """Return the order of one slot, a `SupervisorMessage`. `in_runs`: the agent accepts runs. `suspected`: the node tests
+        itself, if suspects are tested."""
+        command: dict[str, Any] = {"command_id": command_id}
+        if self._prepares:
+            command["prepare"] = {
+                "placement": _PLACEMENT.tree(placement),
+                "restore_runs": [types.RESTORE_RUN.tree(run) for run in restore] if in_runs else (),
+                "restore": () if in_runs else map(types.RANK_RESTORE.encode, chain.from_iterable(restore)),
+                "peers": [types.SHARD_SOURCE.tree(peer) for peer in peers],
+            }
+        own = pb.SupervisorMessage(command=command)
+        return (self._shared if suspected else self._unsuspected) + own.SerializeToString()
 
 
 def decode_order(command: pb.Command) -> Order:

@@ -18,7 +18,7 @@ from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello
 from holdfast.runtime.grpc_access import caller
 from holdfast.runtime.grpc_server import write_whole
-from holdfast.supervisor.agents.sessions import AgentSession, Refused, Sessions
+from holdfast.supervisor.agents.sessions import AgentSession, Outgoing, Refused, Sessions
 from holdfast.supervisor.protocol import NodeReported
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
@@ -30,7 +30,7 @@ HELLO_TIMEOUT_S = 5.0
 NOT_THE_LEADER = "not the leader"
 
 log = structlog.get_logger("holdfast.supervisor.agents.control")
-Context = grpc.aio.ServicerContext[pb.AgentMessage, pb.SupervisorMessage]
+Context = grpc.aio.ServicerContext[pb.AgentMessage, Outgoing]
 Messages = AsyncIterator[pb.AgentMessage]
 
 
@@ -126,6 +126,19 @@ class ControlServicer(pb_grpc.ControlServicer):
         )
         acknowledge = partial(session.offer, encode_ack(message.seq))
         sessions.inbox.report(event, message.SerializeToString(), acknowledge)
+
+
+def add_to_server(servicer: ControlServicer, server: grpc.aio.Server) -> None:
+    """Like the generated function, for messages of which some are encoded already."""
+    session = grpc.stream_stream_rpc_method_handler(
+        servicer.Session, request_deserializer=pb.AgentMessage.FromString, response_serializer=_serialized
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
+    server.add_registered_method_handlers(SERVICE, {"Session": session})
+
+
+def _serialized(message: Outgoing) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 async def _write(session: AgentSession, context: Context) -> None:

@@ -257,9 +257,10 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
 def on_started(turn: Turn, name: str, number: int, slots: Iterable[int]) -> None:
     """The ranks of these slots were started, or step: their nodes have carried out `Start`."""
     broadcast = turn.broadcasts.get(name)
-    if broadcast is not None and isinstance(broadcast.order, Start) and broadcast.order.generation == number:
-        if answered := Numbers(slots) & turn.unanswered[name]:
-            turn.answered(name, answered)
+    if broadcast is None or not isinstance(broadcast.order, Start) or broadcast.order.generation != number:
+        return
+    if answered := Numbers(slots) & turn.unanswered[name]:
+        turn.answered(name, answered)
 
 
 def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksStepping]]) -> None:
