@@ -76,13 +76,13 @@ from holdfast.supervisor.protocol import (
     JobPhase,
     LeaderStarted,
     NodeGone,
-    NodeReported,
     PolicyAnswered,
     Post,
     Send,
     SendNotification,
     SetTimer,
     TimerFired,
+    node_reported,
 )
 from holdfast.supervisor.published import Published
 from holdfast.supervisor.timers import Timer
@@ -275,7 +275,7 @@ class Leader:
             with self.spent.on("receive"):
                 for node, raw in batch:
                     message = pb.AgentMessage.FromString(raw)  # as gRPC does
-                    event = NodeReported(self.now, node, incarnations[node], message.seq, decode_report(message), 1)
+                    event = node_reported(self.now, node, incarnations[node], message.seq, decode_report(message), 1)
                     self._inbox.report(event, message.SerializeToString())
             with self.spent.on("log"):
                 await self._inbox.write()

@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, Union, get_args,
 
 from google.protobuf.message import Message
 
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.errors import MalformedMessage
 
 D = TypeVar("D")
@@ -165,7 +166,7 @@ class Codec(Generic[D, M]):
                 if name in self._instead:
                     decoded = self._in_either_form(self._instead[name], written, wire_name, decoded, f"{value}.{name}")
                 values.append(decoded)
-        return written, f"{self._name(kind)}({', '.join(values)})"
+        return written, f"{self._name(constructor_of(kind))}({', '.join(values)})"
 
     def _use(self, wire_name: str) -> Any:
         if wire_name not in self._on_wire:

@@ -115,6 +115,8 @@ def decode_workers(message: control_pb2.WorkerColumns) -> Workers:
     if not all(map(math.isfinite, since)):
         raise MalformedMessage("worker.since", "not all are times")
     pids = full(pids, count)
+    if len(jobs) == len(generations) == 1 and ranks == list(range(ranks[0], ranks[0] + count)):  # nearly always
+        return Workers([WorkerRun(jobs[0], generations[0], ranks[0], count, pids, since)])
     runs = []
     for begin, end in _runs(ranks, (jobs, generations)):
         job, generation = jobs[begin % len(jobs)], generations[begin % len(generations)]

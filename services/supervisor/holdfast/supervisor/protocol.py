@@ -13,6 +13,7 @@ from enum import StrEnum
 from itertools import chain
 
 from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.evolve import evolve
 from holdfast.domain.faults import FaultKind
 from holdfast.domain.findings import Finding
@@ -225,6 +226,9 @@ class NodeReported:
     seq: int
     report: Report
     session: int = 0  # grows from session to session of a node, over all terms; 0 = unknown
+
+
+node_reported = constructor_of(NodeReported)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from holdfast.domain.orders import Hello
 from holdfast.runtime.grpc_access import caller
 from holdfast.runtime.grpc_server import write_whole
 from holdfast.supervisor.agents.sessions import AgentSession, Outgoing, Refused, Sessions
-from holdfast.supervisor.protocol import NodeReported
+from holdfast.supervisor.protocol import node_reported
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
 from holdfast.wire import gpus, rank_reads, worker_logs
@@ -121,9 +121,7 @@ class ControlServicer(pb_grpc.ControlServicer):
         if isinstance(report, Hello) and _name(report.facts) != (session.node, session.incarnation):
             raise MalformedMessage("hello", f"the session of {session.node} cannot become that of {report.facts.node}")
         sessions.latencies.heard(report)
-        event = NodeReported(
-            self._clock(), session.node, session.incarnation, message.seq, report, session=session.number
-        )
+        event = node_reported(self._clock(), session.node, session.incarnation, message.seq, report, session.number)
         acknowledge = partial(session.offer, encode_ack(message.seq))
         sessions.inbox.report(event, message.SerializeToString(), acknowledge)
 
