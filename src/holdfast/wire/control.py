@@ -99,6 +99,7 @@ def encode_welcome(
             columns=True,
             workers_in_answers=True,
             starts_in_beats=True,
+            shard_runs=True,
         )
     )
 
@@ -193,6 +194,12 @@ _REPORTS = _codecs(
         WorkersChanged: {"instead": {"workers": _WORKERS}},
     },
 )
+_INVENTORY_IN_RUNS = Codec(
+    Inventory,
+    pb.Inventory,
+    "inventory",
+    instead={"shards": Instead("columns", report_columns.decode_shards, report_columns.encode_shard_runs)},
+)
 _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _REPORTS.values()}
 
 
@@ -242,10 +249,12 @@ def decode_reports(raw: bytes) -> list[Reported]:
     return [Reported(each.at, each.node, each.incarnation, each.session, each.message) for each in message.reports]
 
 
-def encode_report(report: Report, seq: int, traceparent: str = "", *, columns: bool = False) -> pb.AgentMessage:
+def encode_report(
+    report: Report, seq: int, traceparent: str = "", *, columns: bool = False, runs: bool = False
+) -> pb.AgentMessage:
     """Encode a report with number `seq` (from 1, per incarnation). `columns`: the supervisor accepts shards and workers in
-    columns."""
-    codec = _REPORTS[type(report)]
+    columns. `runs`: also shards in runs."""
+    codec = _INVENTORY_IN_RUNS if columns and runs and isinstance(report, Inventory) else _REPORTS[type(report)]
     message = pb.AgentMessage(seq=seq, traceparent=traceparent)
     getattr(message, codec.label).CopyFrom(codec.encode(report, compact=columns))
     return message

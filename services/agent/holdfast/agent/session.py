@@ -91,7 +91,9 @@ class Session:
         self._tls = tls
         self._news = anyio.Event()
         self._welcomed = False
-        self._columns = False  # whether the supervisor of this session accepts reports in columns
+        self._columns = self._runs = (
+            False  # whether the supervisor of this session accepts reports in columns, and in runs
+        )
         self.workers_in_answers = self.starts_in_beats = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
@@ -170,11 +172,12 @@ class Session:
         if self._log_reads is not None:
             self._log_reads.forget()
         self._answers.clear()
-        self._columns = self.workers_in_answers = self.starts_in_beats = False  # until this supervisor accepts them
+        self._columns = self._runs = False  # until this supervisor accepts them
+        self.workers_in_answers = self.starts_in_beats = False
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
-                await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns))
+                await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns, runs=self._runs))
             if self._answers:
                 await write(call, self._answers.popleft())
                 continue
@@ -225,7 +228,7 @@ class Session:
         self._on_peers(tuple(welcome.peers))
         self._reports.differences = welcome.inventory_differences
         self._columns, self.workers_in_answers = welcome.columns, welcome.workers_in_answers
-        self.starts_in_beats = welcome.starts_in_beats
+        self.starts_in_beats, self._runs = welcome.starts_in_beats, welcome.shard_runs
         return welcome
 
     def _take(self, message: pb.SupervisorMessage) -> None:
