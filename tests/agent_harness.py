@@ -25,14 +25,14 @@ from holdfast.domain.generations import Placement
 from holdfast.domain.inventories import changed
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start
+from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, RanksStarted, Report, Start
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.fleet import FLEET
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
-from holdfast.wire.control import decode_report, encode_ack, encode_heard, encode_order, encode_welcome
+from holdfast.wire.control import decode_report, decode_started, encode_ack, encode_heard, encode_order, encode_welcome
 from holdfast.wire.retention import encode_saved_by_all
 from holdfast.wire.telemetry import decode_tick
 
@@ -53,6 +53,8 @@ class ControlPlane:
         self.refuse = ""  # a supervisor that is not the leader says so
         self.acknowledge_ticks = True
         self.workers_in_answers = True  # False: as a supervisor of an earlier version
+        self.starts_in_beats = False  # so that tests can wait for the answer to `Start`
+        self.started: set[RanksStarted] = set()  # generations that beats have named
         self.reports: list[Report] = []
         self.beats = 0
         self.differences = 0  # inventories that arrived as differences; `reports` has them complete
@@ -96,6 +98,7 @@ class ControlPlane:
         threading.Thread(target=self._hear, args=(requests, downstream), daemon=True).start()
         welcome = encode_welcome(self.epoch, "test", [self.endpoint])
         welcome.welcome.workers_in_answers = self.workers_in_answers
+        welcome.welcome.starts_in_beats = self.starts_in_beats
         yield welcome
         while (message := downstream.get()) is not None:
             yield message
@@ -106,6 +109,7 @@ class ControlPlane:
             for message in requests:
                 if message.WhichOneof("report") == "beat":
                     self.beats += 1
+                    self.started.update(decode_started(message.beat))
                     downstream.put(encode_heard())
                     continue
                 report = decode_report(message)

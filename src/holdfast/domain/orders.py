@@ -321,4 +321,13 @@ class StepReached:
     observed_step_s: float = 0.0  # recent duration of an observed step, in seconds
 
 
+@dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """The ranks of a generation were started on this node. In heartbeats, until their first steps are reported; answers the
+    `Start` order if the supervisor accepts that (`Welcome.starts_in_beats`)."""
+
+    job: str
+    generation: int
+
+
 Report = Hello | WorkersChanged | OrderDone | RanksStepping | RanksFinished | Inventory | Tested

@@ -54,6 +54,14 @@ def writer(kind: Any) -> Callable[[Any], bytes]:
     return lambda value: to_json(unstructure(value), inf_nan_mode="constants")
 
 
+def writer_of_fields(kinds: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bytes]:
+    """Return a function that writes some fields of a dataclass, in this order, as `writer` would. `kinds`: field → type."""
+    write = {name: _FAST.get_unstructure_hook(kind) for name, kind in kinds.items()}
+    return lambda values: to_json(
+        {name: write[name](value) for name, value in values.items()}, inf_nan_mode="constants"
+    )
+
+
 @overload
 def loads(raw: bytes, kind: type[T], upgrade: Upgrade = ...) -> T: ...
 @overload
@@ -229,6 +237,8 @@ def _is_mapping(kind: Any) -> bool:
 
 def _write_mapping(kind: Any, converter: Converter) -> Callable[[Any], Any]:
     key_type, value_type = get_args(kind)
+    if key_type is str and value_type in _SCALARS:
+        return lambda mapping: dict(sorted(mapping.items()))
     write_value = converter.get_unstructure_hook(value_type)
     if _is_tagged(key_type):
         write_key = converter.get_unstructure_hook(key_type)

@@ -26,6 +26,7 @@ from holdfast.domain.orders import (
     Hello,
     PrepareTemplate,
     RanksFinished,
+    RanksStarted,
     RanksStepping,
     Start,
     Stop,
@@ -363,6 +364,25 @@ def _the_answer_reports_the_workers(agent: Agent, tmp_path: Path) -> None:
     assert len(begun) == 2
     agent.plane.wait_for(WorkersChanged, lambda each: {(run.generation, run.pid) for run in each.workers} == begun)
     assert agent.plane.ask(Stop("said", 3)).ok
+
+
+def test_heartbeats_answer_start_to_supervisors_that_take_it(tmp_path: Path) -> None:
+    with running_agent(tmp_path) as agent:
+        plane = agent.plane
+        plane.starts_in_beats = True
+        plane.drop_session()
+        wait_until(lambda: plane.sessions > 1, description="the session with the other supervisor")
+        path = script(tmp_path, "sleeper", SLEEPER)
+        prepared = plane.ask(prepare_order("beaten", path))
+        assert RanksStarted("beaten", 1) not in plane.started, "it is only prepared"
+        order = Start("beaten", 1, prepared.master)
+        command = plane.send(order)
+        wait_until(lambda: RanksStarted("beaten", 1) in plane.started, description="a heartbeat that names the start")
+        assert not plane.answers(command)
+        assert plane.ask(order, command_id=command).ok, "it answers the repeated order"
+        failed = plane.ask(Start("beaten", 7, prepared.master))
+        assert not failed.ok, "it answers at once what has failed"
+        assert plane.ask(Stop("beaten", 1)).ok
 
 
 def test_data_loader_processes_go_with_their_worker(agent: Agent, tmp_path: Path) -> None:

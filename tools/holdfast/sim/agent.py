@@ -27,6 +27,7 @@ from holdfast.domain.orders import (
     PrepareTemplate,
     Prune,
     RanksFinished,
+    RanksStarted,
     RanksStepping,
     RebootNode,
     Report,
@@ -127,6 +128,7 @@ class Agent:
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # version that was last reported
         self.workers_in_answers = crc32(name.encode()) % 4 > 0  # False: an agent of an earlier version
+        self.starts_in_beats = crc32(name.encode()) % 3 > 0  # False: likewise
         self.memory: dict[str, dict[ShardKey, ShardRecord]] = {}  # by job
         self.disk: dict[str, dict[ShardKey, ShardRecord]] = {}
         self.rotten: set[ShardKey] = set()  # corrupt copies
@@ -266,6 +268,14 @@ class Agent:
         if workers is None or not workers.started or not workers.step:
             return ()
         return (StepReached(workers.order.job, workers.order.generation, workers.step),)
+
+    @property
+    def begun(self) -> tuple[RanksStarted, ...]:
+        """The generation that this node's heartbeats name as started: it has not stepped yet."""
+        workers = self.workers
+        if workers is None or not workers.started or workers.step or not self.starts_in_beats:
+            return ()
+        return (RanksStarted(workers.order.job, workers.order.generation),)
 
     def workers_changed(self) -> None:
         """Record a change of the set of workers. The training notices it at once, the supervisor gets a report after
@@ -443,6 +453,8 @@ class Agent:
             link=link,
         )
         self.answers[command_id] = done
+        if ok and self.starts_in_beats and isinstance(self.orders[command_id], Start):
+            return  # heartbeats answer it, and this answer is sent if the order is repeated
         if workers and self.workers_in_answers and not self.ended:
             self.reported = self.version
             done = replace(done, workers_version=self.version)

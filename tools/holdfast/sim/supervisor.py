@@ -224,6 +224,9 @@ class Supervisor:
                 self.hang_up(agent, renewed=True)
         for send in [] if self.log.is_behind else self._unanswered.due(self.committed, self.sessions, self.world.now):
             self._send(send)
+        started = [(agent.name, each) for agent in connected for each in agent.begun]
+        for seen in beats.starts_to_fold(started, self.committed, self.clock()):
+            self.tell(seen)
         reached = [(agent.name, each) for agent in connected for each in agent.steps]
         for node, each in beats.steps_to_fold(reached, self.committed, self.clock()):
             self.tell(StepSeen(self.world.now, each, node))

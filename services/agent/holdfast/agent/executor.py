@@ -3,6 +3,7 @@
 * An order with a lower leader epoch than the highest seen comes from a replaced leader. It is refused and not
   remembered, because the new leader may send the same order.
 * An order that has been answered is answered again from memory. An order in progress is not started twice.
+* A `Start` that succeeded is not answered if heartbeats answer it. When it is repeated, its answer is sent.
 * The answer is on disk before it is sent. If the agent exits before that, its workers exit with it, so a repeated order
   finds a node without workers and is executed again.
 * A GPU is reset at most once per order: before the reset begins, the ledger stores the answer that its outcome is unknown. An
@@ -35,7 +36,8 @@ UNKNOWN_OUTCOME = "the agent ended while it executed this order; the outcome is 
 
 class Executor:
     """`carry_out` executes an order, `report` sends the answer. `workers_version` returns the version of the node's set of
-    workers if it consists of these, or 0. Orders run in `tasks`, so that a slow one does not delay others."""
+    workers if it consists of these, or 0. `starts_in_beats`: whether the supervisor learns from heartbeats that a `Start`
+    succeeded. Orders run in `tasks`, so that a slow one does not delay others."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Executor:
         carry_out: Callable[[Order], Awaitable[Outcome]],
         report: Callable[[OrderDone], None],
         workers_version: Callable[[Sequence[RunningWorker]], int] = lambda _: 0,
+        starts_in_beats: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._tasks = tasks
@@ -52,6 +55,7 @@ class Executor:
         self._carry_out = carry_out
         self._report = report
         self._workers_version = workers_version
+        self._starts_in_beats = starts_in_beats
         self._clock = clock
         self._under_way: set[str] = set()
 
@@ -110,7 +114,8 @@ class Executor:
         finally:
             self._under_way.discard(command_id)
         log.info("order done", order=name, command_id=command_id, ok=answer.ok, reason=answer.reason)
-        self._report(answer)
+        if not (isinstance(order, Start) and answer.ok and self._starts_in_beats()):
+            self._report(answer)
 
     async def _answer(self, command_id: str, order: Order) -> OrderDone:
         try:

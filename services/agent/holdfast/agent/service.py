@@ -242,6 +242,7 @@ class Agent:
             carry_out=self._carry_out,
             report=self._report,
             workers_version=self._workers_version,
+            starts_in_beats=lambda: self._session.starts_in_beats,
         )
         self._session = Session(
             endpoints=settings.endpoints,
@@ -252,7 +253,9 @@ class Agent:
             on_diagnostics=self._uplink.use,
             on_peers=self._preflights.know_peers,
             on_saved_by_all=self._replicator.retain,
-            beat=lambda: encode_beat(time.time(), self._pool.worker_set.version, self._pool.steps()),
+            beat=lambda: encode_beat(
+                time.time(), self._pool.worker_set.version, self._pool.steps(), self._pool.begun()
+            ),
             log_reads=LogReads(settings.agent_dir / "logs"),
             read_gpus=self._gpu_states.newest,
             read_ranks=RankMeasurements(self._pool.newest_running, self._gpu_states.newest).read,

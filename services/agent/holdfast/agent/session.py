@@ -54,6 +54,7 @@ class Session:
 
     Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old.
     `workers_in_answers`: whether the supervisor of this session takes the answer to `Prepare` as a report of the workers.
+    `starts_in_beats`: whether it takes a heartbeat that names a started generation as the answer to `Start`.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class Session:
         self._tls = tls
         self._to_send = anyio.Event()
         self._welcomed = False
-        self._columns = False  # whether the supervisor of this session accepts reports in columns
-        self.workers_in_answers = False
+        self._columns = self._runs = (
+            False  # whether the supervisor of this session accepts reports in columns, and in runs
+        )
+        self.workers_in_answers = self.starts_in_beats = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
         self._failures = Failures()
@@ -169,11 +172,12 @@ class Session:
         if self._log_reads is not None:
             self._log_reads.forget()
         self._answers.clear()
-        self._columns = self.workers_in_answers = False  # until this supervisor accepts them
+        self._columns = self._runs = False  # until this supervisor accepts them
+        self.workers_in_answers = self.starts_in_beats = False
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
-                await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns))
+                await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns, runs=self._runs))
             if self._answers:
                 await write(call, self._answers.popleft())
                 continue
@@ -224,6 +228,7 @@ class Session:
         self._on_peers(tuple(welcome.peers))
         self._reports.differences = welcome.inventory_differences
         self._columns, self.workers_in_answers = welcome.columns, welcome.workers_in_answers
+        self.starts_in_beats, self._runs = welcome.starts_in_beats, welcome.shard_runs
         return welcome
 
     def _take(self, message: pb.SupervisorMessage) -> None:

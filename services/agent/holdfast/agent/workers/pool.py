@@ -35,7 +35,7 @@ from holdfast.domain.errors import Conflict, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.notes import MissedNote, Note
-from holdfast.domain.orders import Prepare, Report, StepReached
+from holdfast.domain.orders import Prepare, RanksStarted, Report, StepReached
 from holdfast.domain.replication import StagedShard
 from holdfast.domain.signals import NodeSignal
 from holdfast.runtime import freeze
@@ -241,6 +241,11 @@ class WorkerPool:
         were observed."""
         active = [each for each in self._generations.values() if not each.stopping and each.alive]
         return tuple(reached for each in active if (reached := each.step_reached()) is not None)
+
+    def begun(self) -> tuple[RanksStarted, ...]:
+        """Return the generations whose ranks were started on this node, and whose first steps are not reported yet."""
+        active = [each for each in self._generations.values() if not each.stopping and each.alive]
+        return tuple(begun for each in active if (begun := each.begun) is not None)
 
     def running_generation(self, job: str, number: int) -> LocalGeneration | None:
         """Return the generation if its ranks have been started on this node and are not being stopped; otherwise None."""

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import assert_never
+from typing import Any, assert_never
 
 from holdfast.domain.evolve import evolve
 from holdfast.supervisor.core import (
@@ -121,6 +121,7 @@ from holdfast.supervisor.protocol import (
     PruneRequested,
     ResizeRequested,
     SetTimer,
+    StartsSeen,
     StepsCompleted,
     StepSeen,
     TimerFired,
@@ -172,6 +173,7 @@ __all__ = [
     "Node",
     "SavedStep",
     "State",
+    "Written",
     "as_sends",
     "check_agent_restart",
     "check_earlier",
@@ -219,6 +221,9 @@ def as_sends(commands: Iterable[Command]) -> tuple[Command, ...]:
     return tuple(chain.from_iterable(each.sends() if isinstance(each, Post) else (each,) for each in commands))
 
 
+Written = Mapping[str, Mapping[Any, Iterable[str] | None]]
+
+
 class Batch:
     """Folds several events in one turn, as `step` would one by one. An event that raises an exception leaves no trace."""
 
@@ -233,8 +238,8 @@ class Batch:
         return self._turn.finish()
 
     @property
-    def written(self) -> Mapping[str, Iterable[str]]:
-        """Keys of the rows that may have changed since the first event, by table."""
+    def written(self) -> Written:
+        """By table, keys of the rows that may have changed since the first event, each with its fields, None = any."""
         return self._turn.written
 
     def step(self, event: Event) -> tuple[Command, ...]:
@@ -309,6 +314,8 @@ def _take(turn: Turn, event: Event) -> None:
             handover.on_sign_of_step(turn, event.job, event.generation, event.step)
         case StepSeen():
             reconcile.on_step_reached(turn, event.node, event.reached)
+        case StartsSeen():
+            handover.on_started(turn, event.job, event.generation, event.slots)
         case FindingArrived():
             turn.set(diagnostics_at=event.at)
             findings.on_finding(turn, event.finding, event.age_s)

@@ -14,7 +14,7 @@ one of them to reconnect, and afterwards relies on the branch alone (docs/adr/00
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from holdfast.domain import spans
 from holdfast.domain.evolve import evolve
@@ -216,10 +216,14 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     )
     turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of, suspected)
     stay = {*claimed}.intersection(chosen.nodes)  # their published states do not change
+    holds: Mapping[str, tuple[int, ...]] = {}
+    before_it: Mapping[str, tuple[int, ...]] | None = None
     for name in chosen.nodes:
-        holds = turn.nodes[name].live_generations
-        holds = {**holds, job.name: (*holds.get(job.name, ()), number)}
-        if name in stay and turn.nodes[name].ranks_at:  # never idle since: it has no newer network test
+        held = turn.nodes[name]
+        if held.live_generations != before_it:  # nearly all nodes may have workers of the same generations
+            before_it = held.live_generations
+            holds = {**before_it, job.name: (*before_it.get(job.name, ()), number)}
+        if held.ranks_at and name in stay:  # never idle since: it has no newer network test
             turn.put_node(name, live_generations=holds)
         else:
             turn.put_node(name, live_generations=holds, ranks_at=turn.at)

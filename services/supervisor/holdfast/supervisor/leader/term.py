@@ -273,6 +273,8 @@ class Term:
                 for send in self._unanswered.due(state, self.sessions.nodes, anyio.current_time()):
                     self.sessions.send(send.node, send.command_id, send.order)
                 collect_at_rest()
+            for seen in beats.starts_to_fold(self.sessions.started(), self._folder.state, self._clock()):
+                self._enqueue(Input(seen))
             for node, reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
                 self._enqueue(Input(StepSeen(self._clock(), reached, node)))
 
