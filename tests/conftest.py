@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVarTuple, Unpack
 
 import hypothesis
+import long_tests
 import pytest
 import pytest_timeout
 import redis
@@ -43,6 +44,17 @@ hypothesis.settings.load_profile("shared machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--servers", choices=servers.MODES, default="auto", help="where Redis and the object store run")
+    long_tests.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-long") and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(long_tests.Meter())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--short"):
+        long_tests.leave_out(config, items)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -173,13 +173,13 @@ class Imports:
         ) -> Process:
             if not imported(environment, self.environment):
                 return new(stack, part, module, environment, output)
-            directory, lock, note = stack._directory.absolute(), (), ""
+            directory, lock, note = stack._directory.absolute(), tuple[int, ...](), ""
             if stack._options.stays and stack._memory is not None:
                 lock, note = (stack._memory.lock,), str(pid_file(directory, part))
             started = helper.start(module, environment, directory, output.fileno(), lock, note=note, own_session=True)
             return cast("Process", started)
 
-        LocalStack._run = run  # type: ignore[method-assign]
+        LocalStack._run = run  # type: ignore[method-assign, assignment]
 
 
 class _Helper:
