@@ -111,8 +111,8 @@ print(json.dumps(found))
 """
     script = directory / "tests.py"
     script.write_text(program)
-    code, out, err = warm(SCRIPTS)([str(script)], directory, os.environ, 100.0)
-    assert code == 0, out + err
+    ended, out, err = warm(SCRIPTS)([str(script)], directory, os.environ, 100.0)
+    assert ended == 0, out + err
     found: list[dict[str, Any]] = json.loads(out)
     return found
 
