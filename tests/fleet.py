@@ -60,7 +60,6 @@ from holdfast.supervisor.protocol import (
 from holdfast.wire import records
 
 JOB = "job"
-STEPS_PER_SNAPSHOT = 8
 
 
 def job(
@@ -101,7 +100,6 @@ class Fleet:
         self.answers: list[Answer] = []  # to operations
         self.said: list[SendNotification] = []  # to agents, besides orders
         self.snapshots = snapshots
-        self._steps_in_a_row = 0
         self.decide = decide  # answer policy questions at once, by the default policy
         self.seq: dict[str, int] = {}
         self.life: dict[str, int] = {}
@@ -118,12 +116,8 @@ class Fleet:
     # ------------------------------------------------------------ the core
 
     def fold(self, event: Event) -> tuple[Command, ...]:
-        """With `snapshots` a fold goes through one as well: what a standby decides is what the leader decides.
-
-        Of steps that follow each other, each eighth: whatever a snapshot would lose of one stays lost in those after it."""
-        self._steps_in_a_row = self._steps_in_a_row + 1 if isinstance(event, StepsCompleted) else 0
-        checks = self.snapshots and self._steps_in_a_row % STEPS_PER_SNAPSHOT <= 1
-        again = records.loads(records.dumps(self.state, State), State) if checks else None
+        """With `snapshots` every fold goes through one as well: what a standby decides is what the leader decides."""
+        again = records.loads(records.dumps(self.state, State), State) if self.snapshots else None
         outcome = step(self.state, event)
         assert again is None or step(again, event) == outcome
         self.state, commands = outcome
