@@ -73,7 +73,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow docs-test docs-site first-minutes test-fast security-test fuzz fuzz-core check lint lock state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
+.PHONY: help setup demo test test-slow docs-test docs-site first-minutes test-fast long-tests security-test fuzz fuzz-core check lint lock state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -103,8 +103,13 @@ first-minutes: $(INSTALLED)  ## install the built wheel into a fresh environment
 	$(BIN)/pytest -m slow tests/acceptance/test_first_minutes.py $(ARGS)
 
 # These compute and hardly wait: a process per core, each of which imports torch and all services once.
-test-fast: $(INSTALLED)  ## the tests that start no training: a minute
-	$(BIN)/pytest -n $$(nproc) --dist loadfile tests/unit tests/contract tests/security $(ARGS)
+FAST := tests/unit tests/contract tests/security
+test-fast: $(INSTALLED)  ## of the tests that start no training, those that are short: a minute
+	$(BIN)/pytest --short -m 'not slow' -n $$(nproc) --dist loadfile $(FAST) $(ARGS)
+
+# On a machine that does nothing else.
+long-tests: $(INSTALLED)  ## measure anew which tests test-fast leaves out, and write tests/long_tests.txt
+	$(BIN)/pytest --write-long -m 'not slow' -n $$(nproc) --dist loadfile $(FAST) $(ARGS)
 
 security-test: $(INSTALLED)  ## what somebody may try who speaks to the services and is not whom they trust
 	$(BIN)/pytest tests/security $(ARGS)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import grpc
 import psutil
 from waiting import wait_until
-from warm_processes import WarmProcess, warm
+from warm_processes import STACK, WarmProcess, warm
 
 from holdfast.domain.generations import Placement
 from holdfast.domain.inventories import changed
@@ -222,7 +222,8 @@ class Agent:
     def _start(self) -> WarmProcess:
         environment = {**os.environ, **self._environment}
         with (self.root / "agent.log").open("ab") as output:
-            return warm("holdfast.agent").start([], Path.cwd(), environment, output.fileno(), output.fileno())
+            # Its templates and its replicator are forks, too, where their environment allows it.
+            return warm(STACK).start(["holdfast.agent"], Path.cwd(), environment, output.fileno(), output.fileno())
 
     def wait_connected(self) -> Hello:
         return self.plane.wait_for(Hello, lambda hello: hello.facts.agent_pid == self.process.pid, START_TIMEOUT_S)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import Shell, read_until, refused
+from training import WarmStack
 from typer.testing import CliRunner
 from waiting import wait_until
 
@@ -14,7 +15,6 @@ from holdfast.cli.client import Client
 from holdfast.cli.log_tail import LogTail
 from holdfast.cli.main import application
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 from holdfast.domain.errors import HoldfastError, NotFound
 
@@ -37,15 +37,15 @@ while True:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStack]:
     options = StackOptions(directory=tmp_path_factory.mktemp("stack"), nodes=1, workers_per_node=2)
-    with LocalStack(options) as stack, Client(stack.api_url) as client:
+    with WarmStack(options) as stack, Client(stack.api_url) as client:
         wait_for_nodes(client, stack, 1)
         yield stack
 
 
 @pytest.mark.timeout(240)
-def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: LocalStack, tmp_path: Path) -> None:
+def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
     run = ("run", "--detach", "--name", "logged", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
@@ -81,7 +81,7 @@ def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: Loc
 
 
 def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
-    stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stack: WarmStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "far", "train.py").code == 0
@@ -109,7 +109,7 @@ def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
 
 
 def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
-    stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stack: WarmStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     run = ("run", "--detach", "--name", "remote", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
@@ -142,7 +142,7 @@ def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
     assert "rank 1 on node-0, generation 1" in err
 
 
-def test_what_the_api_says_of_logs(stack: LocalStack, tmp_path: Path) -> None:
+def test_what_the_api_says_of_logs(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "parts", "train.py").code == 0
     wait_until((tmp_path / "began-0").exists, description="the job to begin", timeout_s=60.0)

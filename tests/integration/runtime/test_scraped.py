@@ -13,10 +13,10 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from training import WarmStack
 from waiting import wait_until
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 from holdfast.runtime.metrics import METRICS
 
@@ -104,7 +104,7 @@ def test_every_service_of_a_stack_is_scraped(tmp_path: Path) -> None:
         "agent": "nodes/node-0/agent.log",
         "checkpoint-replicator": "nodes/node-0/replicator.log",
     }
-    with LocalStack(StackOptions(directory=tmp_path / "stack", nodes=1, environment=environment)) as stack:
+    with WarmStack(StackOptions(directory=tmp_path / "stack", nodes=1, environment=environment)) as stack:
 
         def url_of(service: str) -> str:
             file = stack.directory / logs[service]
