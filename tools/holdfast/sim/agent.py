@@ -1,17 +1,24 @@
-"""A simulated node: agent, replicator and workers, modelled in all respects that the supervisor can observe.
+"""A simulated node: production's rules of an agent, and replicator and workers that are modelled in all respects that the
+supervisor can observe.
 
-The agent executes an order once and keeps the answer across its own restart, refuses lower epochs, numbers its reports and
-sends them again until they are acknowledged. The node keeps shards in memory (lost with the node) and on disk, and copies them
-to its peers.
+Orders pass production's `Admission`, whose answers are in production's `Ledger`. The node keeps shards in memory (lost with the
+node) and on disk, and copies them to its peers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+import sqlite3
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from zlib import crc32
 
+from holdfast.agent.admission import Admission
+from holdfast.agent.ledger import Ledger
+from holdfast.agent.outcome import FailedTests, Outcome, answer_of
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
 from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
@@ -22,7 +29,6 @@ from holdfast.domain.orders import (
     Inject,
     Inventory,
     Order,
-    OrderDone,
     Prepare,
     Prune,
     RanksFinished,
@@ -51,7 +57,9 @@ SHARD_STEPS_KEPT = 3
 GATHER_S = 0.2  # changes of the workers within this time are sent in one report
 JOB = "job"
 RESET_LOOK_S = 0.5
-UNKNOWN_OUTCOME = "the agent ended during the reset"
+
+# Receives the result of an order, once. An order whose result never comes is not answered.
+Done = Callable[[Outcome | HoldfastError], None]
 
 
 @dataclass(slots=True)
@@ -113,11 +121,11 @@ class Agent:
         self.control_cut = False  # partitions
         self.telemetry_cut = False
         self.session = 0  # 0 = none
-        self.epoch = 0
         self.seq = 0
         self.unacknowledged: list[tuple[int, Report]] = []
-        self.answers: dict[str, OrderDone] = {}  # on disk: survives a restart
-        self.in_progress: set[str] = set()
+        self._database = sqlite3.connect(":memory:", isolation_level=None)  # the ledger's contents, on disk
+        weakref.finalize(self, self._database.close)
+        self.admission = self._begin_admission()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
         self.orders: dict[str, Order] = {}  # by id
         self.newest: dict[str, int] = {}  # job → newest generation; older ones are refused
@@ -161,14 +169,12 @@ class Agent:
         self.newest.clear()
         self.version = self.reported = 1
         self.unacknowledged.clear()
-        for command_id in sorted(self.in_progress):  # unanswered; may be executed again, except resets and reboots
-            if isinstance(self.orders[command_id], ResetGpu | RebootNode):
-                self.answers[command_id] = OrderDone(command_id, False, UNKNOWN_OUTCOME, at=self.clock.now())
-            else:
+        for command_id in self.admission.in_progress:  # unanswered; may be executed again, except resets and reboots
+            if not isinstance(self.orders[command_id], ResetGpu | RebootNode):
                 self.executed.pop(command_id, None)
+        self.admission = self._begin_admission()
         self.resetting = False
         self.expects = ""
-        self.in_progress.clear()
         self.workers = None
         self.memory = {job: shards | self.memory.get(job, {}) for job, shards in self.disk.items()} | {
             job: shards for job, shards in self.memory.items() if job not in self.disk
@@ -177,6 +183,9 @@ class Agent:
         if self.returns is not None:
             self.preflight, self.busy = Preflight(), True
             self._test_itself()
+
+    def _begin_admission(self) -> Admission:
+        return Admission(Ledger(Path(self.name), self._database))
 
     @property
     def _tests_are_old(self) -> bool:
@@ -302,59 +311,70 @@ class Agent:
     # ------------------------------------------------------------ orders
 
     def receive(self, epoch: int, command_id: str, order: Order) -> None:
-        if not self.alive or epoch < self.epoch:
-            return  # a leader that has been replaced
-        self.epoch = epoch
+        if not self.alive:
+            return
         if self.orders.setdefault(command_id, order) != order:
             raise Violation(
                 f"{self.name} is given {order} under the id {command_id}, which was {self.orders[command_id]}"
             )
-        if command_id in self.answers:
-            self.report(self.answers[command_id])
-        elif command_id not in self.in_progress:
-            self.in_progress.add(command_id)
-            self.executed[command_id] = self.executed.get(command_id, 0) + 1
-            if self.executed[command_id] > 1 and not isinstance(order, Warm):
-                # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
-                raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
-            self._execute(command_id, order)
-
-    def _execute(self, command_id: str, order: Order) -> None:
+        verdict = self.admission.admit(epoch, command_id, order, self.clock.now())
+        if verdict.answer is not None and epoch == self.admission.epoch:  # otherwise the sender's session has ended
+            self.report(verdict.answer)
+        if not verdict.execute:
+            return
+        self.executed[command_id] = self.executed.get(command_id, 0) + 1
+        if self.executed[command_id] > 1 and not isinstance(order, Warm):
+            # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
+            raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
         self.world.say(f"{self.name} executes {command_id} {describe(order)}")
+
+        def done(result: Outcome | HoldfastError) -> None:
+            answer = answer_of(command_id, result, self.clock.now())
+            self.report(self.admission.finish(answer, self._version_for_answer))
+
+        self._carry_out(order, done)
+
+    def _version_for_answer(self, workers: Sequence[RunningWorker]) -> int:
+        if not self.workers_in_answers or self.ended:
+            return 0
+        self.reported = self.version
+        return self.version
+
+    def _carry_out(self, order: Order, done: Done) -> None:
         match order:
             case Prepare():
-                self._prepare(command_id, order)
+                self._prepare(order, done)
             case Start():
-                self._answer(command_id, *self._start(order))
+                done(self._start(order))
             case Stop():
                 self._stop(order)
-                self.world.soon(0.001, 0.1, self._unless_ended(lambda: self._answer(command_id, True)))
+                self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
             case CheckpointNow():
                 if self.workers is not None and self._is_of(self.workers, order):
                     self.workers.save_at.add(order.at_step)
                     if order.to_object_store:
                         self.workers.far.add(order.at_step)
-                self._answer(command_id, True)
+                done(Outcome())
             case SetInterval():
                 if self.workers is not None and self._is_of(self.workers, order):
                     self.workers.change_interval(order)
-                self._answer(command_id, True)
+                done(Outcome())
             case Inject():
-                self._answer(command_id, False, "not modelled: the simulator causes its own faults")
+                done(Conflict("not modelled: the simulator causes its own faults"))
             case Prune():
                 for shards in (self.memory.get(order.job, {}), self.disk.get(order.job, {})):
                     for key in [key for key in shards if (key.attempt, key.step) in order.steps]:
                         del shards[key]
                 self._report_inventory(order.job)
-                self._answer(command_id, True)
+                done(Outcome())
             case Warm():
-                self._answer(command_id, True)
+                done(Outcome())
             case ResetGpu():
-                self._reset(command_id)
+                self._reset(done)
             case RebootNode():
-                self._reboot(command_id)
+                self._reboot(done)
             case CheckLink():
-                self._check_link(command_id, order)
+                self._check_link(order, done)
             case RestartAgent():
                 raise Violation(f"{self.name} gets an order to restart its agent, which no operator has requested")
 
@@ -362,32 +382,32 @@ class Agent:
     def _is_of(workers: Workers, order: CheckpointNow | SetInterval | Start) -> bool:
         return (workers.order.job, workers.order.generation) == (order.job, order.generation)
 
-    def _reboot(self, command_id: str) -> None:
+    def _reboot(self, done: Done) -> None:
         assert self.returns is not None
         if self.workers is not None and self.workers.living:
-            self._answer(command_id, False, "workers run on this node")
+            done(Conflict("workers run on this node"))
             return
         match self.returns.reboot():
             case "fails":
-                self._answer(command_id, False, "the command failed")
+                done(Unavailable("the command failed"))
             case "does nothing":
-                self._answer(command_id, True)
+                done(Outcome())
             case "takes the answer with it":
                 self.around.booting(self)
             case _:
-                self._answer(command_id, True)
+                done(Outcome())
                 self.around.booting(self)
 
-    def _check_link(self, command_id: str, order: CheckLink) -> None:
+    def _check_link(self, order: CheckLink, done: Done) -> None:
         """Test the network. The test is cancelled if one of the two nodes gets work before its end."""
         if self.links is None:
             raise Violation(f"{self.name} gets an order to test its network, which it does not support")
         if self.workers is not None or self.resetting:
-            self._answer(command_id, False, "it has work")
+            done(Conflict("it has work"))
             return
         if not order.endpoint:
             self.expects = order.token
-            self._answer(command_id, True)
+            done(Outcome())
             return
         partner = self.around.neighbour(order.partner)
 
@@ -395,18 +415,18 @@ class Agent:
             assert self.links is not None
             waits = partner is not None and partner.alive and partner.expects == order.token
             if self.workers is not None or partner is None or not waits:
-                self._answer(command_id, False, "the test was ended")
+                done(Conflict("the test was ended"))
             else:
-                self._answer(command_id, True, link=self.links.measured(self.name, partner.name, self.world.now))
+                done(Outcome(link=self.links.measured(self.name, partner.name, self.world.now)))
 
         self.world.soon(*self.links.takes_s, self._unless_ended(end))
 
-    def _reset(self, command_id: str) -> None:
+    def _reset(self, done: Done) -> None:
         if self.resetting:  # resets run one after the other
-            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._reset(command_id)))
+            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._reset(done)))
             return
         if self.workers is not None and self.workers.living:
-            self._answer(command_id, False, "workers run on this node")
+            done(Conflict("workers run on this node"))
             return
         seconds, failure = self.resets.outcome()
         self.resetting = True
@@ -414,49 +434,19 @@ class Agent:
         def end() -> None:
             self.resetting = False
             self.around.gpus_reset(self, failure)
-            self._answer(command_id, not failure, failure)
+            done(Unavailable(failure) if failure else Outcome())
 
         self.world.after(seconds, self._unless_ended(end))
 
-    def _answer(
-        self,
-        command_id: str,
-        ok: bool,
-        reason: str = "",
-        master: str = "",
-        *,
-        unrestorable: bool = False,
-        tested: Preflight | None = None,
-        link: LinkMeasured | None = None,
-    ) -> None:
-        self.in_progress.discard(command_id)
-        workers = self.running if master else ()
-        done = OrderDone(
-            command_id,
-            ok,
-            reason,
-            master,
-            self.clock.now(),
-            workers=workers,
-            unrestorable=unrestorable,
-            tested=tested,
-            link=link,
-        )
-        self.answers[command_id] = done
-        if workers and self.workers_in_answers and not self.ended:
-            self.reported = self.version
-            done = replace(done, workers_version=self.version)
-        self.report(done)
-
-    def _prepare(self, command_id: str, order: Prepare) -> None:
+    def _prepare(self, order: Prepare, done: Done) -> None:
         newest = self.newest.get(order.job, 0)
         if order.generation < newest and order.token == self.tokens.get(order.job, ""):
-            self._answer(command_id, False, f"generation {newest} is newer")
+            done(Conflict(f"generation {newest} is newer"))
             return
         if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
             raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
         if self.resetting:
-            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(command_id, order)))
+            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(order, done)))
             return
         self.newest[order.job], self.tokens[order.job] = order.generation, order.token
         self.expects = ""
@@ -470,36 +460,36 @@ class Agent:
         if order.suspect_test_s and self.suspicions.faults:
             took_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
             if tested.failures:
-                self.world.after(took_s, self._unless_ended(lambda: self._failed_tests(command_id, order, tested)))
+                self.world.after(took_s, self._unless_ended(lambda: self._failed_tests(order, tested, done)))
                 return
             delay_s = max(delay_s, took_s)
-        self.world.after(delay_s, self._unless_ended(lambda: self._prepared(command_id, order, tested)))
+        self.world.after(delay_s, self._unless_ended(lambda: self._prepared(order, tested, done)))
 
-    def _failed_tests(self, command_id: str, order: Prepare, tested: Preflight) -> None:
+    def _failed_tests(self, order: Prepare, tested: Preflight, done: Done) -> None:
         if self.workers is None or self.workers.order is not order:
-            self._answer(command_id, False, "a newer order came")
+            done(Conflict("a newer order came"))
             return
         self.workers = None
         self.workers_changed()
         self.world.say(f"{self.name} fails its tests as a suspect")
-        self._answer(command_id, False, tested.failures, tested=tested)
+        done(FailedTests(self.name, tested))
         self.around.failed_tests(self)
 
-    def _prepared(self, command_id: str, order: Prepare, tested: Preflight | None) -> None:
+    def _prepared(self, order: Prepare, tested: Preflight | None, done: Done) -> None:
         workers = self.workers
         if workers is None or workers.order is not order:
-            self._answer(command_id, False, "a newer order came")
+            done(Conflict("a newer order came"))
             return
         for wanted in order.restore:
             found = self._fetch(order.job, wanted)
             if found is None:
-                self._answer(command_id, False, f"no holder of {wanted.shard} answers", unrestorable=True)
+                done(Unrestorable(f"no holder of {wanted.shard} answers"))
                 return
             for shards in (self.memory, self.disk):
                 shards.setdefault(order.job, {})[wanted.shard] = found
         workers.ready = True
         self.workers_changed()
-        self._answer(command_id, True, master=f"{self.name}:{order.generation}", tested=tested)
+        done(Outcome(master=f"{self.name}:{order.generation}", workers=self.running, tested=tested))
 
     def _fetch(self, job: str, wanted: RankRestore) -> ShardRecord | None:
         """Return the shard from this node, or from the nearest source with an intact copy."""
@@ -526,13 +516,13 @@ class Agent:
         self._report_inventory(job)
         return None
 
-    def _start(self, order: Start) -> tuple[bool, str]:
+    def _start(self, order: Start) -> Outcome | HoldfastError:
         workers = self.workers
         if workers is None or not workers.ready or not self._is_of(workers, order):
-            return False, f"generation {order.generation} is not prepared"
+            return NotFound(f"generation {order.generation} is not prepared")
         workers.started = True
         self.around.workers_changed()
-        return True, ""
+        return Outcome()
 
     def _stop(self, order: Stop) -> None:
         self.newest[order.job] = max(self.newest.get(order.job, 0), order.generation)

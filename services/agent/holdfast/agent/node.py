@@ -16,6 +16,7 @@ from typing import TypeVar
 import anyio
 
 from holdfast.agent.directory import remove_images
+from holdfast.agent.outcome import FailedTests, Outcome
 from holdfast.agent.replicator import Replicator
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
@@ -23,7 +24,6 @@ from holdfast.domain import spans, tracing
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.hosts import host_and_port
-from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import Preflight, RunningWorker
 from holdfast.domain.orders import (
     CheckLink,
@@ -48,28 +48,6 @@ from holdfast.runtime import telemetry
 T = TypeVar("T")
 
 STAGE_TIMEOUT_S = 600.0  # the supervisor's deadline for `Prepare` applies; this only limits the replicator
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of an order: the fields of `OrderDone` that an order can fill."""
-
-    master: str = ""
-    phases_s: tuple[tuple[str, float], ...] = ()
-    workers: tuple[RunningWorker, ...] = ()
-    restored_from: tuple[tuple[str, int], ...] = ()
-    restored_bytes: tuple[tuple[str, int], ...] = ()
-    reason: str = ""  # details of a success, such as the output of a command
-    tested: Preflight | None = None
-    link: LinkMeasured | None = None
-
-
-class FailedTests(Conflict):
-    """This node was suspected, and has failed its quick tests."""
-
-    def __init__(self, node: str, tested: Preflight) -> None:
-        super().__init__(f"{node} was suspected, and has failed its tests: {tested.failures}")
-        self.tested = tested
 
 
 @dataclass(slots=True)
