@@ -1,8 +1,8 @@
 """A simulated node: production's rules of an agent, and replicator and workers that are modelled in all respects that the
 supervisor can observe.
 
-Orders pass production's `Admission`, whose answers are in production's `Ledger`. The node keeps shards in memory (lost with the
-node) and on disk, and copies them to its peers.
+Orders pass production's `Admission`, whose answers are in production's `Ledger`; reports wait in production's `Reports`. The
+node keeps shards in memory (lost with the node) and on disk, and copies them to its peers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from zlib import crc32
 from holdfast.agent.admission import Admission
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
+from holdfast.agent.reports import Reports
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
 from holdfast.domain.links import LinkMeasured
@@ -121,8 +122,8 @@ class Agent:
         self.control_cut = False  # partitions
         self.telemetry_cut = False
         self.session = 0  # 0 = none
-        self.seq = 0
-        self.unacknowledged: list[tuple[int, Report]] = []
+        self.reports = Reports()
+        self.epoch_seen = 0  # for the invariant: the highest epoch of an order that arrived
         self._database = sqlite3.connect(":memory:", isolation_level=None)  # the ledger's contents, on disk
         weakref.finalize(self, self._database.close)
         self.admission = self._begin_admission()
@@ -134,7 +135,7 @@ class Agent:
         self.workers: Workers | None = None
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # version that was last reported
-        self.workers_in_answers = crc32(name.encode()) % 4 > 0  # False: an agent of an earlier version
+        self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
         self.memory: dict[str, dict[ShardKey, ShardRecord]] = {}  # by job
         self.disk: dict[str, dict[ShardKey, ShardRecord]] = {}
         self.rotten: set[ShardKey] = set()  # corrupt copies
@@ -165,10 +166,9 @@ class Agent:
             return  # it was started in the meantime
         self.life += 1
         self.alive = True
-        self.session, self.seq = 0, 0
+        self.session, self.reports = 0, Reports()
         self.newest.clear()
         self.version = self.reported = 1
-        self.unacknowledged.clear()
         for command_id in self.admission.in_progress:  # unanswered; may be executed again, except resets and reboots
             if not isinstance(self.orders[command_id], ResetGpu | RebootNode):
                 self.executed.pop(command_id, None)
@@ -225,29 +225,20 @@ class Agent:
 
     def connect(self, session: int) -> None:
         self.session = session
-        self.seq += 1
         tested = self.preflight if self.returns is not None else None
         hello = Hello(self.facts(), self.running, tested, self.version, self.ended)
-        self.around.deliver(self, session, self.seq, hello)
-        self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], WorkersChanged)]
-        for seq, report in list(self.unacknowledged):
-            self.seq += 1  # reports that are sent again are renumbered in the order of delivery, after the Hello
-            self._renumber(seq, self.seq)
-            self.around.deliver(self, session, self.seq, report)
-        for job in sorted(self.memory) or [JOB]:
-            self._report_inventory(job)
-
-    def _renumber(self, old: int, new: int) -> None:
-        self.unacknowledged = [(new if seq == old else seq, report) for seq, report in self.unacknowledged]
+        self.reports.greet(hello, [self._inventory(job) for job in sorted(self.memory) or [JOB]])
+        self._send()
+        self.reports.differences = self.is_of_this_version  # as the leader's greeting says, which comes now
 
     def report(self, report: Report) -> None:
-        self.seq += 1
-        self.unacknowledged.append((self.seq, report))
+        self.reports.add(report)
         if self.session:
-            self.around.deliver(self, self.session, self.seq, report)
+            self._send()
 
-    def acknowledged(self, seq: int) -> None:
-        self.unacknowledged = [item for item in self.unacknowledged if item[0] != seq]
+    def _send(self) -> None:
+        while (numbered := self.reports.take()) is not None:
+            self.around.deliver(self, self.session, numbered.seq, numbered.report)
 
     @property
     def running(self) -> tuple[RunningWorker, ...]:
@@ -286,7 +277,6 @@ class Agent:
     def _report_workers(self) -> None:
         if self.version != self.reported:
             self.reported = self.version
-            self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], WorkersChanged)]
             self.report(WorkersChanged(self.version, self.running, self.ended))
 
     def facts(self) -> NodeFacts:
@@ -317,11 +307,14 @@ class Agent:
             raise Violation(
                 f"{self.name} is given {order} under the id {command_id}, which was {self.orders[command_id]}"
             )
+        is_over, self.epoch_seen = epoch < self.epoch_seen, max(epoch, self.epoch_seen)
         verdict = self.admission.admit(epoch, command_id, order, self.clock.now())
-        if verdict.answer is not None and epoch == self.admission.epoch:  # otherwise the sender's session has ended
+        if verdict.answer is not None and not is_over:  # otherwise the sender's session has ended
             self.report(verdict.answer)
         if not verdict.execute:
             return
+        if is_over:
+            raise Violation(f"{self.name} executes {command_id} of epoch {epoch}, after an order of {self.epoch_seen}")
         self.executed[command_id] = self.executed.get(command_id, 0) + 1
         if self.executed[command_id] > 1 and not isinstance(order, Warm):
             # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
@@ -335,7 +328,7 @@ class Agent:
         self._carry_out(order, done)
 
     def _version_for_answer(self, workers: Sequence[RunningWorker]) -> int:
-        if not self.workers_in_answers or self.ended:
+        if not self.is_of_this_version or self.ended:
             return 0
         self.reported = self.version
         return self.version
@@ -629,14 +622,13 @@ class Agent:
                     del shards[ShardKey(attempt, step, rank)]
 
     def _report_inventory(self, job: str) -> None:
-        self.unacknowledged = [
-            item for item in self.unacknowledged if not isinstance(item[1], Inventory) or item[1].job != job
-        ]
+        self.report(self._inventory(job))
+
+    def _inventory(self, job: str) -> Inventory:
         if self.around.store is not None:
             self.stored = self.around.store.listing() or self.stored
         held = self.memory.get(job, {})
-        shards = tuple(held[ShardKey(*key)] for key in sorted(_keys(held)))
-        self.report(Inventory(job, shards, self.stored))
+        return Inventory(job, tuple(held[ShardKey(*key)] for key in sorted(_keys(held))), self.stored)
 
 
 def _keys(shards: dict[ShardKey, ShardRecord]) -> Iterator[tuple[int, int, int]]:
