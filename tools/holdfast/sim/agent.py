@@ -318,12 +318,14 @@ class Agent:
             )
         is_over, self.epoch_seen = epoch < self.epoch_seen, max(epoch, self.epoch_seen)
         verdict = self.admission.admit(epoch, command_id, order, self.clock.now())
-        if verdict.answer is not None and not is_over:  # otherwise the sender's session has ended
+        if is_over:  # the sender's session has ended, so it gets no answer
+            if not verdict.refused:
+                raise Violation(f"{self.name} admits {command_id} of epoch {epoch}, after an order of {self.epoch_seen}")
+            return
+        if verdict.answer is not None:
             self.report(verdict.answer)
         if not verdict.execute:
             return
-        if is_over:
-            raise Violation(f"{self.name} executes {command_id} of epoch {epoch}, after an order of {self.epoch_seen}")
         self.executed[command_id] = self.executed.get(command_id, 0) + 1
         if self.executed[command_id] > 1 and not isinstance(order, Warm):
             # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.

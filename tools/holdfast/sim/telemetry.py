@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.agent.outbox import Outbox
-from holdfast.diagnostics.intake import SeqWindow
+from holdfast.diagnostics.seq_window import SeqWindow
 from holdfast.domain.signals import KernelLine, Tick
 from holdfast.sim.agent import Agent
 from holdfast.sim.world import Violation, World
 
 RECONNECT_S = (0.1, 5.0)  # an agent's back-off
-ACKNOWLEDGED_S = (0.001, 0.3)
+ACKNOWLEDGED_S = (0.001, 2.0)  # when the findings are published
 
 
 @dataclass(eq=False, slots=True)
