@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
@@ -22,7 +21,6 @@ from holdfast.agent.outcome import FailedTests, Outcome, answer_of
 from holdfast.agent.reports import Reports
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
-from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckLink,
@@ -52,52 +50,18 @@ from holdfast.sim.links import Links
 from holdfast.sim.reporting import Reporting
 from holdfast.sim.resets import Resets
 from holdfast.sim.returns import LOOK_S, TESTED_EVERY_S, Returns
+from holdfast.sim.shards import Held, Shards
 from holdfast.sim.store import LATE_S, RETRY_S, Store
 from holdfast.sim.suspects import SelfTests
+from holdfast.sim.workers import Workers
 from holdfast.sim.world import Violation, World
 
-SHARD_STEPS_KEPT = 3
 GATHER_S = 0.2  # changes of the workers within this time are sent in one report
 JOB = "job"
 RESET_LOOK_S = 0.5
 
 # Receives the result of an order, once. An order whose result never comes is not answered.
 Done = Callable[[Outcome | HoldfastError], None]
-
-
-@dataclass(slots=True)
-class Workers:
-    """This node's ranks of one generation."""
-
-    order: Prepare
-    started: bool = False
-    ready: bool = False
-    dead: set[int] = field(default_factory=set)
-    hung: set[int] = field(default_factory=set)
-    done: set[int] = field(default_factory=set)  # ended with exit code 0
-    step: int = 0  # newest step that its ranks have finished
-    save_at: set[int] = field(default_factory=set)
-    far: set[int] = field(default_factory=set)  # requested steps that are also uploaded to the object store
-    intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
-
-    def due(self, step: int) -> bool:
-        """Whether these ranks save after `step`."""
-        changes = [interval for start, interval in self.intervals if start <= step]
-        interval = changes[-1] if changes else self.order.checkpoint.interval_steps
-        return step in self.save_at or (interval > 0 and step % interval == 0)
-
-    def change_interval(self, order: SetInterval) -> None:
-        self.intervals = [entry for entry in self.intervals if entry[0] < order.from_step]
-        self.intervals.append((order.from_step, order.interval_steps))
-
-    @property
-    def running(self) -> bool:
-        return self.started and not self.dead and not self.hung
-
-    @property
-    def living(self) -> tuple[int, ...]:
-        gone = self.dead | self.done
-        return tuple(rank for rank in self.order.placement.ranks if self.ready and rank not in gone)
 
 
 class Surroundings(Protocol):
@@ -137,9 +101,7 @@ class Agent:
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # version that was last reported
         self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
-        self.memory: dict[str, dict[ShardKey, ShardRecord]] = {}  # by job
-        self.disk: dict[str, dict[ShardKey, ShardRecord]] = {}
-        self.rotten: set[ShardKey] = set()  # corrupt copies
+        self.shards = Shards(name)
         self.stored: tuple[StoredStep, ...] = ()  # contents of the object store that this node knows
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
@@ -177,9 +139,7 @@ class Agent:
         self.resetting = False
         self.expects = ""
         self.workers = None
-        self.memory = {job: shards | self.memory.get(job, {}) for job, shards in self.disk.items()} | {
-            job: shards for job, shards in self.memory.items() if job not in self.disk
-        }
+        self.shards.boot()
         self.world.say(f"{self.name} boots ({self.incarnation})")
         if self.returns is not None:
             self.preflight, self.busy = Preflight(), True
@@ -213,12 +173,12 @@ class Agent:
         self.session = 0
         self.workers = None
         if machine:
-            self.memory.clear()
+            self.shards.memory.clear()
             self.boots += 1
             if self.returns is not None:  # a boot resets the GPUs
                 self.around.gpus_reset(self, "")
         if disk:
-            self.disk.clear()
+            self.shards.disk.clear()
             self.stored = ()
         self.around.workers_changed()
 
@@ -228,7 +188,7 @@ class Agent:
         self.session = session
         tested = self.preflight if self.returns is not None else None
         hello = Hello(self.facts(), self.running, tested, self.version, self.ended)
-        self.reports.greet(hello, [self._inventory(job) for job in sorted(self.memory) or [JOB]])
+        self.reports.greet(hello, [self._inventory(job) for job in sorted(self.shards.memory) or [JOB]])
         self._reporting.begin()
         self._send()
         self._reporting.settled()
@@ -241,7 +201,7 @@ class Agent:
 
     def _send(self) -> None:
         while (numbered := self.reports.take()) is not None:
-            held = self.memory.get(numbered.report.job, {}) if isinstance(numbered.report, Inventory) else {}
+            held = self.shards.memory.get(numbered.report.job, {}) if isinstance(numbered.report, Inventory) else {}
             self._reporting.sent(numbered, held.values())
             self.around.deliver(self, self.session, numbered.seq, numbered.report)
 
@@ -320,7 +280,9 @@ class Agent:
         verdict = self.admission.admit(epoch, command_id, order, self.clock.now())
         if is_over:  # the sender's session has ended, so it gets no answer
             if not verdict.refused:
-                raise Violation(f"{self.name} admits {command_id} of epoch {epoch}, after an order of {self.epoch_seen}")
+                raise Violation(
+                    f"{self.name} admits {command_id} of epoch {epoch}, after an order of {self.epoch_seen}"
+                )
             return
         if verdict.answer is not None:
             self.report(verdict.answer)
@@ -369,9 +331,7 @@ class Agent:
             case Inject():
                 raise Conflict("not modelled: the simulator causes its own faults")
             case Prune():
-                for shards in (self.memory.get(order.job, {}), self.disk.get(order.job, {})):
-                    for key in [key for key in shards if (key.attempt, key.step) in order.steps]:
-                        del shards[key]
+                self.shards.prune(order.job, order.steps)
                 self._report_inventory(order.job)
                 done(Outcome())
             case Warm():
@@ -493,7 +453,9 @@ class Agent:
     def _prepared(self, order: Prepare, tested: Preflight | None) -> Outcome | HoldfastError:
         workers = self.workers
         if workers is None or workers.order is not order:
-            raise Violation(f"{self.name} prepares generation {order.generation} of {order.job}, and has no ranks of it")
+            raise Violation(
+                f"{self.name} prepares generation {order.generation} of {order.job}, and has no ranks of it"
+            )
         if tested is not None and tested.failures:
             self.world.say(f"{self.name} fails its tests as a suspect")
             self.around.failed_tests(self)
@@ -502,8 +464,7 @@ class Agent:
             found = self._fetch(order.job, wanted)
             if found is None:
                 return Unrestorable(f"no holder of {wanted.shard} answers")
-            for shards in (self.memory, self.disk):
-                shards.setdefault(order.job, {})[wanted.shard] = found
+            self.shards.put(order.job, found, wanted.shard)
         workers.ready = True
         self.workers_changed()
         return Outcome(master=f"{self.name}:{order.generation}", workers=self.running, tested=tested)
@@ -522,14 +483,9 @@ class Agent:
 
     def read(self, job: str, key: ShardKey) -> ShardRecord | None:
         """Return a verified copy. A corrupt copy is deleted, and the inventory is reported."""
-        held = self.memory.get(job, {})
-        if not self.alive or key not in held:
-            return None
-        if key not in self.rotten:
-            return held[key]
-        self.rotten.discard(key)
-        held.pop(key, None)
-        self.disk.get(job, {}).pop(key, None)
+        held = self.shards.memory.get(job, {}).get(key) if self.alive else None
+        if held is None or not self.shards.is_rotten(job, key):
+            return held
         self._report_inventory(job)
         return None
 
@@ -548,8 +504,7 @@ class Agent:
             self.workers_changed()
         if order.forget:
             self.generations.forget(order.job)
-            self.memory.pop(order.job, None)
-            self.disk.pop(order.job, None)
+            self.shards.forget(order.job)
 
     def _unless_ended(self, action: Callable[[], None]) -> Callable[[], None]:
         life = self.life
@@ -565,13 +520,6 @@ class Agent:
     @property
     def ranks(self) -> range:
         return self.workers.order.placement.ranks if self.workers else range(0)
-
-    def is_copying(self, job: str) -> bool:
-        """Whether the newest save of this node is not on its disk yet."""
-        own = [key for key, shard in self.memory.get(job, {}).items() if shard.owner == self.name]
-        newest = max(((key.attempt, key.step) for key in own), default=None)
-        disk = self.disk.get(job, {})
-        return any((key.attempt, key.step) == newest and key not in disk for key in own)
 
     def stepped(self, step: int) -> None:
         assert self.workers is not None
@@ -595,55 +543,34 @@ class Agent:
         workers = self.workers
         assert workers is not None
         order = workers.order
-        for rank in self.ranks:
-            key = ShardKey(order.attempt, step, rank)
-            share = rank if self.around.sharded else order.mesh.position_of(rank)
-            record = ShardRecord(key, order.mesh, "memory", 1, f"{step}/{share}", self.name, f"{step}.{rank}")
-            self.memory.setdefault(order.job, {})[key] = record
-        self._expire(order.job)
+        self.shards.save(order, step, sharded=self.around.sharded)
         self._report_inventory(order.job)
         if self.around.store is not None and (self.around.store.takes(step) or step in workers.far):
             self.world.soon(*LATE_S, self._unless_ended(lambda: self._upload(order, step)))
         self.world.soon(0.05, 0.6, self._unless_ended(lambda: self._copy(order, step)))
 
     def _copy(self, order: Prepare, step: int) -> None:
-        mine = {
-            k: s
-            for k, s in self.memory.get(order.job, {}).items()
-            if k.attempt == order.attempt and k.step == step and s.owner == self.name
-        }
-        self.disk[order.job] = self.disk.get(order.job, {}) | mine
+        mine = self.shards.copy_to_disk(order, step)
         for peer in order.peers:
             other = self.around.neighbour(peer.node)
             if other is not None and other.alive and not self.world.loses(f"copy of step {step} to {other.name}"):
                 other.take_copies(order.job, mine)
 
-    def take_copies(self, job: str, shards: dict[ShardKey, ShardRecord]) -> None:
+    def take_copies(self, job: str, shards: Held) -> None:
         """Store copies of a peer's shards."""
-        self.memory[job] = self.memory.get(job, {}) | shards
-        self.disk[job] = self.disk.get(job, {}) | shards
-        self._expire(job)
+        self.shards.take(job, shards)
         self._report_inventory(job)
 
     def _upload(self, order: Prepare, step: int) -> None:
         """Upload this node's own shards. If one has been deleted meanwhile, the step stays incomplete in the object store."""
         store = self.around.store
         assert store is not None
-        held = self.memory.get(order.job, {})
+        held = self.shards.memory.get(order.job, {})
         mine = [held.get(ShardKey(order.attempt, step, rank)) for rank in order.placement.ranks]
         if all(store.put(record) for record in mine if record is not None):
             self._report_inventory(order.job)
         else:
             self.world.soon(*RETRY_S, self._unless_ended(lambda: self._upload(order, step)))
-
-    def _expire(self, job: str) -> None:
-        for shards in (self.memory.get(job, {}), self.disk.get(job, {})):
-            steps: dict[tuple[int, str], list[tuple[int, int]]] = {}
-            for key, record in shards.items():
-                steps.setdefault((key.rank, record.owner), []).append((key.attempt, key.step))
-            for (rank, _), ages in steps.items():
-                for attempt, step in sorted(ages)[:-SHARD_STEPS_KEPT]:
-                    del shards[ShardKey(attempt, step, rank)]
 
     def _report_inventory(self, job: str) -> None:
         self.report(self._inventory(job))
@@ -651,12 +578,7 @@ class Agent:
     def _inventory(self, job: str) -> Inventory:
         if self.around.store is not None:
             self.stored = self.around.store.listing() or self.stored
-        held = self.memory.get(job, {})
-        return Inventory(job, tuple(held[ShardKey(*key)] for key in sorted(_keys(held))), self.stored)
-
-
-def _keys(shards: dict[ShardKey, ShardRecord]) -> Iterator[tuple[int, int, int]]:
-    return ((key.attempt, key.step, key.rank) for key in shards)
+        return Inventory(job, self.shards.listing(job), self.stored)
 
 
 def describe(order: Order) -> str:

@@ -1,6 +1,6 @@
 """Telemetry streams from production's `Outbox` of each agent to diagnostics, which recognises repetitions by production's
-`SeqWindow`. And the promise about them: diagnostics takes each signal once, also if a stream fails with ticks that it has not read,
-or that it has not acknowledged.
+`SeqWindow`. And the promise about them: diagnostics takes each signal once, also if a stream fails with ticks that it has not
+read, or that it has not acknowledged.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Telemetry:
         for tick in ticks:
             self._read(stream, tick)
         if missing := stream.emitted - stream.taken:
-            raise Violation(f"{stream.agent.name} does not send {sorted(missing)} again, which diagnostics has not read")
+            raise Violation(
+                f"{stream.agent.name} does not send {sorted(missing)} again, which diagnostics has not read"
+            )
         number = stream.number
 
         def acknowledge() -> None:

@@ -50,7 +50,12 @@ class Executor:
             self._tasks.start_soon(self._execute, command_id, order, name=f"order {name}")
             return
         say = log.warning if verdict.refused else log.debug
-        say("order refused" if verdict.refused else "order repeated", order=name, command_id=command_id, reason=verdict.reason)
+        say(
+            "order refused" if verdict.refused else "order repeated",
+            order=name,
+            command_id=command_id,
+            reason=verdict.reason,
+        )
         if verdict.answer is not None:
             self._report(verdict.answer)
 

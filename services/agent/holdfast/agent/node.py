@@ -22,7 +22,7 @@ from holdfast.agent.replicator import Replicator
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain import spans, tracing
-from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.hosts import host_and_port
 from holdfast.domain.nodes import Preflight, RunningWorker
