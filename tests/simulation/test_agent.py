@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from holdfast.agent.admission import UNKNOWN_OUTCOME, Admission, Verdict
-from holdfast.agent.generations import Generations
+from holdfast.agent.generations import Generations, Preparation
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.outbox import Outbox
 from holdfast.agent.reports import Reports
 from holdfast.domain.inventories import difference
-from holdfast.domain.orders import Hello, Inventory, OrderDone, WorkersChanged
+from holdfast.domain.orders import Hello, Inventory, OrderDone, Prepare
 from holdfast.domain.signals import Tick
 from holdfast.sim.hostility import Hostility
 from holdfast.sim.scenario import simulate
@@ -23,6 +23,7 @@ from holdfast.sim.world import Violation
 SEEDS = 60
 
 admit, remember, greet, again = Admission.admit, Ledger.remember, Reports.greet, Outbox.again
+prepare = Generations.prepare
 
 
 # ---------------------------------------------------------------- admission and ledger
@@ -76,14 +77,6 @@ def _differ_from_the_first(self: Reports, inventory: Inventory) -> Inventory:
     return difference(last[1], inventory, base=last[0]) if last and self.differences else inventory
 
 
-def _send_old_workers(self: Reports, hello: Hello, inventories: Iterable[Inventory] = ()) -> None:
-    """Planted: a set of workers that waits for a session is sent after the Hello that contains a newer one."""
-    old = [report for report in self._waiting if isinstance(report, WorkersChanged)]
-    greet(self, hello, inventories)
-    for report in old:
-        self.add(report)
-
-
 def _repeat_nothing(self: Outbox) -> tuple[Tick, ...]:
     return ()
 
@@ -101,6 +94,13 @@ def _keep_preparing(self: Generations, order: object) -> None:
     """Planted: an order to stop does not end a preparation."""
 
 
+def _take_all_runs_for_one(self: Generations, order: Prepare, cancel: Callable[[], None]) -> Preparation:
+    """Planted: the generations of a job that is submitted again continue those of the run before."""
+    self.refuse_older(order.job, order.generation)
+    return prepare(self, order, cancel)
+
+
+FORGETFUL = Hostility(log_all=True, peace_s=120.0)  # the job is submitted again
 UNSTEADY = Hostility(diagnostics=True, links=True, peace_s=75.0)
 
 
@@ -110,15 +110,15 @@ UNSTEADY = Hostility(diagnostics=True, links=True, peace_s=75.0)
         (Admission, "admit", _forget_orders_in_progress, r"\(Prepare\) twice", 0, None),
         (Ledger, "remember", _remember_nothing, "twice", 0, None),
         (Ledger, "remember", _remember_only_answers, r"\(ResetGpu\) twice", 103, None),
-        (Ledger, "raise_epoch", _accept_every_epoch, "admits .* of epoch", 0, None),
+        (Ledger, "raise_epoch", _accept_every_epoch, "admits .* of epoch", 139, None),
         (Reports, "greet", _send_once, "does not send again", 90, None),
         (Reports, "greet", _number_from_one, "as its report 1, after", 0, None),
         (Reports, "greet", _go_on_with_differences, "sends a difference to its report", 0, None),
-        (Reports, "greet", _send_old_workers, "sends version", 0, None),
         (Reports, "_since_last", _differ_from_the_first, "not the contents of its memory", 5, None),
         (Outbox, "again", _repeat_nothing, "which diagnostics has not read", 15, None),
         (Outbox, "again", _repeat_with_new_numbers, "twice", 99, UNSTEADY),
         (Generations, "stop", _keep_preparing, "has no ranks of it", 15, None),
+        (Generations, "prepare", _take_all_runs_for_one, "could not be started", 58, FORGETFUL),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) and not isinstance(value, type) else "",
 )

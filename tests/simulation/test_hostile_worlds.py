@@ -113,10 +113,10 @@ def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) ->
 @pytest.mark.parametrize(
     ("planted", "hostility", "said", "first"),
     [
-        (_news_only, CLOCKS, NEVER_TRAINS, 0),
-        (_news_only, ABSENCE, NEVER_TRAINS, 0),
-        (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS, 0),
-        (_edge_triggered, LOG, NEVER_TRAINS, 110),
+        (_news_only, CLOCKS, NEVER_TRAINS, 14),
+        (_news_only, ABSENCE, NEVER_TRAINS, 7),
+        (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS, 44),
+        (_edge_triggered, LOG, NEVER_TRAINS, 130),
         (_no_progress, DIAGNOSTICS, "finished no new step", 530),  # few seeds find it
         (_believe_anyone, BABBLE, "have not finished", 0),
     ],
