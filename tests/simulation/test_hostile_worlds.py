@@ -145,7 +145,7 @@ def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.Monk
             return self._now()
 
     monkeypatch.setattr(supervisor, "SteadyClock", WallClock)
-    _found(CLOCKS, NEVER_TRAINS, first=0)
+    _found(CLOCKS, NEVER_TRAINS, first=143)
 
 
 def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
