@@ -113,10 +113,10 @@ def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) ->
 @pytest.mark.parametrize(
     ("planted", "hostility", "said", "first"),
     [
-        (_events_only, CLOCKS, NEVER_TRAINS, 0),
-        (_events_only, ABSENCE, NEVER_TRAINS, 0),
-        (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS, 0),
-        (_edge_triggered, LOG, NEVER_TRAINS, 110),
+        (_events_only, CLOCKS, NEVER_TRAINS, 14),
+        (_events_only, ABSENCE, NEVER_TRAINS, 7),
+        (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS, 44),
+        (_edge_triggered, LOG, NEVER_TRAINS, 130),
         (_no_progress, DIAGNOSTICS, "finished no new step", 530),  # few seeds find it
         (_believe_anyone, BABBLE, "have not finished", 0),
     ],
@@ -145,7 +145,7 @@ def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.Monk
             return self._now()
 
     monkeypatch.setattr(supervisor, "SteadyClock", WallClock)
-    _found(CLOCKS, NEVER_TRAINS, first=0)
+    _found(CLOCKS, NEVER_TRAINS, first=143)
 
 
 def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

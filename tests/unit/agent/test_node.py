@@ -12,7 +12,8 @@ import anyio
 import pytest
 from waiting import VIRTUAL_TIME
 
-from holdfast.agent.node import FailedTests, Node, Outcome
+from holdfast.agent.node import Node
+from holdfast.agent.outcome import FailedTests, Outcome
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.checkpoints import CheckpointId

@@ -10,9 +10,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from holdfast.agent.executor import UNKNOWN_OUTCOME, Executor
+from holdfast.agent.admission import UNKNOWN_OUTCOME
+from holdfast.agent.executor import Executor
 from holdfast.agent.ledger import ANSWERS_MAX, Ledger
-from holdfast.agent.node import Outcome
+from holdfast.agent.outcome import Outcome
 from holdfast.agent.reports import Reports
 from holdfast.domain.errors import Conflict, HoldfastError, Unrestorable
 from holdfast.domain.nodes import NodeFacts, RunningWorker
@@ -129,7 +130,7 @@ async def test_a_lower_epoch_is_refused_and_the_refusal_is_not_remembered(ledger
     hands, answers = Hands(), list[OrderDone]()
     async with anyio.create_task_group() as tasks:
         executor = Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append)
-        executor.raise_epoch(5)
+        ledger.raise_epoch(5)
         executor.submit(4, "c1", ORDER)
         assert hands.done == []
         assert not answers[0].ok

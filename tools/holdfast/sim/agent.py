@@ -1,19 +1,26 @@
-"""A simulated node: agent, replicator and workers, modelled in all respects that the supervisor can observe.
+"""A simulated node: production's rules of an agent, and replicator and workers that are modelled in all respects that the
+supervisor can observe.
 
-The agent executes an order once and keeps the answer across its own restart, refuses lower epochs, numbers its reports and
-sends them again until they are acknowledged. The node keeps shards in memory (lost with the node) and on disk, and copies them
-to its peers.
+Orders pass production's `Admission`, whose answers are in production's `Ledger`; reports wait in production's `Reports`. The
+node keeps shards in memory (lost with the node) and on disk, and copies them to its peers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+import sqlite3
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 from zlib import crc32
 
+from holdfast.agent.admission import Admission
+from holdfast.agent.generations import Generations
+from holdfast.agent.ledger import Ledger
+from holdfast.agent.outcome import FailedTests, Outcome, answer_of
+from holdfast.agent.reports import Reports
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
-from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckLink,
@@ -22,7 +29,6 @@ from holdfast.domain.orders import (
     Inject,
     Inventory,
     Order,
-    OrderDone,
     Prepare,
     PrepareTemplate,
     Prune,
@@ -42,52 +48,21 @@ from holdfast.domain.orders import (
 )
 from holdfast.sim.clocks import Clock
 from holdfast.sim.links import Links
+from holdfast.sim.reporting import Reporting
 from holdfast.sim.resets import Resets
 from holdfast.sim.returns import LOOK_S, TESTED_EVERY_S, Returns
+from holdfast.sim.shards import Held, Shards
 from holdfast.sim.store import LATE_S, RETRY_S, Store
 from holdfast.sim.suspects import SelfTests
+from holdfast.sim.workers import Workers
 from holdfast.sim.world import Violation, World
 
-SHARD_STEPS_KEPT = 3
 GATHER_S = 0.2  # changes of the workers within this time are sent in one report
 JOB = "job"
 RESET_LOOK_S = 0.5
-UNKNOWN_OUTCOME = "the agent ended during the reset"
 
-
-@dataclass(slots=True)
-class Workers:
-    """This node's ranks of one generation."""
-
-    order: Prepare
-    started: bool = False
-    ready: bool = False
-    dead: set[int] = field(default_factory=set)
-    hung: set[int] = field(default_factory=set)
-    done: set[int] = field(default_factory=set)  # ended with exit code 0
-    step: int = 0  # newest step that its ranks have finished
-    save_at: set[int] = field(default_factory=set)
-    to_object_store: set[int] = field(default_factory=set)  # requested steps that are also uploaded to the object store
-    intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
-
-    def due(self, step: int) -> bool:
-        """Whether these ranks save after `step`."""
-        changes = [interval for start, interval in self.intervals if start <= step]
-        interval = changes[-1] if changes else self.order.checkpoint.interval_steps
-        return step in self.save_at or (interval > 0 and step % interval == 0)
-
-    def change_interval(self, order: SetInterval) -> None:
-        self.intervals = [entry for entry in self.intervals if entry[0] < order.from_step]
-        self.intervals.append((order.from_step, order.interval_steps))
-
-    @property
-    def running(self) -> bool:
-        return self.started and not self.dead and not self.hung
-
-    @property
-    def living(self) -> tuple[int, ...]:
-        gone = self.dead | self.done
-        return tuple(rank for rank in self.order.placement.ranks if self.ready and rank not in gone)
+# Receives the result of an order, once. An order whose result never comes is not answered.
+Done = Callable[[Outcome | HoldfastError], None]
 
 
 class Surroundings(Protocol):
@@ -114,24 +89,21 @@ class Agent:
         self.control_cut = False  # partitions
         self.telemetry_cut = False
         self.session = 0  # 0 = none
-        self.epoch = 0
-        self.seq = 0
-        self.unacknowledged: list[tuple[int, Report]] = []
-        self.answers: dict[str, OrderDone] = {}  # on disk: survives a restart
-        self.in_progress: set[str] = set()
+        self.reports, self._reporting = Reports(), Reporting(name)
+        self.epoch_seen = 0  # for the invariant: the highest epoch of an order that arrived
+        self._database = sqlite3.connect(":memory:", isolation_level=None)  # the ledger's contents, on disk
+        weakref.finalize(self, self._database.close)
+        self.admission = self._begin_admission()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
         self.orders: dict[str, Order] = {}  # by id
-        self.newest: dict[str, int] = {}  # job → newest generation; older ones are refused
+        self.generations = Generations()
         self.stops_missed = 0  # the newest generation whose Stop order was lost
-        self.tokens: dict[str, str] = {}  # job → token of the submission that `newest` belongs to
         self.workers: Workers | None = None
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # version that was last reported
-        self.workers_in_answers = crc32(name.encode()) % 4 > 0  # False: an agent of an earlier version
-        self.starts_in_beats = crc32(name.encode()) % 3 > 0  # False: likewise
-        self.memory: dict[str, dict[ShardKey, ShardRecord]] = {}  # by job
-        self.disk: dict[str, dict[ShardKey, ShardRecord]] = {}
-        self.rotten: set[ShardKey] = set()  # corrupt copies
+        self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
+        self.starts_in_beats = crc32(name.encode()) % 3 > 0  # otherwise of an earlier version, which answers Start
+        self.shards = Shards(name)
         self.stored: tuple[StoredStep, ...] = ()  # contents of the object store that this node knows
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
@@ -159,26 +131,24 @@ class Agent:
             return  # it was started in the meantime
         self.life += 1
         self.alive = True
-        self.session, self.seq = 0, 0
-        self.newest.clear()
+        self.session, self.reports, self._reporting = 0, Reports(), Reporting(self.name)
+        self.generations = Generations()
         self.version = self.reported = 1
-        self.unacknowledged.clear()
-        for command_id in sorted(self.in_progress):  # unanswered; may be executed again, except resets and reboots
-            if isinstance(self.orders[command_id], ResetGpu | RebootNode):
-                self.answers[command_id] = OrderDone(command_id, False, UNKNOWN_OUTCOME, at=self.clock.now())
-            else:
+        for command_id in self.admission.in_progress:  # unanswered; may be executed again, except resets and reboots
+            if not isinstance(self.orders[command_id], ResetGpu | RebootNode):
                 self.executed.pop(command_id, None)
+        self.admission = self._begin_admission()
         self.resetting = False
         self.expects = ""
-        self.in_progress.clear()
         self.workers = None
-        self.memory = {job: shards | self.memory.get(job, {}) for job, shards in self.disk.items()} | {
-            job: shards for job, shards in self.memory.items() if job not in self.disk
-        }
+        self.shards.boot()
         self.world.say(f"{self.name} boots ({self.incarnation})")
         if self.returns is not None:
             self.preflight, self.busy = Preflight(), True
             self._test_itself()
+
+    def _begin_admission(self) -> Admission:
+        return Admission(Ledger(Path(self.name), self._database))
 
     @property
     def _tests_are_old(self) -> bool:
@@ -205,12 +175,12 @@ class Agent:
         self.session = 0
         self.workers = None
         if machine:
-            self.memory.clear()
+            self.shards.memory.clear()
             self.boots += 1
             if self.returns is not None:  # a boot resets the GPUs
                 self.around.gpus_reset(self, "")
         if disk:
-            self.disk.clear()
+            self.shards.disk.clear()
             self.stored = ()
         self.around.workers_changed()
 
@@ -218,29 +188,28 @@ class Agent:
 
     def connect(self, session: int) -> None:
         self.session = session
-        self.seq += 1
         tested = self.preflight if self.returns is not None else None
         hello = Hello(self.facts(), self.running, tested, self.version, self.ended)
-        self.around.deliver(self, session, self.seq, hello)
-        self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], WorkersChanged)]
-        for seq, report in list(self.unacknowledged):
-            self.seq += 1  # reports that are sent again are renumbered in the order of delivery, after the Hello
-            self._renumber(seq, self.seq)
-            self.around.deliver(self, session, self.seq, report)
-        for job in sorted(self.memory) or [JOB]:
-            self._report_inventory(job)
-
-    def _renumber(self, old: int, new: int) -> None:
-        self.unacknowledged = [(new if seq == old else seq, report) for seq, report in self.unacknowledged]
+        self.reports.greet(hello, [self._inventory(job) for job in sorted(self.shards.memory) or [JOB]])
+        self._reporting.begin()
+        self._send()
+        self._reporting.settled()
+        self.reports.differences = self.is_of_this_version  # as the leader's greeting says, which comes now
 
     def report(self, report: Report) -> None:
-        self.seq += 1
-        self.unacknowledged.append((self.seq, report))
+        self.reports.add(report)
         if self.session:
-            self.around.deliver(self, self.session, self.seq, report)
+            self._send()
+
+    def _send(self) -> None:
+        while (numbered := self.reports.take()) is not None:
+            held = self.shards.memory.get(numbered.report.job, {}) if isinstance(numbered.report, Inventory) else {}
+            self._reporting.sent(numbered, held.values())
+            self.around.deliver(self, self.session, numbered.seq, numbered.report)
 
     def acknowledged(self, seq: int) -> None:
-        self.unacknowledged = [item for item in self.unacknowledged if item[0] != seq]
+        self.reports.acknowledge(seq)
+        self._reporting.acknowledged(seq)
 
     @property
     def running(self) -> tuple[RunningWorker, ...]:
@@ -287,7 +256,6 @@ class Agent:
     def _report_workers(self) -> None:
         if self.version != self.reported:
             self.reported = self.version
-            self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], WorkersChanged)]
             self.report(WorkersChanged(self.version, self.running, self.ended))
 
     def facts(self) -> NodeFacts:
@@ -312,92 +280,116 @@ class Agent:
     # ------------------------------------------------------------ orders
 
     def receive(self, epoch: int, command_id: str, order: Order) -> None:
-        if not self.alive or epoch < self.epoch:
-            return  # a leader that has been replaced
-        self.epoch = epoch
+        if not self.alive:
+            return
         if self.orders.setdefault(command_id, order) != order:
             raise Violation(
                 f"{self.name} is given {order} under the id {command_id}, which was {self.orders[command_id]}"
             )
-        if command_id in self.answers:
-            self.report(self.answers[command_id])
-        elif command_id not in self.in_progress:
-            self.in_progress.add(command_id)
-            self.executed[command_id] = self.executed.get(command_id, 0) + 1
-            if self.executed[command_id] > 1 and not isinstance(order, PrepareTemplate):
-                # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
-                raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
-            self._execute(command_id, order)
-
-    def _execute(self, command_id: str, order: Order) -> None:
+        is_over, self.epoch_seen = epoch < self.epoch_seen, max(epoch, self.epoch_seen)
+        verdict = self.admission.admit(epoch, command_id, order, self.clock.now())
+        if is_over:  # the sender's session has ended, so it gets no answer
+            if not verdict.refused:
+                raise Violation(
+                    f"{self.name} admits {command_id} of epoch {epoch}, after an order of {self.epoch_seen}"
+                )
+            return
+        if verdict.answer is not None:
+            self.report(verdict.answer)
+        if not verdict.execute:
+            return
+        self.executed[command_id] = self.executed.get(command_id, 0) + 1
+        if self.executed[command_id] > 1 and not isinstance(order, PrepareTemplate):
+            # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
+            raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
         self.world.say(f"{self.name} executes {command_id} {describe(order)}")
+
+        def done(result: Outcome | HoldfastError) -> None:
+            answer = self.admission.finish(answer_of(command_id, result, self.clock.now()), self._version_for_answer)
+            if not (isinstance(order, Start) and answer.ok and self.starts_in_beats):  # heartbeats answer it
+                self.report(answer)
+
+        try:
+            self._carry_out(order, done)
+        except HoldfastError as error:
+            done(error)
+
+    def _version_for_answer(self, workers: Sequence[RunningWorker]) -> int:
+        if not self.is_of_this_version or self.ended:
+            return 0
+        self.reported = self.version
+        return self.version
+
+    def _carry_out(self, order: Order, done: Done) -> None:
         match order:
             case Prepare():
-                self._prepare(command_id, order)
+                self._prepare(order, done)
             case Start():
-                self._answer(command_id, *self._start(order))
+                self._start(order)
+                done(Outcome())
             case Stop():
                 self._stop(order)
-                self.world.soon(0.001, 0.1, self._unless_ended(lambda: self._answer(command_id, True)))
+                self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
             case CheckpointNow():
-                if self.workers is not None and self._is_of(self.workers, order):
-                    self.workers.save_at.add(order.at_step)
-                    if order.to_object_store:
-                        self.workers.to_object_store.add(order.at_step)
-                self._answer(command_id, True)
+                workers = self._workers_of(order)
+                workers.save_at.add(order.at_step)
+                if order.to_object_store:
+                    workers.to_object_store.add(order.at_step)
+                done(Outcome())
             case SetInterval():
-                if self.workers is not None and self._is_of(self.workers, order):
-                    self.workers.change_interval(order)
-                self._answer(command_id, True)
+                self._workers_of(order).change_interval(order)
+                done(Outcome())
             case Inject():
-                self._answer(command_id, False, "not modelled: the simulator causes its own faults")
+                raise Conflict("not modelled: the simulator causes its own faults")
             case Prune():
-                for shards in (self.memory.get(order.job, {}), self.disk.get(order.job, {})):
-                    for key in [key for key in shards if (key.attempt, key.step) in order.steps]:
-                        del shards[key]
+                self.shards.prune(order.job, order.steps)
                 self._report_inventory(order.job)
-                self._answer(command_id, True)
+                done(Outcome())
             case PrepareTemplate():
-                self._answer(command_id, True)
+                done(Outcome())
             case ResetGpu():
-                self._reset(command_id)
+                self._reset(done)
             case RebootNode():
-                self._reboot(command_id)
+                self._reboot(done)
             case CheckLink():
-                self._check_link(command_id, order)
+                self._check_link(order, done)
             case RestartAgent():
                 raise Violation(f"{self.name} gets an order to restart its agent, which no operator has requested")
 
-    @staticmethod
-    def _is_of(workers: Workers, order: CheckpointNow | SetInterval | Start) -> bool:
-        return (workers.order.job, workers.order.generation) == (order.job, order.generation)
+    def _workers_of(self, order: CheckpointNow | SetInterval | Start) -> Workers:
+        self.generations.refuse_older(order.job, order.generation)
+        mine = self.workers
+        if mine is None or (mine.order.job, mine.order.generation) != (order.job, order.generation):
+            raise NotFound(f"generation {order.generation} of {order.job} has no workers on {self.name}")
+        return mine
 
-    def _reboot(self, command_id: str) -> None:
-        assert self.returns is not None
+    def _refuse_with_workers(self) -> None:
         if self.workers is not None and self.workers.living:
-            self._answer(command_id, False, "workers run on this node")
-            return
+            raise Conflict("workers run on this node")
+
+    def _reboot(self, done: Done) -> None:
+        assert self.returns is not None
+        self._refuse_with_workers()
         match self.returns.reboot():
             case "fails":
-                self._answer(command_id, False, "the command failed")
+                raise Unavailable("the command failed")
             case "does nothing":
-                self._answer(command_id, True)
+                done(Outcome())
             case "takes the answer with it":
                 self.around.booting(self)
             case _:
-                self._answer(command_id, True)
+                done(Outcome())
                 self.around.booting(self)
 
-    def _check_link(self, command_id: str, order: CheckLink) -> None:
+    def _check_link(self, order: CheckLink, done: Done) -> None:
         """Test the network. The test is cancelled if one of the two nodes gets work before its end."""
         if self.links is None:
             raise Violation(f"{self.name} gets an order to test its network, which it does not support")
-        if self.workers is not None or self.resetting:
-            self._answer(command_id, False, "it has work")
-            return
+        if self.workers is not None or self.generations.is_preparing or self.resetting:
+            raise Conflict("it has work")
         if not order.endpoint:
             self.expects = order.token
-            self._answer(command_id, True)
+            done(Outcome())
             return
         partner = self.around.neighbour(order.partner)
 
@@ -405,18 +397,20 @@ class Agent:
             assert self.links is not None
             waits = partner is not None and partner.alive and partner.expects == order.token
             if self.workers is not None or partner is None or not waits:
-                self._answer(command_id, False, "the test was ended")
+                done(Conflict("the test was ended"))
             else:
-                self._answer(command_id, True, link=self.links.measured(self.name, partner.name, self.world.now))
+                done(Outcome(link=self.links.measured(self.name, partner.name, self.world.now)))
 
         self.world.soon(*self.links.takes_s, self._unless_ended(end))
 
-    def _reset(self, command_id: str) -> None:
+    def _reset(self, done: Done) -> None:
         if self.resetting:  # resets run one after the other
-            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._reset(command_id)))
+            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._reset(done)))
             return
-        if self.workers is not None and self.workers.living:
-            self._answer(command_id, False, "workers run on this node")
+        try:
+            self._refuse_with_workers()
+        except Conflict as error:
+            done(error)
             return
         seconds, failure = self.resets.outcome()
         self.resetting = True
@@ -424,53 +418,26 @@ class Agent:
         def end() -> None:
             self.resetting = False
             self.around.gpus_reset(self, failure)
-            self._answer(command_id, not failure, failure)
+            done(Unavailable(failure) if failure else Outcome())
 
         self.world.after(seconds, self._unless_ended(end))
 
-    def _answer(
-        self,
-        command_id: str,
-        ok: bool,
-        reason: str = "",
-        master: str = "",
-        *,
-        unrestorable: bool = False,
-        tested: Preflight | None = None,
-        link: LinkMeasured | None = None,
-    ) -> None:
-        self.in_progress.discard(command_id)
-        workers = self.running if master else ()
-        done = OrderDone(
-            command_id,
-            ok,
-            reason,
-            master,
-            self.clock.now(),
-            workers=workers,
-            unrestorable=unrestorable,
-            tested=tested,
-            link=link,
-        )
-        self.answers[command_id] = done
-        if ok and self.starts_in_beats and isinstance(self.orders[command_id], Start):
-            return  # heartbeats answer it, and this answer is sent if the order is repeated
-        if workers and self.workers_in_answers and not self.ended:
-            self.reported = self.version
-            done = replace(done, workers_version=self.version)
-        self.report(done)
+    def _prepare(self, order: Prepare, done: Done) -> None:
+        if self.resetting:
+            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(order, done)))
+            return
 
-    def _prepare(self, command_id: str, order: Prepare) -> None:
-        newest = self.newest.get(order.job, 0)
-        if order.generation < newest and order.token == self.tokens.get(order.job, ""):
-            self._answer(command_id, False, f"generation {newest} is newer")
+        def end(result: Outcome | HoldfastError) -> None:
+            self.generations.over(preparation)
+            done(result)
+
+        try:
+            preparation = self.generations.prepare(order, lambda: end(self.generations.overtaken(order)))
+        except Conflict as error:
+            done(error)
             return
         if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
             raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
-        if self.resetting:
-            self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(command_id, order)))
-            return
-        self.newest[order.job], self.tokens[order.job] = order.generation, order.token
         self.expects = ""
         self.workers = Workers(order)
         self.workers_changed()
@@ -481,37 +448,37 @@ class Agent:
         tested = None
         if order.suspect_test_s and self.suspicions.faults:
             duration_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
-            if tested.failures:
-                self.world.after(duration_s, self._unless_ended(lambda: self._failed_tests(command_id, order, tested)))
+            delay_s = duration_s if tested.failures else max(delay_s, duration_s)
+
+        def prepared() -> None:
+            if not self.generations.is_current(preparation):
                 return
-            delay_s = max(delay_s, duration_s)
-        self.world.after(delay_s, self._unless_ended(lambda: self._prepared(command_id, order, tested)))
+            result = self._prepared(order, tested)
+            if isinstance(result, HoldfastError):
+                self.workers = None
+                self.workers_changed()
+            end(result)
 
-    def _failed_tests(self, command_id: str, order: Prepare, tested: Preflight) -> None:
-        if self.workers is None or self.workers.order is not order:
-            self._answer(command_id, False, "a newer order came")
-            return
-        self.workers = None
-        self.workers_changed()
-        self.world.say(f"{self.name} fails its tests as a suspect")
-        self._answer(command_id, False, tested.failures, tested=tested)
-        self.around.failed_tests(self)
+        self.world.after(delay_s, self._unless_ended(prepared))
 
-    def _prepared(self, command_id: str, order: Prepare, tested: Preflight | None) -> None:
+    def _prepared(self, order: Prepare, tested: Preflight | None) -> Outcome | HoldfastError:
         workers = self.workers
         if workers is None or workers.order is not order:
-            self._answer(command_id, False, "a newer order came")
-            return
+            raise Violation(
+                f"{self.name} prepares generation {order.generation} of {order.job}, and has no ranks of it"
+            )
+        if tested is not None and tested.failures:
+            self.world.say(f"{self.name} fails its tests as a suspect")
+            self.around.failed_tests(self)
+            return FailedTests(self.name, tested)
         for wanted in order.restore:
             found = self._fetch(order.job, wanted)
             if found is None:
-                self._answer(command_id, False, f"no holder of {wanted.shard} answers", unrestorable=True)
-                return
-            for shards in (self.memory, self.disk):
-                shards.setdefault(order.job, {})[wanted.shard] = found
+                return Unrestorable(f"no holder of {wanted.shard} answers")
+            self.shards.put(order.job, found, wanted.shard)
         workers.ready = True
         self.workers_changed()
-        self._answer(command_id, True, master=f"{self.name}:{order.generation}", tested=tested)
+        return Outcome(master=f"{self.name}:{order.generation}", workers=self.running, tested=tested)
 
     def _fetch(self, job: str, wanted: RankRestore) -> ShardRecord | None:
         """Return the shard from this node, or from the nearest source with an intact copy."""
@@ -527,34 +494,28 @@ class Agent:
 
     def read(self, job: str, key: ShardKey) -> ShardRecord | None:
         """Return a verified copy. A corrupt copy is deleted, and the inventory is reported."""
-        held = self.memory.get(job, {})
-        if not self.alive or key not in held:
-            return None
-        if key not in self.rotten:
-            return held[key]
-        self.rotten.discard(key)
-        held.pop(key, None)
-        self.disk.get(job, {}).pop(key, None)
+        held = self.shards.memory.get(job, {}).get(key) if self.alive else None
+        if held is None or not self.shards.is_rotten(job, key):
+            return held
         self._report_inventory(job)
         return None
 
-    def _start(self, order: Start) -> tuple[bool, str]:
-        workers = self.workers
-        if workers is None or not workers.ready or not self._is_of(workers, order):
-            return False, f"generation {order.generation} is not prepared"
+    def _start(self, order: Start) -> None:
+        workers = self._workers_of(order)
+        if not workers.ready:
+            raise Conflict(f"generation {order.generation} is not prepared")
         workers.started = True
         self.around.workers_changed()
-        return True, ""
 
     def _stop(self, order: Stop) -> None:
-        self.newest[order.job] = max(self.newest.get(order.job, 0), order.generation)
+        self.generations.stop(order)
         mine = self.workers.order if self.workers is not None else None
         if mine is not None and mine.job == order.job and mine.generation <= order.generation:
             self.workers = None
             self.workers_changed()
         if order.forget:
-            self.memory.pop(order.job, None)
-            self.disk.pop(order.job, None)
+            self.generations.forget(order.job)
+            self.shards.forget(order.job)
 
     def _unless_ended(self, action: Callable[[], None]) -> Callable[[], None]:
         life = self.life
@@ -570,13 +531,6 @@ class Agent:
     @property
     def ranks(self) -> range:
         return self.workers.order.placement.ranks if self.workers else range(0)
-
-    def is_copying(self, job: str) -> bool:
-        """Whether the newest save of this node is not on its disk yet."""
-        own = [key for key, shard in self.memory.get(job, {}).items() if shard.owner == self.name]
-        newest = max(((key.attempt, key.step) for key in own), default=None)
-        disk = self.disk.get(job, {})
-        return any((key.attempt, key.step) == newest and key not in disk for key in own)
 
     def stepped(self, step: int) -> None:
         assert self.workers is not None
@@ -600,69 +554,42 @@ class Agent:
         workers = self.workers
         assert workers is not None
         order = workers.order
-        for rank in self.ranks:
-            key = ShardKey(order.attempt, step, rank)
-            share = rank if self.around.sharded else order.mesh.position_of(rank)
-            record = ShardRecord(key, order.mesh, "memory", 1, f"{step}/{share}", self.name, f"{step}.{rank}")
-            self.memory.setdefault(order.job, {})[key] = record
-        self._expire(order.job)
+        self.shards.save(order, step, sharded=self.around.sharded)
         self._report_inventory(order.job)
         if self.around.store is not None and (self.around.store.takes(step) or step in workers.to_object_store):
             self.world.soon(*LATE_S, self._unless_ended(lambda: self._upload(order, step)))
         self.world.soon(0.05, 0.6, self._unless_ended(lambda: self._copy(order, step)))
 
     def _copy(self, order: Prepare, step: int) -> None:
-        mine = {
-            k: s
-            for k, s in self.memory.get(order.job, {}).items()
-            if k.attempt == order.attempt and k.step == step and s.owner == self.name
-        }
-        self.disk[order.job] = self.disk.get(order.job, {}) | mine
+        mine = self.shards.copy_to_disk(order, step)
         for peer in order.peers:
             other = self.around.neighbour(peer.node)
             if other is not None and other.alive and not self.world.loses(f"copy of step {step} to {other.name}"):
                 other.take_copies(order.job, mine)
 
-    def take_copies(self, job: str, shards: dict[ShardKey, ShardRecord]) -> None:
+    def take_copies(self, job: str, shards: Held) -> None:
         """Store copies of a peer's shards."""
-        self.memory[job] = self.memory.get(job, {}) | shards
-        self.disk[job] = self.disk.get(job, {}) | shards
-        self._expire(job)
+        self.shards.take(job, shards)
         self._report_inventory(job)
 
     def _upload(self, order: Prepare, step: int) -> None:
         """Upload this node's own shards. If one has been deleted meanwhile, the step stays incomplete in the object store."""
         store = self.around.store
         assert store is not None
-        held = self.memory.get(order.job, {})
+        held = self.shards.memory.get(order.job, {})
         mine = [held.get(ShardKey(order.attempt, step, rank)) for rank in order.placement.ranks]
         if all(store.put(record) for record in mine if record is not None):
             self._report_inventory(order.job)
         else:
             self.world.soon(*RETRY_S, self._unless_ended(lambda: self._upload(order, step)))
 
-    def _expire(self, job: str) -> None:
-        for shards in (self.memory.get(job, {}), self.disk.get(job, {})):
-            steps: dict[tuple[int, str], list[tuple[int, int]]] = {}
-            for key, record in shards.items():
-                steps.setdefault((key.rank, record.owner), []).append((key.attempt, key.step))
-            for (rank, _), ages in steps.items():
-                for attempt, step in sorted(ages)[:-SHARD_STEPS_KEPT]:
-                    del shards[ShardKey(attempt, step, rank)]
-
     def _report_inventory(self, job: str) -> None:
-        self.unacknowledged = [
-            item for item in self.unacknowledged if not isinstance(item[1], Inventory) or item[1].job != job
-        ]
+        self.report(self._inventory(job))
+
+    def _inventory(self, job: str) -> Inventory:
         if self.around.store is not None:
             self.stored = self.around.store.listing() or self.stored
-        held = self.memory.get(job, {})
-        shards = tuple(held[ShardKey(*key)] for key in sorted(_keys(held)))
-        self.report(Inventory(job, shards, self.stored))
-
-
-def _keys(shards: dict[ShardKey, ShardRecord]) -> Iterator[tuple[int, int, int]]:
-    return ((key.attempt, key.step, key.rank) for key in shards)
+        return Inventory(job, self.shards.listing(job), self.stored)
 
 
 def describe(order: Order) -> str:

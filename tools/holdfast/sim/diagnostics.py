@@ -2,7 +2,7 @@
 
 In a tame world a finding arrives late, and possibly more than once. In a hostile world diagnostics is a process like any other:
 it is down or frozen for a while, loses its state with a restart, has its own clock, and its findings can be lost permanently
-after they were acknowledged. The signals of an agent wait for it, as long as the agent lives.
+after they were acknowledged. The signals of an agent wait for it in the agent's `Outbox`, as long as the agent lives.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from holdfast.domain import old_evidence
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.clocks import Clock
+from holdfast.sim.telemetry import RECONNECT_S, Telemetry
 from holdfast.sim.world import World
 from holdfast.supervisor.protocol import Event, FindingArrived, StepsCompleted
 
-RECONNECT_S = (0.1, 5.0)  # an agent's back-off
 SEEN_S = 5.0  # time after a restart by which every living agent has connected
 OF_WORKERS = frozenset({FindingKind.WORKER_CRASH, FindingKind.HANG})
 
@@ -49,11 +49,14 @@ class Diagnostics:
     down_until: float = 0.0
     restarted_at: float = 0.0
     clock: Clock = field(init=False)
+    telemetry: Telemetry = field(init=False)
+    _observed: dict[str, _Observed] = field(default_factory=dict)  # by the text of the signal
     _count: int = 0
     _explained: set[int] = field(default_factory=set)  # generations
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.world)
+        self.telemetry = Telemetry(self.world, lambda: self.up, lambda text: self._conclude(self._observed[text]))
 
     # ------------------------------------------------------------ the process
 
@@ -64,6 +67,7 @@ class Diagnostics:
     def restart(self, away_s: float) -> None:
         self.down_until = self.restarted_at = self.world.now + away_s
         self._explained.clear()
+        self.telemetry.restarted()
 
     def freeze(self, seconds: float) -> None:
         self.down_until = max(self.down_until, self.world.now + seconds)
@@ -127,10 +131,10 @@ class Diagnostics:
             self._send(self._finding(observed, self.world.now + delay_s), delay_s)
         elif kind is FindingKind.NODE_LOST:
             self.world.after(delay_s, lambda: self._lost(observed))
-        elif kind is FindingKind.HANG or not self.world.loses(
-            f"the report of {agent.name} to diagnostics about its {kind}"
-        ):
-            self.world.after(delay_s, lambda: self._conclude(observed))
+        elif kind is FindingKind.HANG:  # concluded from progress that stops
+            self.world.after(delay_s, lambda: self._find_hang(observed))
+        elif not self.world.loses(f"the report of {agent.name} to diagnostics about its {kind}"):
+            self.world.after(delay_s, lambda: self._emit(observed))
 
     def _lost(self, observed: _Observed) -> None:
         """Report a lost node. This needs no signal, but only a node that this process has seen can be reported."""
@@ -143,15 +147,24 @@ class Diagnostics:
                 self._explained.add(observed.generation)
             self._send(self._finding(observed), 0.0)
 
-    def _conclude(self, observed: _Observed) -> None:
+    def _emit(self, observed: _Observed) -> None:
+        if observed.agent.alive and observed.agent.life == observed.life:
+            self._observed[observed.identifier] = observed
+            self.telemetry.emit(observed.agent, observed.identifier)
+
+    def _find_hang(self, observed: _Observed) -> None:
         agent = observed.agent
         if not agent.alive or agent.life != observed.life:
-            return  # the agent ended before it could send the signal
+            return
         if agent.telemetry_cut or not self.up:
-            self.world.after(self.world.spite.uniform(*RECONNECT_S), lambda: self._conclude(observed))
-        elif observed.kind is FindingKind.HANG and self.world.now < self._rhythm_known_at(observed):
-            self.world.at(self._rhythm_known_at(observed), lambda: self._conclude(observed))
-        elif observed.generation in self._explained and observed.kind in OF_WORKERS:
+            self.world.after(self.world.spite.uniform(*RECONNECT_S), lambda: self._find_hang(observed))
+        elif self.world.now < self._rhythm_known_at(observed):
+            self.world.at(self._rhythm_known_at(observed), lambda: self._find_hang(observed))
+        else:
+            self._conclude(observed)
+
+    def _conclude(self, observed: _Observed) -> None:
+        if observed.generation in self._explained and observed.kind in OF_WORKERS:
             self.world.say(f"diagnostics takes {observed.identifier} for a consequence of a lost node")
         else:
             self._send(self._finding(observed), 0.0)

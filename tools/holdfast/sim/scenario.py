@@ -465,11 +465,11 @@ class Scenario:
 
     def _rot(self) -> None:
         """Corrupt some copies on one node. This is detected only when a copy is read."""
-        if (agent := self._victim()) is not None and (held := agent.memory.get(JOB)):
+        if (agent := self._victim()) is not None and (held := agent.shards.memory.get(JOB)):
             keys = sorted(held, key=lambda key: (key.attempt, key.step, key.rank))
             spoilt = self.world.chance.sample(keys, k=self.world.chance.randint(1, len(keys)))
             self.world.say(f"FAULT {len(spoilt)} copies rot on {agent.name}")
-            agent.rotten.update(spoilt)
+            agent.shards.rotten.update(spoilt)
 
     def _lose_store(self) -> None:
         store = self.store
@@ -709,7 +709,7 @@ class Scenario:
 
         def end() -> None:
             if agent.alive and agent.incarnation == life:
-                if (agent.workers or agent.is_copying(JOB)) and self.world.now < over_at:
+                if (agent.workers or agent.shards.is_copying(JOB)) and self.world.now < over_at:
                     self.world.after(0.5, end)
                 else:
                     ended()

@@ -53,6 +53,7 @@ from holdfast.supervisor.protocol import (
     PolicyChanged,
     Publish,
     Record,
+    RenewSession,
     RequestReplacement,
     Send,
     SetTimer,
@@ -347,6 +348,10 @@ class Supervisor:
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
             case RequestReplacement():
                 self.world.soon(0.1, 5.0, lambda: self.provider(epoch, command))
+            case RenewSession(node=node, session=session, reason=reason):
+                if self.sessions.get(node) == session:
+                    self.world.say(reason)
+                    self.hang_up(self.agents[node], renewed=True)
             case CauseFault(kind=kind):
                 self.world.after(DIE_AFTER_S, lambda: self._die(epoch, kind))
             case SetTimer(timer=timer, due=due):

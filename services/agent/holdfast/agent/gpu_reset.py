@@ -24,7 +24,7 @@ import structlog
 
 from holdfast.agent.gpu_devices import GpuDevices, Holder
 from holdfast.agent.gpu_states import LastReadings
-from holdfast.agent.node import Outcome
+from holdfast.agent.outcome import Outcome
 from holdfast.domain.errors import Conflict
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import ResetGpu

@@ -27,10 +27,11 @@ INSERT OR IGNORE INTO epoch VALUES (1, 0);
 class Ledger:
     """Use it as a context manager. Every method raises `HoldfastError` that names the file if the disk rejects the write."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, database: sqlite3.Connection | None = None) -> None:
+        """`database`: an open connection in autocommit mode, in place of the file at `path`."""
         self._path = path
         try:
-            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database = database or sqlite3.connect(path, isolation_level=None)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.executescript(_SCHEMA)

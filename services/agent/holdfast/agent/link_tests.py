@@ -11,7 +11,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from holdfast.agent.node import Outcome
+from holdfast.agent.outcome import Outcome
 from holdfast.agent.replicator import Replicator
 from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.domain.links import MeasureLink, OpenLink

@@ -20,7 +20,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent.gpu_reset import named_workers
-from holdfast.agent.node import Outcome
+from holdfast.agent.outcome import Outcome
 from holdfast.domain.errors import Conflict
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import RestartAgent

@@ -50,8 +50,9 @@ from holdfast.agent.ledger import Ledger
 from holdfast.agent.link_tests import LinkTests
 from holdfast.agent.log_reads import LogReads
 from holdfast.agent.machine import boot_id, machine_id
-from holdfast.agent.node import Node, Outcome
+from holdfast.agent.node import Node
 from holdfast.agent.outbox import Outbox
+from holdfast.agent.outcome import Outcome
 from holdfast.agent.rank_measurements import RankMeasurements
 from holdfast.agent.reboot import Reboots
 from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator, ReplicatorPlaces

@@ -18,6 +18,7 @@ from holdfast.diagnostics.detectors.exit_cause import is_failure
 from holdfast.diagnostics.engine import Engine, Folded
 from holdfast.diagnostics.plausible import Plausibility
 from holdfast.diagnostics.publisher import Publisher
+from holdfast.diagnostics.seq_window import SeqWindow
 from holdfast.domain import spans
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.signals import (
@@ -55,36 +56,12 @@ _ROUTINE = (ClockTick, NodeBeat, StepColumns, ObservedSteps, RankProgress, HostS
 SETTLE_S = 0.5
 _WORLD_MAX = 1_000_000  # ranks of one generation; detectors allocate memory for each, so a larger mesh is rejected
 _NODES_MAX = 50_000  # disconnected nodes that are kept
-_WINDOW = 1024  # sequence numbers remembered per incarnation
 # Limits of texts that are copied to findings, to Redis and to terminals. Agents send at most a fraction of these sizes.
 _LINE_CHARS_MAX = 16 << 10
 _TAIL_CHARS_MAX = 256 << 10
 _CALLS_MAX = 4096
 
 log = structlog.get_logger("holdfast.diagnostics.intake")
-
-
-@dataclass(slots=True)
-class SeqWindow:
-    """The folded sequence numbers of an incarnation: the newest number, and one bit for each of the 1,024 numbers before it."""
-
-    newest: int = -1
-    bits: int = 0
-
-    def add(self, seq: int) -> bool:
-        """Add `seq`. Returns False if `seq` was added before. A number older than the window counts as new, because folding a
-        tick twice is safer than losing a tick."""
-        if seq > self.newest:
-            self.bits = ((self.bits << min(seq - self.newest, _WINDOW)) | 1) & ((1 << _WINDOW) - 1)
-            self.newest = seq
-            return True
-        back = self.newest - seq
-        if back >= _WINDOW:
-            return True
-        if self.bits >> back & 1:
-            return False
-        self.bits |= 1 << back
-        return True
 
 
 @dataclass(eq=False, slots=True)
