@@ -17,6 +17,7 @@ from holdfast.sim.replacements import ReplacementPromises
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
 from holdfast.sim.suspects import SuspectPromises
+from holdfast.sim.truth import Truth
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.recipes import EXHAUSTED_MAX
@@ -93,6 +94,7 @@ class Invariants:
     allocations: AllocationPromises | None = None
     replacements: ReplacementPromises | None = None
     suspects: SuspectPromises = field(default_factory=SuspectPromises)
+    truth: Truth | None = None
     job: str = JOB
 
     # ------------------------------------------------------------ decisions of the core
@@ -159,6 +161,8 @@ class Invariants:
         if self.replacements is not None:
             self.replacements.folded(event, after, commands)
         self.suspects.folded(before, event, after, commands)
+        if self.truth is not None:
+            self.truth.folded(event, after, commands)
         self._plans_stop_nothing(before, after)
         if isinstance(event, FindingArrived):
             self.recorded(event, after, commands)

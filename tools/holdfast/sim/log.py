@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.inbox import InboxQueue, gone_entry, request_entry
 from holdfast.supervisor.leader.intake import STREAMS, Intake, take
 from holdfast.supervisor.leader.term import CONSUMER
-from holdfast.supervisor.protocol import Event, FindingArrived, NodeGone, NodeReported, StepsCompleted
+from holdfast.supervisor.protocol import Event, FindingArrived, NodeGone, NodeReported
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, fingerprint
 from holdfast.wire.control import encode_report
 from holdfast.wire.events import finding_entry, step_entries
@@ -120,8 +120,6 @@ class Log:
         match event:
             case FindingArrived(finding=finding):
                 self._append(FINDINGS, finding_entry(finding))
-            case StepsCompleted():
-                self._append(STEPS, _step_entry(event))
             case NodeReported(report=report, seq=seq):
                 self._queue.report(event, encode_report(report, seq, columns=True).SerializeToString())
                 self._append_waiting()
@@ -133,6 +131,9 @@ class Log:
                 self._operations += 1
                 operation = f"operation {self._operations}"
                 self._append(INBOX, request_entry(OperatorRequest(operation, event, fingerprint(event))))
+
+    def append_steps(self, records: Sequence[StepRecord]) -> None:
+        self._append(STEPS, *step_entries(records))
 
     def _append_waiting(self) -> None:
         entries, count = self._queue.batch()
@@ -167,19 +168,3 @@ class Log:
         self._unflushed.append(write)
         while self._unflushed[0].at <= self._world.now - FLUSHED_S:
             self._unflushed.popleft().carry_out(self._flushed)
-
-
-def _step_entry(event: StepsCompleted) -> Entry:
-    """As diagnostics publishes a finished step."""
-    record = StepRecord(
-        job=event.job,
-        generation=event.generation,
-        step=event.step,
-        world_size=1,
-        started_at=event.ended_at - event.step_s,
-        ended_at=event.ended_at,
-        tokens=event.tokens,
-        loss=event.loss,
-        stall_s=event.stall_s,
-    )
-    return step_entries([record])[0]

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.faults import DIE_AFTER_S, FaultKind
+from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.orders import Hello, Report, Stop
 from holdfast.log.protocol import Lease
@@ -238,6 +239,11 @@ class Supervisor:
     def append(self, event: Event) -> None:
         """Append an event to its stream of the log."""
         self.log.append(event)
+        self._wake()
+
+    def append_steps(self, records: Sequence[StepRecord]) -> None:
+        """Append finished steps to their stream of the log."""
+        self.log.append_steps(records)
         self._wake()
 
     def tell(self, event: Event) -> None:

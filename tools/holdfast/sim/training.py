@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.domain.orders import Prepare
 from holdfast.sim.agent import JOB, Agent
-from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.invariants import Invariants
+from holdfast.sim.telemetry import Finished
 from holdfast.sim.world import World
-from holdfast.supervisor.protocol import StepsCompleted
 
 STALL_S = 1e-4  # small, so that the best interval lies between the bounds
 
@@ -23,7 +22,6 @@ class Training:
     world: World
     agents: dict[str, Agent]
     invariants: Invariants
-    diagnostics: Diagnostics
     step_s: float
     target: float  # step that ends the job; inf = not decided yet
     step: int = 0  # the newest that was finished
@@ -32,6 +30,7 @@ class Training:
     further_at: float = 0.0  # time of `furthest`
     finished: bool = False  # all ranks of a generation have ended with exit code 0
     progress: dict[Run, int] = field(default_factory=dict)  # newest step of each run
+    finished_steps: dict[Run, list[Finished]] = field(default_factory=dict)  # oldest first
     started: dict[int, int] = field(default_factory=dict)  # started generation → number of its finished steps
     job: str = JOB
     _ticking: set[Run] = field(default_factory=set)
@@ -45,6 +44,10 @@ class Training:
             if run not in self._ticking:
                 self._ticking.add(run)
                 self.world.after(self.step_s, lambda r=run: self._tick(r))  # type: ignore[misc]
+
+    def steps_of(self, order: Prepare) -> Sequence[Finished]:
+        """Return the steps that the generation of `order` has finished."""
+        return self.finished_steps.get(_run(order), ())
 
     def members(self, generation: int) -> list[Agent]:
         return [
@@ -100,11 +103,8 @@ class Training:
             if agent.workers is not None and agent.workers.due(step):
                 saves = 1
                 self.world.soon(0.0, 0.1, self._saving(agent, run, step))
-        ended_at = max(agent.clock.now() for agent in members)
-        steps = StepsCompleted(
-            self.world.now, self.job, _number(run), step, ended_at, 1, self.step_s, saves, saves * STALL_S
-        )
-        self.diagnostics.stepped(steps, members)
+        ended = Finished(step, self.world.now - self.step_s, self.world.now, saves * STALL_S)
+        self.finished_steps.setdefault(run, []).append(ended)
         if step >= self.target:
             self._end(members)
             return

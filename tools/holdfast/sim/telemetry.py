@@ -1,0 +1,284 @@
+"""A simulated node's telemetry: production's outbox, and the signals that a real agent derives from its workers.
+
+An exit, a start and a stop are sent within `URGENT_S`; steps, progress and snapshots once a second. Ranks that wait for a hung
+rank sleep inside the next all-reduce, which the hung rank has not entered, and their flight recorders show that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import nan
+from typing import NamedTuple
+
+from holdfast.agent.outbox import Outbox
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot, compact
+from holdfast.domain.orders import Prepare
+from holdfast.domain.signals import (
+    GenerationStarted,
+    GenerationStopped,
+    NodeSignal,
+    Phase,
+    RankProgress,
+    StepColumns,
+    Tick,
+    WorkerError,
+    WorkerExited,
+)
+from holdfast.sim.agent import Agent, Workers
+
+STILL_S = 1.5  # time without a step after which agents read the flight recorders
+STILL_STEPS = 2.0  # … or as many steps
+SNAPSHOT_EVERY_S = 5.0
+CPU_S = 0.4  # of a rank, per step
+STEPS_MAX = 64  # finished steps in one tick
+STEP_ENDS = 3  # in the signal of an exit
+COLLECTIVE = WorkerError("torch.distributed.DistBackendError", "NCCL error: remote process exited or there was a network error")
+
+
+class Finished(NamedTuple):
+    """A step that all ranks of a generation have finished, by the world's time."""
+
+    step: int
+    started_at: float
+    ended_at: float
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ends."""
+
+    signal: int | None = None
+    exit_code: int | None = None
+    error: WorkerError | None = None
+
+
+KILLED = Ending(signal=9)
+CASCADING = Ending(exit_code=1, error=COLLECTIVE)
+
+Steps = Callable[[Prepare], Sequence[Finished]]  # the finished steps of a generation, oldest first
+
+
+@dataclass(slots=True)
+class _Told:
+    """What this life of the agent has reported of its workers."""
+
+    workers: Workers
+    started: GenerationStarted | None = None
+    ended: set[int] = field(default_factory=set)
+    sent: int = 0  # of the finished steps
+    began_at: float = 0.0  # the world's time, as those that follow
+    first_at: float = 0.0  # end of the first step
+    still_since: float = 0.0  # the start, or the end of the last step
+    shown_at: float = 0.0  # when the flight recorders were read
+    stopped: bool = False
+
+
+class Telemetry:
+    def __init__(self, agent: Agent, steps: Steps) -> None:
+        self.agent, self._steps = agent, steps
+        self.endings: dict[int, Ending] = {}  # of ranks that are about to end
+        self.frozen: set[int] = set()  # hung ranks whose processes are stopped
+        self.life = 0
+        self.outbox = Outbox(agent.name, "")
+        self._told: _Told | None = None
+
+    # ------------------------------------------------------------ signals
+
+    def add(self, signal: NodeSignal) -> None:
+        """Add a signal of a collector."""
+        self._begin_life()
+        self.outbox.add(signal)
+
+    def changed(self) -> bool:
+        """Report what has changed about the workers. Returns whether something is to be sent at once."""
+        if not self.agent.alive:
+            self._told = None
+            return False
+        self._begin_life()
+        workers, told = self.agent.workers, self._told
+        if told is not None and told.workers is not workers:
+            self._stop(told)
+            told = self._told = None
+        if workers is None:
+            return self.outbox.urgent
+        if told is None:
+            told = self._told = _Told(workers)
+            self.frozen.clear()
+        if workers.started and told.started is None:
+            self._start(told)
+        for rank in sorted(workers.dead - told.ended):
+            told.ended.add(rank)
+            self.outbox.add(self._exited(told, rank, self.endings.pop(rank, KILLED)))
+        for rank in sorted(workers.done - told.ended):
+            told.ended.add(rank)
+            self.outbox.add(self._exited(told, rank, Ending(exit_code=0)))
+        if len(workers.done) == workers.order.placement.nproc:
+            self._stop(told, finished=True)
+        return self.outbox.urgent
+
+    def _begin_life(self) -> None:
+        if self.life != self.agent.life:
+            self.life, self._told = self.agent.life, None
+            self.outbox = Outbox(self.agent.name, self.agent.incarnation)
+
+    def _start(self, told: _Told) -> None:
+        order, now = told.workers.order, self.agent.world.now
+        told.started = GenerationStarted(
+            self.agent.name,
+            self.agent.clock.now(),
+            order.job,
+            order.generation,
+            order.mesh,
+            tuple(order.placement.ranks),
+            order.hang,
+            sha256(order.token.encode()).hexdigest()[:16],
+            order.warning_settles_s,
+        )
+        told.began_at = told.still_since = told.shown_at = now
+        self.outbox.add(told.started)
+
+    def _stop(self, told: _Told, *, finished: bool = False) -> None:
+        if told.started is not None and not told.stopped:
+            told.stopped, order = True, told.workers.order
+            for signal in self._finished(told):
+                self.outbox.add(signal)
+            at = self.agent.clock.now()
+            self.outbox.add(GenerationStopped(self.agent.name, at, order.job, order.generation, finished))
+
+    def _exited(self, told: _Told, rank: int, ending: Ending) -> WorkerExited:
+        order, clock = told.workers.order, self.agent.clock
+        steps = self._steps(order)[-STEP_ENDS:]
+        ends = tuple(finished.ended_at for finished in reversed(steps))
+        return WorkerExited(
+            self.agent.name,
+            clock.now(),
+            order.job,
+            order.generation,
+            rank,
+            rank + 1,
+            ending.exit_code,
+            ending.signal,
+            told.workers.step,
+            expected=False,
+            error=ending.error,
+            step_ends=tuple(end + clock.ahead_s for end in ends),
+            uptime_s=clock.world.now,
+            step_end_uptimes_s=ends,
+        )
+
+    # ------------------------------------------------------------ ticks
+
+    def standing(self) -> tuple[GenerationStarted, ...]:
+        """The starts that each new stream repeats."""
+        told = self._told
+        return (told.started,) if told is not None and told.started is not None and not told.stopped else ()
+
+    def tick(self, fresh: Sequence[NodeSignal] = ()) -> Tick:
+        return self.outbox.compose(self.agent.clock.now(), fresh)
+
+    def sample(self) -> list[NodeSignal]:
+        """The steps since the last call, the progress of every rank, and the flight recorders if the ranks are still."""
+        told = self._told
+        if told is None or told.started is None or told.stopped:
+            return []
+        found = self._finished(told)
+        now, steps = self.agent.world.now, self._steps(told.workers.order)
+        step_s = steps[-1].ended_at - steps[-1].started_at if steps else 0.0
+        is_still = bool(steps) and now - told.still_since > STILL_STEPS * step_s
+        found.append(self._progress(told, is_still=is_still))
+        if is_still and now - told.still_since > STILL_S and now - told.shown_at > SNAPSHOT_EVERY_S:
+            told.shown_at = now
+            found.append(self._snapshot(told))
+        return found
+
+    def _finished(self, told: _Told) -> list[NodeSignal]:
+        order, clock = told.workers.order, self.agent.clock
+        steps = self._steps(order)
+        if len(steps) == told.sent:
+            return []
+        fresh, told.sent = steps[told.sent :][-STEPS_MAX:], len(steps)
+        told.first_at = told.first_at or fresh[0].ended_at
+        told.still_since = fresh[-1].ended_at
+        told.shown_at = told.still_since - SNAPSHOT_EVERY_S
+        ranks, ahead_s = tuple(order.placement.ranks), clock.ahead_s
+        times, count = len(ranks), len(ranks) * len(fresh)
+        return [
+            StepColumns(
+                self.agent.name,
+                clock.now(),
+                order.job,
+                order.generation,
+                ranks * len(fresh),
+                tuple(each.step for each in fresh for _ in range(times)),
+                tuple(each.started_at + ahead_s for each in fresh for _ in range(times)),
+                tuple(each.ended_at + ahead_s for each in fresh for _ in range(times)),
+                (0.0,) * count,
+                tuple(each.stall_s for each in fresh for _ in range(times)),
+                (1,) * count,
+                (nan,) * count,
+                (nan,) * count,
+            )
+        ]
+
+    def _progress(self, told: _Told, *, is_still: bool) -> RankProgress:
+        workers, order, agent = told.workers, told.workers.order, self.agent
+        ranks, stepped = tuple(order.placement.ranks), workers.step > order.restore_step
+        count, step = len(ranks), max(workers.step, order.restore_step)
+        entered = (step + is_still if stepped else -1,) * count
+        states = ("S",) * count
+        if not workers.running:
+            states = tuple(self._state(workers, rank) for rank in ranks)
+            entered = tuple(step if stepped and rank in workers.hung else each for rank, each in zip(ranks, entered, strict=True))
+        return RankProgress(
+            agent.name,
+            agent.clock.now(),
+            order.job,
+            order.generation,
+            ranks,
+            (step,) * count,
+            (Phase.STEP if stepped else Phase.COMPILE,) * count,
+            (told.first_at + agent.clock.ahead_s if stepped else told.began_at + agent.clock.ahead_s,) * count,
+            states,
+            (CPU_S * step,) * count,
+            entered,
+        )
+
+    def _state(self, workers: Workers, rank: int) -> str:
+        if rank in workers.dead or rank in workers.done:
+            return ""
+        return "T" if rank in self.frozen else "S"
+
+    def _snapshot(self, told: _Told) -> StallSnapshot:
+        """Read the flight recorders: every rank that runs has entered the all-reduce after the last step."""
+        workers, order, agent = told.workers, told.workers.order, self.agent
+        ranks = tuple(rank for rank in order.placement.ranks if self._state(workers, rank))
+        answered = tuple(rank not in self.frozen for rank in ranks)
+        rows = tuple(rank for rank in ranks if rank not in self.frozen)
+        inside = tuple(rank not in workers.hung for rank in rows)
+        members, entered = compact(range(order.mesh.world_size)), workers.step + 1
+        count = len(ranks)
+        return StallSnapshot(
+            agent.name,
+            agent.clock.now(),
+            order.job,
+            order.generation,
+            ranks,
+            answered,
+            ("free",) * count,
+            tuple("futex_wait_queue" if rank not in workers.hung else "hrtimer_nanosleep" for rank in ranks),
+            (True,) * count,
+            ("",) * count,
+            CollectiveRows(
+                rows,
+                ("0",) * len(rows),
+                (members,) * len(rows),
+                tuple("all_reduce" if each else "" for each in inside),
+                ("[1024]",) * len(rows),
+                (-1,) * len(rows),
+                tuple(entered if each else entered - 1 for each in inside),
+                tuple(entered if each else -1 for each in inside),
+            ),
+        )
