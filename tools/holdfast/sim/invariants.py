@@ -402,7 +402,8 @@ class Invariants:
             )
 
     def recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
-        """A finding is recorded with a result and a reason when it arrives for the first time."""
+        """A finding is recorded with a result and a reason when it arrives for the first time. A repeat that leads to nothing is
+        not recorded, even if the first was lost."""
         finding = event.finding
         for command in commands:
             match command:
@@ -421,6 +422,8 @@ class Invariants:
         incidents = (*after.incidents.values(), *after.closed)
         if any(finding.id in incident.findings for incident in incidents):
             return  # a duplicate
+        if finding.repeat:
+            return
         raise Violation(f"the finding {finding.id} ({finding.summary}) left no trace")
 
     def _walks_forward(self, incident: Incident) -> None:
