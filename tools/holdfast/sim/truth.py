@@ -53,6 +53,7 @@ class Truth:
     agents: Mapping[str, Agent]
     faults: list[Fault] = field(default_factory=list)
     blind_until: float = 0.0  # diagnostics is down or frozen
+    dragged: set[tuple[str, int, int]] = field(default_factory=set)  # (job, generation, rank) that ended because others had
     contact_lost: dict[str, float] = field(default_factory=dict)  # node → the last time at which its stream was broken
     reported: dict[str, Finding] = field(default_factory=dict)  # by id
     started: set[tuple[str, int]] = field(default_factory=set)  # (job, generation) that were started
@@ -69,6 +70,12 @@ class Truth:
             fault.excused |= agent.telemetry_cut or not agent.alive
         if not fault.excused:
             self.world.after(WITHIN_S[kind], lambda: self._is_due(fault))
+
+    def drags(self, agent: Agent, rank: int) -> None:
+        """Record that a rank ends because another rank or node has. It is not at fault, but its process is dead."""
+        assert agent.workers is not None
+        order = agent.workers.order
+        self.dragged.add((order.job, order.generation, rank))
 
     def out_of_contact(self, agent: Agent) -> None:
         """Record that the node's stream breaks, or that its agent ends."""
@@ -136,6 +143,8 @@ class Truth:
             case kind if kind in OF_WORKERS:
                 return self._wrong_rank(finding, [fault for fault in mine if fault.kind in OF_WORKERS])
             case FindingKind.HANG:
+                if finding.rank is not None and (finding.job, finding.generation, finding.rank) in self.dragged:
+                    return ""  # the root may have been forgotten with an earlier run of the job
                 own = [fault for fault in mine if fault.kind is FindingKind.HANG or fault.kind in OF_WORKERS]
                 return self._wrong_rank(finding, own)
             case FindingKind.NODE_LOST:

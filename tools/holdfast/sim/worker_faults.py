@@ -50,6 +50,7 @@ class WorkerFaults:
 
     def fails_with_another(self, agent: Agent, rank: int) -> None:
         """Let a rank fail in a collective, because another rank or node has ended."""
+        self._truth.drags(agent, rank)
         self._diagnostics.ends(agent, rank, CASCADING)
         agent.crashed(rank)
 
