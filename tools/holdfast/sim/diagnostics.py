@@ -207,6 +207,8 @@ class Diagnostics:
         agent, telemetry = link.telemetry.agent, link.telemetry
         if not agent.alive or not self.up:
             return
+        if link.stream is None or agent.telemetry_cut:
+            self.truth.unheard(agent.name)
         if agent.telemetry_cut:
             if link.stream is not None:
                 self._break(link)

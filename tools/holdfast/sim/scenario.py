@@ -444,7 +444,6 @@ class Scenario:
             agent.control_cut = agent.telemetry_cut = True
             self.supervisor.hang_up(agent)
             self.diagnostics.cut(agent)
-            self._node_lost(agent)
 
             def heal() -> None:
                 agent.control_cut = agent.telemetry_cut = False

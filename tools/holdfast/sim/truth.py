@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident
@@ -23,10 +24,11 @@ OF_WORKERS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, 
 WITHIN_S = {
     FindingKind.WORKER_CRASH: 1.5,
     FindingKind.HANG: 75.0,
-    FindingKind.NODE_LOST: 30.0,
+    FindingKind.NODE_LOST: 22.0,
     FindingKind.GPU_ERROR: 1.5,
     FindingKind.MAINTENANCE: 1.5,
 }
+RECONNECTED_S = 2.5  # an agent that had no stream until this long ago may report a fault late
 CONTACT_S = 25.0  # a node that had no contact until this long ago may be reported as lost
 _GRAVE = (Severity.ERROR, Severity.FATAL)
 
@@ -55,6 +57,7 @@ class Truth:
     blind_until: float = 0.0  # diagnostics is down or frozen
     dragged: set[tuple[str, int, int]] = field(default_factory=set)  # (job, generation, rank) that ended because others had
     contact_lost: dict[str, float] = field(default_factory=dict)  # node → the last time at which its stream was broken
+    unheard_at: dict[str, float] = field(default_factory=dict)  # node → the last time at which it had no stream
     reported: dict[str, Finding] = field(default_factory=dict)  # by id
     started: set[tuple[str, int]] = field(default_factory=set)  # (job, generation) that were started
     opened: dict[str, Finding] = field(default_factory=dict)  # incident → the finding that opened it
@@ -67,7 +70,8 @@ class Truth:
         self.faults.append(fault)
         fault.excused = not expected or self.world.now < self.blind_until or self.world.loss > 0
         if kind is not FindingKind.NODE_LOST:
-            fault.excused |= agent.telemetry_cut or not agent.alive
+            unheard = self.world.now < self.unheard_at.get(agent.name, -inf) + RECONNECTED_S
+            fault.excused |= agent.telemetry_cut or not agent.alive or unheard
         if not fault.excused:
             self.world.after(WITHIN_S[kind], lambda: self._is_due(fault))
 
@@ -84,6 +88,10 @@ class Truth:
             if fault.agent is agent and fault.kind is not FindingKind.NODE_LOST:
                 fault.excused = True
 
+    def unheard(self, node: str) -> None:
+        """Record that the node has no stream."""
+        self.unheard_at[node] = self.world.now
+
     def blind(self, until: float) -> None:
         """Record that diagnostics does not run until `until`, and may know less than before."""
         self.blind_until = max(self.blind_until, until)
@@ -98,8 +106,10 @@ class Truth:
     def changed(self, agent: Agent) -> None:
         """Handle a change of the workers: faults of workers that were stopped or replaced need no finding any more."""
         for fault in self.faults:
-            if fault.agent is agent and fault.workers is not None and agent.workers is not fault.workers:
-                fault.excused = fault.excused or fault.kind is not FindingKind.GPU_ERROR
+            if fault.kind in (FindingKind.GPU_ERROR, FindingKind.NODE_LOST) or fault.workers is None:
+                continue
+            if fault.agent is agent and agent.workers is not fault.workers:
+                fault.excused = True
 
     def _is_due(self, fault: Fault) -> None:
         if fault.found or fault.excused or self._is_explained(fault):

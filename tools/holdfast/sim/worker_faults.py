@@ -27,6 +27,7 @@ class WorkerFaults:
         self._world, self._diagnostics, self._truth = world, diagnostics, truth
         self._chance = Random(f"faults of workers of {world.seed}")
         self._count = 0
+        self._announced: set[tuple[str, str, str, float | None]] = set()
 
     def crash(self, agent: Agent, rank: int) -> None:
         """Let a rank be killed, exit, or raise an error of its device. In some cases the collectives of other ranks fail."""
@@ -75,7 +76,9 @@ class WorkerFaults:
         self, agent: Agent, source: str, event: str, starts_at: float | None, incarnation: str = ""
     ) -> None:
         """Let the owner of a machine announce that it will take the machine."""
-        self._truth.begins(FindingKind.MAINTENANCE, agent)
+        known = (agent.name, source, event, starts_at) in self._announced  # the same announcement again is the same finding
+        self._announced.add((agent.name, source, event, starts_at))
+        self._truth.begins(FindingKind.MAINTENANCE, agent, expected=not known)
         starts_at = None if starts_at is None else starts_at + agent.clock.ahead_s
         self._diagnostics.notice(agent, source, event, starts_at, incarnation)
 
