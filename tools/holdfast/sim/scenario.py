@@ -354,7 +354,7 @@ class Scenario:
 
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)
-        self.training.changed()
+        self.training.changed(agent)
         self.diagnostics.changed(agent)
 
     def gpus_reset(self, agent: Agent, failure: str) -> None:

@@ -194,7 +194,7 @@ class SeveralJobs:
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)
         for training in self.training.values():
-            training.changed()
+            training.changed(agent)
         self.diagnostics.changed(agent)
 
     def gpus_reset(self, agent: Agent, failure: str) -> None:

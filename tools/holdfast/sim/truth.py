@@ -53,7 +53,7 @@ class Fault:
 class Truth:
     world: World
     agents: Mapping[str, Agent]
-    faults: list[Fault] = field(default_factory=list)
+    faults: dict[str, list[Fault]] = field(default_factory=dict)  # by node
     blind_until: float = 0.0  # diagnostics is down or frozen
     dragged: set[tuple[str, int, int]] = field(default_factory=set)  # (job, generation, rank) that ended because others had
     contact_lost: dict[str, float] = field(default_factory=dict)  # node → the last time at which its stream was broken
@@ -67,7 +67,7 @@ class Truth:
     def begins(self, kind: FindingKind, agent: Agent, rank: int | None = None, *, expected: bool = True) -> None:
         """Record a fault that begins now. `expected`: it must be found."""
         fault = Fault(kind, agent, agent.life, self.world.now, agent.workers, rank)
-        self.faults.append(fault)
+        self.faults.setdefault(agent.name, []).append(fault)
         fault.excused = not expected or self.world.now < self.blind_until or self.world.loss > 0
         if kind is not FindingKind.NODE_LOST:
             unheard = self.world.now < self.unheard_at.get(agent.name, -inf) + RECONNECTED_S
@@ -84,8 +84,8 @@ class Truth:
     def out_of_contact(self, agent: Agent) -> None:
         """Record that the node's stream breaks, or that its agent ends."""
         self.contact_lost[agent.name] = self.world.now
-        for fault in self.faults:
-            if fault.agent is agent and fault.kind is not FindingKind.NODE_LOST:
+        for fault in self.faults.get(agent.name, ()):
+            if fault.kind is not FindingKind.NODE_LOST:
                 fault.excused = True
 
     def unheard(self, node: str) -> None:
@@ -95,20 +95,21 @@ class Truth:
     def blind(self, until: float) -> None:
         """Record that diagnostics does not run until `until`, and may know less than before."""
         self.blind_until = max(self.blind_until, until)
-        for fault in self.faults:
-            fault.excused = True
+        for faults in self.faults.values():
+            for fault in faults:
+                fault.excused = True
 
     def lost(self, node: str) -> None:
         """Record that a signal of the node, or a finding about it, is lost."""
-        for fault in self.faults:
-            fault.excused |= fault.agent.name == node
+        for fault in self.faults.get(node, ()):
+            fault.excused = True
 
     def changed(self, agent: Agent) -> None:
         """Handle a change of the workers: faults of workers that were stopped or replaced need no finding any more."""
-        for fault in self.faults:
+        for fault in self.faults.get(agent.name, ()):
             if fault.kind in (FindingKind.GPU_ERROR, FindingKind.NODE_LOST) or fault.workers is None:
                 continue
-            if fault.agent is agent and agent.workers is not fault.workers:
+            if agent.workers is not fault.workers:
                 fault.excused = True
 
     def _is_due(self, fault: Fault) -> None:
@@ -139,16 +140,16 @@ class Truth:
             return
         self.world.say(f"diagnostics: {finding.severity} {finding.id}: {finding.summary}")
         self.reported[finding.id] = finding
-        for fault in self.faults:
-            if fault.kind is finding.kind or (fault.kind in OF_WORKERS and finding.kind in OF_WORKERS):
-                if fault.agent.name == finding.node and fault.rank in (None, finding.rank):
-                    fault.found = fault.found or finding.id
+        for fault in self.faults.get(finding.node, ()):
+            same = fault.kind is finding.kind or (fault.kind in OF_WORKERS and finding.kind in OF_WORKERS)
+            if same and fault.rank in (None, finding.rank):
+                fault.found = fault.found or finding.id
         if finding.node and finding.severity is not Severity.INFO and (why := self._is_wrong(finding)):
             raise Violation(f"the {finding.severity} {finding.id} blames {finding.node}: {why}")
 
     def _is_wrong(self, finding: Finding) -> str:
         """Return why the finding is wrong; empty if it is right."""
-        mine = [fault for fault in self.faults if fault.agent.name == finding.node]
+        mine = self.faults.get(finding.node, [])
         match finding.kind:
             case kind if kind in OF_WORKERS:
                 return self._wrong_rank(finding, [fault for fault in mine if fault.kind in OF_WORKERS])

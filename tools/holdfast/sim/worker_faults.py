@@ -62,6 +62,7 @@ class WorkerFaults:
         agent.workers.hung.add(rank)
         if self._chance.random() < 0.5:
             self._diagnostics.freezes(agent, rank)
+        agent.around.workers_changed(agent)
 
     def off_the_bus(self, agent: Agent) -> None:
         """Let a GPU fall off the bus, so that its node cannot be used any more."""
