@@ -15,6 +15,7 @@ from typing import Protocol
 
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
+from holdfast.diagnostics.detectors.liveness import Liveness
 from holdfast.diagnostics.engine import Engine, Folded
 from holdfast.diagnostics.ticks import NodeStream, Ticks
 from holdfast.domain.findings import Finding, StepRecord
@@ -65,6 +66,8 @@ class Diagnostics:
     log: Stream
     steps: Steps
     truth: Truth
+    tick_s: float = TICK_S
+    liveness: Liveness = field(default_factory=Liveness)
     down_until: float = 0.0  # not running, or frozen
     clock: Clock = field(init=False)
     chance: Random = field(init=False)
@@ -84,11 +87,11 @@ class Diagnostics:
     def begin(self) -> None:
         """Schedule the ticks of the agents and of the clock."""
         for link in self._links.values():
-            self.world.after(self.chance.uniform(0.0, TICK_S), lambda each=link: self._tick(each))  # type: ignore[misc]
+            self.world.after(self.chance.uniform(0.0, self.tick_s), lambda each=link: self._tick(each))  # type: ignore[misc]
         self._pass()
 
     def _started(self) -> Ticks:
-        return Ticks(Engine(detectors.standard(CATALOGUE)), self._publish)
+        return Ticks(Engine(detectors.standard(CATALOGUE, liveness=self.liveness)), self._publish)
 
     # ------------------------------------------------------------ the process
 
@@ -190,7 +193,7 @@ class Diagnostics:
 
     def _tick(self, link: _Link) -> None:
         self._send(link)
-        self.world.after(TICK_S, lambda: self._tick(link))
+        self.world.after(self.tick_s, lambda: self._tick(link))
 
     def _wake(self, link: _Link) -> None:
         """Send the signals that must not wait, after the time that they take to arrive."""

@@ -36,9 +36,9 @@ LENGTH_MAX = 1000  # entries of a stream; nobody reads the leader's events here
 class _Contents:
     """The contents of the log's server, and what its one consumer has read."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, length_max: int) -> None:
         self.clock_s = 0.0  # the server's clock at the write that is carried out
-        self.streams = Streams(self._now, stream_length_max=LENGTH_MAX, next_epoch=self._epoch)
+        self.streams = Streams(self._now, stream_length_max=length_max, next_epoch=self._epoch)
         self.lease = self._acquire("an operator")
         self.streams.commit(self.lease, Commit(snapshot=snapshot.changes(None, state)))
         self.reader = self._reader()
@@ -75,11 +75,12 @@ class _Write(NamedTuple):
 
 
 class Log:
-    def __init__(self, world: World, clock: Clock, state: State, *, flushes_late: bool = False) -> None:
+    def __init__(self, world: World, clock: Clock, state: State, *, flushes_late: bool = False, length_max: int = LENGTH_MAX) -> None:
         """`flushes_late`: the last second of the log can be lost."""
         self._world, self._clock = world, clock
-        self._contents = _Contents(state)
-        self._flushed = _Contents(state) if flushes_late else None
+        self._length_max = length_max
+        self._contents = _Contents(state, length_max)
+        self._flushed = _Contents(state, length_max) if flushes_late else None
         self._unflushed: deque[_Write] = deque()  # oldest first
         self._terms = 0
         self._operations = 0
@@ -153,7 +154,7 @@ class Log:
         self._restart(self._flushed)
 
     def lose_everything(self, state: State) -> None:
-        self._restart(_Contents(state))
+        self._restart(_Contents(state, self._length_max))
 
     def _restart(self, contents: _Contents) -> None:
         self._contents = contents

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Prepare
 from holdfast.sim.agent import JOB, Agent
-from holdfast.sim.invariants import Invariants
 from holdfast.sim.telemetry import Finished
 from holdfast.sim.world import World
 
@@ -17,11 +18,18 @@ STALL_S = 1e-4  # small, so that the best interval lies between the bounds
 Run = tuple[object, ...]
 
 
+class Observer(Protocol):
+    """The promises about events on the nodes: `Invariants`."""
+
+    def at_most_one_runs(self, whole: list[tuple[int, int]]) -> None: ...
+    def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None: ...
+
+
 @dataclass(slots=True)
 class Training:
     world: World
     agents: dict[str, Agent]
-    invariants: Invariants
+    invariants: Observer
     step_s: float
     target: float  # step that ends the job; inf = not decided yet
     step: int = 0  # the newest that was finished
