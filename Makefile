@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
 # HEALTHY_HOURS: 1,000 are about an hour of CPU.
-# JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. MINUTES, SEED: for `make soak` and `make fuzz`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
+# JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. NODES, FAULTS: for `make sim-large`. MINUTES, SEED: for `make soak` and `make fuzz`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
 JOBS ?= $(shell expr $$(nproc) + 1)
 SEEDS ?= 20000
+NODES ?= 12500
+FAULTS ?= 20
 SEED ?= 7
 DATA ?= tests/data
 MINUTES ?= 30

@@ -200,7 +200,7 @@ class LargeJob:
         self._kind = self._chance.choice(("worker crash", "worker crash", "lost node", "GPU off the bus"))
         match self._kind:
             case "worker crash":
-                self.workers.crash_by_signal(agent, self._chance.choice(agent.ranks))
+                self.workers.crash_on_device(agent, self._chance.choice(agent.ranks))
             case "lost node":
                 self.supervisor.hang_up(agent)
                 self.truth.out_of_contact(agent)

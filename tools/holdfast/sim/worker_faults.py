@@ -31,18 +31,14 @@ class WorkerFaults:
 
     def crash(self, agent: Agent, rank: int) -> None:
         """Let a rank be killed, exit, or raise an error of its device. In some cases the collectives of other ranks fail."""
-        self._count += 1
-        lines = (f"/train.py:{self._count} step",)
-        ending = self._chance.choice(
-            (
-                KILLED,
-                Ending(exit_code=EXIT_CODES[self._count % len(EXIT_CODES)]),
-                Ending(exit_code=1, error=WorkerError("RuntimeError", "CUDA error: unspecified launch failure", lines)),
-            )
-        )
-        self._end(agent, rank, ending)
+        by_device = self._device_error()
+        self._end(agent, rank, self._chance.choice((KILLED, self._exit_code(), by_device)))
         if self._chance.random() < 0.4:
             self._cascade(agent)
+
+    def crash_on_device(self, agent: Agent, rank: int) -> None:
+        """Let a rank raise an error of its device."""
+        self._end(agent, rank, self._device_error())
 
     def crash_by_signal(self, agent: Agent, rank: int) -> None:
         """End a rank by a signal that makes its node a suspect."""
@@ -86,6 +82,14 @@ class WorkerFaults:
     def _xid(self, agent: Agent, code: int, text: str) -> None:
         self._truth.begins(FindingKind.GPU_ERROR, agent)
         self._diagnostics.xid(agent, code, text)
+
+    def _device_error(self) -> Ending:
+        self._count += 1
+        frames = (f"/train.py:{self._count} step",)
+        return Ending(exit_code=1, error=WorkerError("RuntimeError", "CUDA error: unspecified launch failure", frames))
+
+    def _exit_code(self) -> Ending:
+        return Ending(exit_code=EXIT_CODES[self._count % len(EXIT_CODES)])
 
     def _end(self, agent: Agent, rank: int, ending: Ending) -> None:
         assert agent.workers is not None
