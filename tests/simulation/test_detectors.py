@@ -28,7 +28,8 @@ def _first_rank(generation: Generation, evidence: Evidence, rule: Rule, now: flo
     return replace(finding, rank=0, node=generation.node_of[0])
 
 
-# What is planted: (class or module, name, what stands there instead), what the promises say of it, and a seed near which they do.
+# What is planted: (class or module, name, what stands there instead), what the promises say of it, and a seed near which
+# they do.
 PLANTED: dict[str, tuple[object, str, object, str, int]] = {
     "an exit is not reported": (
         worker_exit.WorkerExit, "_exited", lambda *of: (), "no finding about the worker_crash", 0,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.diagnostics.detectors.worker_exit import WorkerExit
 from holdfast.sim.large import LargeJob
 from holdfast.sim.world import Violation
-from holdfast.supervisor.leader import fold
 
 
 def test_every_fault_of_a_large_job_is_recovered() -> None:
@@ -16,8 +16,6 @@ def test_every_fault_of_a_large_job_is_recovered() -> None:
 
 
 def test_a_fault_that_is_not_recovered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.diagnostics.detectors.worker_exit import WorkerExit
-
     monkeypatch.setattr(WorkerExit, "_exited", lambda *of: ())
     with pytest.raises(Violation, match="no finding about the worker_crash"):
         LargeJob(16, 20).run()

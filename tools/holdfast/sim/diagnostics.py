@@ -1,8 +1,8 @@
 """Simulated diagnostics: production's engine and detectors, fed by the agents' ticks in virtual time.
 
 In a tame world a tick arrives soon, and a finding reaches the supervisor late and possibly more than once. In a hostile world
-diagnostics is a process like any other: it is down or frozen for a while, loses its state with a restart, has its own clock, and
-its findings, or the exits that an agent has reported, can be lost permanently after they were acknowledged. The agents keep
+diagnostics is a process like any other: it is down or frozen for a while, loses its state with a restart, has its own clock,
+and its findings, or the exits that an agent has reported, can be lost permanently after they were acknowledged. The agents keep
 the other signals until they are acknowledged, as long as they live.
 """
 
@@ -154,7 +154,9 @@ class Diagnostics:
         line = f"NVRM: Xid (PCI:{pci}): {code}, {text}"
         self._add(agent, KernelLine(agent.name, agent.clock.now(), line, code, pci, self._xids % 8, KernelEvent.XID))
 
-    def notice(self, agent: Agent, source: str, event: str, starts_at: float | None = None, incarnation: str = "") -> None:
+    def notice(
+        self, agent: Agent, source: str, event: str, starts_at: float | None = None, incarnation: str = ""
+    ) -> None:
         """Let the owner of a machine announce that it will take the machine; without `event`, withdraw that."""
         self._add(agent, MaintenanceNotice(agent.name, agent.clock.now(), source, event, starts_at, incarnation))
 

@@ -402,8 +402,8 @@ class Invariants:
             )
 
     def recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
-        """A finding is recorded with a result and a reason when it arrives for the first time. A repeat that leads to nothing is
-        not recorded, even if the first was lost."""
+        """A finding is recorded with a result and a reason when it arrives for the first time. A repeat that leads to
+        nothing is not recorded, even if the first was lost."""
         finding = event.finding
         for command in commands:
             match command:

@@ -204,7 +204,9 @@ class LargeJob:
             case "lost node":
                 self.supervisor.hang_up(agent)
                 self.truth.out_of_contact(agent)
-                self.truth.begins(FindingKind.NODE_LOST, agent, expected=False)  # recovered in time, or there is a violation
+                self.truth.begins(
+                    FindingKind.NODE_LOST, agent, expected=False
+                )  # recovered in time, or there is a violation
                 agent.die(machine=True)
                 self.world.after(BACK_S, agent.boot)
             case _:
@@ -236,7 +238,7 @@ class LargeJob:
 
 
 def run(nodes: int, faults: int, seed: int) -> int:
-    """Simulate one job, print its progress to stderr, at most one line in five seconds, and its result. Returns an exit code."""
+    """Simulate one job. Prints its progress to stderr, at most a line in five seconds, and its result. Returns an exit code."""
     shown_at = time.monotonic()
 
     def say(text: str) -> None:

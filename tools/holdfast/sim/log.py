@@ -75,7 +75,9 @@ class _Write(NamedTuple):
 
 
 class Log:
-    def __init__(self, world: World, clock: Clock, state: State, *, flushes_late: bool = False, length_max: int = LENGTH_MAX) -> None:
+    def __init__(
+        self, world: World, clock: Clock, state: State, *, flushes_late: bool = False, length_max: int = LENGTH_MAX
+    ) -> None:
         """`flushes_late`: the last second of the log can be lost."""
         self._world, self._clock = world, clock
         self._length_max = length_max

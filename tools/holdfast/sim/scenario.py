@@ -220,9 +220,7 @@ class Scenario:
             HOSTILE_STEP_S if self.hostility else STEP_S,
             inf if self.hostility else steps,
         )
-        self.diagnostics = Diagnostics(
-            self.world, self.agents, self.supervisor, self.training.steps_of, self.truth
-        )
+        self.diagnostics = Diagnostics(self.world, self.agents, self.supervisor, self.training.steps_of, self.truth)
         self.workers = WorkerFaults(self.world, self.diagnostics, self.truth)
         self.hostilities = Hostilities(self.hostility, self, control_plane_only=self.control_plane_only)
         self._submissions = 0

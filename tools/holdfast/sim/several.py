@@ -122,13 +122,13 @@ class SeveralJobs:
             spec.name: Invariants(self.agents, spec.min_dp, spec.max_dp, INTERVAL, job=spec.name) for spec in self.specs
         }
         self.truth = Truth(self.world, self.agents)
-        self.supervisor = Supervisor(self.world, self.agents, _Each(each, self.sharing, self.truth), self._decide, fold, config)
+        self.supervisor = Supervisor(
+            self.world, self.agents, _Each(each, self.sharing, self.truth), self._decide, fold, config
+        )
         self.training = {}
         for spec in self.specs:
             steps = chance.randint(*(LONG_STEPS if spec is self.specs[0] else STEPS))
-            self.training[spec.name] = Training(
-                self.world, self.agents, each[spec.name], STEP_S, steps, job=spec.name
-            )
+            self.training[spec.name] = Training(self.world, self.agents, each[spec.name], STEP_S, steps, job=spec.name)
         self.diagnostics = Diagnostics(
             self.world,
             self.agents,

@@ -34,7 +34,9 @@ SNAPSHOT_EVERY_S = 5.0
 CPU_S = 0.4  # of a rank, per step
 STEPS_MAX = 64  # finished steps in one tick
 STEP_ENDS = 3  # in the signal of an exit
-COLLECTIVE = WorkerError("torch.distributed.DistBackendError", "NCCL error: remote process exited or there was a network error")
+COLLECTIVE = WorkerError(
+    "torch.distributed.DistBackendError", "NCCL error: remote process exited or there was a network error"
+)
 
 
 class Finished(NamedTuple):
@@ -231,7 +233,9 @@ class Telemetry:
         states = ("S",) * count
         if not workers.running:
             states = tuple(self._state(workers, rank) for rank in ranks)
-            entered = tuple(step if stepped and rank in workers.hung else each for rank, each in zip(ranks, entered, strict=True))
+            entered = tuple(
+                step if stepped and rank in workers.hung else each for rank, each in zip(ranks, entered, strict=True)
+            )
         return RankProgress(
             agent.name,
             agent.clock.now(),

@@ -17,7 +17,15 @@ from holdfast.domain.incidents import Incident
 from holdfast.sim.agent import Agent, Workers
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import State
-from holdfast.supervisor.protocol import Command, Event, FindingArrived, GenerationChanged, GenerationStage, IncidentChanged, Publish
+from holdfast.supervisor.protocol import (
+    Command,
+    Event,
+    FindingArrived,
+    GenerationChanged,
+    GenerationStage,
+    IncidentChanged,
+    Publish,
+)
 
 OF_WORKERS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION})
 # Time for a finding, by kind: detection takes less while steps are known and other nodes report.
@@ -55,7 +63,9 @@ class Truth:
     agents: Mapping[str, Agent]
     faults: dict[str, list[Fault]] = field(default_factory=dict)  # by node
     blind_until: float = 0.0  # diagnostics is down or frozen
-    dragged: set[tuple[str, int, int]] = field(default_factory=set)  # (job, generation, rank) that ended because others had
+    dragged: set[tuple[str, int, int]] = field(
+        default_factory=set
+    )  # (job, generation, rank) that ended because others had
     contact_lost: dict[str, float] = field(default_factory=dict)  # node → the last time at which its stream was broken
     unheard_at: dict[str, float] = field(default_factory=dict)  # node → the last time at which it had no stream
     reported: dict[str, Finding] = field(default_factory=dict)  # by id
@@ -123,7 +133,10 @@ class Truth:
         if fault.workers is None:
             return fault.kind is FindingKind.NODE_LOST
         order = fault.workers.order
-        if any(f.job == order.job and f.generation >= order.generation and f.severity in _GRAVE for f in self.reported.values()):
+        if any(
+            f.job == order.job and f.generation >= order.generation and f.severity in _GRAVE
+            for f in self.reported.values()
+        ):
             return True
         return any(
             agent.workers is not None
@@ -216,4 +229,6 @@ class Truth:
         if incident.new_generation and (incident.job, incident.new_generation) not in self.started:
             number = job.generation.number if job.generation is not None else 0
             if number <= incident.new_generation:
-                raise Violation(f"{incident.id} is closed, and its generation {incident.new_generation} was not started")
+                raise Violation(
+                    f"{incident.id} is closed, and its generation {incident.new_generation} was not started"
+                )

@@ -80,7 +80,7 @@ class Watched(Batch):
 
 
 class Unrepeated(Watched):
-    """A batch that is not folded again one by one, which would take twice as long: each of its folds shows the batch's states."""
+    """A batch that is not folded again one by one, which would take twice as long. Each fold shows the batch's states."""
 
     def folds(self, after: State) -> Iterator[Fold]:
         for group in self.groups:

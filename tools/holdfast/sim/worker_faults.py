@@ -69,11 +69,14 @@ class WorkerFaults:
         if agent.alive:
             self._xid(agent, *(REMAPPED if later else self._chance.choice(NEED_RESET)))
 
-    def announced(
-        self, agent: Agent, source: str, event: str, starts_at: float | None, incarnation: str = ""
-    ) -> None:
+    def announced(self, agent: Agent, source: str, event: str, starts_at: float | None, incarnation: str = "") -> None:
         """Let the owner of a machine announce that it will take the machine."""
-        known = (agent.name, source, event, starts_at) in self._announced  # the same announcement again is the same finding
+        known = (
+            agent.name,
+            source,
+            event,
+            starts_at,
+        ) in self._announced  # the same announcement again is the same finding
         self._announced.add((agent.name, source, event, starts_at))
         self._truth.begins(FindingKind.MAINTENANCE, agent, expected=not known)
         starts_at = None if starts_at is None else starts_at + agent.clock.ahead_s
@@ -103,7 +106,11 @@ class WorkerFaults:
         order = agent.workers.order
         for other in self._diagnostics.agents.values():
             workers = other.workers
-            if other is agent or workers is None or (workers.order.job, workers.order.generation) != (order.job, order.generation):
+            if (
+                other is agent
+                or workers is None
+                or (workers.order.job, workers.order.generation) != (order.job, order.generation)
+            ):
                 continue
             for rank in other.ranks:
                 self._world.after(

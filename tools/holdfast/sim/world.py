@@ -64,4 +64,6 @@ class World:
             self.now, _, action = heapq.heappop(self._heap)
             self.events += 1
             action()
-        raise Violation(f"{self.events_max} events and no end at {self.now - 1000.0:.1f} s: something goes round in circles")
+        raise Violation(
+            f"{self.events_max} events and no end at {self.now - 1000.0:.1f} s: something goes round in circles"
+        )
