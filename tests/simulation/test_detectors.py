@@ -1,4 +1,4 @@
-"""The simulated diagnostics runs production's detectors: bugs that are planted in them are found by the promises about findings."""
+"""The simulated diagnostics runs the detectors of production: the promises about findings find bugs that are planted in them."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class WorkerFaults:
 
     def _end(self, agent: Agent, rank: int, ending: Ending) -> None:
         assert agent.workers is not None
-        if rank not in agent.workers.dead:
+        if rank not in agent.workers.dead | agent.workers.done:
             self._truth.begins(FindingKind.WORKER_CRASH, agent, rank)
         self._diagnostics.ends(agent, rank, ending)
         agent.crashed(rank)
