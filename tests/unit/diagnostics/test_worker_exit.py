@@ -9,7 +9,7 @@ from diagnosing import BUG, COLLECTIVE, T0, Fleet
 
 from holdfast.diagnostics.detectors.liveness import UNWITNESSED_GRACE_S
 from holdfast.domain.findings import Blamed, FindingKind, Remedy
-from holdfast.domain.signals import WorkerError
+from holdfast.domain.signals import ClockTick, WorkerError
 
 
 @pytest.fixture
@@ -332,3 +332,15 @@ def test_an_estimated_date_is_called_one(fleet: Fleet) -> None:
     fleet.breaks("n1")
     fleet.run(until=fleet.now + UNWITNESSED_GRACE_S + 1.0)
     assert fleet.found[-1].evidence["dated"] == "estimate: its last sign of life"
+
+
+def test_a_communication_error_before_any_start_is_reported_names_no_node() -> None:
+    """How many ranks the generation has is not known then: other nodes may belong to it."""
+    fleet = Fleet(nodes=3)
+    fleet.connects("n1", "n1-a")
+    fleet.exits(1, error=COLLECTIVE)
+    fleet.now += 12.0
+    fleet.fold(ClockTick(T0 + fleet.now))
+    found = fleet.only()
+    assert (found.node, found.rank) == ("", None)
+    assert found.evidence["first"] == "rank 1 on n1"

@@ -70,7 +70,7 @@ class Surroundings(Protocol):
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None: ...
     def neighbour(self, node: str) -> Agent | None: ...
-    def workers_changed(self) -> None: ...
+    def workers_changed(self, agent: Agent) -> None: ...
     def gpus_reset(self, agent: Agent, failure: str) -> None: ...
     def booting(self, agent: Agent) -> None: ...
     def failed_tests(self, agent: Agent) -> None: ...
@@ -182,7 +182,7 @@ class Agent:
         if disk:
             self.shards.disk.clear()
             self.stored = ()
-        self.around.workers_changed()
+        self.around.workers_changed(self)
 
     # ------------------------------------------------------------ reports
 
@@ -250,7 +250,7 @@ class Agent:
         """Record a change of the set of workers. The training notices it at once, the supervisor gets a report after
         `GATHER_S`."""
         self.version += 1
-        self.around.workers_changed()
+        self.around.workers_changed(self)
         self.world.after(GATHER_S, self._unless_ended(self._report_workers))
 
     def _report_workers(self) -> None:
@@ -505,7 +505,7 @@ class Agent:
         if not workers.ready:
             raise Conflict(f"generation {order.generation} is not prepared")
         workers.started = True
-        self.around.workers_changed()
+        self.around.workers_changed(self)
 
     def _stop(self, order: Stop) -> None:
         self.generations.stop(order)

@@ -17,6 +17,7 @@ from holdfast.sim.replacements import ReplacementPromises
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
 from holdfast.sim.suspects import SuspectPromises
+from holdfast.sim.truth import Truth
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.recipes import EXHAUSTED_MAX
@@ -93,6 +94,7 @@ class Invariants:
     allocations: AllocationPromises | None = None
     replacements: ReplacementPromises | None = None
     suspects: SuspectPromises = field(default_factory=SuspectPromises)
+    truth: Truth | None = None
     job: str = JOB
 
     # ------------------------------------------------------------ decisions of the core
@@ -159,6 +161,8 @@ class Invariants:
         if self.replacements is not None:
             self.replacements.folded(event, after, commands)
         self.suspects.folded(before, event, after, commands)
+        if self.truth is not None:
+            self.truth.folded(event, after, commands)
         self._plans_stop_nothing(before, after)
         if isinstance(event, FindingArrived):
             self.recorded(event, after, commands)
@@ -402,7 +406,8 @@ class Invariants:
             )
 
     def recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
-        """A finding is recorded with a result and a reason when it arrives for the first time."""
+        """A finding is recorded with a result and a reason when it arrives for the first time. A repeat that leads to
+        nothing is not recorded, even if the first was lost."""
         finding = event.finding
         for command in commands:
             match command:
@@ -421,6 +426,8 @@ class Invariants:
         incidents = (*after.incidents.values(), *after.closed)
         if any(finding.id in incident.findings for incident in incidents):
             return  # a duplicate
+        if finding.repeat:
+            return
         raise Violation(f"the finding {finding.id} ({finding.summary}) left no trace")
 
     def _walks_forward(self, incident: Incident) -> None:

@@ -1,110 +1,293 @@
-"""Telemetry streams from production's `Outbox` of each agent to diagnostics, which recognises repetitions by production's
-`SeqWindow`. And the promise about them: diagnostics takes each signal once, also if a stream fails with ticks that it has not
-read, or that it has not acknowledged.
+"""A simulated node's telemetry: production's outbox, and the signals that a real agent derives from its workers.
+
+An exit, a start and a stop are sent within `URGENT_S`; steps, progress and snapshots once a second. Ranks that wait for a hung
+rank sleep inside the next all-reduce, which the hung rank has not entered, and their flight recorders show that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from math import nan
+from typing import NamedTuple
 
 from holdfast.agent.outbox import Outbox
-from holdfast.diagnostics.seq_window import SeqWindow
-from holdfast.domain.signals import KernelLine, Tick
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot, compact
+from holdfast.domain.orders import Prepare
+from holdfast.domain.signals import (
+    GenerationStarted,
+    GenerationStopped,
+    NodeSignal,
+    Phase,
+    RankProgress,
+    StepColumns,
+    Tick,
+    WorkerError,
+    WorkerExited,
+)
 from holdfast.sim.agent import Agent
-from holdfast.sim.world import Violation, World
+from holdfast.sim.workers import Workers
 
-RECONNECT_S = (0.1, 5.0)  # an agent's back-off
-ACKNOWLEDGED_S = (0.001, 2.0)  # when the findings are published
+STILL_S = 1.5  # time without a step after which agents read the flight recorders
+STILL_STEPS = 2.0  # … or as many steps
+SNAPSHOT_EVERY_S = 5.0
+CPU_S = 0.4  # of a rank, per step
+STEPS_MAX = 64  # finished steps in one tick
+STEP_ENDS = 3  # in the signal of an exit
+COLLECTIVE = WorkerError(
+    "torch.distributed.DistBackendError", "NCCL error: remote process exited or there was a network error"
+)
 
 
-@dataclass(eq=False, slots=True)
-class _Stream:
-    """Of one incarnation of an agent. A stream that fails is replaced; the numbers of the ticks continue."""
+class Finished(NamedTuple):
+    """A step that all ranks of a generation have finished, by the world's time."""
 
-    agent: Agent
-    incarnation: str
-    outbox: Outbox
-    open: bool = True  # as the agent knows
-    number: int = 1
-    emitted: set[str] = field(default_factory=set)
-    taken: set[str] = field(default_factory=set)  # by diagnostics
-    window: SeqWindow = field(default_factory=SeqWindow)  # of diagnostics, lost when it restarts, as `read`
-    read: set[str] = field(default_factory=set)
+    step: int
+    started_at: float
+    ended_at: float
+    stall_s: float
 
-    @property
-    def ended(self) -> bool:
-        return not self.agent.alive or self.agent.incarnation != self.incarnation
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ends."""
+
+    signal: int | None = None
+    exit_code: int | None = None
+    error: WorkerError | None = None
+
+
+KILLED = Ending(signal=9)
+CASCADING = Ending(exit_code=1, error=COLLECTIVE)
+
+Steps = Callable[[Prepare], Sequence[Finished]]  # the finished steps of a generation, oldest first
+
+
+@dataclass(slots=True)
+class _Reported:
+    """What this life of the agent has reported of its workers."""
+
+    workers: Workers
+    started: GenerationStarted | None = None
+    ended: set[int] = field(default_factory=set)
+    sent: int = 0  # of the finished steps
+    began_at: float = 0.0  # the world's time, as those that follow
+    first_at: float = 0.0  # end of the first step
+    still_since: float = 0.0  # the start, or the end of the last step
+    shown_at: float = 0.0  # when the flight recorders were read
+    stopped: bool = False
 
 
 class Telemetry:
-    """`up`: whether diagnostics reads. `take` receives the text of each signal that diagnostics reads for the first time."""
+    def __init__(self, agent: Agent, steps: Steps) -> None:
+        self.agent, self._steps = agent, steps
+        self.endings: dict[int, Ending] = {}  # of ranks that are about to end
+        self.frozen: set[int] = set()  # hung ranks whose processes are stopped
+        self.life = 0
+        self.outbox = Outbox(agent.name, "")
+        self._reported: _Reported | None = None
 
-    def __init__(self, world: World, up: Callable[[], bool], take: Callable[[str], None]) -> None:
-        self._world, self._up, self._take = world, up, take
-        self._streams: dict[str, _Stream] = {}  # by incarnation
+    # ------------------------------------------------------------ signals
 
-    def emit(self, agent: Agent, text: str) -> None:
-        """Send a signal from an agent. If the agent ends before diagnostics has read it, it is lost."""
-        life = agent.incarnation
-        stream = self._streams.setdefault(life, _Stream(agent, life, Outbox(agent.name, life)))
-        stream.emitted.add(text)
-        stream.outbox.add(KernelLine(agent.name, agent.clock.now(), text))
-        if stream.open:
-            self._write(stream, ())
+    def add(self, signal: NodeSignal) -> None:
+        """Add a signal of a collector."""
+        self._begin_life()
+        self.outbox.add(signal)
 
-    def restarted(self) -> None:
-        """Diagnostics has lost its state and its streams."""
-        for stream in self._streams.values():
-            stream.window = SeqWindow()
-            stream.read.clear()
-            self._fail(stream)
+    def changed(self) -> bool:
+        """Report what has changed about the workers. Returns whether something is to be sent at once."""
+        if not self.agent.alive:
+            self._reported = None
+            return False
+        self._begin_life()
+        workers, reported = self.agent.workers, self._reported
+        if reported is not None and reported.workers is not workers:
+            self._stop(reported)
+            reported = self._reported = None
+        if workers is None:
+            return self.outbox.urgent
+        if reported is None:
+            reported = self._reported = _Reported(workers)
+            self.frozen.clear()
+        if workers.started and reported.started is None:
+            self._start(reported)
+        for rank in sorted(workers.dead - reported.ended):
+            reported.ended.add(rank)
+            self.outbox.add(self._exited(reported, rank, self.endings.pop(rank, KILLED)))
+        for rank in sorted(workers.done - reported.ended):
+            reported.ended.add(rank)
+            self.outbox.add(self._exited(reported, rank, Ending(exit_code=0)))
+        if len(workers.done) == workers.order.placement.nproc:
+            self._stop(reported, finished=True)
+        return self.outbox.urgent
 
-    def _fail(self, stream: _Stream) -> None:
-        if stream.open:
-            stream.open = False
-            self._world.after(self._world.spite.uniform(*RECONNECT_S), lambda: self._reconnect(stream))
+    def _begin_life(self) -> None:
+        if self.life != self.agent.life:
+            self.life, self._reported = self.agent.life, None
+            self.outbox = Outbox(self.agent.name, self.agent.incarnation)
 
-    def _reconnect(self, stream: _Stream) -> None:
-        if stream.ended:
-            return
-        stream.open = True
-        if not self._reads(stream):
-            self._fail(stream)
-            return
-        stream.number += 1
-        self._write(stream, stream.outbox.again())
+    def _start(self, reported: _Reported) -> None:
+        order, now = reported.workers.order, self.agent.world.now
+        reported.started = GenerationStarted(
+            self.agent.name,
+            self.agent.clock.now(),
+            order.job,
+            order.generation,
+            order.mesh,
+            tuple(order.placement.ranks),
+            order.hang,
+            sha256(order.token.encode()).hexdigest()[:16],
+            order.warning_settles_s,
+        )
+        reported.began_at = reported.still_since = reported.shown_at = now
+        self.outbox.add(reported.started)
 
-    def _reads(self, stream: _Stream) -> bool:
-        return self._up() and not stream.agent.telemetry_cut
+    def _stop(self, reported: _Reported, *, finished: bool = False) -> None:
+        if reported.started is not None and not reported.stopped:
+            reported.stopped, order = True, reported.workers.order
+            for signal in self._finished(reported):
+                self.outbox.add(signal)
+            at = self.agent.clock.now()
+            self.outbox.add(GenerationStopped(self.agent.name, at, order.job, order.generation, finished))
 
-    def _write(self, stream: _Stream, again: tuple[Tick, ...]) -> None:
-        """Write what was not acknowledged, and the next tick. A stream that is cut loses the tick, and fails."""
-        ticks = (*again, stream.outbox.compose(stream.agent.clock.now()))
-        if not self._reads(stream):
-            self._fail(stream)
-            return
-        for tick in ticks:
-            self._read(stream, tick)
-        if missing := stream.emitted - stream.taken:
-            raise Violation(
-                f"{stream.agent.name} does not send {sorted(missing)} again, which diagnostics has not read"
+    def _exited(self, reported: _Reported, rank: int, ending: Ending) -> WorkerExited:
+        order, clock = reported.workers.order, self.agent.clock
+        steps = self._steps(order)[-STEP_ENDS:]
+        ends = tuple(finished.ended_at for finished in reversed(steps))
+        return WorkerExited(
+            self.agent.name,
+            clock.now(),
+            order.job,
+            order.generation,
+            rank,
+            rank + 1,
+            ending.exit_code,
+            ending.signal,
+            reported.workers.step,
+            expected=False,
+            error=ending.error,
+            step_ends=tuple(end + clock.ahead_s for end in ends),
+            uptime_s=clock.world.now,
+            step_end_uptimes_s=ends,
+        )
+
+    # ------------------------------------------------------------ ticks
+
+    def standing(self) -> tuple[GenerationStarted, ...]:
+        """The starts that each new stream repeats."""
+        reported = self._reported
+        return (
+            (reported.started,)
+            if reported is not None and reported.started is not None and not reported.stopped
+            else ()
+        )
+
+    def tick(self, fresh: Sequence[NodeSignal] = ()) -> Tick:
+        return self.outbox.compose(self.agent.clock.now(), fresh)
+
+    def sample(self) -> list[NodeSignal]:
+        """The steps since the last call, the progress of every rank, and the flight recorders if the ranks are still."""
+        reported = self._reported
+        if reported is None or reported.started is None or reported.stopped:
+            return []
+        found = self._finished(reported)
+        now, steps = self.agent.world.now, self._steps(reported.workers.order)
+        step_s = steps[-1].ended_at - steps[-1].started_at if steps else 0.0
+        is_still = bool(steps) and now - reported.still_since > STILL_STEPS * step_s
+        found.append(self._progress(reported, is_still=is_still))
+        if is_still and now - reported.still_since > STILL_S and now - reported.shown_at > SNAPSHOT_EVERY_S:
+            reported.shown_at = now
+            found.append(self._snapshot(reported))
+        return found
+
+    def _finished(self, reported: _Reported) -> list[NodeSignal]:
+        order, clock = reported.workers.order, self.agent.clock
+        steps = self._steps(order)
+        if len(steps) == reported.sent:
+            return []
+        fresh, reported.sent = steps[reported.sent :][-STEPS_MAX:], len(steps)
+        reported.first_at = reported.first_at or fresh[0].ended_at
+        reported.still_since = fresh[-1].ended_at
+        reported.shown_at = reported.still_since - SNAPSHOT_EVERY_S
+        ranks, ahead_s = tuple(order.placement.ranks), clock.ahead_s
+        times, count = len(ranks), len(ranks) * len(fresh)
+        return [
+            StepColumns(
+                self.agent.name,
+                clock.now(),
+                order.job,
+                order.generation,
+                ranks * len(fresh),
+                tuple(each.step for each in fresh for _ in range(times)),
+                tuple(each.started_at + ahead_s for each in fresh for _ in range(times)),
+                tuple(each.ended_at + ahead_s for each in fresh for _ in range(times)),
+                (0.0,) * count,
+                tuple(each.stall_s for each in fresh for _ in range(times)),
+                (1,) * count,
+                (nan,) * count,
+                (nan,) * count,
             )
-        number = stream.number
+        ]
 
-        def acknowledge() -> None:
-            if stream.open and stream.number == number and self._reads(stream):
-                stream.outbox.acknowledge(ticks[-1].seq)
+    def _progress(self, reported: _Reported, *, is_still: bool) -> RankProgress:
+        workers, order, agent = reported.workers, reported.workers.order, self.agent
+        ranks, stepped = tuple(order.placement.ranks), workers.step > order.restore_step
+        count, step = len(ranks), max(workers.step, order.restore_step)
+        entered = (step + is_still if stepped else -1,) * count
+        states = ("S",) * count
+        if not workers.running:
+            states = tuple(self._state(workers, rank) for rank in ranks)
+            entered = tuple(
+                step if stepped and rank in workers.hung else each for rank, each in zip(ranks, entered, strict=True)
+            )
+        return RankProgress(
+            agent.name,
+            agent.clock.now(),
+            order.job,
+            order.generation,
+            ranks,
+            (step,) * count,
+            (Phase.STEP if stepped else Phase.COMPILE,) * count,
+            (reported.first_at + agent.clock.ahead_s if stepped else reported.began_at + agent.clock.ahead_s,) * count,
+            states,
+            (CPU_S * step,) * count,
+            entered,
+        )
 
-        self._world.after(self._world.spite.uniform(*ACKNOWLEDGED_S), acknowledge)
+    def _state(self, workers: Workers, rank: int) -> str:
+        if rank in workers.dead or rank in workers.done:
+            return ""
+        return "T" if rank in self.frozen else "S"
 
-    def _read(self, stream: _Stream, tick: Tick) -> None:
-        if not stream.window.add(tick.seq):
-            return
-        for signal in tick.signals:
-            assert isinstance(signal, KernelLine)
-            if signal.text in stream.read:
-                raise Violation(f"diagnostics takes the signal {signal.text} of {stream.agent.name} twice")
-            stream.read.add(signal.text)
-            stream.taken.add(signal.text)
-            self._take(signal.text)
+    def _snapshot(self, reported: _Reported) -> StallSnapshot:
+        """Read the flight recorders: every rank that runs has entered the all-reduce after the last step."""
+        workers, order, agent = reported.workers, reported.workers.order, self.agent
+        ranks = tuple(rank for rank in order.placement.ranks if self._state(workers, rank))
+        answered = tuple(rank not in self.frozen for rank in ranks)
+        rows = tuple(rank for rank in ranks if rank not in self.frozen)
+        inside = tuple(rank not in workers.hung for rank in rows)
+        members, entered = compact(range(order.mesh.world_size)), workers.step + 1
+        count = len(ranks)
+        return StallSnapshot(
+            agent.name,
+            agent.clock.now(),
+            order.job,
+            order.generation,
+            ranks,
+            answered,
+            ("free",) * count,
+            tuple("futex_wait_queue" if rank not in workers.hung else "hrtimer_nanosleep" for rank in ranks),
+            (True,) * count,
+            ("",) * count,
+            CollectiveRows(
+                rows,
+                ("0",) * len(rows),
+                (members,) * len(rows),
+                tuple("all_reduce" if each else "" for each in inside),
+                ("[1024]",) * len(rows),
+                (-1,) * len(rows),
+                tuple(entered if each else entered - 1 for each in inside),
+                tuple(entered if each else -1 for each in inside),
+            ),
+        )
