@@ -1,4 +1,4 @@
-"""The simulated diagnostics runs the detectors of production: the promises about findings find bugs that are planted in them."""
+"""The simulated diagnostics runs production's detectors. The promises about findings find bugs that are planted in them."""
 
 from __future__ import annotations
 
