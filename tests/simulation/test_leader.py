@@ -12,7 +12,7 @@ from holdfast.supervisor.core import Batch, State, Written
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folded, Folder
 
-SEEDS = 60
+SEEDS = 150
 
 
 def _campaign(said: str) -> None:

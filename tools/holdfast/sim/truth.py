@@ -80,9 +80,8 @@ class Truth:
         fault = Fault(kind, agent, agent.life, self.world.now, agent.workers, rank)
         self.faults.setdefault(agent.name, []).append(fault)
         fault.excused = not expected or self.world.now < self.blind_until or self.world.loss > 0
-        if kind is not FindingKind.NODE_LOST:
-            unheard = self.world.now < self.unheard_at.get(agent.name, -inf) + RECONNECTED_S
-            fault.excused |= agent.telemetry_cut or not agent.alive or unheard
+        unheard = self.world.now < self.unheard_at.get(agent.name, -inf) + RECONNECTED_S
+        fault.excused |= agent.telemetry_cut or not agent.alive or unheard
         if not fault.excused:
             self.world.after(WITHIN_S[kind], lambda: self._is_due(fault))
 
