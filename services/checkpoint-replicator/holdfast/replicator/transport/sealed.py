@@ -12,7 +12,7 @@ authenticated. So a changed, dropped, repeated or reordered record fails, as in 
 authenticated: the messages and spans within say how many bytes belong to them.
 
 TLS itself allows 16 KiB per record (RFC 8446, 5.1). At memory speed, records of this size cost several times the encryption
-(docs/adr/0073-sealed-records.md)."""
+(docs/adr/0071-sealed-records.md)."""
 
 from __future__ import annotations
 
