@@ -91,7 +91,8 @@ class Agent:
         self.session = 0  # 0 = none
         self.reports, self._reporting = Reports(), Reporting(name)
         self.epoch_seen = 0  # for the invariant: the highest epoch of an order that arrived
-        self._database = sqlite3.connect(":memory:", isolation_level=None)  # the ledger's contents, on disk
+        # The contents of the ledger, on disk. A garbage collection in another thread may close it.
+        self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._database.close)
         self.admission = self._begin_admission()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
