@@ -8,24 +8,35 @@ the other signals until they are acknowledged, as long as they live.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
 from holdfast.diagnostics.detectors.liveness import Liveness
+from holdfast.diagnostics.detectors.protocol import Detector
 from holdfast.diagnostics.engine import Engine, Folded
 from holdfast.diagnostics.ticks import NodeStream, Ticks
 from holdfast.domain.findings import Finding, StepRecord
 from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
-from holdfast.domain.signals import KernelEvent, KernelLine, MaintenanceNotice, NodeSignal, Tick, WorkerExited
+from holdfast.domain.signals import (
+    RELIABLE,
+    GenerationStarted,
+    KernelEvent,
+    KernelLine,
+    MaintenanceNotice,
+    NodeSignal,
+    Signal,
+    Tick,
+    WorkerExited,
+)
 from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
 from holdfast.sim.telemetry import Ending, Steps, Telemetry
 from holdfast.sim.truth import Truth
-from holdfast.sim.world import World
+from holdfast.sim.world import Violation, World
 from holdfast.supervisor.protocol import Event, FindingArrived
 
 TICK_S = 1.0  # of an agent
@@ -34,6 +45,7 @@ CLOCK_S = 0.1  # between two clock ticks while diagnostics is attentive …
 CALM_CLOCK_S = 0.5  # … and otherwise
 BROKEN_S = (0.0, 0.2)  # until diagnostics sees the end of a stream
 SILENT_SHARE = 0.25  # of the machines that are lost: their streams stay open
+FAILING_SHARE = 0.05  # of the streams, when they have to transport a signal that must not be lost
 STEPS_S = 0.5  # between two batches of finished steps
 LOST_AFTER_S = 0.4  # findings that were made this long before a crash are in the log
 CATALOGUE = xid.load()
@@ -57,6 +69,24 @@ class _Link:
     retry_at: float = 0.0
     waking: bool = False
     boots: int = 1  # of its machine
+
+
+class _Once(Engine):
+    """Folds each signal that an agent keeps once. `take` receives each."""
+
+    def __init__(self, detectors: Sequence[Detector[Any]], take: Callable[[NodeSignal], None]) -> None:
+        super().__init__(detectors)
+        self._take = take
+        self._folded: dict[int, Signal] = {}  # by identity
+
+    def fold(self, signal: Signal, now: float) -> Folded:
+        if isinstance(signal, RELIABLE) and not isinstance(signal, GenerationStarted):  # a start is repeated on purpose
+            if id(signal) in self._folded:
+                raise Violation(f"diagnostics folds a {type(signal).__name__} of {signal.node} twice")
+            self._folded[id(signal)] = signal
+        if isinstance(signal, RELIABLE):
+            self._take(signal)
+        return super().fold(signal, now)
 
 
 @dataclass(slots=True)
@@ -91,7 +121,13 @@ class Diagnostics:
         self._pass()
 
     def _started(self) -> Ticks:
-        return Ticks(Engine(detectors.standard(CATALOGUE, liveness=self.liveness)), self._publish)
+        engine = _Once(detectors.standard(CATALOGUE, liveness=self.liveness), self._take)
+        return Ticks(engine, self._publish)
+
+    def _take(self, signal: NodeSignal) -> None:
+        link = self._links[signal.node]
+        if id(signal) in link.telemetry.emitted:
+            link.telemetry.taken.add(id(signal))
 
     # ------------------------------------------------------------ the process
 
@@ -214,9 +250,11 @@ class Diagnostics:
             return
         if link.stream is None or agent.telemetry_cut:
             self.truth.unheard(agent.name)
-        if agent.telemetry_cut:
-            if link.stream is not None:
-                self._break(link)
+        fails = self.world.loss > 0 and telemetry.outbox.urgent and self.chance.random() < FAILING_SHARE
+        if link.stream is not None and (fails or agent.telemetry_cut):
+            telemetry.tick(telemetry.sample())  # was written, and does not arrive
+            self.cut(agent)
+        if link.stream is None and (fails or agent.telemetry_cut):
             return
         if link.stream is not None and link.incarnation != agent.incarnation:
             self._break(link)
@@ -230,12 +268,16 @@ class Diagnostics:
             if standing := telemetry.standing():
                 self._fold(link, telemetry.tick(standing))
         self._fold(link, telemetry.tick(telemetry.sample()))
+        for key, signal in telemetry.emitted.items():
+            if key not in link.telemetry.taken:
+                raise Violation(f"{agent.name} does not send a {type(signal).__name__} again, which was not read")
 
     def _fold(self, link: _Link, tick: Tick) -> None:
         stream, outbox = link.stream, link.telemetry.outbox
         assert stream is not None
         if self.world.loss and any(isinstance(each, WorkerExited) for each in tick.signals):
             kept = tuple(each for each in tick.signals if not isinstance(each, WorkerExited) or not self._loses(tick))
+            link.telemetry.taken |= {id(each) for each in tick.signals}
             tick = replace(tick, signals=kept)
         receipt = self._ticks.take(stream, tick, self.clock.now())
         process = self._process

@@ -69,6 +69,8 @@ INIT_S = 60.0  # limit for a rank that has not reported a step
 STEPS_IN_PEACE = 10
 SUBMITTED_AGAIN_S = 5.0
 REPAIRED_S = (60.0, 400.0)  # from the fault of a GPU until an operator marks the node as repaired
+REPORTED_LATE_S = 200.0  # a fault is reported at the latest so long after the repair
+REPAIR_LOOK_S = 20.0
 RECOVERED_S = 450.0
 LIMIT_S = 3000.0  # for the rest of the run after the faults; the breaker's window and the retries take minutes
 
@@ -540,8 +542,20 @@ class Scenario:
         if (agent := self._victim()) is not None:
             self.world.say(f"FAULT Xid 79 on {agent.name}")
             self.workers.off_the_bus(agent)
-            repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
-            self.world.soon(5.0, 40.0, repaired)
+            self.world.soon(5.0, 40.0, lambda: self._repaired(agent))
+
+    def _repaired(self, agent: Agent, patience_s: float = REPORTED_LATE_S) -> None:
+        """An operator marks the node as repaired, and does so again if its fault is reported after that."""
+        self.supervisor.append(NodeRepaired(self.world.now, agent.name))
+        if patience_s > 0:
+            self.world.after(REPAIR_LOOK_S, lambda: self._look_at(agent, patience_s - REPAIR_LOOK_S))
+
+    def _look_at(self, agent: Agent, patience_s: float) -> None:
+        node = self.supervisor.committed.nodes.get(agent.name)
+        if node is not None and node.unschedulable_reason and not node.quarantined:
+            self._repaired(agent, patience_s)
+        elif patience_s > 0:
+            self.world.after(REPAIR_LOOK_S, lambda: self._look_at(agent, patience_s - REPAIR_LOOK_S))
 
     def _gpu_needs_reset(self) -> None:
         """Let a GPU need a reset. In most cases its rank ends as well, which is reported before or after the driver's

@@ -16,6 +16,7 @@ from holdfast.agent.outbox import Outbox
 from holdfast.domain.collectives import CollectiveRows, StallSnapshot, compact
 from holdfast.domain.orders import Prepare
 from holdfast.domain.signals import (
+    RELIABLE,
     GenerationStarted,
     GenerationStopped,
     NodeSignal,
@@ -86,6 +87,8 @@ class Telemetry:
         self.frozen: set[int] = set()  # hung ranks whose processes are stopped
         self.life = 0
         self.outbox = Outbox(agent.name, "")
+        self.emitted: dict[int, NodeSignal] = {}  # by identity: the signals of this life that must not be lost
+        self.taken: set[int] = set()  # those of them that a process of diagnostics has folded
         self._reported: _Reported | None = None
 
     # ------------------------------------------------------------ signals
@@ -93,7 +96,7 @@ class Telemetry:
     def add(self, signal: NodeSignal) -> None:
         """Add a signal of a collector."""
         self._begin_life()
-        self.outbox.add(signal)
+        self._emit(signal)
 
     def changed(self) -> bool:
         """Report what has changed about the workers. Returns whether something is to be sent at once."""
@@ -114,10 +117,10 @@ class Telemetry:
             self._start(reported)
         for rank in sorted(workers.dead - reported.ended):
             reported.ended.add(rank)
-            self.outbox.add(self._exited(reported, rank, self.endings.pop(rank, KILLED)))
+            self._emit(self._exited(reported, rank, self.endings.pop(rank, KILLED)))
         for rank in sorted(workers.done - reported.ended):
             reported.ended.add(rank)
-            self.outbox.add(self._exited(reported, rank, Ending(exit_code=0)))
+            self._emit(self._exited(reported, rank, Ending(exit_code=0)))
         if len(workers.done) == workers.order.placement.nproc:
             self._stop(reported, finished=True)
         return self.outbox.urgent
@@ -126,6 +129,13 @@ class Telemetry:
         if self.life != self.agent.life:
             self.life, self._reported = self.agent.life, None
             self.outbox = Outbox(self.agent.name, self.agent.incarnation)
+            self.emitted.clear()
+            self.taken.clear()
+
+    def _emit(self, signal: NodeSignal) -> None:
+        self.outbox.add(signal)
+        if isinstance(signal, RELIABLE):
+            self.emitted[id(signal)] = signal
 
     def _start(self, reported: _Reported) -> None:
         order, now = reported.workers.order, self.agent.world.now
@@ -141,15 +151,15 @@ class Telemetry:
             order.warning_settles_s,
         )
         reported.began_at = reported.still_since = reported.shown_at = now
-        self.outbox.add(reported.started)
+        self._emit(reported.started)
 
     def _stop(self, reported: _Reported, *, finished: bool = False) -> None:
         if reported.started is not None and not reported.stopped:
             reported.stopped, order = True, reported.workers.order
             for signal in self._finished(reported):
-                self.outbox.add(signal)
+                self._emit(signal)
             at = self.agent.clock.now()
-            self.outbox.add(GenerationStopped(self.agent.name, at, order.job, order.generation, finished))
+            self._emit(GenerationStopped(self.agent.name, at, order.job, order.generation, finished))
 
     def _exited(self, reported: _Reported, rank: int, ending: Ending) -> WorkerExited:
         order, clock = reported.workers.order, self.agent.clock
