@@ -100,6 +100,9 @@ class Invariants:
     # ------------------------------------------------------------ decisions of the core
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
+        if not before.nodes:  # after a log that has lost everything, nobody knows of earlier notices
+            self.noticed.clear()
+            self.leaving.clear()
         if isinstance(event, NodeCordonRequested) and not event.cordoned:  # also ends the notices of the node
             self.noticed[event.node] = (event.at, False)
             self.leaving.discard(event.node)
