@@ -9,7 +9,8 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.domain.orders import RanksFinished
-from holdfast.sim import supervisor
+from holdfast.runtime.steady_clock import SteadyClock
+from holdfast.sim import diagnostics, supervisor
 from holdfast.sim.hostility import Hostility
 from holdfast.sim.invariants import UNKNOWN_RUN_S_MAX
 from holdfast.sim.scenario import simulate
@@ -18,7 +19,6 @@ from holdfast.sim.world import Violation
 from holdfast.supervisor.agents.beats import Reported
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import State, progress, reconcile, step
-from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.protocol import (
     Command,
     Event,
@@ -133,17 +133,25 @@ def test_what_once_went_wrong_is_found_when_it_is_planted(
     _found(hostility, said, planted, first=first)
 
 
+class WallClock(SteadyClock):
+    def __init__(self, wall: Callable[[], float], elapsed: Callable[[], float]) -> None:
+        super().__init__(wall, elapsed)
+        self._now = wall
+
+    def __call__(self) -> float:
+        return self._now()
+
+
 def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class WallClock(SteadyClock):
-        def __init__(self, wall: Callable[[], float], elapsed: Callable[[], float]) -> None:
-            super().__init__(wall, elapsed)
-            self._now = wall
-
-        def __call__(self) -> float:
-            return self._now()
-
     monkeypatch.setattr(supervisor, "SteadyClock", WallClock)
-    _found(CLOCKS, NEVER_TRAINS, first=143)
+    _found(CLOCKS, NEVER_TRAINS, first=90)
+
+
+def test_diagnostics_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the clock is set back, no lost node is noticed for as long."""
+    simulate(233, hostility=CLOCKS)
+    monkeypatch.setattr(diagnostics, "SteadyClock", WallClock)
+    _found(CLOCKS, "no finding about the node_lost", first=225)
 
 
 def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from holdfast.domain.signals import (
     Tick,
     WorkerExited,
 )
+from holdfast.runtime.steady_clock import SteadyClock
 from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
 from holdfast.sim.telemetry import Ending, Steps, Telemetry
@@ -99,7 +100,8 @@ class Diagnostics:
     tick_s: float = TICK_S
     liveness: Liveness = field(default_factory=Liveness)
     down_until: float = 0.0  # not running, or frozen
-    clock: Clock = field(init=False)
+    clock: Clock = field(init=False)  # of the machine, which may be set
+    _now: Callable[[], float] = field(init=False)  # the process's own
     chance: Random = field(init=False)
     _ticks: Ticks = field(init=False)
     _process: int = 0  # number of restarts
@@ -110,6 +112,7 @@ class Diagnostics:
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.world)
+        self._now = self._steady()
         self.chance = Random(f"telemetry of {self.world.seed}")
         self._ticks = self._started()
         self._links = {name: _Link(Telemetry(agent, self.steps)) for name, agent in self.agents.items()}
@@ -123,6 +126,9 @@ class Diagnostics:
     def _started(self) -> Ticks:
         engine = _Once(detectors.standard(CATALOGUE, liveness=self.liveness), self._take)
         return Ticks(engine, self._publish)
+
+    def _steady(self) -> SteadyClock:
+        return SteadyClock(self.clock.now, lambda: self.world.now)
 
     def _take(self, signal: NodeSignal) -> None:
         link = self._links[signal.node]
@@ -140,6 +146,7 @@ class Diagnostics:
         self.down_until, self._frozen_at = self.world.now + away_s, None
         self._process += 1
         self._records.clear()
+        self._now = self._steady()
         self._ticks = self._started()
         for link in self._links.values():
             self._forget_stream(link)
@@ -157,12 +164,12 @@ class Diagnostics:
     def _pass(self) -> None:
         """Fold a clock tick, and notice a freeze that has ended, as production's watchdog does."""
         if self.up:
-            now = self.clock.now()
+            now = self._now()
             if self._frozen_at is not None:
                 frozen_s, self._frozen_at = self.world.now - self._frozen_at, None
                 self._ticks.frozen(frozen_s, now)
             self._ticks.passed(now)
-        attentive = self.up and self.clock.now() < self._ticks.attentive_until
+        attentive = self.up and self._now() < self._ticks.attentive_until
         self.world.after(CLOCK_S if attentive else CALM_CLOCK_S, self._pass)
 
     # ------------------------------------------------------------ events on the nodes
@@ -223,7 +230,7 @@ class Diagnostics:
         if self._process == process and not self.up:  # frozen
             self.world.at(self.down_until, lambda: self._ended(stream, process))
         elif self._process == process:
-            self._ticks.close(stream, self.clock.now(), clean=False)
+            self._ticks.close(stream, self._now(), clean=False)
 
     def _forget_stream(self, link: _Link) -> None:
         link.stream = None
@@ -279,7 +286,7 @@ class Diagnostics:
             kept = tuple(each for each in tick.signals if not isinstance(each, WorkerExited) or not self._loses(tick))
             link.telemetry.taken |= {id(each) for each in tick.signals}
             tick = replace(tick, signals=kept)
-        receipt = self._ticks.take(stream, tick, self.clock.now())
+        receipt = self._ticks.take(stream, tick, self._now())
         process = self._process
 
         def acknowledge() -> None:

@@ -19,6 +19,7 @@ from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.orders import Hello, Report, Stop
 from holdfast.log.protocol import Lease
 from holdfast.policy import JobView, default
+from holdfast.runtime.steady_clock import SteadyClock
 from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
 from holdfast.sim.log import LENGTH_MAX, Log
@@ -33,7 +34,6 @@ from holdfast.supervisor.core.job_needs import reconcile
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.intake import Input, Intake
-from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.protocol import (
     CancelTimer,
     CauseFault,
