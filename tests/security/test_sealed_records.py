@@ -34,6 +34,7 @@ from holdfast.replicator.transport.sealed import (
 )
 from holdfast.replicator.transport.secure import Secure
 from holdfast.runtime.authority import Authority
+from holdfast.runtime.peer_certificate import with_files
 
 OVERHEAD = 4 + 16  # length and tag
 ONE, TWO = bytes(range(KEY_BYTES)), bytes(KEY_BYTES)
@@ -251,10 +252,7 @@ def both(
     made = []
     for name, knows in (("a", server_knows), ("b", client_knows)):
         files = tls(authority, root / name, agent(name))
-        side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if name == "a" else ssl.PROTOCOL_TLS_CLIENT)
-        side.check_hostname = False
-        side.load_verify_locations(cadata=files.ca.decode())
-        side.load_cert_chain(*files.files[:2])
+        side = with_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if name == "a" else ssl.PROTOCOL_TLS_CLIENT), files)
         side.verify_mode = ssl.CERT_REQUIRED
         if name == "a":
             side.num_tickets = 0
@@ -343,10 +341,7 @@ def test_a_client_that_sends_no_keys_is_dropped_in_time(tmp_path: Path, authorit
     env = issue(authority, tmp_path / "tls-a", agent("a"))
     node = Node("a", tmp_path / "a", **env, HOLDFAST_REPLICATOR_CONNECT_TIMEOUT_S="0.3")
     client = tls(authority, tmp_path / "client", agent("b"))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.load_verify_locations(cadata=client.ca.decode())
-    context.load_cert_chain(*client.files[:2])
+    context = with_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), client)
     context.set_alpn_protocols([ALPN])
     with ExitStack() as stack:
         stack.callback(node.stop)

@@ -200,7 +200,4 @@ class _Direction:
 
 def _sealed(sock: ssl.SSLSocket, *, outgoing: bytes, incoming: bytes) -> SealedSocket:
     """End TLS, which leaves the connection, and go on with records."""
-    timeout_s = sock.gettimeout()
-    plain = sock.unwrap()
-    plain.settimeout(timeout_s)
-    return SealedSocket(plain, outgoing=outgoing, incoming=incoming)
+    return SealedSocket(sock.unwrap(), outgoing=outgoing, incoming=incoming)
