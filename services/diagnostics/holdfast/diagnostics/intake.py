@@ -15,10 +15,8 @@ from holdfast.diagnostics.publisher import Publisher
 from holdfast.diagnostics.ticks import (
     CALM_CLOCK_TICK_S,
     CLOCK_TICK_S,
-    SETTLE_S,
     NodeStream,
     Receipt,
-    Replaced,
     Ticks,
     check,
 )
@@ -26,8 +24,6 @@ from holdfast.domain import spans
 from holdfast.domain.signals import Tick
 from holdfast.domain.tracing import trace_id_of
 from holdfast.runtime import metrics, telemetry
-
-__all__ = ["SETTLE_S", "Intake", "NodeStream", "Receipt", "Replaced"]
 
 log = structlog.get_logger("holdfast.diagnostics.intake")
 
