@@ -76,13 +76,13 @@ def measure(request: Request, place: Scratch) -> Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copied:
+class Copied:
     record: ShardRecord
     in_memory_s: float
     on_disk_s: float
 
 
-def copy_to_peer(request: Request, place: Scratch, holder: Replicator, other: Replicator) -> _Copied:
+def copy_to_peer(request: Request, place: Scratch, holder: Replicator, other: Replicator) -> Copied:
     """Save, and then copy the shard to the other node, which reuses the pages of the last copy but one, if there is one."""
     holder.configure((0,))
     save_once(request, place, holder)
@@ -94,7 +94,7 @@ def copy_to_peer(request: Request, place: Scratch, holder: Replicator, other: Re
     other.wait_for("memory", key)
     in_memory_s = time.perf_counter() - began
     other.wait_for("disk", key)
-    return _Copied(record, in_memory_s, time.perf_counter() - began)
+    return Copied(record, in_memory_s, time.perf_counter() - began)
 
 
 def restore_from_peer(record: ShardRecord, node: Replicator, holder: Replicator) -> float:

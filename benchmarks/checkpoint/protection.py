@@ -1,6 +1,7 @@
 """What protection against changed bytes costs: transfers between replicators without digests, with them, and with TLS as well.
 
-* replicate: as in `network`, the third copy of a save, until it is listed in the peer's memory.
+* replicate: as in `network`, the third copy of a save, until it is listed in the peer's memory; and until it is on the peer's
+  disk. With TLS, digests are compared in the second part (docs/adr/0073-digests-of-copies-in-memory.md).
 * restore from a peer: as in `network`, for a node without preallocated memory.
 
 * replicate, default limits: the same copy with the rate limits that a replicator has by default.
@@ -14,17 +15,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.checkpoint.network import COPIES, copy_to_peer, restore_from_peer
+from benchmarks.checkpoint.network import COPIES, Copied, copy_to_peer, restore_from_peer
 from benchmarks.checkpoint.protocol import Request
 from benchmarks.checkpoint.replicators import Replicator
 from benchmarks.checkpoint.results import Measured
 from benchmarks.checkpoint.scratch import Scratch
-from holdfast.domain.generations import ShardRecord
 from holdfast.runtime.authority import Authority
 from holdfast.runtime.identities import Identity, Role
 
 OFF, DIGESTS, TLS = "unprotected", "digests", "digests_tls"
 _COPY = "replicate_gb_s"
+_COPY_TO_DISK = "replicate_to_disk_gb_s"
 _COPY_LIMITED = "replicate_by_default_gb_s"
 
 
@@ -34,14 +35,20 @@ def measure(request: Request, place: Scratch) -> Measured:
     found: Measured = []
     for name in (OFF, DIGESTS, TLS):
         with _pair(place, authority, name, unlimited=True) as (holder, other):
-            record, copied_gb_s = _copy(request, place, holder, other)
+            copied = _copy(request, place, holder, other)
+            record = copied.record
             holder.configure((0,))  # without a peer, so that it does not send the shard again
             other.forget()
             other.configure((1,))
             restored_s = restore_from_peer(record, other, holder)
-            found += [(_COPY, name, copied_gb_s), ("restore_peer_gb_s", name, record.size / restored_s / 1e9)]
+            found += [
+                (_COPY, name, record.size / copied.in_memory_s / 1e9),
+                (_COPY_TO_DISK, name, record.size / copied.on_disk_s / 1e9),
+                ("restore_peer_gb_s", name, record.size / restored_s / 1e9),
+            ]
         with _pair(place, authority, name, unlimited=False) as (holder, other):
-            found.append((_COPY_LIMITED, name, _copy(request, place, holder, other)[1]))
+            copied = _copy(request, place, holder, other)
+            found.append((_COPY_LIMITED, name, copied.record.size / copied.in_memory_s / 1e9))
     return found
 
 
@@ -61,11 +68,10 @@ def _pair(
             node.forget()
 
 
-def _copy(request: Request, place: Scratch, holder: Replicator, other: Replicator) -> tuple[ShardRecord, float]:
-    """Save and copy several times; return the last shard, and the rate of its copy in GB/s."""
+def _copy(request: Request, place: Scratch, holder: Replicator, other: Replicator) -> Copied:
+    """Save and copy several times; return the last copy."""
     copies = [copy_to_peer(replace(request, mark=step), place, holder, other) for step in range(1, COPIES + 1)]
-    record = copies[-1].record
-    return record, record.size / copies[-1].in_memory_s / 1e9
+    return copies[-1]
 
 
 def _settings(name: str, authority: Authority, node: str) -> Mapping[str, str]:

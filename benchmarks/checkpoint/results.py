@@ -22,6 +22,7 @@ MEASURES = (
     "restore_local_gb_s",
     "replicate_gb_s",
     "replicate_by_default_gb_s",
+    "replicate_to_disk_gb_s",
     "restore_peer_gb_s",
     "store_up_gb_s",
     "store_down_gb_s",

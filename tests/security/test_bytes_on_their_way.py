@@ -1,7 +1,6 @@
 """Whoever stands between two machines and changes bytes so that every checksum still matches is found by the digests.
 
-A CRC is linear: adding a multiple of its polynomial to a span changes the bytes, and neither the checksum of the span nor that
-of the tensors or of the file. `changed` does that, and `relayed` does it to a connection of the data plane."""
+`spoil` changes them, and `relayed` does it to a connection of the data plane."""
 
 from __future__ import annotations
 
@@ -13,30 +12,18 @@ from typing import Any
 import pytest
 from relays import relayed
 from replicator_node import JOB, TOKEN, Node, nodes
+from spoiling import changed, save, spoil, weights
 from waiting import wait_until
 
 from holdfast.domain.errors import HoldfastError, IntegrityError
-from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
+from holdfast.domain.generations import RankRestore, ShardSource
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.wanted import Wanted
-from holdfast.shards import Image, Manifest, Plan, Staged, TensorSpec
-from holdfast.shards.crc import CASTAGNOLI
+from holdfast.shards import Manifest
 from holdfast.stores.checksum import crc32c
-
-NBYTES = 100_000
-
-
-# The generator of CRC-32C itself, as bytes whose lowest bit comes first. No checksum sees it added.
-DIFFERENCE = (CASTAGNOLI << 1 | 1).to_bytes(5, "little")
-
-
-def changed(data: bytes) -> bytes:
-    """Other bytes with the same checksum."""
-    size = len(DIFFERENCE)
-    return bytes(a ^ b for a, b in zip(data[:size], DIFFERENCE, strict=True)) + data[size:]
 
 
 def test_the_attack_is_one() -> None:
@@ -45,36 +32,8 @@ def test_the_attack_is_one() -> None:
     assert crc32c(changed(data)) == crc32c(data)
 
 
-MARK = b"weights that are worth something"
-
-
-def spoil(data: bytes) -> bytes:
-    """Change the weights where they begin."""
-    at = data.find(MARK)
-    return data if at < 0 else data[:at] + changed(data[at:])
-
-
-def save(node: Node) -> tuple[ShardKey, ShardRecord]:
-    content = MARK + bytes(NBYTES - len(MARK))
-
-    def fill(image: Image) -> None:
-        image.view("w")[:] = content
-
-    plan = Plan((TensorSpec("w", "uint8", (NBYTES,), NBYTES),))
-    staged = node.images().stage(plan, 1, 10, 0, {"dp": 2}, fill, b"e")
-    assert isinstance(staged, Staged)
-    node.tell_saved(10, staged.path)
-    return staged.key, node.wait_for(staged.key, "disk")
-
-
 def fetch(source: ShardSource, wanted: Wanted, into: FileTier) -> Path:
     return Client(Limits(30, 30), OpenSockets()).fetch(source, JOB, TOKEN, wanted, into)
-
-
-def weights(path: Path) -> bytes:
-    data = path.read_bytes()
-    at = data.find(MARK)
-    return data[at : at + NBYTES] if at >= 0 else b""
 
 
 def test_weights_that_a_relay_changes_are_not_restored(tmp_path: Path) -> None:

@@ -181,12 +181,20 @@ class Mover:
         if peer is None:
             return  # removed by a newer configuration
         held, shard = await self._open(job, key, self._push_from(job, peer_name, key))
+        sent = job.sent.get((key.rank, peer_name)) == key
+
+        moved: list[int] = []  # bytes; none if the peer has the shard
+
+        def pace(nbytes: int) -> None:
+            moved.append(nbytes)
+            self._peer_pace(nbytes)
 
         def push() -> ShardKey | None:
             with shard:
                 began = time.monotonic()
-                durable = self._client.push(peer, job.name, job.token, shard, self._peer_pace)
-                self._push_rate[job.name, peer_name] = shard.manifest.size / max(time.monotonic() - began, 1e-6)
+                durable = self._client.push(peer, job.name, job.token, shard, pace, sent=sent)
+                if moved:
+                    self._push_rate[job.name, peer_name] = sum(moved) / max(time.monotonic() - began, 1e-6)
             return durable
 
         try:
@@ -219,7 +227,7 @@ class Mover:
     async def _verify(self, job: Job, held: Held) -> None:
         def verify() -> None:
             with self._engine.tiers[held.tier].open(job.name, held.key) as shard:
-                self._checksummer.verify(shard.manifest, shard.data, shard.reader.prefault)
+                self._checksummer.verify(shard.manifest, shard.data, shard.reader.prefault, digests=True)
 
         try:
             await self._engine.threads.background(verify)

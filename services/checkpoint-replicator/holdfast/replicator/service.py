@@ -95,7 +95,7 @@ async def serve(settings: ReplicatorSettings) -> None:
             overflow=settings.disk_dir,
             owners=None if readers is None else readers.owners,
         ),
-        staged=FileTier("memory", settings.memory_dir, "staged", warm=warm),
+        staged=FileTier("memory", settings.memory_dir, "staged", warm=warm, compares_later=True),
         disk=FileTier("disk", settings.disk_dir),
     )
     limits = Limits(
@@ -186,7 +186,7 @@ def _data_server(
     def suspect(name: str, held: Held) -> None:
         try:
             with engine.tiers[held.tier].open(name, held.key) as shard:
-                checksummer.verify(shard.manifest, shard.data, shard.reader.prefault)
+                checksummer.verify(shard.manifest, shard.data, shard.reader.prefault, digests=True)
         except IntegrityError as error:
             with suppress(OSError):  # the file stays in place, but is removed from the inventory
                 engine.tiers[held.tier].quarantine(name, held.key)

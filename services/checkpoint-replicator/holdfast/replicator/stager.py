@@ -251,7 +251,10 @@ class Stager:
     def _open_verified(self, tier: LocalTier, job: str, restore: RankRestore) -> OpenShard:
         shard = self._open(tier, job, restore.shard)
         try:
-            self._checksummer.verify(shard.manifest, shard.data, shard.reader.prefault)
+            due = shard.compared
+            self._checksummer.verify(shard.manifest, shard.data, shard.reader.prefault, digests=due is not None)
+            if due is not None:
+                due()
             if why := Wanted.of(restore).differs(shard.manifest):
                 raise NotFound(why)
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,10 +22,14 @@ _MAGIC = re.compile(r"[*?\[]")
 @dataclass(frozen=True, slots=True)
 class OpenShard:
     """An open, locked shard. It is not overwritten until it is closed. The structure is checked; `Checksummer` checks the
-    payload."""
+    payload.
+
+    `compared` is set if the digests of the shard have not been compared since it came from a peer. Who compares them calls it.
+    """
 
     manifest: Manifest
     reader: Reader
+    compared: Callable[[], None] | None = None
 
     @property
     def data(self) -> memoryview:

@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from holdfast.domain.checkpoints import CheckpointId
@@ -31,17 +32,27 @@ from holdfast.shards.manifest import temporary_of
 from holdfast.shards.opening import ASIDE, make_way, open_stored, remove
 
 ASIDE_MAX = 8  # corrupt shards to keep per job and tier
+SUSPICIOUS_MAX = 1000  # shards that are compared on arrival, because an earlier copy was corrupt
 _SHARDS = "a*/s*/rank-*.shard"
 _OURS = re.compile(r"rank-\d{1,9}\.(shard|json)|\.rank-\d{1,9}\.(shard\..*\.part|json\.tmp)")
 
 
 class FileTier:
     """One root directory of shard files. `below` is a path component between the job and its attempts. `warm`: reusable files,
-    if the directory is in memory."""
+    if the directory is in memory.
 
-    def __init__(self, name: str, root: Path, below: str = "", *, warm: WarmFiles | None = None) -> None:
+    `compares_later`: digests of copies that come over an encrypted connection are compared when the copy is read. Which copies
+    have been compared is kept in memory, so that after a restart all count as not compared. A shard that was set aside is
+    compared on arrival when it comes again, so that its sender learns that it is damaged."""
+
+    def __init__(
+        self, name: str, root: Path, below: str = "", *, warm: WarmFiles | None = None, compares_later: bool = False
+    ) -> None:
         self.name = name
         self._warm = warm
+        self._compares_later = compares_later
+        self._compared: set[tuple[str, ShardKey]] = set()
+        self._suspicious: set[tuple[str, ShardKey]] = set()
         self._root = root
         self._below = below
 
@@ -101,7 +112,7 @@ class FileTier:
         if manifest.key != key or manifest.size != reader.header.size:
             reader.close()
             raise IntegrityError(f"{path} and its manifest are of different shards")
-        return OpenShard(manifest, reader)
+        return OpenShard(manifest, reader, self._to_compare(job, manifest))
 
     def has(self, job: str, manifest: Manifest) -> bool:
         """Whether the tier has a shard with the same bytes."""
@@ -120,14 +131,32 @@ class FileTier:
         finally:
             incoming.close()
 
-    def incoming(self, job: str, manifest: Manifest, *, local: bool = False) -> Incoming:
+    def incoming(self, job: str, manifest: Manifest, *, local: bool = False, later: bool = False) -> Incoming:
         """Reserve space for a shard. Raises OutOfSpace before the first byte, and Conflict if the shard is already
-        being received. For `local` see `Incoming`."""
+        being received. For `local` and `later` see `Incoming`; a tier without `compares_later` compares all on arrival."""
         if manifest.job != job:
             raise IntegrityError(f"a manifest of job {manifest.job!r} offered for job {job!r}")
         require_consistent(manifest)
         with self._space_for(self.path(job, manifest.key), manifest.size) as path:
-            return Incoming(path, manifest, warm=self._warm, local=local)
+            return Incoming(
+                path,
+                manifest,
+                warm=self._warm,
+                local=local,
+                later=later and self._compares_later and (job, manifest.key) not in self._suspicious,
+                uncompared=partial(self._note, job, manifest.key),
+            )
+
+    def _to_compare(self, job: str, manifest: Manifest) -> Callable[[], None] | None:
+        """Return what `OpenShard.compared` is."""
+        if not self._compares_later or not manifest.span_blake3 or (job, manifest.key) in self._compared:
+            return None
+        return partial(self._note, job, manifest.key, False)
+
+    def _note(self, job: str, key: ShardKey, uncompared: bool) -> None:
+        """Note whether the digests of this shard have yet to be compared."""
+        if self._compares_later:
+            (self._compared.discard if uncompared else self._compared.add)((job, key))
 
     def put(self, job: str, source: OpenShard, pace: Callable[[int], None]) -> Path:
         """Copy an open shard into this tier and verify every span. `pace(nbytes)` is called before each piece."""
@@ -137,10 +166,12 @@ class FileTier:
                 pace(span.size)
                 yield source.data[span.offset : span.offset + span.size]
 
-        with self.receive(job, source.manifest, local=True) as incoming:
+        with self.receive(job, source.manifest, local=source.compared is None) as incoming:
             incoming.write_all(contents(incoming.next_span))
             if not source.reader.still_whole():
                 raise Conflict(f"{source.path} was overwritten in spite of its lock")
+            if source.compared is not None:
+                source.compared()
             return incoming.commit()
 
     def put_fresh(self, job: str, fresh: PendingCommit, pace: Callable[[int], None]) -> Manifest:
@@ -172,6 +203,11 @@ class FileTier:
     def quarantine(self, job: str, key: ShardKey) -> None:
         path = self.path(job, key)
         set_aside(path, manifest_path(path))
+        self._note(job, key, True)
+        if self._compares_later:
+            if len(self._suspicious) >= SUSPICIOUS_MAX:
+                self._suspicious.clear()
+            self._suspicious.add((job, key))
         self._bound_aside(job)
 
     def _set_aside(self, job: str, path: Path, reason: str) -> Damaged:
@@ -191,6 +227,8 @@ class FileTier:
 
     def delete(self, job: str, key: ShardKey) -> None:
         path = self.path(job, key)
+        self._note(job, key, True)
+        self._suspicious.discard((job, key))
         make_way(manifest_path(path))  # first, because a shard without a manifest is not committed
         if self._warm is None:
             make_way(path)
@@ -203,6 +241,8 @@ class FileTier:
 
     def forget(self, job: str) -> None:
         directory = self._directory(job)
+        for noted in (self._compared, self._suspicious):
+            noted.difference_update([each for each in tuple(noted) if each[0] == job])
         if directory.exists():
             shutil.rmtree(directory)
         if self._below:

@@ -7,8 +7,10 @@ From a network (`claim`, `arrive`): over several connections, with one thread ea
 receive, check while it is in the processor's cache, store. In memory there is no separate store step: a span is received in
 place. Each span belongs to one connection, so verified bytes are never written again.
 
-A span is compared with its checksum and, if the manifest has digests, with its digest. Only bytes of a shard that is open on
-this machine are compared with the checksum alone."""
+A span is compared with its checksum and, if the manifest has digests, with its digest. Two kinds of bytes are compared with the
+checksum alone: those of a shard that is open on this machine, and those of a copy for memory that come over an encrypted
+connection, which nobody can have changed on their way. The digests of such a copy are compared when it is copied to disk or
+restored (docs/adr/0073-digests-of-copies-in-memory.md)."""
 
 from __future__ import annotations
 
@@ -36,12 +38,25 @@ class Incoming:
     """A shard that is being received. Spans arrive in any order and are verified; only a complete shard can be committed.
 
     Spans of an interrupted transfer of the same bytes are found, verified and kept. For `warm` see `Part`. `local`: the bytes
-    come from a shard that is open on this machine.
+    come from a shard that is open on this machine, whose digests have been compared. `later`: digests of what nobody can
+    have changed on its way are not compared on arrival. `uncompared` receives whether there are such, before the shard is
+    listed.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, *, warm: WarmFiles | None = None, local: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        *,
+        warm: WarmFiles | None = None,
+        local: bool = False,
+        later: bool = False,
+        uncompared: Callable[[bool], None] = lambda _: None,
+    ) -> None:
         self.manifest = manifest
         self._local = local
+        self._later, self._uncompared = later, uncompared
+        self._some_uncompared = False
         # The name contains the checksum, because only a transfer of the same bytes may resume.
         tag = f"{manifest.crc32c:08x}"
         self._part = Part(path, manifest.size, tag, what=label(manifest.key), warm=warm)
@@ -85,10 +100,12 @@ class Incoming:
             self._claimed.update(mine)
         return mine
 
-    def arrive(self, number: int, receive: Callable[[memoryview], None]) -> None:
-        """Receive a claimed span. `receive` fills the given buffer. Raises as `write` and `receive` do."""
+    def arrive(self, number: int, receive: Callable[[memoryview], None], *, unchanged: bool = False) -> None:
+        """Receive a claimed span. `receive` fills the given buffer. `unchanged`: nobody can have changed the bytes on their
+        way. Raises as `write` and `receive` do."""
         span, checksum = self.spans[number], 0
-        digest = blake3() if self.manifest.span_blake3 else None
+        later = unchanged and self._later
+        digest = blake3() if self.manifest.span_blake3 and not later else None
         with self._part.place(span) as place:
             for at in range(0, span.size, PIECE_BYTES):
                 piece = place[at : at + PIECE_BYTES]
@@ -96,8 +113,8 @@ class Incoming:
                 checksum = crc32c(piece, checksum)
                 if digest is not None:
                     digest.update(piece)
-            self._require(number, span.size, checksum, digest.digest() if digest is not None else b"")
-        self._count(number)
+            self._require(number, span.size, checksum, None if digest is None else digest.digest())
+        self._count(number, uncompared=later)
 
     def has(self, first: int, end: int) -> bool:
         """Whether the spans from `first` to `end` (exclusive) have arrived."""
@@ -140,6 +157,7 @@ class Incoming:
         """Commit: fsync, rename, manifest. The shard is listed from now on."""
         if not self.whole:
             raise Conflict(f"{label(self.manifest.key)} is not complete and cannot be committed")
+        self._uncompared(self._some_uncompared)
         return self._part.publish(self.manifest)
 
     def close(self) -> None:
@@ -147,28 +165,27 @@ class Incoming:
         self._part.close()
 
     def _check(self, number: int, data: memoryview) -> None:
-        digest = b"" if self._local else self._digest(data)
-        self._require(number, len(data), crc32c(data), digest)
+        self._require(number, len(data), crc32c(data), None if self._local else self._digest(data))
 
     def _digest(self, data: memoryview | bytes) -> bytes:
         return blake3(data).digest() if self.manifest.span_blake3 else b""
 
-    def _require(self, number: int, size: int, checksum: int, digest: bytes) -> None:
+    def _require(self, number: int, size: int, checksum: int, digest: bytes | None) -> None:
+        """`digest`: None = not compared."""
         span, expected = self.spans[number], self.manifest.span_crc32c[number]
         where = f"{label(self.manifest.key)}: bytes {span.offset} to {span.offset + span.size}"
         if (size, checksum) != (span.size, expected):
             raise IntegrityError(f"{where} arrived damaged")
-        if not self._local and digest != self.manifest.blake3_of(number):
-            raise IntegrityError(
-                f"{where} arrived with the right checksum and a wrong digest: somebody has changed them on their way"
-            )
+        if digest is not None and digest != self.manifest.blake3_of(number):
+            raise IntegrityError(f"{where} arrived with the right checksum and a wrong digest: somebody has changed it")
 
     def _store_span(self, number: int, data: memoryview) -> None:
         self._part.store(data, self.spans[number].offset)
         self._count(number)
 
-    def _count(self, number: int) -> None:
+    def _count(self, number: int, *, uncompared: bool = False) -> None:
         with self._lock:
+            self._some_uncompared |= uncompared
             self._done.add(number)
             while self._next in self._done:
                 self._next += 1

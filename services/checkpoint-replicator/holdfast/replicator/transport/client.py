@@ -89,14 +89,22 @@ class Client:
                     raise Unavailable(f"{source.node} ({source.endpoint}): {error}") from error
 
     def push(
-        self, peer: ShardSource, job: str, token: str, shard: OpenShard, pace: Callable[[int], None]
+        self,
+        peer: ShardSource,
+        job: str,
+        token: str,
+        shard: OpenShard,
+        pace: Callable[[int], None],
+        *,
+        sent: bool = False,
     ) -> ShardKey | None:
         """Copy a shard to `peer`. Returns the newest shard of this rank on the peer's disk, when the copy is complete on the
-        peer's disk or in its memory. Raises as `fetch` does."""
+        peer's disk or in its memory. `sent`: the peer had it when it was last asked, so that one connection is enough. Raises
+        as `fetch` does."""
         manifest = shard.manifest
         try:
             with ExitStack() as stack:
-                lines = self._lines(stack, peer, manifest.size)
+                lines = self._lines(stack, peer, 0 if sent else manifest.size)
 
                 def work(number: int, line: Line) -> Mapping[str, Any] | None:
                     return _push_lane(line, job, token, shard, pace, number, len(lines))
@@ -171,7 +179,6 @@ class Client:
             self.secure.connect(address, self.limits.connect_timeout_s, peer.node) as sock,
             self.sockets.tracking(sock),
         ):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             greeting = self._greeting(sock)
             frames.block(sock, self.limits.io_timeout_s)
             yield Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))

@@ -1,7 +1,8 @@
 """Receives copies from peers, each over one or several connections.
 
 If there is room, a copy is received in memory. The received copy survives the loss of its sender, and the sender can reuse its
-image. The plan then copies the shard to disk like every other newest shard in memory. If memory has no room, or the peer
+image. The plan then copies the shard to disk like every other newest shard in memory, and its digests are compared then if the
+connection was encrypted. If memory has no room, or the peer
 supports only the disk, the copy is written to disk directly."""
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Intake:
     def _open(self, job: str, manifest: Manifest, *, memory: bool) -> Taking:
         if memory and self.memory.has_room(manifest.size):
             try:
-                return Taking(Tier.STAGED, self.memory.incoming(job, manifest))
+                return Taking(Tier.STAGED, self.memory.incoming(job, manifest, later=True))
             except OutOfSpace:
                 pass  # another transfer has taken the space; use the disk
         return Taking(Tier.DISK, self.disk.incoming(job, manifest))

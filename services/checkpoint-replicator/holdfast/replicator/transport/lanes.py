@@ -10,6 +10,7 @@ from typing import TypeVar
 from holdfast.domain.errors import IntegrityError
 from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.transport.frames import fill
+from holdfast.replicator.transport.sealed import encrypted
 from holdfast.shards import CHUNK_BYTES
 
 LANE_BYTES_MIN = 8 * CHUNK_BYTES  # per connection; for fewer bytes, another connection is not faster
@@ -39,10 +40,11 @@ def side_by_side(lanes: Sequence[L], work: Callable[[int, L], T]) -> list[T]:
 
 def receive_spans(sock: socket.socket, incoming: Incoming, coming: Iterable[int], claimed: Iterable[int]) -> None:
     """Receive the `coming` spans. Those that are not `claimed` (an older peer sends more than requested) are read and
-    discarded. Raises IntegrityError, OutOfSpace, Unavailable if the peer closes the connection, and TimeoutError."""
-    mine = set(claimed)
+    discarded. Nobody can have changed what an encrypted connection delivers. Raises IntegrityError, OutOfSpace, Unavailable if
+    the peer closes the connection, and TimeoutError."""
+    mine, unchanged = set(claimed), encrypted(sock)
     for number in coming:
         if number in mine:
-            incoming.arrive(number, lambda piece: fill(sock, piece))
+            incoming.arrive(number, lambda piece: fill(sock, piece), unchanged=unchanged)
         else:
             fill(sock, memoryview(bytearray(incoming.spans[number].size)))

@@ -79,7 +79,7 @@ class Secure:
         """Connect to the replicator of `node`. Raises NotTls, OtherRole, Unavailable, and OSError."""
         contexts = self._current()
         with ExitStack() as unless_admitted:
-            sock = unless_admitted.enter_context(socket.create_connection(address, timeout_s))
+            sock = unless_admitted.enter_context(_connected(address, timeout_s))
             if contexts is not None:
                 try:
                     sock = unless_admitted.enter_context(contexts.client.wrap_socket(sock))
@@ -88,7 +88,7 @@ class Secure:
                         raise
                     if not self.optional:
                         raise NotTls(f"it does not speak TLS; {_advice()}") from error
-                    sock = unless_admitted.enter_context(socket.create_connection(address, timeout_s))
+                    sock = unless_admitted.enter_context(_connected(address, timeout_s))
                 else:
                     self._look(sock, _NODES, node, f"{node} must be a node:")
                     sock = unless_admitted.enter_context(sealed_by_client(sock))
@@ -120,6 +120,14 @@ class Secure:
                 except (OSError, InvalidSpec):  # replaced again meanwhile: the next connection reads them
                     pass
             return self._contexts
+
+
+def _connected(address: tuple[str, int], timeout_s: float) -> socket.socket:
+    """Connect, and let each message leave at once. The handshake ends with several small messages of the client, of which TCP
+    would keep the second back for 40 ms, until the first one is acknowledged."""
+    sock = socket.create_connection(address, timeout_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def _contexts_of(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
