@@ -1,7 +1,7 @@
 """What protection against changed bytes costs: transfers between replicators without digests, with them, and with TLS as well.
 
 * replicate: as in `network`, the third copy of a save, until it is listed in the peer's memory; and until it is on the peer's
-  disk. With TLS, digests are compared in the second part (docs/adr/0073-digests-of-copies-in-memory.md).
+  disk. With TLS, digests are compared in the second part (docs/adr/0075-digests-of-copies-in-memory.md).
 * restore from a peer: as in `network`, for a node without preallocated memory.
 
 * replicate, default limits: the same copy with the rate limits that a replicator has by default.

@@ -1,5 +1,5 @@
 """Digests of a copy that came over an encrypted connection are compared when it leaves memory: on its way to disk, and before a
-restore (docs/adr/0073). Until then a peer that lies has put changed bytes there; they never become weights."""
+restore (docs/adr/0075). Until then a peer that lies has put changed bytes there; they never become weights."""
 
 from __future__ import annotations
 

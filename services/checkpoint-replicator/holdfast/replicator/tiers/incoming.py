@@ -10,7 +10,7 @@ place. Each span belongs to one connection, so verified bytes are never written 
 A span is compared with its checksum and, if the manifest has digests, with its digest. Two kinds of bytes are compared with the
 checksum alone: those of a shard that is open on this machine, and those of a copy for memory that come over an encrypted
 connection, which nobody can have changed on their way. The digests of such a copy are compared when it is copied to disk or
-restored (docs/adr/0073-digests-of-copies-in-memory.md)."""
+restored (docs/adr/0075-digests-of-copies-in-memory.md)."""
 
 from __future__ import annotations
 
