@@ -115,6 +115,27 @@ def test_restarted_agent_repeats_answers_and_refuses_old_epochs(agent: Agent, tm
     assert plane.ask(prepare_order("memory", path, generation=2), command_id="p2").ok  # the new leader's repeat counts
 
 
+def test_a_leader_that_a_later_one_has_replaced_is_refused_before_the_later_one_has_ordered_anything(
+    agent: Agent, tmp_path: Path
+) -> None:
+    plane = agent.plane
+    hellos = len(plane.all_of(Hello))
+    plane.epoch = 8
+    plane.drop_session()
+    wait_until(lambda: len(plane.all_of(Hello)) > hellos, description="a session with the later leader")
+    wait_until(lambda: '"epoch": 8' in agent.log(), description="its greeting")
+    late = plane.ask(prepare_order("late", script(tmp_path, "sleeper", SLEEPER)), command_id="late", epoch=7)
+    assert not late.ok
+    assert "epoch 7 is over" in late.reason
+    plane.epoch = 7
+    plane.drop_session()
+    wait_until(
+        lambda: "this agent has already seen epoch 8" in agent.log(), description="the refusal of the earlier one"
+    )
+    plane.epoch = 8
+    assert plane.ask(prepare_order("late", script(tmp_path, "sleeper", SLEEPER)), command_id="late").ok
+
+
 def test_training_goes_on_without_a_supervisor(agent: Agent, tmp_path: Path) -> None:
     prepared = start_job(agent.plane, prepare_order("alone", script(tmp_path, "sleeper", SLEEPER)))
     hellos = len(agent.plane.all_of(Hello))

@@ -1,8 +1,8 @@
 """Decides which orders are executed. Every order is executed once per `command_id`, however often it is sent, also across
 restarts of the agent. Pure, except for its `Record`, which is on disk.
 
-* An order with a lower leader epoch than the highest seen comes from a replaced leader. It is refused and not
-  remembered, because the new leader may send the same order.
+* An order with a lower leader epoch than the highest seen, in an order or a greeting, comes from a replaced leader. It is
+  refused and not remembered, because the new leader may send the same order.
 * An order that has been answered is answered again from the record. An order in progress is not started twice.
 * The answer is on disk before it is sent. If the agent exits before that, its workers exit with it, so a repeated order
   finds a node without workers and is executed again.
@@ -58,6 +58,14 @@ class Admission:
     @property
     def in_progress(self) -> frozenset[str]:
         return frozenset(self._in_progress)
+
+    def greet(self, epoch: int) -> bool:
+        """Record the epoch of a supervisor that greets this agent as its leader. Returns False if a later leader was seen.
+        Raises `HoldfastError` if the disk rejects the write; orders are then refused as well."""
+        if epoch < self._record.epoch:
+            return False
+        self._record.raise_epoch(epoch)
+        return True
 
     def admit(self, epoch: int, command_id: str, order: Order, at: float) -> Verdict:
         """Decide about an order that has arrived. An order to execute must be finished with `finish`."""

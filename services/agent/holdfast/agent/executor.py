@@ -46,6 +46,14 @@ class Executor:
     def epoch(self) -> int:
         return self._admission.epoch
 
+    def greet(self, epoch: int) -> bool:
+        """Return whether a supervisor with this epoch may lead this agent. From now on, earlier leaders may not."""
+        try:
+            return self._admission.greet(epoch)
+        except HoldfastError as error:  # the session opens, so that the answers to orders report the disk
+            log.warning("epoch of the leader not recorded", epoch=epoch, reason=str(error))
+            return True
+
     def submit(self, epoch: int, command_id: str, order: Order) -> None:
         """Execute an order, repeat its answer, or refuse it. Errors of the order are part of the answer and are not raised."""
         name = type(order).__name__

@@ -217,7 +217,7 @@ class Session:
                 f"the supervisor {OTHER_VERSION} {welcome.protocol_version}, this agent {PROTOCOL_VERSION}: "
                 "install the same version of holdfast on both"
             )
-        if welcome.epoch < self._executor.epoch:
+        if not self._executor.greet(welcome.epoch):
             raise Unavailable(
                 f"{welcome.supervisor} has leader epoch {welcome.epoch}, but this agent has already seen epoch "
                 f"{self._executor.epoch}"
