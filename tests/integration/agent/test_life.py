@@ -132,7 +132,9 @@ def test_a_leader_that_a_later_one_has_replaced_is_refused_before_the_later_one_
     wait_until(
         lambda: "this agent has already seen epoch 8" in agent.log(), description="the refusal of the earlier one"
     )
+    opened = agent.log().count("control session opened")
     plane.epoch = 8
+    wait_until(lambda: agent.log().count("control session opened") > opened, description="a session with the later one")
     assert plane.ask(prepare_order("late", script(tmp_path, "sleeper", SLEEPER)), command_id="late").ok
 
 
