@@ -225,7 +225,8 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     # Reported to the previous leader, but left for this one to fold.
     late = event.session and event.session == node.stale_session
     stale_until = node.stale_until if late else 0.0
-    turn.put_node(node.name, inventory=held, inventory_from=of, inventoried=True, stale_until=stale_until)
+    # The number is first: it shows without a comparison that the inventories differ.
+    turn.put_node(node.name, inventory_from=of, inventory=held, inventoried=True, stale_until=stale_until)
     return inventory
 
 
