@@ -120,7 +120,7 @@ class _Runs(_Table):
         self._writes = [
             (at, _newest(part.write) if part.converted else _unchanged)
             for at, part in enumerate(self._parts)
-            if part.converted or part.name in _TEXTS
+            if part.repeats
         ]
 
     def write(self, values: Sequence[Any]) -> Any:
@@ -159,11 +159,12 @@ class _Runs(_Table):
 
 
     def _listed(self, tree: list[Any], last: Any) -> list[Any]:
-        known = len(self._parts)
-        if len(tree) > known:
-            raise ValueError(f"a run of {self._kind.__name__} has {len(tree)} values, and {known} are known here")
-        parts = zip(self._parts, tree, last or (None,) * known, strict=False)
-        values = [old if value is None and old is not None else part.read(value) for part, value, old in parts]
+        """The values of a run, without those that a newer version added at the end."""
+        parts = zip(self._parts, tree, last or tree, strict=False)
+        values = [
+            old if value is None and part.repeats and last is not None else part.read(value)
+            for part, value, old in parts
+        ]
         return [*values, *map(self._absent, self._parts[len(tree) :])]
 
     def _absent(self, part: _Part) -> Any:
@@ -187,6 +188,7 @@ class _Part:
         else:
             self.write = unstructure if self._hint not in _SCALARS else _unchanged
         self.converted = self.write is not _unchanged
+        self.repeats = self.converted or name in _TEXTS
 
     def read(self, tree: Any) -> Any:
         if not self.column:

@@ -89,11 +89,14 @@ def _is_new(turn: Turn, event: NodeReported) -> bool:
     """Whether the report has not been folded yet. Numbers are per session. Reports of an ended incarnation or of an earlier
     session are dropped: the latter were folded before the present session began, or are repeated in it."""
     node = turn.nodes.get(event.node)
-    if node is None or node.facts.incarnation != event.incarnation or sessions.is_earlier(node, event.session):
+    if node is None or node.facts.incarnation != event.incarnation:
+        return False
+    session = event.session
+    if session != node.session and sessions.is_earlier(node, session):
         return False
     if not turn.heard(event.node, event.seq, node):
         return False
-    if event.session > node.session and not node.lost:
+    if session > node.session and not node.lost:
         # Its Hello was lost. The shell ends such a session within seconds. Until the next one, the node counts as alive.
         turn.put_node(node.name, back_by=turn.at + turn.config.session_s)
     return True
