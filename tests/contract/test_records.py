@@ -364,12 +364,12 @@ def test_runs_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
 
 
 def test_what_a_run_has_in_common_with_the_run_before_is_written_once() -> None:
-    mesh, digests = Mesh.of({"dp": 16}), [f"d{rank}" for rank in range(8)]
+    mesh, digests = Mesh.of({"dp": 32}), [f"d{rank}" for rank in range(8)]
     memory, disk = (
         [ShardRecord(ShardKey(7, 50, rank), mesh, tier, 9, digest) for rank, digest in enumerate(digests)]
         for tier in ("memory", "disk")
     )
-    peer = [ShardRecord(ShardKey(7, 50, rank), mesh, "disk", 9, f"p{rank}", root=f"r{rank}") for rank in range(8, 16)]
+    peer = [ShardRecord(ShardKey(7, 50, rank), mesh, "disk", 9, f"p{rank}", root=f"r{rank}") for rank in range(9, 17)]
     other = [ShardRecord(ShardKey(8, 60, 0), Mesh.of({"dp": 2}), "disk", 9, "d")]
     whole = Inventory("job", (*memory, *disk, *peer, *other))
     tree = json.loads(dumps(whole, Inventory))

@@ -151,12 +151,13 @@ class _Runs(_Table):
         if isinstance(tree, list):
             values = self._listed(tree, last)
         else:
-            values = [self._absent(part) if part.name not in tree else part.read(tree[part.name]) for part in self._parts]
+            values = [
+                self._absent(part) if part.name not in tree else part.read(tree[part.name]) for part in self._parts
+            ]
         run = self._run(*values)
         if not run.fits:
             raise ValueError(f"a run of {run.width} ranks of {self._kind.__name__} has another number of values")
         return run
-
 
     def _listed(self, tree: list[Any], last: Any) -> list[Any]:
         """The values of a run, without those that a newer version added at the end."""

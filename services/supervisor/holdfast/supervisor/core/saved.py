@@ -245,7 +245,9 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
         saved, nodes, kept = (generation.attempt, step), turn.nodes, turn.group(By.KEEPS, name)
         members = (nodes[node] for node in generation.nodes if node in kept)
-        sharded = replicas_differ(run for node in members for run in shard_runs(node.inventory[name]) if run[:2] == saved)
+        sharded = replicas_differ(
+            run for node in members for run in shard_runs(node.inventory[name]) if run[:2] == saved
+        )
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)
 
