@@ -185,11 +185,11 @@ class Present:
     def _in_broadcast(self, node: str, command_id: str) -> tuple[Broadcast, int] | None:
         """The broadcast that includes `node`, and the slot whose unanswered order has this id."""
         if (known := self._asked.pop((node, command_id), None)) is not None:  # found for the check of the sender
-            broadcast, slot, left = known
-            job = broadcast.order.job
-            if self.broadcasts.get(job) is not broadcast:
+            found, place, left = known
+            job = found.order.job
+            if self.broadcasts.get(job) is not found:
                 return None
-            return (broadcast, slot) if self.unanswered[job] is left or slot in self.unanswered[job] else None
+            return (found, place) if self.unanswered[job] is left or place in self.unanswered[job] else None
         for job in self._index.get(By.CLAIM, node):
             broadcast = self.broadcasts.get(job)
             if broadcast is not None and (slot := broadcast.slot_of(command_id)) is not None:
