@@ -276,7 +276,7 @@ class Leader:
                 for node, raw in batch:
                     message = pb.AgentMessage.FromString(raw)  # as gRPC does
                     event = node_reported(self.now, node, incarnations[node], message.seq, decode_report(message), 1)
-                    self._inbox.report(event, message.SerializeToString())
+                    self._inbox.report(event, raw)
             with self.spent.on("log"):
                 await self._inbox.write()
 

@@ -19,6 +19,7 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker
 from holdfast.domain.orders import Inventory, Order, OrderDone, Prepare, PrepareTemplate, Report, WorkersChanged
+from holdfast.domain.runs import ShardRun
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.inbox import InboxEvent
 from holdfast.supervisor.protocol import Event, NodeRepaired, NodeReported, Record, Send
@@ -308,15 +309,21 @@ def test_what_is_prepared_is_not_made_again_when_it_is_first_used(monkeypatch: p
 # ---------------------------------------------------------------- columns
 
 
+def as_object(run: list[Any]) -> dict[str, Any]:
+    """A run as versions before format 8 wrote it."""
+    return dict(zip(ShardRun._fields, run, strict=True))
+
+
 def test_shards_travel_in_runs_and_columns_and_rows_are_still_read() -> None:
     mesh = Mesh.of({"dp": 8})
     shards = tuple(ShardRecord(ShardKey(7, 50, rank), mesh, "disk", 9, f"d{rank}") for rank in range(8))
     whole = Inventory("job", shards)
     tree = json.loads(dumps(whole, Inventory))
-    [run] = tree["shards"][RUNS]
+    [run] = map(as_object, tree["shards"][RUNS])
     assert (run["rank"], run["width"], run["sizes"]) == (0, 8, [9])
     assert run["digests"] == "d0,d1,d2,d3,d4,d5,d6,d7"
     assert loads(dumps(whole, Inventory), Inventory) == whole
+    assert loads(json.dumps(tree | {"shards": {RUNS: [run]}}).encode(), Inventory) == whole  # of format 7
     columns = {
         "key": {"attempt": [7], "step": [50], "rank": list(range(8))},
         "mesh": [run["mesh"]],
@@ -333,14 +340,55 @@ def test_shards_travel_in_runs_and_columns_and_rows_are_still_read() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"width": 7}, {"width": 9}, {"sizes": [9, 9]}, {"sizes": []}, {"sizes": ["x"]}, {"digests": "d0"}, {"rank": True}],
+    [
+        {"width": 7},
+        {"width": 9},
+        {"sizes": [9, 9]},
+        {"sizes": []},
+        {"sizes": ["x"]},
+        {"digests": "d0"},
+        {"rank": True},
+        {"rank": None},
+        {"digests": None},
+        {"mesh": None},
+    ],
 )
 def test_runs_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
     shards = tuple(ShardRecord(ShardKey(7, 50, rank), Mesh.of({"dp": 8}), "disk", 9, f"d{rank}") for rank in range(8))
     tree = json.loads(dumps(Inventory("job", shards), Inventory))
-    tree["shards"][RUNS][0] |= change
-    with pytest.raises(MalformedMessage):
-        loads(json.dumps(tree).encode(), Inventory)
+    changed = as_object(tree["shards"][RUNS][0]) | change
+    for run in (changed, list(changed.values())):
+        tree["shards"][RUNS] = [run]
+        with pytest.raises(MalformedMessage):
+            loads(json.dumps(tree).encode(), Inventory)
+
+
+def test_what_a_run_has_in_common_with_the_run_before_is_written_once() -> None:
+    mesh, digests = Mesh.of({"dp": 32}), [f"d{rank}" for rank in range(8)]
+    memory, disk = (
+        [ShardRecord(ShardKey(7, 50, rank), mesh, tier, 9, digest) for rank, digest in enumerate(digests)]
+        for tier in ("memory", "disk")
+    )
+    peer = [ShardRecord(ShardKey(7, 50, rank), mesh, "disk", 9, f"p{rank}", root=f"r{rank}") for rank in range(9, 17)]
+    other = [ShardRecord(ShardKey(8, 60, 0), Mesh.of({"dp": 2}), "disk", 9, "d")]
+    whole = Inventory("job", (*memory, *disk, *peer, *other))
+    tree = json.loads(dumps(whole, Inventory))
+    first, *rest = map(as_object, tree["shards"][RUNS])
+    assert first["mesh"] is not None
+    assert [each["mesh"] is None for each in rest] == [True, True, False]
+    assert [each["digests"] is None for each in rest] == [True, False, False]
+    assert loads(dumps(whole, Inventory), Inventory) == whole
+    runs = tree["shards"][RUNS]
+    newer = [[*run, "a value of a newer version"] for run in runs]
+    assert loads(json.dumps(tree | {"shards": {RUNS: newer}}).encode(), Inventory) == whole
+    for place, wrong in (
+        (1, runs[1][:6]),
+        (1, [*runs[1][:5], None, *runs[1][6:]]),
+        (0, [None if value == first["digests"] else value for value in runs[0]]),
+    ):
+        spoiled = [*runs[:place], wrong, *runs[place + 1 :]]
+        with pytest.raises(MalformedMessage):
+            loads(json.dumps(tree | {"shards": {RUNS: spoiled}}).encode(), Inventory)
 
 
 def test_a_column_that_a_newer_release_added_or_an_older_one_lacked() -> None:

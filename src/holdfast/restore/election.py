@@ -87,7 +87,7 @@ class _Saved:
     def blocks(self, cuts: Iterable[int] | None = None) -> _Blocks:
         """Return the copies, with runs cut at the ranks `cuts` and where another run begins or ends; None = one block per
         rank."""
-        limits = {(run.rank, run.width) for _, run in self.held}  # fewer than runs: each shard has several copies
+        limits = {run[5:7] for _, run in self.held}  # (rank, width): fewer than runs, as each shard has several copies
         if cuts is None:
             ends = {rank for begin, width in limits for rank in range(begin, begin + width + 1)}
         else:
@@ -113,9 +113,9 @@ class _Saved:
             found = {self.stored.mesh: None} if self.stored else {}
             last: Mesh | None = None
             for _, run in self.held:
-                if run.mesh is not last:
-                    last = run.mesh
-                    found[last] = None
+                if (mesh := run.mesh) is not last:
+                    last = mesh
+                    found[mesh] = None
             self._meshes = list(found)
         return self._meshes
 
@@ -124,20 +124,19 @@ def _on_lineage(
     lineage: Iterable[Segment], holders: Iterable[Holder], *stores: ObjectStore
 ) -> dict[CheckpointId, _Saved]:
     line = Line(lineage)
-    steps: dict[CheckpointId, _Saved] = {}
-    off_lineage: set[CheckpointId] = set()
+    of_runs: dict[tuple[int, ...], _Saved | None] = {}  # None = not on the lineage
+    last: tuple[int, ...] = ()
+    saved: _Saved | None = None
     for holder in holders:
         for run in shard_runs(holder.shards):
-            age = CheckpointId(run.attempt, run.step)
-            saved = steps.get(age)
-            if saved is None:
-                if age in off_lineage:
-                    continue
-                if not line.holds(*age):
-                    off_lineage.add(age)
-                    continue
-                saved = steps[age] = _Saved(*age)
-            saved.held.append((holder, run))
+            if (age := run[:2]) != last:  # nearly all runs are of the same few steps
+                last = age
+                if age not in of_runs:
+                    of_runs[age] = _Saved(*age) if line.holds(*age) else None
+                saved = of_runs[age]
+            if saved is not None:
+                saved.held.append((holder, run))
+    steps = {CheckpointId(each.attempt, each.step): each for each in of_runs.values() if each is not None}
     for store in stores:
         for stored in store.steps if store.url else ():
             age = CheckpointId(stored.attempt, stored.step)

@@ -8,9 +8,11 @@ width. In rows, most of the bytes and of the time would be spent on names and re
 A column with one entry applies to all rows. Fields that are themselves plain records (`ShardKey`) are nested columns. Tuples of
 few values are written in rows. Rows of earlier versions are read as well.
 
-Shards and workers are runs of ranks (`domain.runs`). A value that is equal in a run is written once:
+Shards and workers are runs of ranks (`domain.runs`). A value that is equal in a run is written once. The values of a run are
+in the order of its fields. A mesh and a text are `null` if they are those of the run before. Earlier versions wrote objects
+with the fields' names:
 
-    [ShardRun(…, rank=8, width=2, digests="a,b")]  →  {"_runs": [{…, "rank": 8, "width": 2, "digests": "a,b"}]}
+    [ShardRun(1000, 50, …, rank=8, width=2, digests="a,b")]  →  {"_runs": [[1000, 50, …, 8, 2, …, "a,b", ""]]}
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, get_args, get_origin, get_type_hints
@@ -33,6 +35,8 @@ MARK, RUNS = "_columns", "_runs"
 ROWS_MIN = 4  # fewer values are written in rows
 LARGE, LARGE_MAX = 1000, 2  # rows from which on the columns of a tuple are cached, and number of cached tuples
 _SCALARS = (int, str, float, bool)
+_TEXTS = ("digests", "roots")  # of a run: the same in a node's memory and on its disk
+_NO_VALUE = object()
 
 
 def register(converter: Converter, *kinds: type) -> None:
@@ -112,35 +116,63 @@ class _Runs(_Table):
         super().__init__(kind, converter)
         self._run, self._runs_of, self._made = run, runs_of, made
         self._parts = [_Part(name, hint, converter) for name, hint in get_type_hints(run).items()]
-        # The mesh, which all runs of a fleet have in common, is converted once.
-        self._writes = [(part.name, lru_cache(part.write)) for part in self._parts if part.write is not _unchanged]
+        # Values that successive runs often have in common: a mesh, which is also converted only once, and long texts.
+        self._writes = [
+            (at, _newest(part.write) if part.converted else _unchanged)
+            for at, part in enumerate(self._parts)
+            if part.repeats
+        ]
 
     def write(self, values: Sequence[Any]) -> Any:
         runs = self._runs_of(values)
         if sum([run.width for run in runs]) < ROWS_MIN:
             return super().write(values)
-        rows = [run._asdict() for run in runs]
-        for row in rows:
-            for name, write in self._writes:
-                row[name] = write(row[name])
+        if not self._writes:
+            return {RUNS: runs}  # a tuple is written as a list
+        rows, last = [], (_NO_VALUE,) * len(self._parts)
+        for run in runs:
+            row = list(run)
+            for at, write in self._writes:
+                row[at] = None if run[at] == last[at] else write(row[at])
+            rows.append(row)
+            last = run
         return {RUNS: rows}
 
     def read(self, tree: Any, kind: Any) -> Sequence[Any]:
         if not isinstance(tree, dict) or RUNS not in tree:
             return self._made(self._runs_of(super().read(tree, kind)))
-        return self._made([self._read_run(run) for run in tree[RUNS]])
+        runs: list[Any] = []
+        for run in tree[RUNS]:
+            runs.append(self._read_run(run, runs[-1] if runs else None))
+        return self._made(runs)
 
-    def _read_run(self, tree: Any) -> Any:
-        defaults = self._run._field_defaults  # of values that an earlier version did not write
-        run = self._run(
-            *[
-                defaults[part.name] if part.name in defaults and part.name not in tree else part.read(tree[part.name])
-                for part in self._parts
+    def _read_run(self, tree: Any, last: Any) -> Any:
+        """`last`: the run before, which has the values that are None in a list."""
+        if isinstance(tree, list):
+            values = self._listed(tree, last)
+        else:
+            values = [
+                self._absent(part) if part.name not in tree else part.read(tree[part.name]) for part in self._parts
             ]
-        )
+        run = self._run(*values)
         if not run.fits:
             raise ValueError(f"a run of {run.width} ranks of {self._kind.__name__} has another number of values")
         return run
+
+    def _listed(self, tree: list[Any], last: Any) -> list[Any]:
+        """The values of a run, without those that a newer version added at the end."""
+        parts = zip(self._parts, tree, last or tree, strict=False)
+        values = [
+            old if value is None and part.repeats and last is not None else part.read(value)
+            for part, value, old in parts
+        ]
+        return [*values, *map(self._absent, self._parts[len(tree) :])]
+
+    def _absent(self, part: _Part) -> Any:
+        """The value that an earlier version did not write. Raises KeyError if it wrote one always."""
+        if part.name not in self._run._field_defaults:
+            raise KeyError(part.name)
+        return self._run._field_defaults[part.name]
 
 
 class _Part:
@@ -156,6 +188,8 @@ class _Part:
             self.write: Callable[[Any], Any] = _unchanged
         else:
             self.write = unstructure if self._hint not in _SCALARS else _unchanged
+        self.converted = self.write is not _unchanged
+        self.repeats = self.converted or name in _TEXTS
 
     def read(self, tree: Any) -> Any:
         if not self.column:
@@ -167,6 +201,19 @@ class _Part:
 
 def _unchanged(value: Any) -> Any:
     return value
+
+
+def _newest(write: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`write`, with the result for the newest object cached."""
+    known: tuple[Any, Any] = (write, None)  # no value to write is `write` itself
+
+    def newest(value: Any) -> Any:
+        nonlocal known
+        if value is not known[0]:
+            known = value, write(value)
+        return known[1]
+
+    return newest
 
 
 class _Columns:

@@ -56,10 +56,15 @@ def writer(kind: Any) -> Callable[[Any], bytes]:
 
 def writer_of_fields(kinds: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bytes]:
     """Return a function that writes some fields of a dataclass, in this order, as `writer` would. `kinds`: field → type."""
-    write = {name: _FAST.get_unstructure_hook(kind) for name, kind in kinds.items()}
-    return lambda values: to_json(
-        {name: write[name](value) for name, value in values.items()}, inf_nan_mode="constants"
-    )
+    write = {name: _FAST.get_unstructure_hook(kind) for name, kind in kinds.items() if kind not in _SCALARS}
+
+    def write_fields(values: Mapping[str, Any]) -> bytes:
+        return to_json(
+            {name: write[name](value) if name in write else value for name, value in values.items()},
+            inf_nan_mode="constants",
+        )
+
+    return write_fields
 
 
 @overload

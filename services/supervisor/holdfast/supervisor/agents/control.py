@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 import grpc
@@ -30,8 +31,17 @@ HELLO_TIMEOUT_S = 5.0
 NOT_THE_LEADER = "not the leader"
 
 log = structlog.get_logger("holdfast.supervisor.agents.control")
-Context = grpc.aio.ServicerContext[pb.AgentMessage, Outgoing]
-Messages = AsyncIterator[pb.AgentMessage]
+
+
+class Received(NamedTuple):
+    """An agent's message, and its bytes as they arrived: these go into the inbox."""
+
+    message: pb.AgentMessage
+    raw: bytes
+
+
+Context = grpc.aio.ServicerContext[Received, Outgoing]
+Messages = AsyncIterator[Received]
 
 
 class ControlServicer(pb_grpc.ControlServicer):
@@ -65,7 +75,7 @@ class ControlServicer(pb_grpc.ControlServicer):
         if sessions is None:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, NOT_THE_LEADER)
         first = await _first(messages)
-        facts = _facts(first)
+        facts = _facts(first.message)
         if reason := caller().refusal_for(facts.node):
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
         session = sessions.open(facts, context.peer())
@@ -85,13 +95,12 @@ class ControlServicer(pb_grpc.ControlServicer):
         if session.end is not None and session.end.code is not grpc.StatusCode.OK:
             raise Refused(session.end.code, session.end.message)
 
-    async def _read(
-        self, sessions: Sessions, session: AgentSession, first: pb.AgentMessage, messages: Messages
-    ) -> None:
+    async def _read(self, sessions: Sessions, session: AgentSession, first: Received, messages: Messages) -> None:
         try:
             self._take(sessions, session, first)
-            async for message in messages:
+            async for received in messages:
                 session.heard()
+                message = received.message
                 match message.WhichOneof("report"):
                     case "beat":
                         beat = message.beat
@@ -109,30 +118,35 @@ class ControlServicer(pb_grpc.ControlServicer):
                         errors = message.errors_read
                         session.errors.take(errors.id, partial(rank_reads.decode_errors, errors))
                     case _:
-                        self._take(sessions, session, message)
+                        self._take(sessions, session, received)
                         await sessions.inbox.wait_for_room()
         except HoldfastError as error:
             session.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         else:
             session.close(grpc.StatusCode.OK, "the agent has ended it")
 
-    def _take(self, sessions: Sessions, session: AgentSession, message: pb.AgentMessage) -> None:
+    def _take(self, sessions: Sessions, session: AgentSession, received: Received) -> None:
+        message, raw = received
         report = decode_report(message)
         if isinstance(report, Hello) and _name(report.facts) != (session.node, session.incarnation):
             raise MalformedMessage("hello", f"the session of {session.node} cannot become that of {report.facts.node}")
         sessions.latencies.heard(report)
         event = node_reported(self._clock(), session.node, session.incarnation, message.seq, report, session.number)
         acknowledge = partial(session.offer, encode_ack(message.seq))
-        sessions.inbox.report(event, message.SerializeToString(), acknowledge)
+        sessions.inbox.report(event, raw, acknowledge)
 
 
 def add_to_server(servicer: ControlServicer, server: grpc.aio.Server) -> None:
-    """Like the generated function, for messages of which some are encoded already."""
+    """Like the generated function, for messages whose bytes are needed or exist already."""
     session = grpc.stream_stream_rpc_method_handler(
-        servicer.Session, request_deserializer=pb.AgentMessage.FromString, response_serializer=_serialized
+        servicer.Session, request_deserializer=_received, response_serializer=_serialized
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
     server.add_registered_method_handlers(SERVICE, {"Session": session})
+
+
+def _received(raw: bytes) -> Received:
+    return Received(pb.AgentMessage.FromString(raw), raw)
 
 
 def _serialized(message: Outgoing) -> bytes:
@@ -144,7 +158,7 @@ async def _write(session: AgentSession, context: Context) -> None:
         await write_whole(context, await session.next())
 
 
-async def _first(messages: Messages) -> pb.AgentMessage:
+async def _first(messages: Messages) -> Received:
     with anyio.move_on_after(HELLO_TIMEOUT_S):
         async for message in messages:
             return message

@@ -78,14 +78,16 @@ def believed(job: Job, holders: Iterable[Node], nodes: Mapping[str, Node]) -> li
         return [shards for _, shards in every]
     restored = job.generation.restore if job.generation is not None else running.restore
     newest = max(job.checkpoints.step, restored.step if restored.attempt == running.attempt else 0)
+    with_ranks = set(running.nodes)
     doubtful = {
         node.name
         for node, shards in every
-        if running.slot_of(node.name) is None and _newest_step(shards, running.attempt) > newest
+        if node.facts.node not in with_ranks and _newest_step(shards, running.attempt) > newest
     }
-    if doubtful:
-        members = (nodes[name].inventory.get(job.name, ()) for name in running.nodes if name in nodes)
-        newest = max(newest, *(_newest_step(shards, running.attempt) for shards in members))
+    if not doubtful:
+        return [shards for _, shards in every]
+    members = (nodes[name].inventory.get(job.name, ()) for name in running.nodes if name in nodes)
+    newest = max(newest, *(_newest_step(shards, running.attempt) for shards in members))
     return [
         Shards(run for run in shard_runs(shards) if run.attempt != running.attempt or run.step <= newest)
         if node.name in doubtful

@@ -89,11 +89,14 @@ def _is_new(turn: Turn, event: NodeReported) -> bool:
     """Whether the report has not been folded yet. Numbers are per session. Reports of an ended incarnation or of an earlier
     session are dropped: the latter were folded before the present session began, or are repeated in it."""
     node = turn.nodes.get(event.node)
-    if node is None or node.facts.incarnation != event.incarnation or sessions.is_earlier(node, event.session):
+    if node is None or node.facts.incarnation != event.incarnation:
+        return False
+    session = event.session
+    if session != node.session and sessions.is_earlier(node, session):
         return False
     if not turn.heard(event.node, event.seq, node):
         return False
-    if event.session > node.session and not node.lost:
+    if session > node.session and not node.lost:
         # Its Hello was lost. The shell ends such a session within seconds. Until the next one, the node counts as alive.
         turn.put_node(node.name, back_by=turn.at + turn.config.session_s)
     return True
@@ -225,7 +228,8 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     # Reported to the previous leader, but left for this one to fold.
     late = event.session and event.session == node.stale_session
     stale_until = node.stale_until if late else 0.0
-    turn.put_node(node.name, inventory=held, inventory_from=of, inventoried=True, stale_until=stale_until)
+    # The number is first: it shows without a comparison that the inventories differ.
+    turn.put_node(node.name, inventory_from=of, inventory=held, inventoried=True, stale_until=stale_until)
     return inventory
 
 

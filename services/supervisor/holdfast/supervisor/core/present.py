@@ -44,7 +44,8 @@ class Present:
         self._index = Draft(state.index or index_of(state))
         self._pooled: Memo = {}
         self._pooled_version = 0
-        self._asked: dict[tuple[str, str], tuple[Broadcast, int]] = {}  # by node and id: slots found for answers
+        # By node and id: slots found for answers, and the slots that had not answered then.
+        self._asked: dict[tuple[str, str], tuple[Broadcast, int, Numbers]] = {}
 
     @property
     def config(self) -> Config:
@@ -169,10 +170,10 @@ class Present:
 
     def addressee(self, node: str, command_id: str) -> str | None:
         """The node that the unanswered order of this id was sent to; of a broadcast only if `node` is among its nodes."""
-        if (send := self.outbox.get(command_id)) is not None:
-            return send.node
-        found = self._in_broadcast(node, command_id)
-        return None if found is None else found[0].placements[found[1]].node
+        if (found := self._in_broadcast(node, command_id)) is not None:  # nearly always
+            return found[0].placements[found[1]].node
+        send = self.outbox.get(command_id)
+        return None if send is None else send.node
 
     def slot_asked(self, node: str, command_id: str) -> tuple[str, int] | None:
         """(job, slot) of the order of this id to the node, if it belongs to a broadcast and is not answered."""
@@ -184,14 +185,18 @@ class Present:
     def _in_broadcast(self, node: str, command_id: str) -> tuple[Broadcast, int] | None:
         """The broadcast that includes `node`, and the slot whose unanswered order has this id."""
         if (known := self._asked.pop((node, command_id), None)) is not None:  # found for the check of the sender
-            job = known[0].order.job
-            return known if self.broadcasts.get(job) is known[0] and known[1] in self.unanswered[job] else None
+            found, place, left = known
+            job = found.order.job
+            if self.broadcasts.get(job) is not found:
+                return None
+            return (found, place) if self.unanswered[job] is left or place in self.unanswered[job] else None
         for job in self._index.get(By.CLAIM, node):
             broadcast = self.broadcasts.get(job)
             if broadcast is not None and (slot := broadcast.slot_of(command_id)) is not None:
-                if slot not in self.unanswered[job]:
+                left = self.unanswered[job]
+                if slot not in left:
                     return None
-                self._asked[node, command_id] = broadcast, slot
+                self._asked[node, command_id] = broadcast, slot, left
                 return broadcast, slot
         return None
 

@@ -86,8 +86,8 @@ def on_prepared(turn: Turn, name: str, job: str, generation: int, done: OrderDon
     else:
         turn.put_node(
             name,
+            workers_version=done.workers_version,  # first: it shows without a comparison that the workers differ
             workers=done.workers,
-            workers_version=done.workers_version,
             ended=(),
             workers_at=turn.at,
             live_generations=holds,

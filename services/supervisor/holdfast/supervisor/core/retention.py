@@ -58,22 +58,25 @@ _Ranks = tuple[int, int]  # from, to (exclusive); empty if `to` is not above `fr
 
 def newest_everywhere(turn: Turn, job: Job) -> int:
     """The newest step of the running attempt that every rank has on its node's disk and, if there are several nodes, on another
-    one; 0 = none."""
+    one; 0 = none. Ignores steps before the last one that was sent."""
     running = job.running
     assert running is not None
     attempt = running.attempt
     on_disk: dict[int, int] = defaultdict(int)  # step → number of slots that hold all of their own shards
     elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
-    for name in turn.group(By.KEEPS, job.name):
-        placement = running.placement_of(name)
-        if placement is None:
-            continue  # neither a member nor a peer of one
+    newest, step = job.checkpoints.saved_by_all
+    told = step if newest == attempt else 0
+    nodes, kept, name = turn.nodes, turn.group(By.KEEPS, job.name), job.name
+    for placement in running.placements:
+        if placement.node not in kept:  # others are neither members nor peers of one
+            continue
         first, behind = placement.first_rank, placement.first_rank + placement.nproc
         whole: set[int] = set()
         parts: dict[int, list[_Ranks]] = {}
-        for each, step, _, tier, _, begin, width, _, _, _ in shard_runs(turn.nodes[name].inventory[job.name]):
-            if each != attempt:
+        for run in shard_runs(nodes[placement.node].inventory[name]):
+            if run[0] != attempt or run[1] < told:
                 continue
+            _, step, _, tier, _, begin, width, _, _, _ = run
             end = begin + width
             if tier in DURABLE:
                 if (begin, end) == (first, behind):

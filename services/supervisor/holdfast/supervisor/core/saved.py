@@ -108,7 +108,8 @@ def _as_holders(turn: Turn, job: Job, nodes: Sequence[Node]) -> list[Holder]:
 
 
 def _holder(node: Node, shards: Sequence[ShardRecord]) -> Holder:
-    return Holder(node.name, node.facts.replicator_endpoint, node.zone, shards)
+    facts = node.facts
+    return Holder(facts.node, facts.replicator_endpoint, node.zone, shards)
 
 
 def _knowledge(turn: Turn, job: Job) -> Knowledge:
@@ -242,11 +243,11 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     """Every shard of `step` is known now: find out whether the replicas' shards differ."""
     job = turn.jobs[name]
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
-        attempt = generation.attempt
-        keepers = (node for node in turn.group(By.KEEPS, name) if generation.slot_of(node) is not None)
-        inventories = (turn.nodes[node].inventory[name] for node in keepers)
-        runs = (run for shards in inventories for run in shard_runs(shards) if run[1] == step and run[0] == attempt)
-        sharded = replicas_differ(runs)
+        saved, nodes, kept = (generation.attempt, step), turn.nodes, turn.group(By.KEEPS, name)
+        members = (nodes[node] for node in generation.nodes if node in kept)
+        sharded = replicas_differ(
+            run for node in members for run in shard_runs(node.inventory[name]) if run[:2] == saved
+        )
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)
 
@@ -268,10 +269,11 @@ def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
         return 0
     reported: list[int] = []  # slots
     own: dict[int, list[int]] = defaultdict(list)  # step → slots
+    place_of, attempt = running.placement_of, running.attempt
     for node in nodes:
-        if (placement := running.placement_of(node.name)) is not None:
+        if (placement := place_of(node.facts.node)) is not None:
             reported.append(placement.slot)
-            for step in _own_steps(node.inventory.get(name, ()), running.attempt, placement):
+            for step in _own_steps(node.inventory.get(name, ()), attempt, placement):
                 own[step].append(placement.slot)
     before, at_home, known = job.checkpoints.at_home, {}, Numbers(reported)
     for step in sorted({*before, *own}):

@@ -51,7 +51,6 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.timers import PolicyTimeout, RungTimeout, Timer
 
 _NO_FIELDS: Mapping[str, Any] = {}
-_NO_ROWS: Mapping[Any, Mapping[str, Any] | None] = {}
 
 
 class Turn(Present):
@@ -147,10 +146,11 @@ class Turn(Present):
     def put_node(self, name: str, **changes: Any) -> Node:
         old = self.nodes[name]
         node = evolve(old, **changes)
-        known = self.written.get("nodes", _NO_ROWS).get(name, _NO_FIELDS)
-        self._write("nodes", name)[name] = node
+        table, written = self._own("nodes")
+        table[name] = node
+        known = written.get(name, _NO_FIELDS)
         if known is not None:
-            self.written["nodes"][name] = {**known, **changes} if known else changes
+            written[name] = {**known, **changes} if known else changes
         self._index.node(old, node, changes)
         self._touched_nodes.add(name)
         if node.removal is not None:
@@ -403,6 +403,12 @@ class Turn(Present):
 
     def _write(self, name: str, key: Hashable) -> dict[Any, Any]:
         """The turn's own copy of a table, whose row `key` the caller is about to change."""
+        table, written = self._own(name)
+        written[key] = None
+        return table
+
+    def _own(self, name: str) -> tuple[dict[Any, Any], dict[Any, Mapping[str, Any] | None]]:
+        """The turn's own copy of a table, which the caller is about to change, and its written rows."""
         self._changed = True
         table = self._tables.get(name)
         if table is None:
@@ -410,5 +416,4 @@ class Turn(Present):
             self.written[name] = {}
             if name in TABLES:
                 setattr(self, name, table)
-        self.written[name][key] = None
-        return table
+        return table, self.written[name]

@@ -59,23 +59,26 @@ class _Group:
         self._names = names
         self._write = records.writer(self.hint)
         self._write_fields = records.writer_of_fields({name: hints[name] for name in names})
-        self._defaults = [_default_value(each) for each in fields(self.kind)]
+        # A value without elements is the default.
+        if any(each is not MISSING and each for each in map(_default_value, fields(self.kind))):
+            raise TypeError(f"a field of {self.kind.__name__} has a default that is not empty")
         self._write_same = lru_cache(SAME_MAX)(lambda items: self._write(dict(items)))
+        self._is_mapping = issubclass(get_origin(self.hint) or object, Mapping)
         self._newest: tuple[Any, bytes] = (None, b"")  # the value written last: many rows in a row have the same object
 
     def dumps(self, row: Any) -> bytes | None:
         """None if all fields have their default values."""
-        values = [getattr(row, name) for name in self._names]
-        if not any(values):
-            return None
+        known = vars(row)
         if self.hint is self.kind:
-            pairs = zip(self._names, values, self._defaults, strict=True)
-            return self._write_fields({name: value for name, value, default in pairs if value != default})
-        [value] = values
+            values = {name: value for name in self._names if (value := known[name])}
+            return self._write_fields(values) if values else None
+        value = known[self._names[0]]
+        if not value:
+            return None
         if value is not self._newest[0]:
             # Thousands of nodes have equal `live_generations`.
-            same = isinstance(value, Mapping)
-            self._newest = value, self._write_same(tuple(value.items())) if same else self._write(value)
+            same = self._write_same(tuple(value.items())) if self._is_mapping else self._write(value)
+            self._newest = value, same
         return self._newest[1]
 
     def loads(self, raw: bytes) -> dict[str, Any]:
@@ -120,13 +123,15 @@ class _Row:
 
     def differing(self, was: Any, value: Any, names: Iterable[str] | None = None) -> set[str]:
         """The parts in which two rows differ. `names`: the fields that may differ; None = any."""
-        before, after = vars(was), vars(value)
+        before, after, part_of = vars(was), vars(value), self._part_of
         if names is None:  # the fields are in the same order in every copy
-            names = compress(self._part_of, map(is_not, before.values(), after.values()))
+            names = compress(part_of, map(is_not, before.values(), after.values()))
         parts: set[str] = set()
         for name in names:
-            if (part := self._part_of[name]) not in parts and before[name] != after[name]:
-                parts.add(part)
+            if (part := part_of[name]) not in parts:
+                old, new = before[name], after[name]
+                if old is not new and old != new:
+                    parts.add(part)
         return parts
 
     def dumps(self, part: str, row: Any) -> bytes | None:
@@ -148,9 +153,10 @@ WHOLE = ""  # name of the single part that an early version wrote
 # 5: the fields of a node that change together are parts of their own, shards and workers are runs, and fields of nodes, orders,
 # the breaker and its settings have the names of the glossary. 6: a job's specification, with the text of its policy, is a part
 # of its own, and a row contains no fields of its groups. 7: incidents, findings and pre-flight tests have the names of the
-# glossary; `records` also reads the former names.
-_FORMAT, _NOW = "format", b"7"
-_SAME_PARTS = (b"6", _NOW)  # formats with the same parts and rows
+# glossary; `records` also reads the former names. 8: runs of shards and of workers are lists of their values, without the names
+# of the fields.
+_FORMAT, _NOW = "format", b"8"
+_SAME_PARTS = (b"6", b"7", _NOW)  # formats with the same parts and rows
 _BEFORE = tuple(str(number).encode() for number in range(1, int(_NOW)))
 _UPGRADES = {
     "jobs": upgrades.job,
