@@ -26,17 +26,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from io import TextIOWrapper
 
 REQUEST_BYTES_MAX = 64 << 10
 DESCRIPTORS_MAX = 4
 PR_SET_PDEATHSIG = 1
 # Room in the first environment of the process that forks, for what /proc/PID/environ is to show of its forks.
 ROOM, ROOM_BYTES = "TEST_ROOM", 32 << 10
+UNBUFFERED = "PYTHONUNBUFFERED"
 # What a process is warm for; else the name of a service's package, as after `python -m`.
 COMMANDS = "commands"
 SCRIPTS = "scripts"  # the first argument is the script
-STACK = "stack"  # the first argument is the module: a service, an agent, or `holdfast.cli.main` (`warm_stack`)
+STACK = (
+    "stack"  # the first argument is the module: a service, an agent, torchrun, or `holdfast.cli.main` (`warm_stack`)
+)
 
 
 class WarmProcess:
@@ -109,7 +115,8 @@ class WarmCommand(subprocess.Popen[str]):
 class Warm:
     """The process that forks."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, at_import: Mapping[str, str]) -> None:
+        """`at_import`: variables that take effect at import, beside those of this process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with theirs:
@@ -118,6 +125,7 @@ class Warm:
                 # What modules ask for when they are imported: consoles their width, numpy and torch how many threads to start.
                 env={
                     **environment,
+                    **at_import,
                     "COLUMNS": "120",
                     "OPENBLAS_NUM_THREADS": "1",
                     "OMP_NUM_THREADS": "1",
@@ -188,9 +196,9 @@ class Warm:
 
 
 @cache
-def warm(what: str) -> Warm:
-    """That of this test process."""
-    made = Warm(what)
+def warm(what: str, **at_import: str) -> Warm:
+    """That of this test process, and of what takes effect at import."""
+    made = Warm(what, at_import)
     atexit.register(made.close)
     return made
 
@@ -242,7 +250,15 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.update(request["environment"])
     os.environ.update(zip(request["inherited"], map(str, descriptors[2:]), strict=True))
     show_environment(os.environ)
+    write_at_once(os.environ)
     sys.argv = ["holdfast", *request["arguments"]]
+
+
+def write_at_once(environment: Mapping[str, str]) -> None:
+    """As a new interpreter does with PYTHONUNBUFFERED, or with -u."""
+    if environment.get(UNBUFFERED):
+        for stream in (sys.stdout, sys.stderr):
+            cast("TextIOWrapper", stream).reconfigure(write_through=True)
 
 
 def show_environment(environment: Mapping[str, str]) -> None:

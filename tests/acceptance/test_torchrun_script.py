@@ -16,6 +16,7 @@ import psutil
 import pytest
 from leftovers import MARK, marked, memory_of
 from waiting import wait_until
+from warm_processes import COMMANDS, warm
 
 from holdfast.cli.demo.course import examples
 
@@ -26,16 +27,10 @@ STEPS = 4000
 def asked(home: Path, *arguments: str) -> Any:
     """What a command in another terminal prints, without the setting HOLDFAST_URL."""
     environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_API"}
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", *arguments, "--json"],
-        env={**environment, "HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the local run train-ddp, at http://127.0.0.1:" in done.stderr
-    return json.loads(done.stdout)
+    code, out, err = warm(COMMANDS)([*arguments, "--json"], Path.cwd(), {**environment, "HOME": str(home)}, 60.0)
+    assert code == 0, err
+    assert "the local run train-ddp, at http://127.0.0.1:" in err
+    return json.loads(out)
 
 
 def workers(mark: str) -> list[psutil.Process]:
