@@ -37,6 +37,7 @@ PR_SET_PDEATHSIG = 1
 # Room in the first environment of the process that forks, for what /proc/PID/environ is to show of its forks.
 ROOM, ROOM_BYTES = "TEST_ROOM", 32 << 10
 UNBUFFERED = "PYTHONUNBUFFERED"
+TITLE_BYTES = 512  # room for what `ps` is to show of a fork
 # What a process is warm for; else the name of a service's package, as after `python -m`.
 COMMANDS = "commands"
 SCRIPTS = "scripts"  # the first argument is the script
@@ -121,7 +122,7 @@ class Warm:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, what, str(theirs.fileno())],
+                [sys.executable, __file__, what, str(theirs.fileno()), "." * TITLE_BYTES],
                 # What modules ask for when they are imported: consoles their width, numpy and torch how many threads to start.
                 env={
                     **environment,
@@ -250,15 +251,15 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.update(request["environment"])
     os.environ.update(zip(request["inherited"], map(str, descriptors[2:]), strict=True))
     show_environment(os.environ)
-    write_at_once(os.environ)
+    if os.environ.get(UNBUFFERED):
+        write_at_once()
     sys.argv = ["holdfast", *request["arguments"]]
 
 
-def write_at_once(environment: Mapping[str, str]) -> None:
+def write_at_once() -> None:
     """As a new interpreter does with PYTHONUNBUFFERED, or with -u."""
-    if environment.get(UNBUFFERED):
-        for stream in (sys.stdout, sys.stderr):
-            cast("TextIOWrapper", stream).reconfigure(write_through=True)
+    for stream in (sys.stdout, sys.stderr):
+        cast("TextIOWrapper", stream).reconfigure(write_through=True)
 
 
 def show_environment(environment: Mapping[str, str]) -> None:

@@ -52,7 +52,7 @@ COMMAND = "holdfast.cli.main"
 TEMPLATE = "holdfast.train.template"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 TORCHRUN = "torch.distributed.run"
-SCRIPT = "script"  # in place of a module: the first argument is the path of a training script
+SCRIPT = "script"  # in place of a module: the arguments are -u, or not, the path of a training script, and its own
 OF_AN_AGENT = ("holdfast.replicator", TEMPLATE)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -110,21 +110,36 @@ class Imports:
         self._forgotten: list[Any] = []
         for service in SERVICES:
             importlib.import_module(f"{service}.service")
+        for lazy in ("anyio._backends._asyncio", "uvicorn.protocols.http.h11_impl"):
+            importlib.import_module(lazy)
+        self._prepare_records()
         from holdfast.cli import main
 
         main.application()  # with every subcommand
 
+    def _prepare_records(self) -> None:
+        """Compile what a supervisor compiles at its start: half of the CPU time that this takes."""
+        from holdfast.supervisor.leader import snapshot
+        from holdfast.supervisor.leader.inbox import InboxEvent
+        from holdfast.supervisor.published import Published
+        from holdfast.wire import records
+
+        snapshot.prepare()
+        records.prepare(Published, InboxEvent)
+
     def run(self, module: str, *arguments: str) -> None:
         """As `python -m` does it, in a fork."""
-        _entitle("python", *((arguments) if module == SCRIPT else ("-m", module, *arguments)))
+        _entitle("python", *(arguments if module == SCRIPT else ("-m", module, *arguments)))
         if module in (TEMPLATE, TORCHRUN, SCRIPT):
             self._forget_services()
         if module == TORCHRUN:
             self._ranks_are_forks()
         if module == SCRIPT:
-            sys.argv = [*arguments]
-            sys.path.insert(0, os.path.dirname(arguments[0]))
-            runpy.run_path(arguments[0], run_name="__main__")
+            if arguments[0] == "-u":
+                write_at_once()
+            sys.argv = [*arguments[arguments[0] == "-u" :]]
+            sys.path.insert(0, os.path.dirname(sys.argv[0]))
+            runpy.run_path(sys.argv[0], run_name="__main__")
             return
         if module == TEMPLATE:
             sys.path.insert(0, os.getcwd())  # which the template drops
@@ -190,16 +205,7 @@ class Imports:
             of_python = (interpreter, *script[:1]) == (sys.executable, "-u") and script[1:2] != ["-m"]
             if not of_python or handler._stdout or handler._stderr or not imported(env, self.environment):
                 return new(handler, args, env)
-            return helper.start(
-                SCRIPT,
-                {**env, UNBUFFERED: "1"},
-                Path.cwd(),
-                1,
-                (),
-                arguments=script[1:],
-                own_session=True,
-                outlives=True,
-            )
+            return helper.start(SCRIPT, env, Path.cwd(), 1, (), arguments=script, own_session=True, outlives=True)
 
         SubprocessHandler._popen = popen  # type: ignore[method-assign, assignment]
 
@@ -324,7 +330,8 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], parent: int)
     os.environ.clear()
     os.environ.update(request["environment"])
     show_environment(request["environment"])
-    write_at_once(request["environment"])
+    if request["environment"].get(UNBUFFERED):
+        write_at_once()
     sys.argv = [request["module"]]
     if request["note"]:
         _note(request["note"])
