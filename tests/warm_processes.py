@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -274,21 +273,25 @@ def show_environment(environment: Mapping[str, str]) -> None:
 
 
 def end_at_once(run: Callable[[], object]) -> None:
-    """Run it to its end, and end without what only frees memory: that would copy every page that it shares."""
-    code = 0
+    """Run it to its end, and end without what only frees memory: that would copy every page that it shares, which takes a
+    quarter of a second with torch."""
+    code, interrupted = 0, False
     try:
         run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 
@@ -314,15 +317,19 @@ def _main(what: str, requests: socket.socket) -> None:
     gc.enable()
     _serve(requests)
     if what == COMMANDS:
-        main.main()
+        end_at_once(main.main)
     elif what == SCRIPTS:
-        sys.argv.pop(0)
-        sys.path.insert(0, os.path.dirname(sys.argv[0]))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        end_at_once(_script)
     elif what == STACK:
         end_at_once(lambda: imports.run(*sys.argv[1:]))
     else:
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        end_at_once(lambda: runpy.run_module(what, run_name="__main__", alter_sys=True))
+
+
+def _script() -> None:
+    sys.argv.pop(0)
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

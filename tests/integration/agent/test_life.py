@@ -77,7 +77,7 @@ def test_next_agent_ends_what_a_killed_one_could_not(agent: Agent, tmp_path: Pat
 def test_sigterm_leaves_nothing_and_says_goodbye(agent: Agent, tmp_path: Path) -> None:
     start_job(agent.plane, prepare_order("term", script(tmp_path, "stubborn", STUBBORN), nproc=2))
     for rank in (0, 1):
-        wait_until(lambda rank=rank: agent.worker_lines("term", 1, rank), description="the pid of what a script starts")
+        wait_until(lambda rank=rank: agent.worker_lines("term", 1, rank), description="the pid of what a script starts")  # type: ignore[misc]
     family = [child.pid for child in agent.descendants()]
     assert len(family) >= 7, "the template and, of each rank, its reaper, the worker and what its script has started"
     agent.process.terminate()
