@@ -85,11 +85,10 @@ setup: $(INSTALLED)  ## virtual environment with everything that demo, test and 
 demo: $(INSTALLED)  ## train a small GPT, break it nine times, watch it survive; writes out/demo/
 	$(BIN)/holdfast demo --out out/demo $(ARGS)
 
-# The files that take long come first: none that began last keeps the others waiting at the end.
-# Acceptance tests run real training, mostly wait, and have deadlines that a busy machine keeps; a file is run in one process.
+# All at once: what waits leaves the cores to what computes. A file is run in one process; those of tests/long_files.txt come first.
+TESTED := tests/acceptance tests/integration tests/simulation tests/contract tests/security tests/unit
 test: $(INSTALLED)  ## every test, but for the longest variations (test-slow)
-	$(BIN)/pytest -m 'not slow' -n $(JOBS) --dist loadfile --no-loadscope-reorder tests/integration tests/simulation tests/contract tests/security tests/unit $(ARGS)
-	$(BIN)/pytest -m 'not slow' -n $(JOBS) --dist loadfile tests/acceptance $(ARGS)
+	$(BIN)/pytest -m 'not slow' -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTED) $(ARGS)
 
 test-slow: $(INSTALLED)  ## what `make test` leaves out: variations that start training again and again
 	$(BIN)/pytest -m slow tests $(ARGS)

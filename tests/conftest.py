@@ -17,6 +17,7 @@ from contextvars import Context
 from pathlib import Path
 from typing import Any, TypeVarTuple, Unpack
 
+import file_order
 import hypothesis
 import long_tests
 import pytest
@@ -45,16 +46,22 @@ hypothesis.settings.load_profile("shared machine")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--servers", choices=servers.MODES, default="auto", help="where Redis and the object store run")
     long_tests.add_options(parser)
+    file_order.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--write-long") and "PYTEST_XDIST_WORKER" not in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    if config.getoption("--write-long"):
         config.pluginmanager.register(long_tests.Meter())
+    if config.getoption("--write-order"):
+        config.pluginmanager.register(file_order.Meter())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--short"):
         long_tests.leave_out(config, items)
+    file_order.sort(items)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

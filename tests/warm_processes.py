@@ -21,22 +21,28 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from io import TextIOWrapper
 
 REQUEST_BYTES_MAX = 64 << 10
 DESCRIPTORS_MAX = 4
 PR_SET_PDEATHSIG = 1
 # Room in the first environment of the process that forks, for what /proc/PID/environ is to show of its forks.
 ROOM, ROOM_BYTES = "TEST_ROOM", 32 << 10
+UNBUFFERED = "PYTHONUNBUFFERED"
+TITLE_BYTES = 512  # room for what `ps` is to show of a fork
 # What a process is warm for; else the name of a service's package, as after `python -m`.
 COMMANDS = "commands"
 SCRIPTS = "scripts"  # the first argument is the script
-STACK = "stack"  # the first argument is the module: a service, an agent, or `holdfast.cli.main` (`warm_stack`)
+STACK = (
+    "stack"  # the first argument is the module: a service, an agent, torchrun, or `holdfast.cli.main` (`warm_stack`)
+)
 
 
 class WarmProcess:
@@ -109,15 +115,17 @@ class WarmCommand(subprocess.Popen[str]):
 class Warm:
     """The process that forks."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, at_import: Mapping[str, str]) -> None:
+        """`at_import`: variables that take effect at import, beside those of this process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, what, str(theirs.fileno())],
+                [sys.executable, __file__, what, str(theirs.fileno()), "." * TITLE_BYTES],
                 # What modules ask for when they are imported: consoles their width, numpy and torch how many threads to start.
                 env={
                     **environment,
+                    **at_import,
                     "COLUMNS": "120",
                     "OPENBLAS_NUM_THREADS": "1",
                     "OMP_NUM_THREADS": "1",
@@ -188,9 +196,9 @@ class Warm:
 
 
 @cache
-def warm(what: str) -> Warm:
-    """That of this test process."""
-    made = Warm(what)
+def warm(what: str, **at_import: str) -> Warm:
+    """That of this test process, and of what takes effect at import."""
+    made = Warm(what, at_import)
     atexit.register(made.close)
     return made
 
@@ -242,7 +250,15 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.update(request["environment"])
     os.environ.update(zip(request["inherited"], map(str, descriptors[2:]), strict=True))
     show_environment(os.environ)
+    if os.environ.get(UNBUFFERED):
+        write_at_once()
     sys.argv = ["holdfast", *request["arguments"]]
+
+
+def write_at_once() -> None:
+    """As a new interpreter does with PYTHONUNBUFFERED, or with -u."""
+    for stream in (sys.stdout, sys.stderr):
+        cast("TextIOWrapper", stream).reconfigure(write_through=True)
 
 
 def show_environment(environment: Mapping[str, str]) -> None:
@@ -257,21 +273,25 @@ def show_environment(environment: Mapping[str, str]) -> None:
 
 
 def end_at_once(run: Callable[[], object]) -> None:
-    """Run it to its end, and end without what only frees memory: that would copy every page that it shares."""
-    code = 0
+    """Run it to its end, and end without what only frees memory: that would copy every page that it shares, which takes a
+    quarter of a second with torch."""
+    code, interrupted = 0, False
     try:
         run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 
@@ -297,15 +317,19 @@ def _main(what: str, requests: socket.socket) -> None:
     gc.enable()
     _serve(requests)
     if what == COMMANDS:
-        main.main()
+        end_at_once(main.main)
     elif what == SCRIPTS:
-        sys.argv.pop(0)
-        sys.path.insert(0, os.path.dirname(sys.argv[0]))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        end_at_once(_script)
     elif what == STACK:
         end_at_once(lambda: imports.run(*sys.argv[1:]))
     else:
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        end_at_once(lambda: runpy.run_module(what, run_name="__main__", alter_sys=True))
+
+
+def _script() -> None:
+    sys.argv.pop(0)
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

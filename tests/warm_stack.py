@@ -1,4 +1,4 @@
-"""Stacks, agents and commands that start a stack, as forks of a process that has imported what they import.
+"""Stacks, agents, torchrun and commands that start a stack, as forks of a process that has imported what they import.
 
 A stack of two nodes costs ten seconds of CPU time less: each node imports the agent, the replicator and torch, and each
 service its own modules. What runs is the same, and so is the tree of processes: an agent's helper, forked before the agent
@@ -8,11 +8,13 @@ its services and agents.
                                                        ┌── helper ── (forks twice, so that the agent becomes the parent)
     test ── process that has imported everything ── agent ── replicator
                   │                                    └── template ── …
+                  ├── torchrun ── helper ── (forks twice, so that torchrun becomes the parent)
+                  │       └── ranks
                   ├── diagnostics, supervisor
                   └── `holdfast up`, `holdfast run --local` ── helper
                                           └── diagnostics, supervisor, agents
 
-What changes how modules are imported (PYTHONPATH, a preloaded module) gets a new process as ever. Some tests start
+What changes how modules are imported (PYTHONPATH) gets another process to fork from. Some tests start
 `python -m holdfast.cli.main` itself: `Shell.start_python`, and those of acceptance.
 """
 
@@ -33,7 +35,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from warm_processes import WarmProcess, show_environment
+from warm_processes import UNBUFFERED, WarmProcess, show_environment, write_at_once
 
 if TYPE_CHECKING:
     from holdfast.cli.processes import Process
@@ -48,28 +50,34 @@ FREE_FROM = 1000  # above every descriptor that a child is promised
 SERVICES = ("holdfast.agent", "holdfast.replicator", "holdfast.diagnostics", "holdfast.supervisor")
 COMMAND = "holdfast.cli.main"
 TEMPLATE = "holdfast.train.template"
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+TORCHRUN = "torch.distributed.run"
+SCRIPT = "script"  # in place of a module: the arguments are -u, or not, the path of a training script, and its own
 OF_AN_AGENT = ("holdfast.replicator", TEMPLATE)
-IMPORTED_BY_TEMPLATES = ("HOLDFAST_TEMPLATE_PRELOAD", "HOLDFAST_TEMPLATE_PATH", "HOLDFAST_TEMPLATE_LEARNED")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of it takes effect at import."""
+    """What of it takes effect at import. PYTHONUNBUFFERED takes effect in forks, too (`warm_processes`)."""
+    # torch writes its default into the environment when a test uses an optimizer: the next stack is as warm as before.
     # Not at the top: the process that forks must not have the agent before it knows what a template imports.
     from holdfast.agent.workers.template import IMPORT_TIME_NAMES, IMPORT_TIME_PREFIXES
 
     return {
         name: value
         for name, value in environment.items()
-        if name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES)
+        if (name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES))
+        and name != UNBUFFERED
+        and not (name == CACHE and Path(value).name.startswith("torchinductor_"))
     }
 
 
 def imported(environment: Mapping[str, str], before: Mapping[str, str]) -> bool:
-    """Whether a process with this environment would have imported what one with the environment `before` has."""
-    more = [name for name in IMPORTED_BY_TEMPLATES if environment.get(name, "[]") != "[]"]
-    return not more and at_import(environment) == at_import(before)
+    """Whether a process with this environment would have imported what one with the environment `before` has.
+
+    What a template imports beside that, modules of a job, it imports itself."""
+    return at_import(environment) == at_import(before)
 
 
 # ---------------------------------------------------------------- in the test
@@ -79,9 +87,11 @@ def warm_or_new(module: str, environment: Mapping[str, str], directory: Path, ou
     """A running `python -m module`; None if only a new process can have this environment."""
     from warm_processes import STACK, warm
 
-    if not imported(environment, os.environ):
+    wanted, ours = at_import(environment), at_import(os.environ)
+    if ours.keys() - wanted.keys():
         return None
-    started = warm(STACK).start([module], directory, environment, output.fileno(), output.fileno())
+    differing = {name: value for name, value in wanted.items() if ours.get(name) != value}
+    started = warm(STACK, **differing).start([module], directory, environment, output.fileno(), output.fileno())
     return cast("Process", started)
 
 
@@ -100,15 +110,38 @@ class Imports:
         self._forgotten: list[Any] = []
         for service in SERVICES:
             importlib.import_module(f"{service}.service")
+        for lazy in ("anyio._backends._asyncio", "uvicorn.protocols.http.h11_impl"):
+            importlib.import_module(lazy)
+        self._prepare_records()
         from holdfast.cli import main
 
         main.application()  # with every subcommand
 
+    def _prepare_records(self) -> None:
+        """Compile what a supervisor compiles at its start: half of the CPU time that this takes."""
+        from holdfast.supervisor.leader import snapshot
+        from holdfast.supervisor.leader.inbox import InboxEvent
+        from holdfast.supervisor.published import Published
+        from holdfast.wire import records
+
+        snapshot.prepare()
+        records.prepare(Published, InboxEvent)
+
     def run(self, module: str, *arguments: str) -> None:
         """As `python -m` does it, in a fork."""
-        _entitle("python", "-m", module, *arguments)
-        if module == TEMPLATE:
+        _entitle("python", *(arguments if module == SCRIPT else ("-m", module, *arguments)))
+        if module in (TEMPLATE, TORCHRUN, SCRIPT):
             self._forget_services()
+        if module == TORCHRUN:
+            self._ranks_are_forks()
+        if module == SCRIPT:
+            if arguments[0] == "-u":
+                write_at_once()
+            sys.argv = [*arguments[arguments[0] == "-u" :]]
+            sys.path.insert(0, os.path.dirname(sys.argv[0]))
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            return
+        if module == TEMPLATE:
             sys.path.insert(0, os.getcwd())  # which the template drops
         if module == "holdfast.agent":
             self._children_are_forks()
@@ -119,7 +152,7 @@ class Imports:
             sys.argv = ["holdfast", *arguments]
             main.main()
             return
-        sys.argv = [module]
+        sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     def _forget_services(self) -> None:
@@ -132,9 +165,9 @@ class Imports:
         parent, (ours, theirs) = os.getpid(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             ours.close()
-            module = _help(theirs, parent)
+            wanted = _help(theirs, parent)
             theirs.close()
-            self.run(module)
+            self.run(*wanted)
             sys.exit()
         theirs.close()
         return _Helper(ours)
@@ -160,6 +193,21 @@ class Imports:
             return helper.start(module, environment, cwd or Path.cwd(), output, pass_fds)
 
         children._start = start
+
+    def _ranks_are_forks(self) -> None:
+        """This process, torchrun, gets the ranks of a script from a helper, where that makes no difference."""
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+        helper, new = self._helper(), SubprocessHandler._popen
+
+        def popen(handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            interpreter, *script = args
+            of_python = (interpreter, *script[:1]) == (sys.executable, "-u") and script[1:2] != ["-m"]
+            if not of_python or handler._stdout or handler._stderr or not imported(env, self.environment):
+                return new(handler, args, env)
+            return helper.start(SCRIPT, env, Path.cwd(), 1, (), arguments=script, own_session=True, outlives=True)
+
+        SubprocessHandler._popen = popen  # type: ignore[method-assign, assignment]
 
     def _stacks_are_forks(self) -> None:
         """This process, a command, gets the processes of its stack from a helper, where that makes no difference."""
@@ -197,17 +245,22 @@ class _Helper:
         output: int,
         pass_fds: Sequence[int],
         *,
+        arguments: Sequence[str] = (),
         note: str = "",
         own_session: bool = False,
+        outlives: bool = False,
     ) -> WarmProcess:
-        """A child of this process. `note`: the pid file of one that outlives this process."""
+        """A child of this process. `outlives`: when this one is killed, it runs on. `note`: the pid file of one that is not
+        this one's child by then, either."""
         request = {
             "module": module,
             "environment": dict(environment),
             "directory": str(directory),
             "descriptors": list(pass_fds),
+            "arguments": list(arguments),
             "note": note,
             "own_session": own_session,
+            "outlives": outlives,
         }
         with self._asking, _adopting():
             socket.send_fds(self._requests, [json.dumps(request).encode()], [output, *pass_fds])
@@ -220,8 +273,8 @@ class _Helper:
 # ---------------------------------------------------------------- in the helper of an agent or a command
 
 
-def _help(requests: socket.socket, parent: int) -> str:
-    """Serve the parent until it ends. Returns in a child, the module that it is to run."""
+def _help(requests: socket.socket, parent: int) -> list[str]:
+    """Serve the parent until it ends. Returns in a child, the module that it is to run, and its arguments."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _entitle("a helper of tests")
     while True:
@@ -238,7 +291,7 @@ def _help(requests: socket.socket, parent: int) -> str:
             os.close(theirs)
             request = json.loads(raw)
             _become(request, descriptors, parent)
-            return str(request["module"])
+            return [request["module"], *request["arguments"]]
         os.close(theirs)
         os.waitpid(between, 0)
         with os.fdopen(answer, "rb") as pipe:
@@ -258,7 +311,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], parent: int)
         os.setpgid(0, 0)
     if not request["note"]:
         _until_child_of(parent)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(PR_SET_PDEATHSIG, 0 if request["outlives"] else signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, FREE_FROM) for descriptor in descriptors]
@@ -277,6 +330,8 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], parent: int)
     os.environ.clear()
     os.environ.update(request["environment"])
     show_environment(request["environment"])
+    if request["environment"].get(UNBUFFERED):
+        write_at_once()
     sys.argv = [request["module"]]
     if request["note"]:
         _note(request["note"])

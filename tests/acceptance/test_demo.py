@@ -14,6 +14,7 @@ import pytest
 from warm_processes import STACK, warm
 
 STEPS = 360
+SHORT_STEPS = 140  # the faults need 65; while each is made, a fast machine steps on
 # A stopped rank is proof: 2 s, and what a busy machine adds. Without proof it is given `floor_s`, 10 s.
 HANG_DETECTED_S_MAX = 5.0
 CLASSES = {"startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other"}
@@ -50,7 +51,7 @@ pytestmark = pytest.mark.timeout(740)
 
 
 def test_three_faults_in_the_short_form(tmp_path: Path) -> None:
-    report, printed = _demo(tmp_path, "--short", command=_forked)
+    report, printed = _demo(tmp_path, "--short", "--steps", str(SHORT_STEPS), command=_forked)
     assert report["failures"] == []
     assert [(incident["kind"], incident["action"]) for incident in report["incidents"]] == [
         ("worker_crash", "restart"),
@@ -60,12 +61,12 @@ def test_three_faults_in_the_short_form(tmp_path: Path) -> None:
     _assert_times_are_in_order(report)
     _assert_every_second_is_in_one_class(report)
     assert report["losses"]["max_abs_diff"] < 1e-4
-    assert report["steps"]["reached"] == report["steps"]["target"] == 200
+    assert report["steps"]["reached"] == report["steps"]["target"] == SHORT_STEPS
     assert "dashboard while it runs: http://" in printed
     summary = printed.rstrip().splitlines()[-5:]
     assert summary[0] == "all 3 faults were detected, attributed and recovered as expected"
     assert summary[1].startswith("from a fault to the first step after it: median ")
-    assert summary[2].startswith("steps 200/200, ")
+    assert summary[2].startswith(f"steps {SHORT_STEPS}/{SHORT_STEPS}, ")
     assert summary[3].startswith(f"goodput {report['goodput']['job']:.1%}: of {report['wall_s']:.0f} s the start took ")
     assert str(tmp_path / "report.json") in summary[4]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import plugged
 import pytest
 from training import cluster, gpt_job
 from waiting import wait_until
+from warm_processes import COMMANDS, warm
 
 from holdfast.plugins import Group
 
@@ -75,9 +74,9 @@ def _hot(findings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _holdfast(environment: dict[str, str], *arguments: str, check: bool = True) -> str:
-    command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
-    done = subprocess.run(
-        command, env={**os.environ, **environment, "COLUMNS": "200"}, capture_output=True, text=True, check=False
+    finds_plug_ins = {"PYTHONPATH": environment["PYTHONPATH"]}
+    code, out, err = warm(COMMANDS, **finds_plug_ins)(
+        arguments, Path.cwd(), {**os.environ, **environment, "COLUMNS": "200"}, 60.0
     )
-    assert not check or done.returncode == 0, done.stderr
-    return done.stdout
+    assert not check or code == 0, err
+    return out

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from leftovers import MARK, marked, memory_of
 from waiting import wait_until
+from warm_processes import COMMANDS, warm
 
 from holdfast.cli.demo.course import examples
 
@@ -26,16 +27,10 @@ STEPS = 4000
 def asked(home: Path, *arguments: str) -> Any:
     """What a command in another terminal prints, without the setting HOLDFAST_URL."""
     environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_API"}
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", *arguments, "--json"],
-        env={**environment, "HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the local run train-ddp, at http://127.0.0.1:" in done.stderr
-    return json.loads(done.stdout)
+    code, out, err = warm(COMMANDS)([*arguments, "--json"], Path.cwd(), {**environment, "HOME": str(home)}, 60.0)
+    assert code == 0, err
+    assert "the local run train-ddp, at http://127.0.0.1:" in err
+    return json.loads(out)
 
 
 def workers(mark: str) -> list[psutil.Process]:
@@ -44,7 +39,7 @@ def workers(mark: str) -> list[psutil.Process]:
     return [process for process in marked(mark) if process.ppid() in templates]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_an_unmodified_script_survives_a_killed_rank(tmp_path: Path) -> None:
     mark = f"{os.getpid()}-{random.random()}"
     checkpoint = tmp_path / "ddp.pt"
@@ -70,7 +65,7 @@ def test_an_unmodified_script_survives_a_killed_rank(tmp_path: Path) -> None:
     assert len(workers(mark)) == 2
     [victim] = [each for each in workers(mark) if "rank 1" in " ".join(each.cmdline())]
     victim.send_signal(signal.SIGKILL)
-    assert process.wait(90) == 0, output.read_text()
+    assert process.wait(150) == 0, output.read_text()
     text = output.read_text()
     assert re.search(r"Rank 1 on node-0 was killed by SIGKILL after \d+ optimizer steps \(observed", text)
     assert "step 0" not in text

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ import scaling_train
 import torch
 from train_workers import reserve_port
 from waiting import wait_until
+from warm_processes import STACK, warm
 
 from holdfast.domain.worker import EXIT_INTERRUPTED
 
@@ -35,24 +35,20 @@ def checkpoints(tmp_path: Path) -> Iterator[Path]:
 
 
 def begin(ranks: int, steps: int, out: Path, checkpoints: Path, step_s: float = 0.0) -> subprocess.Popen[str]:
-    """`ranks` 0: plain python."""
+    """`ranks` 0: plain python. A fork (`warm_stack`)."""
     arguments = ["--steps", str(steps), "--out", str(out), "--checkpoint", str(checkpoints), "--step-s", str(step_s)]
     with reserve_port() as port:
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
-        launch = [*launcher, str(port.getsockname()[1])] if ranks else []
-        return subprocess.Popen(
-            [sys.executable, *launch, str(SCRIPT), *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        launcher = ["torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
+        launch = [*launcher, str(port.getsockname()[1])] if ranks else ["script"]
+        return warm(STACK).command(
+            [*launch, str(SCRIPT), *arguments], Path.cwd(), {**os.environ, "OMP_NUM_THREADS": "1"}
         )
 
 
 def train(ranks: int, steps: int, out: Path, checkpoints: Path) -> None:
     process = begin(ranks, steps, out, checkpoints)
-    text, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, text
+    text, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, text + errors
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -83,11 +79,11 @@ def test_sigterm_tells_the_script_before_the_last_save(tmp_path: Path, checkpoin
     try:
         wait_until((out / "steps.jsonl").exists, description="the first step", timeout_s=TIMEOUT_S)
         process.send_signal(signal.SIGTERM)
-        text, _ = process.communicate(timeout=TIMEOUT_S)
+        text, errors = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
         process.wait(TIMEOUT_S)
-    assert process.returncode == EXIT_INTERRUPTED, text
+    assert process.returncode == EXIT_INTERRUPTED, text + errors
     (leaving,) = records(out / "events.jsonl")
     assert (leaving["event"], leaving["reason"]) == ("leaving", "SIGTERM")
     saved = max(int(path.parent.name[1:]) for path in checkpoints.glob("a1/s*/rank-0.json"))

@@ -20,6 +20,7 @@ import pytest
 from losses import losses as logged
 from train_workers import reserve_port
 from waiting import wait_until
+from warm_processes import STACK, warm
 
 from holdfast.cli.demo.course import examples
 from holdfast.domain.worker import EXIT_INTERRUPTED
@@ -33,16 +34,12 @@ class Launch:
     """One torchrun (or plain python) with everything below it."""
 
     def __init__(self, command: Sequence[str], output: Path, port: int, **environ: str) -> None:
+        """`command`: what `warm_stack` runs in a fork."""
         self.output = output
         self.port = port
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environ}
         with output.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environ},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            self.process = warm(STACK).start(command, Path.cwd(), environment, log.fileno(), log.fileno())
 
     @property
     def text(self) -> str:
@@ -111,11 +108,9 @@ def launch(tmp_path: Path) -> Iterator[StartLaunch]:
         ]
         port = port or port_of(held.enter_context(reserve_port()))
         run = (
-            [sys.executable]
+            ["script"]
             if ranks == 0
             else [
-                sys.executable,
-                "-m",
                 "torch.distributed.run",
                 "--nproc-per-node",
                 str(ranks),
