@@ -24,6 +24,7 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, L
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Report
 from holdfast.policy import default
+from holdfast.runtime.garbage import collect_seldom
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.store import Store
@@ -240,6 +241,7 @@ class LargeJob:
 def run(nodes: int, faults: int, seed: int) -> int:
     """Simulate one job. Prints its progress to stderr, at most a line in five seconds, and its result. Returns an exit code."""
     shown_at = time.monotonic()
+    collect_seldom()  # the heap grows with the nodes, and a full collection walks all of it
 
     def say(text: str) -> None:
         nonlocal shown_at
