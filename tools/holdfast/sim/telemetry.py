@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from math import nan
 from typing import NamedTuple
@@ -80,6 +81,12 @@ class _Reported:
     stopped: bool = False
 
 
+@lru_cache
+def _members(world_size: int) -> str:
+    """The group of all ranks. Every node names it in every snapshot."""
+    return compact(range(world_size))
+
+
 class Telemetry:
     def __init__(self, agent: Agent, steps: Steps) -> None:
         self.agent, self._steps = agent, steps
@@ -87,8 +94,8 @@ class Telemetry:
         self.frozen: set[int] = set()  # hung ranks whose processes are stopped
         self.life = 0
         self.outbox = Outbox(agent.name, "")
-        self.emitted: dict[int, NodeSignal] = {}  # by identity: the signals of this life that must not be lost
-        self.taken: set[int] = set()  # those of them that a process of diagnostics has folded
+        # By identity: the signals of this life that must not be lost, and that no process of diagnostics has folded.
+        self.unread: dict[int, NodeSignal] = {}
         self._reported: _Reported | None = None
 
     # ------------------------------------------------------------ signals
@@ -129,13 +136,12 @@ class Telemetry:
         if self.life != self.agent.life:
             self.life, self._reported = self.agent.life, None
             self.outbox = Outbox(self.agent.name, self.agent.incarnation)
-            self.emitted.clear()
-            self.taken.clear()
+            self.unread.clear()
 
     def _emit(self, signal: NodeSignal) -> None:
         self.outbox.add(signal)
         if isinstance(signal, RELIABLE):
-            self.emitted[id(signal)] = signal
+            self.unread[id(signal)] = signal
 
     def _start(self, reported: _Reported) -> None:
         order, now = reported.workers.order, self.agent.world.now
@@ -277,7 +283,7 @@ class Telemetry:
         answered = tuple(rank not in self.frozen for rank in ranks)
         rows = tuple(rank for rank in ranks if rank not in self.frozen)
         inside = tuple(rank not in workers.hung for rank in rows)
-        members, entered = compact(range(order.mesh.world_size)), workers.step + 1
+        members, entered = _members(order.mesh.world_size), workers.step + 1
         count = len(ranks)
         return StallSnapshot(
             agent.name,
