@@ -48,6 +48,7 @@ BEATS_S = 10.0
 BACK_S = 60.0  # until a lost machine has booted
 RECOVER_S = 600.0
 LOOK_S = 1.0
+ORDERS_KEPT = 20  # of each node: those of ten generations; more would take gigabytes after a thousand faults
 EVENTS_MAX = 10**12
 SHARE_CHECKED = 0.0
 
@@ -99,7 +100,8 @@ class LargeJob:
         self._chance = Random(f"large job of {seed}")
         spares = max(SPARES_MIN, nodes // 100)
         self.agents = {
-            f"n{index}": Agent(self.world, self, f"n{index}", "", RANKS_PER_NODE) for index in range(nodes + spares)
+            f"n{index}": Agent(self.world, self, f"n{index}", "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT)
+            for index in range(nodes + spares)
         }
         self.spec = JobSpec(
             JOB,
