@@ -294,7 +294,8 @@ class Agent:
     def receive(self, epoch: int, command_id: str, order: Order) -> None:
         if not self.alive:
             return
-        if self.orders.setdefault(command_id, order) != order:
+        known = self.orders.setdefault(command_id, order)
+        if known is not order and known != order:
             raise Violation(
                 f"{self.name} is given {order} under the id {command_id}, which was {self.orders[command_id]}"
             )
@@ -315,7 +316,8 @@ class Agent:
         if self.executed[command_id] > 1 and not isinstance(order, PrepareTemplate):
             # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
             raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
-        self.world.say(f"{self.name} executes {command_id} {describe(order)}")
+        if self.world.tracing:
+            self.world.say(f"{self.name} executes {command_id} {describe(order)}")
 
         def done(result: Outcome | HoldfastError) -> None:
             answer = self.admission.finish(answer_of(command_id, result, self.clock.now()), self._version_for_answer)

@@ -126,6 +126,7 @@ class LargeJob:
             batch=Unrepeated,
             beats_s=BEATS_S,
             checked_share=SHARE_CHECKED,
+            gathers=True,
         )
         self.training = Training(self.world, self.agents, _Steps(), STEP_S, inf)
         self.diagnostics = Diagnostics(

@@ -70,15 +70,17 @@ class Ledger:
 
     def remember(self, answer: OrderDone) -> None:
         """Store an answer. It is on disk when this returns."""
-        self._write(
+        newest = self._write(
             "INSERT OR REPLACE INTO answer (command_id, answer) VALUES (?, ?)",
             (answer.command_id, records.dumps(answer, OrderDone).decode()),
         )
-        self._write("DELETE FROM answer WHERE number <= (SELECT max(number) FROM answer) - ?", (self._answers_max,))
+        if newest > self._answers_max:
+            self._write("DELETE FROM answer WHERE number <= ?", (newest - self._answers_max,))
 
-    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+    def _write(self, statement: str, values: tuple[object, ...]) -> int:
+        """Return the number of the row that was inserted last."""
         try:
-            self._database.execute(statement, values)
+            return self._database.execute(statement, values).lastrowid or 0
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
