@@ -48,6 +48,7 @@ BEATS_S = 10.0
 BACK_S = 60.0  # until a lost machine has booted
 RECOVER_S = 600.0
 LOOK_S = 1.0
+TURN_S = (0.02, 0.1)  # the commit of some thousand reports; a leader folds meanwhile what has arrived
 ORDERS_KEPT = 20  # of each node: those of ten generations; more would take gigabytes after a thousand faults
 EVENTS_MAX = 10**12
 SHARE_CHECKED = 0.0
@@ -127,6 +128,7 @@ class LargeJob:
             beats_s=BEATS_S,
             checked_share=SHARE_CHECKED,
             gathers=True,
+            turn_s=TURN_S,
         )
         self.training = Training(self.world, self.agents, _Steps(), STEP_S, inf)
         self.diagnostics = Diagnostics(

@@ -65,6 +65,7 @@ from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.timers import Timer
 
 BEATS_S = 1.0  # interval at which the leader evaluates the agents' heartbeats
+TURN_S = (0.0005, 0.004)
 CHECKED_SHARE = 0.005  # of the commits: the snapshot and the index are compared with the state
 
 Policy = Callable[[Incident, JobView], Action]
@@ -94,8 +95,10 @@ class Supervisor:
         beats_s: float = BEATS_S,
         checked_share: float = CHECKED_SHARE,
         gathers: bool = False,
+        turn_s: tuple[float, float] = TURN_S,
     ) -> None:
-        """`batch`: creates the batches that are observed; None = those that `fold` needs. `gathers`: as in `Log`."""
+        """`batch`: creates the batches that are observed; None = those that `fold` needs. `gathers`: as in `Log`. `turn_s`:
+        time from the first event that waits to the fold of all that wait."""
         self.world, self.agents, self.observer, self.policy, self.fold = world, agents, observer, policy, fold
         self.config = config or Config()
         self.log_clock = Clock(world)
@@ -109,7 +112,7 @@ class Supervisor:
             gathers=gathers,
         )
         self._batch = batch or batch_of(fold)
-        self._beats_s, self._checked_share = beats_s, checked_share
+        self._beats_s, self._checked_share, self._turn_s = beats_s, checked_share, turn_s
         self._folder: Folder | None = None
         self._watched: Watched | None = None
         self._lease: Lease | None = None
@@ -277,7 +280,7 @@ class Supervisor:
     def _wake(self) -> None:
         if not self._awake:
             self._awake = True
-            self.world.soon(0.0005, 0.004, self._work)
+            self.world.soon(*self._turn_s, self._work)
 
     def _work(self) -> None:
         """Fold and commit what waits, and carry out the commands."""
