@@ -44,9 +44,7 @@ def again(
     return made
 
 
-def again_in(
-    zones: Mapping[str, str], job: JobSpec, before: Plan, out: set[str], free: tuple[Spare, ...]
-) -> Plan:
+def again_in(zones: Mapping[str, str], job: JobSpec, before: Plan, out: set[str], free: tuple[Spare, ...]) -> Plan:
     made = plan(Request(job, job.mesh.dp, 1, before.placements, frozenset(out), free, zones))
     assert isinstance(made, Plan), made.reason
     return made

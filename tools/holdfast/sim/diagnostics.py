@@ -75,7 +75,7 @@ class _Link:
 class _Once(Engine):
     """Folds each signal that an agent keeps once. `take` receives each.
 
-    A signal is remembered until its agent keeps no signal any more (`settled`), so that memory does not grow with the faults."""
+    A signal is remembered until its agent keeps none any more (`settled`), so that memory does not grow with the faults."""
 
     def __init__(self, detectors: Sequence[Detector[Any]], take: Callable[[NodeSignal], None]) -> None:
         super().__init__(detectors)

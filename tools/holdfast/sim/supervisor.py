@@ -407,9 +407,7 @@ class Supervisor:
 
         def arrive() -> None:
             times = 2 if self.world.chance.random() < 0.05 else 1
-            if self.world.loss and self.world.loses(
-                f"{type(send.order).__name__} {send.command_id} to {agent.name}"
-            ):
+            if self.world.loss and self.world.loses(f"{type(send.order).__name__} {send.command_id} to {agent.name}"):
                 if isinstance(send.order, Stop):
                     agent.stops_missed = max(agent.stops_missed, send.order.generation)
                 return
