@@ -1,11 +1,16 @@
-"""One job of 256 nodes, 2,048 ranks, recovers from each fault; and a fault that it does not recover from is found."""
+"""One job of 256 nodes, 2,048 ranks, recovers from each fault; and a fault that it does not recover from is found. What the
+simulator does and remembers for a fault depends on the number of nodes alone."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 
 from holdfast.diagnostics.detectors.worker_exit import WorkerExit
-from holdfast.sim.large import LargeJob
+from holdfast.sim import large
+from holdfast.sim.large import ORDERS_KEPT, LargeJob
+from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.world import Violation
 
 
@@ -19,3 +24,35 @@ def test_a_fault_that_is_not_recovered_is_found(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(WorkerExit, "_exited", lambda *of: ())
     with pytest.raises(Violation, match="no finding about the worker_crash"):
         LargeJob(16, 20).run()
+
+
+def test_reports_that_share_an_entry_lead_to_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = LargeJob(16, 6)
+    result = gathered.run()
+    monkeypatch.setattr(large, "Supervisor", partial(_supervisor, gathers=False))
+    alone = LargeJob(16, 6)
+    assert alone.run().kinds == result.kinds
+    assert alone.world.now == gathered.world.now
+    assert alone.supervisor.committed == gathered.supervisor.committed
+
+
+def _supervisor(*world: object, gathers: bool, **options: object) -> Supervisor:
+    return Supervisor(*world, **(options | {"gathers": gathers}))  # type: ignore[arg-type]
+
+
+def test_the_events_of_a_fault_are_proportional_to_the_nodes() -> None:
+    few, many = (LargeJob(nodes, 4).run() for nodes in (32, 256))
+    assert many.kinds == few.kinds
+    assert many.events / many.nodes < 1.1 * few.events / few.nodes
+
+
+def test_what_is_remembered_does_not_grow_with_the_faults() -> None:
+    job = LargeJob(8, 40)
+    job.run()
+    for agent in job.agents.values():
+        assert len(agent.orders) <= ORDERS_KEPT + 1
+        assert agent.executed.keys() <= agent.orders.keys()
+        answers = agent._database.execute("SELECT count(*) FROM answer").fetchone()
+        assert answers[0] <= ORDERS_KEPT
+    assert sum(map(len, job.diagnostics._engine._folded.values())) <= 2 * len(job.agents)
+    assert not any(link.telemetry.unread for link in job.diagnostics._links.values())

@@ -44,11 +44,39 @@ def again(
     return made
 
 
+def again_in(zones: Mapping[str, str], job: JobSpec, before: Plan, out: set[str], free: tuple[Spare, ...]) -> Plan:
+    made = plan(Request(job, job.mesh.dp, 1, before.placements, frozenset(out), free, zones))
+    assert isinstance(made, Plan), made.reason
+    return made
+
+
 def test_a_spare_takes_the_slot_and_everybody_else_stays() -> None:
     job = spec(3, 3)
     made = again(job, first(job), {"n04"}, spares("s1"))
     assert made.nodes == ("n00", "n01", "n02", "n03", "s1", "n05", "n06", "n07", "n08")
     assert made.reason == "s1 (free) takes slot 4 from n04"
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([f"s{number}" for number in range(9)]),
+        st.tuples(st.sampled_from(["", "a", "b"]), st.sampled_from([0.0, 0.1, 0.5]), st.booleans(), st.booleans()),
+        min_size=4,
+    ),
+    st.sets(st.integers(0, 3), min_size=1),
+)
+def test_each_hole_gets_the_spare_that_a_search_of_all_would_find(
+    free: dict[str, tuple[str, float, bool, bool]], holes: set[int]
+) -> None:
+    job, left = spec(4), {name: Spare(name, *each) for name, each in free.items()}
+    zones = {"n00": "a", "n01": "b", "n02": "a"}
+    before = first(job)
+    made = again_in(zones, job, before, {f"n0{slot}" for slot in holes}, tuple(left.values()))
+    for slot in sorted(holes):
+        zone = zones.get(f"n0{slot}", "")
+        best = min(left.values(), key=lambda each: (each.repute, bool(zone) and each.zone != zone, each.node))
+        assert made.nodes[slot] == best.node
+        del left[best.node]
 
 
 def test_a_spare_of_the_same_failure_domain_is_taken_first_and_a_suspect_one_last() -> None:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from holdfast.agent.admission import Admission
 from holdfast.agent.generations import Generations
-from holdfast.agent.ledger import Ledger
+from holdfast.agent.ledger import ANSWERS_MAX, Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
 from holdfast.agent.reports import Reports
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable, Unrestorable
@@ -81,8 +81,19 @@ class Surroundings(Protocol):
 
 
 class Agent:
-    def __init__(self, world: World, around: Surroundings, name: str, zone: str, capacity: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        around: Surroundings,
+        name: str,
+        zone: str,
+        capacity: int,
+        *,
+        orders_kept: int = ANSWERS_MAX,
+    ) -> None:
+        """`orders_kept`: number of orders that the agent's ledger and the promises about orders remember."""
         self.world, self.around, self.name, self.zone, self.capacity = world, around, name, zone, capacity
+        self._orders_kept = orders_kept
         self.clock = Clock(world)
         self.life = 0
         self.alive = False
@@ -149,7 +160,7 @@ class Agent:
             self._test_itself()
 
     def _begin_admission(self) -> Admission:
-        return Admission(Ledger(Path(self.name), self._database))
+        return Admission(Ledger(Path(self.name), self._database, answers_max=self._orders_kept))
 
     @property
     def _tests_are_old(self) -> bool:
@@ -283,7 +294,8 @@ class Agent:
     def receive(self, epoch: int, command_id: str, order: Order) -> None:
         if not self.alive:
             return
-        if self.orders.setdefault(command_id, order) != order:
+        known = self.orders.setdefault(command_id, order)
+        if known is not order and known != order:
             raise Violation(
                 f"{self.name} is given {order} under the id {command_id}, which was {self.orders[command_id]}"
             )
@@ -299,11 +311,13 @@ class Agent:
             self.report(verdict.answer)
         if not verdict.execute:
             return
+        self._forget_oldest()
         self.executed[command_id] = self.executed.get(command_id, 0) + 1
         if self.executed[command_id] > 1 and not isinstance(order, PrepareTemplate):
             # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
             raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
-        self.world.say(f"{self.name} executes {command_id} {describe(order)}")
+        if self.world.tracing:
+            self.world.say(f"{self.name} executes {command_id} {describe(order)}")
 
         def done(result: Outcome | HoldfastError) -> None:
             answer = self.admission.finish(answer_of(command_id, result, self.clock.now()), self._version_for_answer)
@@ -314,6 +328,14 @@ class Agent:
             self._carry_out(order, done)
         except HoldfastError as error:
             done(error)
+
+    def _forget_oldest(self) -> None:
+        """Drop the oldest order beyond `orders_kept`, unless it is in progress."""
+        if len(self.orders) > self._orders_kept:
+            oldest = next(iter(self.orders))
+            if oldest not in self.admission.in_progress:
+                del self.orders[oldest]
+                self.executed.pop(oldest, None)
 
     def _version_for_answer(self, workers: Sequence[RunningWorker]) -> int:
         if not self.is_of_this_version or self.ended:

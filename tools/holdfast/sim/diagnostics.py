@@ -73,21 +73,28 @@ class _Link:
 
 
 class _Once(Engine):
-    """Folds each signal that an agent keeps once. `take` receives each."""
+    """Folds each signal that an agent keeps once. `take` receives each.
+
+    A signal is remembered until its agent keeps none any more (`settled`), so that memory does not grow with the faults."""
 
     def __init__(self, detectors: Sequence[Detector[Any]], take: Callable[[NodeSignal], None]) -> None:
         super().__init__(detectors)
         self._take = take
-        self._folded: dict[int, Signal] = {}  # by identity
+        self._folded: dict[str, dict[int, Signal]] = {}  # node → signals, by identity
 
     def fold(self, signal: Signal, now: float) -> Folded:
-        if isinstance(signal, RELIABLE) and not isinstance(signal, GenerationStarted):  # a start is repeated on purpose
-            if id(signal) in self._folded:
-                raise Violation(f"diagnostics folds a {type(signal).__name__} of {signal.node} twice")
-            self._folded[id(signal)] = signal
         if isinstance(signal, RELIABLE):
+            if not isinstance(signal, GenerationStarted):  # a start is repeated on purpose
+                folded = self._folded.setdefault(signal.node, {})
+                if id(signal) in folded:
+                    raise Violation(f"diagnostics folds a {type(signal).__name__} of {signal.node} twice")
+                folded[id(signal)] = signal
             self._take(signal)
         return super().fold(signal, now)
+
+    def settled(self, node: str) -> None:
+        """The agent of `node` keeps none of these signals any more, so it cannot send one again."""
+        self._folded.pop(node, None)
 
 
 @dataclass(slots=True)
@@ -103,6 +110,7 @@ class Diagnostics:
     clock: Clock = field(init=False)  # of the machine, which may be set
     _now: Callable[[], float] = field(init=False)  # the process's own
     chance: Random = field(init=False)
+    _engine: _Once = field(init=False)
     _ticks: Ticks = field(init=False)
     _process: int = 0  # number of restarts
     _frozen_at: float | None = None
@@ -124,16 +132,14 @@ class Diagnostics:
         self._pass()
 
     def _started(self) -> Ticks:
-        engine = _Once(detectors.standard(CATALOGUE, liveness=self.liveness), self._take)
-        return Ticks(engine, self._publish)
+        self._engine = _Once(detectors.standard(CATALOGUE, liveness=self.liveness), self._take)
+        return Ticks(self._engine, self._publish)
 
     def _steady(self) -> SteadyClock:
         return SteadyClock(self.clock.now, lambda: self.world.now)
 
     def _take(self, signal: NodeSignal) -> None:
-        link = self._links[signal.node]
-        if id(signal) in link.telemetry.emitted:
-            link.telemetry.taken.add(id(signal))
+        self._links[signal.node].telemetry.unread.pop(id(signal), None)
 
     # ------------------------------------------------------------ the process
 
@@ -275,28 +281,30 @@ class Diagnostics:
             if standing := telemetry.standing():
                 self._fold(link, telemetry.tick(standing))
         self._fold(link, telemetry.tick(telemetry.sample()))
-        for key, signal in telemetry.emitted.items():
-            if key not in link.telemetry.taken:
-                raise Violation(f"{agent.name} does not send a {type(signal).__name__} again, which was not read")
+        for signal in telemetry.unread.values():
+            raise Violation(f"{agent.name} does not send a {type(signal).__name__} again, which was not read")
 
     def _fold(self, link: _Link, tick: Tick) -> None:
         stream, outbox = link.stream, link.telemetry.outbox
         assert stream is not None
         if self.world.loss and any(isinstance(each, WorkerExited) for each in tick.signals):
             kept = tuple(each for each in tick.signals if not isinstance(each, WorkerExited) or not self._loses(tick))
-            link.telemetry.taken |= {id(each) for each in tick.signals}
+            for each in tick.signals:
+                link.telemetry.unread.pop(id(each), None)
             tick = replace(tick, signals=kept)
         receipt = self._ticks.take(stream, tick, self._now())
+        if not receipt.must_hold:
+            outbox.acknowledge(receipt.seq)
+            return
         process = self._process
 
         def acknowledge() -> None:
             if self._process == process and link.stream is stream:
                 outbox.acknowledge(receipt.seq)
+                if outbox.settled:
+                    self._engine.settled(tick.node)
 
-        if receipt.must_hold:
-            self.world.after(receipt.settle_s + LOST_AFTER_S, acknowledge)
-        else:
-            outbox.acknowledge(receipt.seq)
+        self.world.after(receipt.settle_s + LOST_AFTER_S, acknowledge)
 
     def _loses(self, tick: Tick) -> bool:
         if lost := self.world.loses(f"the exit of a worker that {tick.node} reported to diagnostics"):

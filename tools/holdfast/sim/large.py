@@ -24,6 +24,7 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, L
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Report
 from holdfast.policy import default
+from holdfast.runtime.garbage import collect_seldom
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.store import Store
@@ -47,6 +48,8 @@ BEATS_S = 10.0
 BACK_S = 60.0  # until a lost machine has booted
 RECOVER_S = 600.0
 LOOK_S = 1.0
+TURN_S = (0.02, 0.1)  # the commit of some thousand reports; a leader folds meanwhile what has arrived
+ORDERS_KEPT = 20  # of each node: those of ten generations; more would take gigabytes after a thousand faults
 EVENTS_MAX = 10**12
 SHARE_CHECKED = 0.0
 
@@ -98,7 +101,8 @@ class LargeJob:
         self._chance = Random(f"large job of {seed}")
         spares = max(SPARES_MIN, nodes // 100)
         self.agents = {
-            f"n{index}": Agent(self.world, self, f"n{index}", "", RANKS_PER_NODE) for index in range(nodes + spares)
+            f"n{index}": Agent(self.world, self, f"n{index}", "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT)
+            for index in range(nodes + spares)
         }
         self.spec = JobSpec(
             JOB,
@@ -119,10 +123,12 @@ class LargeJob:
             _Findings(self.truth),
             default,
             config=Config(offenders=OffenderRules(limit=inf)),
-            log_length_max=20 * (nodes + spares),
+            log_length_max=1000 + nodes // 10,  # entries have up to 32 reports; nobody reads the leader's events
             batch=Unrepeated,
             beats_s=BEATS_S,
             checked_share=SHARE_CHECKED,
+            gathers=True,
+            turn_s=TURN_S,
         )
         self.training = Training(self.world, self.agents, _Steps(), STEP_S, inf)
         self.diagnostics = Diagnostics(
@@ -240,6 +246,7 @@ class LargeJob:
 def run(nodes: int, faults: int, seed: int) -> int:
     """Simulate one job. Prints its progress to stderr, at most a line in five seconds, and its result. Returns an exit code."""
     shown_at = time.monotonic()
+    collect_seldom()  # the heap grows with the nodes, and a full collection walks all of it
 
     def say(text: str) -> None:
         nonlocal shown_at

@@ -76,10 +76,18 @@ class _Write(NamedTuple):
 
 class Log:
     def __init__(
-        self, world: World, clock: Clock, state: State, *, flushes_late: bool = False, length_max: int = LENGTH_MAX
+        self,
+        world: World,
+        clock: Clock,
+        state: State,
+        *,
+        flushes_late: bool = False,
+        length_max: int = LENGTH_MAX,
+        gathers: bool = False,
     ) -> None:
-        """`flushes_late`: the last second of the log can be lost."""
-        self._world, self._clock = world, clock
+        """`flushes_late`: the last second of the log can be lost. `gathers`: what arrives for the inbox waits until the leader
+        reads, as while production's writer waits for the log, and reports then share entries."""
+        self._world, self._clock, self._gathers = world, clock, gathers
         self._length_max = length_max
         self._contents = _Contents(state, length_max)
         self._flushed = _Contents(state, length_max) if flushes_late else None
@@ -105,6 +113,7 @@ class Log:
 
     def take(self, at: float) -> Intake:
         """Read and decode the next batch. It is delivered again to the next leader unless this one commits it."""
+        self._append_waiting()
         batch: list[Delivery] = []
         self._write(lambda contents: batch.extend(contents.reader.take()) if not batch else contents.reader.take())
         return take(batch, at, self._queue.decoded)
@@ -115,33 +124,35 @@ class Log:
     @property
     def is_behind(self) -> bool:
         """Whether some entry has not been folded."""
-        return self._contents.streams.is_behind(SUPERVISOR_GROUP, *STREAMS)
+        return bool(self._queue) or self._contents.streams.is_behind(SUPERVISOR_GROUP, *STREAMS)
 
     # ------------------------------------------------------------ entries
 
-    def append(self, event: Event) -> None:
+    def append(self, event: Event, written: Callable[[], None] = lambda: None) -> None:
+        """`written` is called when the event, a report, is in the log."""
         match event:
             case FindingArrived(finding=finding):
                 self._append(FINDINGS, finding_entry(finding))
             case NodeReported(report=report, seq=seq):
-                self._queue.report(event, encode_report(report, seq, columns=True).SerializeToString())
-                self._append_waiting()
+                self._queue.report(event, encode_report(report, seq, columns=True).SerializeToString(), written)
             case NodeGone():
                 self._queue.put(gone_entry(event))
-                self._append_waiting()
             case _:
                 assert isinstance(event, OperatorEvent)
                 self._operations += 1
                 operation = f"operation {self._operations}"
-                self._append(INBOX, request_entry(OperatorRequest(operation, event, fingerprint(event))))
+                self._queue.put(request_entry(OperatorRequest(operation, event, fingerprint(event))))
+        if not self._gathers:
+            self._append_waiting()
 
     def append_steps(self, records: Sequence[StepRecord]) -> None:
         self._append(STEPS, *step_entries(records))
 
     def _append_waiting(self) -> None:
-        entries, count = self._queue.batch()
-        self._append(INBOX, *entries)
-        self._queue.written(count)
+        while self._queue:
+            entries, count = self._queue.batch()
+            self._append(INBOX, *entries)
+            self._queue.written(count)
 
     def _append(self, stream: str, *entries: Entry) -> None:
         self._write(lambda contents: contents.streams.append(stream, *entries))

@@ -65,6 +65,7 @@ from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.timers import Timer
 
 BEATS_S = 1.0  # interval at which the leader evaluates the agents' heartbeats
+TURN_S = (0.0005, 0.004)
 CHECKED_SHARE = 0.005  # of the commits: the snapshot and the index are compared with the state
 
 Policy = Callable[[Incident, JobView], Action]
@@ -93,15 +94,25 @@ class Supervisor:
         batch: Callable[[State], Watched] | None = None,
         beats_s: float = BEATS_S,
         checked_share: float = CHECKED_SHARE,
+        gathers: bool = False,
+        turn_s: tuple[float, float] = TURN_S,
     ) -> None:
-        """`batch`: creates the batches that are observed; None = those that `fold` needs."""
+        """`batch`: creates the batches that are observed; None = those that `fold` needs. `gathers`: as in `Log`. `turn_s`:
+        time from the first event that waits to the fold of all that wait."""
         self.world, self.agents, self.observer, self.policy, self.fold = world, agents, observer, policy, fold
         self.config = config or Config()
         self.log_clock = Clock(world)
         self.committed = State(config=self.config)
-        self.log = Log(world, self.log_clock, self.committed, flushes_late=log_flushes_late, length_max=log_length_max)
+        self.log = Log(
+            world,
+            self.log_clock,
+            self.committed,
+            flushes_late=log_flushes_late,
+            length_max=log_length_max,
+            gathers=gathers,
+        )
         self._batch = batch or batch_of(fold)
-        self._beats_s, self._checked_share = beats_s, checked_share
+        self._beats_s, self._checked_share, self._turn_s = beats_s, checked_share, turn_s
         self._folder: Folder | None = None
         self._watched: Watched | None = None
         self._lease: Lease | None = None
@@ -206,11 +217,16 @@ class Supervisor:
             seq, report = self._in_flight[session].popleft()
             if not self.leading or self.sessions.get(agent.name) != session:
                 return
-            agent.acknowledged(seq)
-            if self.world.loses(f"{type(report).__name__} of {agent.name}"):
+
+            def written() -> None:
+                if self.sessions.get(agent.name) == session:
+                    agent.acknowledged(seq)
+
+            if self.world.loss and self.world.loses(f"{type(report).__name__} of {agent.name}"):
+                written()
                 return
             event = NodeReported(self.world.now, agent.name, incarnation, seq, report, session)
-            self.append(event)
+            self.append(event, written)
             if self.world.chance.random() < 0.05:  # a log delivers at least once
                 self.world.soon(0.0, 1.0, lambda: self.append(event))
 
@@ -246,9 +262,9 @@ class Supervisor:
 
     # ------------------------------------------------------------ folding
 
-    def append(self, event: Event) -> None:
-        """Append an event to its stream of the log."""
-        self.log.append(event)
+    def append(self, event: Event, written: Callable[[], None] = lambda: None) -> None:
+        """Append an event to its stream of the log. `written` is called when it is there."""
+        self.log.append(event, written)
         self._wake()
 
     def append_steps(self, records: Sequence[StepRecord]) -> None:
@@ -264,7 +280,7 @@ class Supervisor:
     def _wake(self) -> None:
         if not self._awake:
             self._awake = True
-            self.world.soon(0.0005, 0.004, self._work)
+            self.world.soon(*self._turn_s, self._work)
 
     def _work(self) -> None:
         """Fold and commit what waits, and carry out the commands."""
@@ -391,7 +407,7 @@ class Supervisor:
 
         def arrive() -> None:
             times = 2 if self.world.chance.random() < 0.05 else 1
-            if self.world.loses(f"{type(send.order).__name__} {send.command_id} to {agent.name}"):
+            if self.world.loss and self.world.loses(f"{type(send.order).__name__} {send.command_id} to {agent.name}"):
                 if isinstance(send.order, Stop):
                     agent.stops_missed = max(agent.stops_missed, send.order.generation)
                 return

@@ -6,11 +6,13 @@ rank sleep inside the next all-reduce, which the hung rank has not entered, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
+from itertools import chain, repeat
 from math import nan
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from holdfast.agent.outbox import Outbox
 from holdfast.domain.collectives import CollectiveRows, StallSnapshot, compact
@@ -29,6 +31,8 @@ from holdfast.domain.signals import (
 )
 from holdfast.sim.agent import Agent
 from holdfast.sim.workers import Workers
+
+T = TypeVar("T")
 
 STILL_S = 1.5  # time without a step after which agents read the flight recorders
 STILL_STEPS = 2.0  # … or as many steps
@@ -80,6 +84,17 @@ class _Reported:
     stopped: bool = False
 
 
+@lru_cache
+def _digest(token: str) -> str:
+    return sha256(token.encode()).hexdigest()[:16]
+
+
+@lru_cache
+def _members(world_size: int) -> str:
+    """The group of all ranks. Every node names it in every snapshot."""
+    return compact(range(world_size))
+
+
 class Telemetry:
     def __init__(self, agent: Agent, steps: Steps) -> None:
         self.agent, self._steps = agent, steps
@@ -87,8 +102,8 @@ class Telemetry:
         self.frozen: set[int] = set()  # hung ranks whose processes are stopped
         self.life = 0
         self.outbox = Outbox(agent.name, "")
-        self.emitted: dict[int, NodeSignal] = {}  # by identity: the signals of this life that must not be lost
-        self.taken: set[int] = set()  # those of them that a process of diagnostics has folded
+        # By identity: the signals of this life that must not be lost, and that no process of diagnostics has folded.
+        self.unread: dict[int, NodeSignal] = {}
         self._reported: _Reported | None = None
 
     # ------------------------------------------------------------ signals
@@ -115,27 +130,31 @@ class Telemetry:
             self.frozen.clear()
         if workers.started and reported.started is None:
             self._start(reported)
+        if workers.dead or workers.done:
+            self._end(reported)
+        if len(workers.done) == workers.order.placement.nproc:
+            self._stop(reported, finished=True)
+        return self.outbox.urgent
+
+    def _end(self, reported: _Reported) -> None:
+        workers = reported.workers
         for rank in sorted(workers.dead - reported.ended):
             reported.ended.add(rank)
             self._emit(self._exited(reported, rank, self.endings.pop(rank, KILLED)))
         for rank in sorted(workers.done - reported.ended):
             reported.ended.add(rank)
             self._emit(self._exited(reported, rank, Ending(exit_code=0)))
-        if len(workers.done) == workers.order.placement.nproc:
-            self._stop(reported, finished=True)
-        return self.outbox.urgent
 
     def _begin_life(self) -> None:
         if self.life != self.agent.life:
             self.life, self._reported = self.agent.life, None
             self.outbox = Outbox(self.agent.name, self.agent.incarnation)
-            self.emitted.clear()
-            self.taken.clear()
+            self.unread.clear()
 
     def _emit(self, signal: NodeSignal) -> None:
         self.outbox.add(signal)
         if isinstance(signal, RELIABLE):
-            self.emitted[id(signal)] = signal
+            self.unread[id(signal)] = signal
 
     def _start(self, reported: _Reported) -> None:
         order, now = reported.workers.order, self.agent.world.now
@@ -147,7 +166,7 @@ class Telemetry:
             order.mesh,
             tuple(order.placement.ranks),
             order.hang,
-            sha256(order.token.encode()).hexdigest()[:16],
+            _digest(order.token),
             order.warning_settles_s,
         )
         reported.began_at = reported.still_since = reported.shown_at = now
@@ -222,6 +241,11 @@ class Telemetry:
         reported.shown_at = reported.still_since - SNAPSHOT_EVERY_S
         ranks, ahead_s = tuple(order.placement.ranks), clock.ahead_s
         times, count = len(ranks), len(ranks) * len(fresh)
+
+        def columns(values: Iterable[T]) -> tuple[T, ...]:
+            """Each value once for every rank."""
+            return tuple(chain.from_iterable(map(repeat, values, repeat(times))))
+
         return [
             StepColumns(
                 self.agent.name,
@@ -229,11 +253,11 @@ class Telemetry:
                 order.job,
                 order.generation,
                 ranks * len(fresh),
-                tuple(each.step for each in fresh for _ in range(times)),
-                tuple(each.started_at + ahead_s for each in fresh for _ in range(times)),
-                tuple(each.ended_at + ahead_s for each in fresh for _ in range(times)),
+                columns(each.step for each in fresh),
+                columns(each.started_at + ahead_s for each in fresh),
+                columns(each.ended_at + ahead_s for each in fresh),
                 (0.0,) * count,
-                tuple(each.stall_s for each in fresh for _ in range(times)),
+                columns(each.stall_s for each in fresh),
                 (1,) * count,
                 (nan,) * count,
                 (nan,) * count,
@@ -277,7 +301,7 @@ class Telemetry:
         answered = tuple(rank not in self.frozen for rank in ranks)
         rows = tuple(rank for rank in ranks if rank not in self.frozen)
         inside = tuple(rank not in workers.hung for rank in rows)
-        members, entered = compact(range(order.mesh.world_size)), workers.step + 1
+        members, entered = _members(order.mesh.world_size), workers.step + 1
         count = len(ranks)
         return StallSnapshot(
             agent.name,

@@ -59,6 +59,8 @@ class Training:
                 self._parts.setdefault(run, {})[agent.name] = agent
         self._is_whole_now(before)
         self._is_whole_now(run)
+        if not self._whole:
+            return
         self.invariants.at_most_one_runs([_attempt(each) for each in sorted(self._whole, key=_number)])
         for each in sorted(self._whole - self._ticking, key=_number):
             self.started.setdefault(_number(each), 0)

@@ -80,11 +80,12 @@ class Watched(Batch):
 
 
 class Unrepeated(Watched):
-    """A batch that is not folded again one by one, which would take twice as long. Each fold shows the batch's states."""
+    """A batch that is not folded again one by one, which would take twice as long. Each fold shows the batch's states, the
+    first of its reports, and broadcasts as such."""
 
     def folds(self, after: State) -> Iterator[Fold]:
         for group in self.groups:
-            yield Fold(self.begun, group.events[0], after, as_sends(group.commands))
+            yield Fold(self.begun, group.events[0], after, group.commands)
 
 
 class Planted(Watched):

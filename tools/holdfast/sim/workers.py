@@ -38,5 +38,7 @@ class Workers:
 
     @property
     def living(self) -> tuple[int, ...]:
+        if not self.ready:
+            return ()
         gone = self.dead | self.done
-        return tuple(rank for rank in self.order.placement.ranks if self.ready and rank not in gone)
+        return tuple(rank for rank in self.order.placement.ranks if rank not in gone)

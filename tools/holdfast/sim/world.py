@@ -44,7 +44,7 @@ class World:
         self.after(self.chance.uniform(least_s, most_s), action)
 
     def loses(self, what: str) -> bool:
-        """Return whether this message is lost, by chance."""
+        """Return whether this message is lost, by chance. Nothing is lost unless `loss` is set."""
         lost = self.loss > 0 and self.spite.random() < self.loss
         if lost:
             self.say(f"LOST {what}")

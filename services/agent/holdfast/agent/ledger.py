@@ -1,7 +1,7 @@
 """The agent's durable record of executed orders: its answers, and the highest leader epoch that it has seen.
 
 SQLite, one file, every write on disk before it returns: an answer that has been sent can be repeated. The oldest answers are
-dropped beyond `ANSWERS_MAX`; the supervisor stops repeating an order when it has an answer.
+dropped beyond `answers_max`; the supervisor stops repeating an order when it has an answer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ INSERT OR IGNORE INTO epoch VALUES (1, 0);
 class Ledger:
     """Use it as a context manager. Every method raises `HoldfastError` that names the file if the disk rejects the write."""
 
-    def __init__(self, path: Path, database: sqlite3.Connection | None = None) -> None:
+    def __init__(
+        self, path: Path, database: sqlite3.Connection | None = None, *, answers_max: int = ANSWERS_MAX
+    ) -> None:
         """`database`: an open connection in autocommit mode, in place of the file at `path`."""
-        self._path = path
+        self._path, self._answers_max = path, answers_max
         try:
             self._database = database or sqlite3.connect(path, isolation_level=None)
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -68,15 +70,17 @@ class Ledger:
 
     def remember(self, answer: OrderDone) -> None:
         """Store an answer. It is on disk when this returns."""
-        self._write(
+        newest = self._write(
             "INSERT OR REPLACE INTO answer (command_id, answer) VALUES (?, ?)",
             (answer.command_id, records.dumps(answer, OrderDone).decode()),
         )
-        self._write("DELETE FROM answer WHERE number <= (SELECT max(number) FROM answer) - ?", (ANSWERS_MAX,))
+        if newest > self._answers_max:
+            self._write("DELETE FROM answer WHERE number <= ?", (newest - self._answers_max,))
 
-    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+    def _write(self, statement: str, values: tuple[object, ...]) -> int:
+        """Return the number of the row that was inserted last."""
         try:
-            self._database.execute(statement, values)
+            return self._database.execute(statement, values).lastrowid or 0
         except sqlite3.Error as error:
             raise self._failed(error) from error
 

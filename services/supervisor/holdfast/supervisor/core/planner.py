@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import JobSpec
@@ -212,6 +213,7 @@ def _fill(
 ) -> list[tuple[int, str, str, str]]:
     """Put spares into the holes of these of `count` groups. Returns (slot, node, previous node, why this node) for each."""
     zones, moves = request.zones, []
+    pool = dict(sorted(pool.items(), key=lambda item: (item[1].repute, item[0])))  # the best first, for `_best`
     for group_index, group in groups.items():
         for index, occupant in enumerate(group):
             if occupant is not None:
@@ -229,11 +231,10 @@ def _fill(
 
 
 def _best(pool: Mapping[str, Spare], zone: str) -> Spare:
-    """Among the spares of the best repute, one of `zone` if that is known; then the first by name."""
-    least = min(spare.repute for spare in pool.values())
-    equal = [name for name, spare in pool.items() if spare.repute == least]
-    near = [name for name in equal if pool[name].zone == zone] if zone else equal
-    return pool[min(near or equal)]
+    """Among the spares of the best repute, one of `zone` if that is known; then the first by name. `pool` has this order."""
+    first = next(iter(pool.values()))
+    equal = takewhile(lambda spare: spare.repute == first.repute, pool.values())
+    return next((spare for spare in equal if not zone or spare.zone == zone), first)
 
 
 def _placements(nodes: Sequence[str], world_size: int, width: int) -> tuple[Placement, ...]:
