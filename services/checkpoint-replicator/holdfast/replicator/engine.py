@@ -25,7 +25,7 @@ from holdfast.domain.errors import (
 from holdfast.domain.names import job_name
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Trouble, TroubleKind, UploadNow
-from holdfast.replicator.jobs import REMEMBERED, Job, Remembered, held_of
+from holdfast.replicator.jobs import REMEMBERED, Job, Remembered
 from holdfast.replicator.locks import name_of, readers
 from holdfast.replicator.names import label
 from holdfast.replicator.plan import images_may_go
@@ -118,47 +118,29 @@ class Engine:
         for directory in self.tiers.linked(config.job):
             raise Conflict(f"{directory} is a symbolic link, which may lead to another job's checkpoints: remove it")
         job = self.job(config.job)
-        if job.config is not None and _is_older(config, job.config):
-            raise Conflict(
-                f"job {job.name}: generation {config.generation} comes after generation {job.config.generation}; "
-                "only the newest is served"
-            )
         job.configure(config)
         self.notify()
         await self.remember(job)
 
     async def archive(self, request: UploadNow) -> None:
         """Request an upload. Raises Conflict if the request is not of the job's current generation on this node."""
-        job = self.jobs.get(request.job)
-        if job is None or job.config is None or job.config.generation != request.generation:
-            raise Conflict(
-                f"generation {request.generation} of job {request.job!r} is not the current one on this node"
-            )
-        job.archive.ask(job.config.attempt, request.step)
+        job = self.jobs.get(request.job) or Job(request.job)  # of which no generation is the current one
+        job.upload(request.generation, request.step)
         self.notify()
         await self.remember(job)
 
     async def retain(self, saved: CommonCheckpoint) -> None:
         """Retention updates may arrive late or more than once. Updates for unknown jobs are ignored."""
         job = self.jobs.get(saved.job)
-        if job is not None and (job.saved_by_all is None or job.saved_by_all < saved.checkpoint_id):
-            job.saved_by_all = saved.checkpoint_id
+        if job is not None and job.retain(saved.checkpoint_id):
             self.notify()
             await self.remember(job)
 
     async def remember(self, job: Job) -> None:
         """Store the job's state for the next start of this process. A full disk does not stop a restore."""
-        if job.config is None:
+        if (remembered := job.remembered()) is None:
             return
         try:
-            remembered = Remembered(
-                job.config,
-                job.restored,
-                frozenset(job.archive.asked),
-                job.saved_by_all,
-                ended=job.ended,
-                kept=tuple(sorted(job.kept.ages_s.items())),
-            )
             await self.threads.urgent(remembered.write, self._disk_dir / job.name)
         except OSError as error:
             log.warning("job configuration not stored", job=job.name, reason=str(error))
@@ -166,8 +148,7 @@ class Engine:
     async def end(self, request: EndJob) -> None:
         """Record the end of a job. A request for an older run or for an unknown job is ignored."""
         job = self.jobs.get(request.job)
-        if job is not None and job.config is not None and request.generation >= job.config.generation and not job.ended:
-            job.end()
+        if job is not None and job.end(request.generation):
             self.notify()
             await self.remember(job)
 
@@ -176,11 +157,7 @@ class Engine:
         job = self.jobs.get(request.job)
         if job is None:
             return
-        if needed := sorted(step for step in set(request.steps) if job.needs(step)):
-            raise Conflict(f"job {job.name} has not ended and may need step {needed[0][1]} (attempt {needed[0][0]})")
-        going = [held for held in job.held if id_of(held.key) in request.steps]
-        for held in going:  # first, so that no reader is sent to a file that is being deleted
-            job.drop(held)
+        going = job.prune(request.steps)  # first, so that no reader is sent to a file that is being deleted
         self.notify()
         await idle(job.name)
         for held in going:
@@ -253,20 +230,12 @@ class Engine:
                 await self._set_aside_configuration(job, error)
                 remembered = None
             if remembered is not None:
-                job.config, job.restored = remembered.config, remembered.restored
-                job.archive.asked = set(remembered.asked)
-                job.saved_by_all = remembered.saved_by_all
-                job.ended = job.images_left = remembered.ended
-                job.kept.ages_s = dict(remembered.kept)
+                job.recall(remembered)
             for place, tier in ((Tier.STAGED, self.tiers.staged), (Tier.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
                 manifests, damaged = await self.threads.urgent(tier.look, name)
                 self._report_damaged(job, damaged)
-                job.held |= held_of(place, manifests)
-                if place is Tier.DISK and job.config is not None:
-                    for manifest in manifests:
-                        if manifest.rank in job.config.ranks:
-                            job.archive.saved(manifest)
+                job.found(place, manifests)
                 if swept:
                     log.info("incomplete files removed", job=name, tier=place.value, files=swept)
             await self.refresh(job)
@@ -457,9 +426,3 @@ class Engine:
             return
         job.held[Held(tier, manifest.key)] = manifest
         self.notify()
-
-
-def _is_older(config: Configure, known: Configure) -> bool:
-    """Compare the attempts as well, because generations restart at 1 if all state except the files was lost. Attempts always
-    grow."""
-    return config.generation < known.generation and config.attempt <= known.attempt

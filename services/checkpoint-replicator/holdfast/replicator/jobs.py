@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 
 from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.errors import Conflict
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure
 from holdfast.replicator.archive import JobArchive
 from holdfast.replicator.kept import KeptSince
-from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.troubles import Troubles
 from holdfast.replicator.view import Held, Tier, View, id_of
@@ -28,6 +29,14 @@ from holdfast.wire import records
 _TIER_NAMES = {Tier.IMAGE: "memory", Tier.STAGED: "memory", Tier.DISK: "disk"}
 REMEMBERED = "job.json"
 REMEMBERED_BYTES_MAX = 16 << 20
+
+
+class Pin(Protocol):
+    """An open shard, which nobody overwrites before it is closed."""
+
+    @property
+    def path(self) -> Path: ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -41,7 +50,7 @@ class Job:
     fresh: dict[ShardKey, PendingCommit] = field(default_factory=dict)  # images that are being committed
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard on its disk
     sent: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard sent
-    pins: dict[Held, OpenShard] = field(default_factory=dict)
+    pins: dict[Held, Pin] = field(default_factory=dict)
     wanted: Counter[ShardKey] = field(default_factory=Counter)  # number of stagings in progress; not to be deleted
     tried: set[int] = field(default_factory=set)  # local ranks whose save failed in this generation
     archive: JobArchive = field(default_factory=JobArchive)
@@ -64,8 +73,15 @@ class Job:
         self.troubles = Troubles(self.name)
 
     def configure(self, config: Configure) -> None:
-        """Apply a configuration. A newer generation releases the shards from which the previous one was restored."""
-        before, self.config = self.config, config
+        """Apply a configuration. A newer generation releases the shards from which the previous one was restored. Raises
+        Conflict for an older one than the present."""
+        before = self.config
+        if before is not None and _is_older(config, before):
+            raise Conflict(
+                f"job {self.name}: generation {config.generation} comes after generation {before.generation}; "
+                "only the newest is served"
+            )
+        self.config = config
         self.ended = self.images_left = False
         self.kept.submitted(config.first_attempt)
         self.archive.configured(before, config)
@@ -80,12 +96,80 @@ class Job:
         self.pushed = {(rank, peer): key for (rank, peer), key in self.pushed.items() if peer in peers}
         self.sent = {(rank, peer): key for (rank, peer), key in self.sent.items() if peer in peers}
 
-    def end(self) -> None:
-        """Record the end of the job: no worker saves here unless the job is submitted again."""
-        assert self.config is not None
+    def end(self, generation: int) -> bool:
+        """Record the end of the job: no worker saves here unless the job is submitted again. Returns False for the end of an
+        older run, and if the end is known."""
+        if self.config is None or generation < self.config.generation or self.ended:
+            return False
         self.ended = self.images_left = True
         self.kept.ended(self.config.attempt)
         self.release_pins()
+        return True
+
+    def retain(self, saved: CheckpointId) -> bool:
+        """Record the newest checkpoint that all nodes have. Returns False if a newer one is known, because messages may arrive
+        late and more than once."""
+        if self.saved_by_all is not None and self.saved_by_all >= saved:
+            return False
+        self.saved_by_all = saved
+        return True
+
+    def upload(self, generation: int, step: int) -> None:
+        """Record the request for an upload. Raises Conflict if it is not of the current generation."""
+        if self.config is None or self.config.generation != generation:
+            raise Conflict(f"generation {generation} of job {self.name!r} is not the current one on this node")
+        self.archive.ask(self.config.attempt, step)
+
+    def prune(self, steps: Collection[CheckpointId]) -> list[Held]:
+        """Drop the shards of these checkpoints, and return them. Raises Conflict for one that a job that has not ended may
+        need."""
+        if needed := sorted(step for step in set(steps) if self.needs(step)):
+            raise Conflict(f"job {self.name} has not ended and may need step {needed[0][1]} (attempt {needed[0][0]})")
+        going = [held for held in self.held if id_of(held.key) in steps]
+        for held in going:
+            self.drop(held)
+        return going
+
+    def has_sent(self, key: ShardKey, peer: str, durable: ShardKey | None) -> bool:
+        """Record that the peer has the shard, in memory at least, and the newest one of this rank on its disk. Returns False if
+        the peer was asked before and does not have the shard on disk yet; at first, other shards of the step may be waiting."""
+        if durable is not None:
+            self.pushed[key.rank, peer] = durable
+        asked_before = self.sent.get((key.rank, peer)) == key
+        self.sent[key.rank, peer] = key
+        return durable == key or not asked_before
+
+    def may_delete(self, held: Held) -> bool:
+        """Whether no restore needs the shard now."""
+        return held.key not in self.wanted and held not in self.pins
+
+    def remembered(self) -> Remembered | None:
+        """Return what survives this process, apart from the shards. None before the job is configured."""
+        if self.config is None:
+            return None
+        return Remembered(
+            self.config,
+            self.restored,
+            frozenset(self.archive.asked),
+            self.saved_by_all,
+            ended=self.ended,
+            kept=tuple(sorted(self.kept.ages_s.items())),
+        )
+
+    def recall(self, remembered: Remembered) -> None:
+        """Go on from what an earlier process has remembered."""
+        self.config, self.restored = remembered.config, remembered.restored
+        self.archive.asked = set(remembered.asked)
+        self.saved_by_all = remembered.saved_by_all
+        self.ended = self.images_left = remembered.ended
+        self.kept.ages_s = dict(remembered.kept)
+
+    def found(self, tier: Tier, manifests: Iterable[Manifest]) -> None:
+        """Record the shards of a tier that an earlier process has left."""
+        for manifest in manifests:
+            self.held[Held(tier, manifest.key)] = manifest
+            if tier is Tier.DISK and self.config is not None and manifest.rank in self.config.ranks:
+                self.archive.saved(manifest)
 
     def forget(self) -> None:
         """Release everything, because the job's data is deleted."""
@@ -120,7 +204,7 @@ class Job:
         finally:
             self.wanted -= counted
 
-    def pin(self, shards: Mapping[Held, OpenShard]) -> None:
+    def pin(self, shards: Mapping[Held, Pin]) -> None:
         """Keep these open until training has continued. Shards that an earlier request pinned for another step are
         released."""
         for held in [held for held in self.pins if held in shards or id_of(held.key) != self.restored]:
@@ -241,5 +325,7 @@ class Remembered:
         return records.loads(raw, cls)
 
 
-def held_of(tier: Tier, manifests: Iterable[Manifest]) -> dict[Held, Manifest]:
-    return {Held(tier, manifest.key): manifest for manifest in manifests}
+def _is_older(config: Configure, known: Configure) -> bool:
+    """Compare the attempts as well, because generations restart at 1 if all state except the files was lost. Attempts always
+    grow."""
+    return config.generation < known.generation and config.attempt <= known.attempt

@@ -21,6 +21,7 @@ from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
 from holdfast.replicator.plan import plan
+from holdfast.replicator.schedule import Lane, Schedule, is_disk
 from holdfast.replicator.store_sync import NotYet, StoreSync
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.pending_commit import PendingCommit
@@ -40,22 +41,14 @@ from holdfast.replicator.view import (
     what,
 )
 from holdfast.runtime import metrics, telemetry
-from holdfast.runtime.backoff import Backoff
 from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator")
 
-PAUSE_MAX_S = 5.0
 IMAGE_READ_S_MAX = 2.0  # an image that is read for longer could delay a save
 PUSH_BYTES_PER_S = 1e9  # assumed until a rate has been measured
-ARCHIVE_PAUSE_MAX_S = 30.0  # checkpoints in the object store are minutes apart, and requests cost money
 CONFIRM_S = 0.5  # between two questions whether a copy is on the peer's disk; a newer save is pushed sooner
 LOST_RACE_PAUSE_S = 0.005  # limits the retry rate for a shard that does not appear
-
-_ARCHIVE = "store: "  # prefix of the object store's lanes
-# Prefix of the disk's lanes, one per rank, because each copy runs in parallel with the checksums of its image.
-_DISK = "disk: "
-_Lane = tuple[str, str]  # (job, "disk: <rank>" | "delete" | "peer <name>" | "store: <what>")
 
 
 class _LostRace(NotFound):
@@ -80,8 +73,7 @@ class Mover:
         self._checksummer = checksummer
         self._store_sync = store_sync
         self._push_rate: dict[tuple[str, str], float] = {}  # (job, peer) → bytes per second of the latest push
-        self._busy: set[_Lane] = set()
-        self._pauses: dict[_Lane, Backoff] = {}
+        self._schedule = Schedule()
 
     async def run(self) -> None:
         """Never returns."""
@@ -94,17 +86,14 @@ class Mover:
 
     async def idle(self, name: str) -> None:
         """Wait until no shard of this job is being copied or deleted. Uploads are not waited for, because they only read."""
-        while any(lane[0] == name and not lane[1].startswith(_ARCHIVE) for lane in self._busy):
+        while self._schedule.moves_shards_of(name):
             await self._engine.changed.wait()
 
     def _start(self, tasks: TaskGroup, job: Job) -> None:
-        for step in plan(job.view()):
-            lane = _lane_of(job, step)
-            if lane not in self._busy:
-                self._busy.add(lane)
-                tasks.start_soon(self._carry_out, job, step, lane)
+        for lane, step in self._schedule.begin(job.name, plan(job.view())):
+            tasks.start_soon(self._carry_out, job, step, lane)
 
-    async def _carry_out(self, job: Job, step: Step, lane: _Lane) -> None:
+    async def _carry_out(self, job: Job, step: Step, lane: Lane) -> None:
         try:
             await self._do(job, step)
         except _LostRace as error:
@@ -113,19 +102,19 @@ class Mover:
             await anyio.sleep(LOST_RACE_PAUSE_S)
             await self._engine.refresh(job)
         except (HoldfastError, OSError) as error:
-            pause_s = self._pauses.setdefault(lane, _backoff(lane)).next_s()
+            pause_s = self._schedule.pause_s(lane)
             self._log_failure(job, step, error)
             if isinstance(step, Push) and isinstance(error, NotYet):
                 pause_s = min(pause_s, CONFIRM_S)
             if not job.gone:
                 with anyio.move_on_after(pause_s):
                     await job.turned.wait()  # a new configuration may name another peer and ends the pause
-            if lane[1].startswith(_DISK):
+            if is_disk(lane):
                 job.disk_full = job.disk_fails = False  # try again
         else:
-            self._pauses.pop(lane, None)
+            self._schedule.succeeded(lane)
         finally:
-            self._busy.discard(lane)
+            self._schedule.free(lane)
             self._engine.notify()
 
     async def _do(self, job: Job, step: Step) -> None:
@@ -205,11 +194,7 @@ class Mover:
         except IntegrityError:  # the peer found a damaged span: check whether the local copy is damaged
             await self._verify(job, held)
             raise
-        if durable is not None:
-            job.pushed[key.rank, peer_name] = durable
-        asked_before = job.sent.get((key.rank, peer_name)) == key
-        job.sent[key.rank, peer_name] = key
-        if durable != key and asked_before:  # otherwise other shards of the step may be waiting for this peer
+        if not job.has_sent(key, peer_name, durable):
             raise NotYet(f"{label(key)} is in the memory of {peer_name}, not yet on its disk")
 
     def _push_from(self, job: Job, peer: str, key: ShardKey) -> tuple[Tier, ...]:
@@ -242,8 +227,8 @@ class Mover:
             await self._engine.quarantine(job, held, str(error))
 
     async def _delete(self, job: Job, held: Held) -> None:
-        if held.key in job.wanted or held in job.pins:
-            return  # a restore needs the shard now
+        if not job.may_delete(held):
+            return
         job.drop(held)  # first, so that no reader is sent to a file that is being deleted
         self._engine.notify()
         await self._engine.threads.background(self._engine.tiers[held.tier].delete, job.name, held.key)
@@ -280,25 +265,3 @@ def _size(job: Job, key: ShardKey) -> int:
 
 def _count(job: Job, key: ShardKey, tier: str) -> None:
     telemetry.record(metrics.REPLICATED, _size(job, key), job=job.name, tier=tier)
-
-
-def _lane_of(job: Job, step: Step) -> _Lane:
-    match step:
-        case CopyToDisk(key):
-            return (job.name, f"{_DISK}rank {key.rank}")
-        case Push(_, peer):
-            return (job.name, f"peer {peer}")
-        case Delete() | FreeImages():
-            return (job.name, "delete")
-        case Upload(key):
-            return (job.name, f"{_ARCHIVE}rank {key.rank}")
-        case Survey() | Complete() | Discard():
-            return (job.name, f"{_ARCHIVE}{type(step).__name__}")
-        case _:
-            assert_never(step)
-
-
-def _backoff(lane: _Lane) -> Backoff:
-    if lane[1].startswith(_ARCHIVE):
-        return Backoff(first_s=0.25, max_s=ARCHIVE_PAUSE_MAX_S)
-    return Backoff(first_s=0.05, max_s=PAUSE_MAX_S)
