@@ -16,6 +16,7 @@ from typing import Protocol
 from zlib import crc32
 
 from holdfast.agent.admission import Admission
+from holdfast.agent.generations import Generations
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
 from holdfast.agent.reports import Reports
@@ -48,6 +49,7 @@ from holdfast.domain.orders import (
 )
 from holdfast.sim.clocks import Clock
 from holdfast.sim.links import Links
+from holdfast.sim.reporting import Reporting
 from holdfast.sim.resets import Resets
 from holdfast.sim.returns import LOOK_S, TESTED_EVERY_S, Returns
 from holdfast.sim.store import LATE_S, RETRY_S, Store
@@ -122,16 +124,15 @@ class Agent:
         self.control_cut = False  # partitions
         self.telemetry_cut = False
         self.session = 0  # 0 = none
-        self.reports = Reports()
+        self.reports, self._reporting = Reports(), Reporting(name)
         self.epoch_seen = 0  # for the invariant: the highest epoch of an order that arrived
         self._database = sqlite3.connect(":memory:", isolation_level=None)  # the ledger's contents, on disk
         weakref.finalize(self, self._database.close)
         self.admission = self._begin_admission()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
         self.orders: dict[str, Order] = {}  # by id
-        self.newest: dict[str, int] = {}  # job → newest generation; older ones are refused
+        self.generations = Generations()
         self.stops_missed = 0  # the newest generation whose Stop order was lost
-        self.tokens: dict[str, str] = {}  # job → token of the submission that `newest` belongs to
         self.workers: Workers | None = None
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # version that was last reported
@@ -166,8 +167,8 @@ class Agent:
             return  # it was started in the meantime
         self.life += 1
         self.alive = True
-        self.session, self.reports = 0, Reports()
-        self.newest.clear()
+        self.session, self.reports, self._reporting = 0, Reports(), Reporting(self.name)
+        self.generations = Generations()
         self.version = self.reported = 1
         for command_id in self.admission.in_progress:  # unanswered; may be executed again, except resets and reboots
             if not isinstance(self.orders[command_id], ResetGpu | RebootNode):
@@ -228,7 +229,9 @@ class Agent:
         tested = self.preflight if self.returns is not None else None
         hello = Hello(self.facts(), self.running, tested, self.version, self.ended)
         self.reports.greet(hello, [self._inventory(job) for job in sorted(self.memory) or [JOB]])
+        self._reporting.begin()
         self._send()
+        self._reporting.settled()
         self.reports.differences = self.is_of_this_version  # as the leader's greeting says, which comes now
 
     def report(self, report: Report) -> None:
@@ -238,7 +241,13 @@ class Agent:
 
     def _send(self) -> None:
         while (numbered := self.reports.take()) is not None:
+            held = self.memory.get(numbered.report.job, {}) if isinstance(numbered.report, Inventory) else {}
+            self._reporting.sent(numbered, held.values())
             self.around.deliver(self, self.session, numbered.seq, numbered.report)
+
+    def acknowledged(self, seq: int) -> None:
+        self.reports.acknowledge(seq)
+        self._reporting.acknowledged(seq)
 
     @property
     def running(self) -> tuple[RunningWorker, ...]:
@@ -325,7 +334,10 @@ class Agent:
             answer = answer_of(command_id, result, self.clock.now())
             self.report(self.admission.finish(answer, self._version_for_answer))
 
-        self._carry_out(order, done)
+        try:
+            self._carry_out(order, done)
+        except HoldfastError as error:
+            done(error)
 
     def _version_for_answer(self, workers: Sequence[RunningWorker]) -> int:
         if not self.is_of_this_version or self.ended:
@@ -338,22 +350,22 @@ class Agent:
             case Prepare():
                 self._prepare(order, done)
             case Start():
-                done(self._start(order))
+                self._start(order)
+                done(Outcome())
             case Stop():
                 self._stop(order)
                 self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
             case CheckpointNow():
-                if self.workers is not None and self._is_of(self.workers, order):
-                    self.workers.save_at.add(order.at_step)
-                    if order.to_object_store:
-                        self.workers.far.add(order.at_step)
+                workers = self._workers_of(order)
+                workers.save_at.add(order.at_step)
+                if order.to_object_store:
+                    workers.far.add(order.at_step)
                 done(Outcome())
             case SetInterval():
-                if self.workers is not None and self._is_of(self.workers, order):
-                    self.workers.change_interval(order)
+                self._workers_of(order).change_interval(order)
                 done(Outcome())
             case Inject():
-                done(Conflict("not modelled: the simulator causes its own faults"))
+                raise Conflict("not modelled: the simulator causes its own faults")
             case Prune():
                 for shards in (self.memory.get(order.job, {}), self.disk.get(order.job, {})):
                     for key in [key for key in shards if (key.attempt, key.step) in order.steps]:
@@ -371,18 +383,23 @@ class Agent:
             case RestartAgent():
                 raise Violation(f"{self.name} gets an order to restart its agent, which no operator has requested")
 
-    @staticmethod
-    def _is_of(workers: Workers, order: CheckpointNow | SetInterval | Start) -> bool:
-        return (workers.order.job, workers.order.generation) == (order.job, order.generation)
+    def _workers_of(self, order: CheckpointNow | SetInterval | Start) -> Workers:
+        self.generations.refuse_older(order.job, order.generation)
+        mine = self.workers
+        if mine is None or (mine.order.job, mine.order.generation) != (order.job, order.generation):
+            raise NotFound(f"generation {order.generation} of {order.job} has no workers on {self.name}")
+        return mine
+
+    def _refuse_with_workers(self) -> None:
+        if self.workers is not None and self.workers.living:
+            raise Conflict("workers run on this node")
 
     def _reboot(self, done: Done) -> None:
         assert self.returns is not None
-        if self.workers is not None and self.workers.living:
-            done(Conflict("workers run on this node"))
-            return
+        self._refuse_with_workers()
         match self.returns.reboot():
             case "fails":
-                done(Unavailable("the command failed"))
+                raise Unavailable("the command failed")
             case "does nothing":
                 done(Outcome())
             case "takes the answer with it":
@@ -395,9 +412,8 @@ class Agent:
         """Test the network. The test is cancelled if one of the two nodes gets work before its end."""
         if self.links is None:
             raise Violation(f"{self.name} gets an order to test its network, which it does not support")
-        if self.workers is not None or self.resetting:
-            done(Conflict("it has work"))
-            return
+        if self.workers is not None or self.generations.is_preparing or self.resetting:
+            raise Conflict("it has work")
         if not order.endpoint:
             self.expects = order.token
             done(Outcome())
@@ -418,8 +434,10 @@ class Agent:
         if self.resetting:  # resets run one after the other
             self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._reset(done)))
             return
-        if self.workers is not None and self.workers.living:
-            done(Conflict("workers run on this node"))
+        try:
+            self._refuse_with_workers()
+        except Conflict as error:
+            done(error)
             return
         seconds, failure = self.resets.outcome()
         self.resetting = True
@@ -432,16 +450,21 @@ class Agent:
         self.world.after(seconds, self._unless_ended(end))
 
     def _prepare(self, order: Prepare, done: Done) -> None:
-        newest = self.newest.get(order.job, 0)
-        if order.generation < newest and order.token == self.tokens.get(order.job, ""):
-            done(Conflict(f"generation {newest} is newer"))
-            return
-        if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
-            raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
         if self.resetting:
             self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(order, done)))
             return
-        self.newest[order.job], self.tokens[order.job] = order.generation, order.token
+
+        def end(result: Outcome | HoldfastError) -> None:
+            self.generations.over(preparation)
+            done(result)
+
+        try:
+            preparation = self.generations.prepare(order, lambda: end(self.generations.overtaken(order)))
+        except Conflict as error:
+            done(error)
+            return
+        if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
+            raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
         self.expects = ""
         self.workers = Workers(order)
         self.workers_changed()
@@ -452,37 +475,36 @@ class Agent:
         tested = None
         if order.suspect_test_s and self.suspicions.faults:
             took_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
-            if tested.failures:
-                self.world.after(took_s, self._unless_ended(lambda: self._failed_tests(order, tested, done)))
+            delay_s = took_s if tested.failures else max(delay_s, took_s)
+
+        def prepared() -> None:
+            if not self.generations.is_current(preparation):
                 return
-            delay_s = max(delay_s, took_s)
-        self.world.after(delay_s, self._unless_ended(lambda: self._prepared(order, tested, done)))
+            result = self._prepared(order, tested)
+            if isinstance(result, HoldfastError):
+                self.workers = None
+                self.workers_changed()
+            end(result)
 
-    def _failed_tests(self, order: Prepare, tested: Preflight, done: Done) -> None:
-        if self.workers is None or self.workers.order is not order:
-            done(Conflict("a newer order came"))
-            return
-        self.workers = None
-        self.workers_changed()
-        self.world.say(f"{self.name} fails its tests as a suspect")
-        done(FailedTests(self.name, tested))
-        self.around.failed_tests(self)
+        self.world.after(delay_s, self._unless_ended(prepared))
 
-    def _prepared(self, order: Prepare, tested: Preflight | None, done: Done) -> None:
+    def _prepared(self, order: Prepare, tested: Preflight | None) -> Outcome | HoldfastError:
         workers = self.workers
         if workers is None or workers.order is not order:
-            done(Conflict("a newer order came"))
-            return
+            raise Violation(f"{self.name} prepares generation {order.generation} of {order.job}, and has no ranks of it")
+        if tested is not None and tested.failures:
+            self.world.say(f"{self.name} fails its tests as a suspect")
+            self.around.failed_tests(self)
+            return FailedTests(self.name, tested)
         for wanted in order.restore:
             found = self._fetch(order.job, wanted)
             if found is None:
-                done(Unrestorable(f"no holder of {wanted.shard} answers"))
-                return
+                return Unrestorable(f"no holder of {wanted.shard} answers")
             for shards in (self.memory, self.disk):
                 shards.setdefault(order.job, {})[wanted.shard] = found
         workers.ready = True
         self.workers_changed()
-        done(Outcome(master=f"{self.name}:{order.generation}", workers=self.running, tested=tested))
+        return Outcome(master=f"{self.name}:{order.generation}", workers=self.running, tested=tested)
 
     def _fetch(self, job: str, wanted: RankRestore) -> ShardRecord | None:
         """Return the shard from this node, or from the nearest source with an intact copy."""
@@ -509,21 +531,21 @@ class Agent:
         self._report_inventory(job)
         return None
 
-    def _start(self, order: Start) -> Outcome | HoldfastError:
-        workers = self.workers
-        if workers is None or not workers.ready or not self._is_of(workers, order):
-            return NotFound(f"generation {order.generation} is not prepared")
+    def _start(self, order: Start) -> None:
+        workers = self._workers_of(order)
+        if not workers.ready:
+            raise Conflict(f"generation {order.generation} is not prepared")
         workers.started = True
         self.around.workers_changed()
-        return Outcome()
 
     def _stop(self, order: Stop) -> None:
-        self.newest[order.job] = max(self.newest.get(order.job, 0), order.generation)
+        self.generations.stop(order)
         mine = self.workers.order if self.workers is not None else None
         if mine is not None and mine.job == order.job and mine.generation <= order.generation:
             self.workers = None
             self.workers_changed()
         if order.forget:
+            self.generations.forget(order.job)
             self.memory.pop(order.job, None)
             self.disk.pop(order.job, None)
 

@@ -199,7 +199,7 @@ class Supervisor:
             seq, report = self._in_flight[session].popleft()
             if not self.leading or self.sessions.get(agent.name) != session:
                 return
-            agent.reports.acknowledge(seq)
+            agent.acknowledged(seq)
             if self.world.loses(f"{type(report).__name__} of {agent.name}"):
                 return
             event = NodeReported(self.world.now, agent.name, incarnation, seq, report, session)

@@ -16,6 +16,7 @@ from typing import TypeVar
 import anyio
 
 from holdfast.agent.directory import remove_images
+from holdfast.agent.generations import Generations
 from holdfast.agent.outcome import FailedTests, Outcome
 from holdfast.agent.replicator import Replicator
 from holdfast.agent.workers.environment import Site
@@ -52,11 +53,8 @@ STAGE_TIMEOUT_S = 600.0  # the supervisor's deadline for `Prepare` applies; this
 
 @dataclass(slots=True)
 class _Job:
-    """This node's state of one job."""
+    """What this node has staged for one job."""
 
-    token: str = ""  # identifies the run; another run of the same name counts its generations from 1
-    generation: int = 0  # the newest prepared one, or the one being prepared
-    preparing: anyio.CancelScope | None = None
     staged: tuple[StagedShard, ...] = ()
     # Path → source, of shards fetched since a generation last started.
     brought: dict[str, str] = field(default_factory=dict)
@@ -89,11 +87,12 @@ class Node:
         self._reset_gpus = reset_gpus
         self._reboot, self._restart, self._check_link = reboot, restart, check_link
         self._inject = inject
+        self._generations = Generations()
         self._jobs: dict[str, _Job] = {}
 
     @property
     def is_preparing(self) -> bool:
-        return any(job.preparing is not None for job in self._jobs.values())
+        return self._generations.is_preparing
 
     async def carry_out(self, order: Order) -> Outcome:
         match order:
@@ -107,7 +106,7 @@ class Node:
             case Stop():
                 return await self._stop(order)
             case CheckpointNow():
-                self._refuse_older(order.job, order.generation)
+                self._generations.refuse_older(order.job, order.generation)
                 if order.to_object_store:
                     await self._replicator.archive(UploadNow(order.job, order.generation, order.at_step))
                 if not order.to_object_store or order.generation in self._pool.generations(order.job):
@@ -115,7 +114,7 @@ class Node:
                     self._pool.checkpoint_now(order.job, order.generation, order.at_step, order.leaving)
                 return Outcome()
             case SetInterval():
-                self._refuse_older(order.job, order.generation)
+                self._generations.refuse_older(order.job, order.generation)
                 self._pool.set_interval(order.job, order.generation, order.from_step, order.interval_steps)
                 return Outcome()
             case Prune():
@@ -136,29 +135,18 @@ class Node:
     # ------------------------------------------------------------------ prepare
 
     async def _prepare(self, order: Prepare) -> Outcome:
-        job = self._admit(order)
         key = spans.prepare_key(order.placement.node, order.generation)
-        with anyio.CancelScope() as scope, _span(tracing.PREPARE, order, order.traceparent, key):
-            job.preparing = scope
+        with anyio.CancelScope() as scope:
+            preparation = self._generations.prepare(order, scope.cancel)
+            job = self._jobs.setdefault(order.job, _Job())
+            job.staged = ()
             try:
-                async with job.lock:
-                    return await self._change_generation(job, order)
+                with _span(tracing.PREPARE, order, order.traceparent, key):
+                    async with job.lock:
+                        return await self._change_generation(job, order)
             finally:
-                if job.preparing is scope:  # otherwise a newer generation is prepared
-                    job.preparing = None
-        raise Conflict(
-            f"generation {order.generation} of {order.job} was overtaken by {job.generation} while it was prepared"
-        )
-
-    def _admit(self, order: Prepare) -> _Job:
-        """Record the generation and cancel the preparation of an older one."""
-        job = self._jobs.setdefault(order.job, _Job())
-        if job.token == order.token:
-            self._refuse_older(order.job, order.generation)
-        if job.preparing is not None:
-            job.preparing.cancel()
-        job.token, job.generation, job.staged = order.token, order.generation, ()
-        return job
+                self._generations.over(preparation)
+        raise self._generations.overtaken(order)
 
     async def _change_generation(self, job: _Job, order: Prepare) -> Outcome:
         if order.generation in self._pool.generations(order.job):  # of an earlier run of this name
@@ -224,7 +212,7 @@ class Node:
     # ------------------------------------------------------------------ other orders
 
     def _start(self, order: Start) -> Outcome:
-        self._refuse_older(order.job, order.generation)
+        self._generations.refuse_older(order.job, order.generation)
         if (master := host_and_port(order.master)) is None:
             raise InvalidSpec("master", order.master, "host:port")
         job = self._jobs.get(order.job) or _Job()
@@ -233,22 +221,16 @@ class Node:
         return Outcome()
 
     async def _stop(self, order: Stop) -> Outcome:
-        job = self._jobs.setdefault(order.job, _Job())
-        if job.preparing is not None and job.generation <= order.generation:
-            job.preparing.cancel()
+        self._generations.stop(order)
         await self._pool.stop(order.job, order.generation, order.grace_s)
         if order.forget:
-            del self._jobs[order.job]
+            self._generations.forget(order.job)
+            self._jobs.pop(order.job, None)
             await self._replicator.forget(order.job)
             remove_images(self._site.memory_dir, order.job)
         elif order.ended:
             await self._replicator.end(EndJob(order.job, order.generation))
         return Outcome()
-
-    def _refuse_older(self, name: str, generation: int) -> None:
-        newest = self._jobs[name].generation if name in self._jobs else 0
-        if generation < newest:
-            raise Conflict(f"generation {generation} of {name} is over: {newest} has been prepared here")
 
 
 def _span(

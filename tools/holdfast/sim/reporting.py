@@ -1,0 +1,69 @@
+"""What an agent sends on its sessions, and the promises about it, implemented again.
+
+* Each session begins with a Hello; the numbers of an incarnation increase, and the version of the set of workers never decreases.
+* A report that was sent and not acknowledged is sent again on the next session, in the same order, before newer ones.
+* An inventory, complete or as a difference, gives the supervisor exactly the shards in the node's memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from holdfast.agent.reports import Numbered
+from holdfast.domain import inventories
+from holdfast.domain.generations import ShardRecord
+from holdfast.domain.orders import Hello, Inventory, Report, WorkersChanged
+from holdfast.sim.world import Violation
+
+
+class Reporting:
+    """Of one incarnation."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._last = 0
+        self._version = 0
+        self._greets = False  # whether the next report must be a Hello
+        self._sent: dict[int, Report] = {}  # on this session, by number; not acknowledged
+        self._again: deque[Report] = deque()  # of the session before, not sent again yet
+        self._shown: dict[str, tuple[int, Iterable[ShardRecord]]] = {}  # by job: the last inventory of this session
+
+    def begin(self) -> None:
+        self._again = deque((*self._again, *self._sent.values()))
+        self._sent.clear()
+        self._shown.clear()
+        self._greets = True
+
+    def sent(self, numbered: Numbered, memory: Iterable[ShardRecord]) -> None:
+        """`memory`: the shards of the job, if the report is an inventory."""
+        seq, report = numbered.seq, numbered.report
+        if seq <= self._last or isinstance(report, Hello) is not self._greets:
+            raise Violation(f"{self._node} sends {type(report).__name__} as its report {seq}, after {self._last}")
+        self._last, self._greets = seq, False
+        match report:
+            case Hello(workers_version=version) | WorkersChanged(version=version):
+                if version < self._version:
+                    raise Violation(f"{self._node} sends version {version} of its workers after {self._version}")
+                self._version = version
+            case Inventory(job=job, base=base):
+                before, shown = self._shown.get(job, (0, ()))
+                if base not in (0, before):
+                    raise Violation(f"{self._node} sends a difference to its report {base}, the last one was {before}")
+                shown = inventories.changed(shown, report).shards if base else report.shards
+                if set(shown) != set(memory):
+                    raise Violation(f"{self._node} sends an inventory that is not the contents of its memory")
+                self._shown[job] = seq, shown
+            case _:
+                if self._again and (expected := self._again.popleft()) != report:
+                    raise Violation(f"{self._node} sends {report} before {expected}, which was not acknowledged")
+                self._sent[seq] = report
+
+    def settled(self) -> None:
+        """Everything that waited for the session has been sent."""
+        if self._again:
+            raise Violation(f"{self._node} does not send again {self._again[0]}, which was not acknowledged")
+
+    def acknowledged(self, seq: int) -> None:
+        for number in [number for number in self._sent if number <= seq]:
+            del self._sent[number]
