@@ -2,14 +2,14 @@
 supervisor can observe.
 
 Orders pass production's `Admission`, whose answers are in production's `Ledger`; reports wait in production's `Reports`. The
-node keeps shards in memory (lost with the node) and on disk, and copies them to its peers.
+node's shards are its replicator's (`replicator`).
 """
 
 from __future__ import annotations
 
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,9 +20,7 @@ from holdfast.agent.generations import Generations
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
 from holdfast.agent.reports import Reports
-from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable, Unrestorable
-from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
-from holdfast.domain.links import LinkMeasured
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckLink,
@@ -47,16 +45,17 @@ from holdfast.domain.orders import (
     Warm,
     WorkersChanged,
 )
+from holdfast.replicator.view import Held, View
 from holdfast.sim.clocks import Clock
 from holdfast.sim.links import Links
+from holdfast.sim.replicator import Replicator
 from holdfast.sim.reporting import Reporting
 from holdfast.sim.resets import Resets
 from holdfast.sim.returns import LOOK_S, TESTED_EVERY_S, Returns
-from holdfast.sim.store import LATE_S, RETRY_S, Store
+from holdfast.sim.store import Store
 from holdfast.sim.suspects import SelfTests
 from holdfast.sim.world import Violation, World
 
-SHARD_STEPS_KEPT = 3
 GATHER_S = 0.2  # changes of the workers within this time are sent in one report
 JOB = "job"
 RESET_LOOK_S = 0.5
@@ -77,7 +76,6 @@ class Workers:
     done: set[int] = field(default_factory=set)  # ended with exit code 0
     step: int = 0  # newest step that its ranks have finished
     save_at: set[int] = field(default_factory=set)
-    far: set[int] = field(default_factory=set)  # requested steps that are also uploaded to the object store
     intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
 
     def due(self, step: int) -> bool:
@@ -105,6 +103,8 @@ class Surroundings(Protocol):
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None: ...
     def neighbour(self, node: str) -> Agent | None: ...
+    def replicator_of(self, node: str) -> Replicator | None: ...
+    def is_deleting(self, job: str, view: View, deleted: Sequence[Held], node: str) -> None: ...
     def workers_changed(self) -> None: ...
     def gpus_reset(self, agent: Agent, failure: str) -> None: ...
     def booting(self, agent: Agent) -> None: ...
@@ -137,10 +137,7 @@ class Agent:
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # version that was last reported
         self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
-        self.memory: dict[str, dict[ShardKey, ShardRecord]] = {}  # by job
-        self.disk: dict[str, dict[ShardKey, ShardRecord]] = {}
-        self.rotten: set[ShardKey] = set()  # corrupt copies
-        self.stored: tuple[StoredStep, ...] = ()  # contents of the object store that this node knows
+        self.replicator = Replicator(world, around, name, self.clock.now, self.report)
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
         self.resetting = False
@@ -177,9 +174,7 @@ class Agent:
         self.resetting = False
         self.expects = ""
         self.workers = None
-        self.memory = {job: shards | self.memory.get(job, {}) for job, shards in self.disk.items()} | {
-            job: shards for job, shards in self.memory.items() if job not in self.disk
-        }
+        self.replicator.start()
         self.world.say(f"{self.name} boots ({self.incarnation})")
         if self.returns is not None:
             self.preflight, self.busy = Preflight(), True
@@ -212,14 +207,14 @@ class Agent:
         self.alive = False
         self.session = 0
         self.workers = None
+        self.replicator.stop()
         if machine:
-            self.memory.clear()
+            self.replicator.lose_memory()
             self.boots += 1
             if self.returns is not None:  # a boot resets the GPUs
                 self.around.gpus_reset(self, "")
         if disk:
-            self.disk.clear()
-            self.stored = ()
+            self.replicator.lose_disk()
         self.around.workers_changed()
 
     # ------------------------------------------------------------ reports
@@ -228,7 +223,7 @@ class Agent:
         self.session = session
         tested = self.preflight if self.returns is not None else None
         hello = Hello(self.facts(), self.running, tested, self.version, self.ended)
-        self.reports.greet(hello, [self._inventory(job) for job in sorted(self.memory) or [JOB]])
+        self.reports.greet(hello, [self.replicator.inventory(job) for job in sorted(self.replicator.jobs) or [JOB]])
         self._reporting.begin()
         self._send()
         self._reporting.settled()
@@ -241,8 +236,8 @@ class Agent:
 
     def _send(self) -> None:
         while (numbered := self.reports.take()) is not None:
-            held = self.memory.get(numbered.report.job, {}) if isinstance(numbered.report, Inventory) else {}
-            self._reporting.sent(numbered, held.values())
+            job = numbered.report.job if isinstance(numbered.report, Inventory) else ""
+            self._reporting.sent(numbered, self.replicator.inventory(job).shards)
             self.around.deliver(self, self.session, numbered.seq, numbered.report)
 
     def acknowledged(self, seq: int) -> None:
@@ -356,10 +351,10 @@ class Agent:
                 self._stop(order)
                 self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
             case CheckpointNow():
-                workers = self._workers_of(order)
-                workers.save_at.add(order.at_step)
                 if order.to_object_store:
-                    workers.far.add(order.at_step)
+                    self.replicator.upload(order.job, order.generation, order.at_step)
+                if not order.to_object_store or self.workers is not None:  # they may have saved this step and ended
+                    self._workers_of(order).save_at.add(order.at_step)
                 done(Outcome())
             case SetInterval():
                 self._workers_of(order).change_interval(order)
@@ -367,10 +362,7 @@ class Agent:
             case Inject():
                 raise Conflict("not modelled: the simulator causes its own faults")
             case Prune():
-                for shards in (self.memory.get(order.job, {}), self.disk.get(order.job, {})):
-                    for key in [key for key in shards if (key.attempt, key.step) in order.steps]:
-                        del shards[key]
-                self._report_inventory(order.job)
+                self.replicator.prune(order.job, frozenset(order.steps))
                 done(Outcome())
             case Warm():
                 done(Outcome())
@@ -491,45 +483,21 @@ class Agent:
     def _prepared(self, order: Prepare, tested: Preflight | None) -> Outcome | HoldfastError:
         workers = self.workers
         if workers is None or workers.order is not order:
-            raise Violation(f"{self.name} prepares generation {order.generation} of {order.job}, and has no ranks of it")
+            raise Violation(
+                f"{self.name} prepares generation {order.generation} of {order.job}, and has no ranks of it"
+            )
         if tested is not None and tested.failures:
             self.world.say(f"{self.name} fails its tests as a suspect")
             self.around.failed_tests(self)
             return FailedTests(self.name, tested)
-        for wanted in order.restore:
-            found = self._fetch(order.job, wanted)
-            if found is None:
-                return Unrestorable(f"no holder of {wanted.shard} answers")
-            for shards in (self.memory, self.disk):
-                shards.setdefault(order.job, {})[wanted.shard] = found
+        try:
+            self.replicator.configure(order)
+            self.replicator.stage(order.job, order.restore)
+        except HoldfastError as error:
+            return error
         workers.ready = True
         self.workers_changed()
         return Outcome(master=f"{self.name}:{order.generation}", workers=self.running, tested=tested)
-
-    def _fetch(self, job: str, wanted: RankRestore) -> ShardRecord | None:
-        """Return the shard from this node, or from the nearest source with an intact copy."""
-        for node in (self.name, *(source.node for source in wanted.sources)):
-            if node == OBJECT_STORE:
-                found = self.around.store.get(wanted.shard) if self.around.store else None
-            else:
-                holder = self.around.neighbour(node)
-                found = holder.read(job, wanted.shard) if holder is not None else None
-            if found is not None and wanted.digest in ("", found.digest) and wanted.root in ("", found.root):
-                return found
-        return None
-
-    def read(self, job: str, key: ShardKey) -> ShardRecord | None:
-        """Return a verified copy. A corrupt copy is deleted, and the inventory is reported."""
-        held = self.memory.get(job, {})
-        if not self.alive or key not in held:
-            return None
-        if key not in self.rotten:
-            return held[key]
-        self.rotten.discard(key)
-        held.pop(key, None)
-        self.disk.get(job, {}).pop(key, None)
-        self._report_inventory(job)
-        return None
 
     def _start(self, order: Start) -> None:
         workers = self._workers_of(order)
@@ -546,8 +514,9 @@ class Agent:
             self.workers_changed()
         if order.forget:
             self.generations.forget(order.job)
-            self.memory.pop(order.job, None)
-            self.disk.pop(order.job, None)
+            self.replicator.forget(order.job)
+        elif order.ended:
+            self.replicator.end(order.job, order.generation)
 
     def _unless_ended(self, action: Callable[[], None]) -> Callable[[], None]:
         life = self.life
@@ -563,13 +532,6 @@ class Agent:
     @property
     def ranks(self) -> range:
         return self.workers.order.placement.ranks if self.workers else range(0)
-
-    def is_copying(self, job: str) -> bool:
-        """Whether the newest save of this node is not on its disk yet."""
-        own = [key for key, shard in self.memory.get(job, {}).items() if shard.owner == self.name]
-        newest = max(((key.attempt, key.step) for key in own), default=None)
-        disk = self.disk.get(job, {})
-        return any((key.attempt, key.step) == newest and key not in disk for key in own)
 
     def stepped(self, step: int) -> None:
         assert self.workers is not None
@@ -588,73 +550,13 @@ class Agent:
         order = self.workers.order
         self.report(RanksFinished(order.job, order.generation, tuple(self.ranks), self.clock.now()))
 
-    def save(self, step: int) -> None:
-        """Write the shard of each rank. If the node ends in between, the checkpoint stays incomplete."""
-        workers = self.workers
-        assert workers is not None
-        order = workers.order
-        for rank in self.ranks:
-            key = ShardKey(order.attempt, step, rank)
-            share = rank if self.around.sharded else order.mesh.position_of(rank)
-            record = ShardRecord(key, order.mesh, "memory", 1, f"{step}/{share}", self.name, f"{step}.{rank}")
-            self.memory.setdefault(order.job, {})[key] = record
-        self._expire(order.job)
-        self._report_inventory(order.job)
-        if self.around.store is not None and (self.around.store.takes(step) or step in workers.far):
-            self.world.soon(*LATE_S, self._unless_ended(lambda: self._upload(order, step)))
-        self.world.soon(0.05, 0.6, self._unless_ended(lambda: self._copy(order, step)))
-
-    def _copy(self, order: Prepare, step: int) -> None:
-        mine = {
-            k: s
-            for k, s in self.memory.get(order.job, {}).items()
-            if k.attempt == order.attempt and k.step == step and s.owner == self.name
-        }
-        self.disk[order.job] = self.disk.get(order.job, {}) | mine
-        for peer in order.peers:
-            other = self.around.neighbour(peer.node)
-            if other is not None and other.alive and not self.world.loses(f"copy of step {step} to {other.name}"):
-                other.take_copies(order.job, mine)
-
-    def take_copies(self, job: str, shards: dict[ShardKey, ShardRecord]) -> None:
-        """Store copies of a peer's shards."""
-        self.memory[job] = self.memory.get(job, {}) | shards
-        self.disk[job] = self.disk.get(job, {}) | shards
-        self._expire(job)
-        self._report_inventory(job)
-
-    def _upload(self, order: Prepare, step: int) -> None:
-        """Upload this node's own shards. If one has been deleted meanwhile, the step stays incomplete in the object store."""
-        store = self.around.store
-        assert store is not None
-        held = self.memory.get(order.job, {})
-        mine = [held.get(ShardKey(order.attempt, step, rank)) for rank in order.placement.ranks]
-        if all(store.put(record) for record in mine if record is not None):
-            self._report_inventory(order.job)
-        else:
-            self.world.soon(*RETRY_S, self._unless_ended(lambda: self._upload(order, step)))
-
-    def _expire(self, job: str) -> None:
-        for shards in (self.memory.get(job, {}), self.disk.get(job, {})):
-            steps: dict[tuple[int, str], list[tuple[int, int]]] = {}
-            for key, record in shards.items():
-                steps.setdefault((key.rank, record.owner), []).append((key.attempt, key.step))
-            for (rank, _), ages in steps.items():
-                for attempt, step in sorted(ages)[:-SHARD_STEPS_KEPT]:
-                    del shards[ShardKey(attempt, step, rank)]
-
-    def _report_inventory(self, job: str) -> None:
-        self.report(self._inventory(job))
-
-    def _inventory(self, job: str) -> Inventory:
-        if self.around.store is not None:
-            self.stored = self.around.store.listing() or self.stored
-        held = self.memory.get(job, {})
-        return Inventory(job, tuple(held[ShardKey(*key)] for key in sorted(_keys(held))), self.stored)
-
-
-def _keys(shards: dict[ShardKey, ShardRecord]) -> Iterator[tuple[int, int, int]]:
-    return ((key.attempt, key.step, key.rank) for key in shards)
+    def save(self, step: int) -> tuple[int, ...]:
+        """Save the shard of each rank. Returns the ranks that could. If the node ends in between, the checkpoint stays
+        incomplete."""
+        assert self.workers is not None
+        order = self.workers.order
+        sharded, mesh = self.around.sharded, order.mesh
+        return self.replicator.save(order, step, lambda rank: f"{step}/{rank if sharded else mesh.position_of(rank)}")
 
 
 def describe(order: Order) -> str:

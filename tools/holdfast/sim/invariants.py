@@ -307,7 +307,7 @@ class Invariants:
                     f"generation {order.generation} restores {point}, and rank {restore.rank} {restore.shard}"
                 )
             in_store = any(source.node == OBJECT_STORE for source in restore.sources)
-            if in_store and (self.store is None or point not in self.store.complete):
+            if in_store and (self.store is None or point not in self.store.ever_complete):
                 raise Violation(f"{point} is not whole in the object store, and rank {restore.rank} is sent there")
         if order.restore_step:
             for rank in order.placement.ranks:

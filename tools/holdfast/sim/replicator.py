@@ -1,5 +1,5 @@
-"""The replicator of a simulated node: production's `Job`, `plan` and `Schedule` decide what is copied, sent, uploaded and deleted.
-Memory, disk, network and object store are simulated; they lose what a real machine loses.
+"""The replicator of a simulated node. Production's `Job`, `plan` and `Schedule` decide what is copied, sent, uploaded and
+deleted; memory, disk, network and object store are simulated.
 
     a worker saves ──► image ──► disk ──► peers
                                   └─────► object store
@@ -9,15 +9,15 @@ Memory, disk, network and object store are simulated; they lose what a real mach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, assert_never
 
 from holdfast.domain.checkpoints import CheckpointId
-from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, Unavailable, Unrestorable
+from holdfast.domain.errors import HoldfastError, IntegrityError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey
-from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory, Prepare
 from holdfast.domain.replication import Configure
 from holdfast.replicator.jobs import Job, Remembered
@@ -52,7 +52,7 @@ COPY_S = (0.01, 0.3)
 SEND_S = (0.05, 0.4)
 STORE_S = (0.3, 3.0)
 DELETE_S = (0.0, 0.1)
-REPORT_S = (0.0, 0.1)  # changes within this time are one report: a slow reader misses intermediate states
+REPORT_S = (0.05, 0.4)  # changes within this time are one report: a slow reader misses intermediate states
 
 
 class Surroundings(Protocol):
@@ -61,7 +61,7 @@ class Surroundings(Protocol):
     @property
     def store(self) -> Store | None: ...
     def replicator_of(self, node: str) -> Replicator | None: ...
-    def is_deleting(self, job: str, view: View, keys: Sequence[ShardKey], node: str) -> None: ...
+    def is_deleting(self, job: str, view: View, deleted: Sequence[Held], node: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -91,7 +91,8 @@ class Replicator:
         self._files: dict[str, dict[Held, Manifest]] = {}
         self._remembered: dict[str, bytes] = {}  # by job, on disk
         self._rotten: set[tuple[str, Held]] = set()
-        self._reporting: set[str] = set()
+        self._planning: set[str] = set()  # jobs with a change since the last plan
+        self._reporting: set[str] = set()  # jobs with a change since the last report
         self._life = 0
         self.alive = False
 
@@ -100,7 +101,8 @@ class Replicator:
     def start(self) -> None:
         self._life += 1
         self.alive = True
-        self.jobs, self._schedule, self._reporting = {}, Schedule(self.world.chance), set()
+        self.jobs, self._schedule = {}, Schedule(self.world.chance)
+        self._planning, self._reporting = set(), set()
         for name in sorted({*self._files, *self._remembered}):
             job = self.jobs[name] = Job(name)
             if name in self._remembered:
@@ -127,6 +129,9 @@ class Replicator:
     def rot(self, job: str, key: ShardKey) -> None:
         """Corrupt all copies of a shard on this node. This is detected when they are read."""
         self._rotten |= {(job, held) for held in self._files.get(job, {}) if held.key == key}
+
+    def files(self, job: str) -> Mapping[Held, Manifest]:
+        return self._files.get(job, {})
 
     def keys(self, job: str) -> list[ShardKey]:
         """Return the shards of which the machine has a copy, in memory or on disk."""
@@ -249,7 +254,7 @@ class Replicator:
     # ------------------------------------------------------------ peers
 
     def take(self, name: str, token: str, manifest: Manifest) -> ShardKey | None:
-        """Receive a copy. Returns the newest shard of this rank on this disk. Raises Unavailable for a job that is not known."""
+        """Receive a copy. Returns the newest shard of this rank on this disk. Raises Unavailable for an unknown job."""
         job = self.jobs.get(name)
         if not self.alive or job is None or job.config is None or job.token != token:
             raise Unavailable(f"{self.name} does not answer, or does not know the job")
@@ -273,29 +278,33 @@ class Replicator:
     # ------------------------------------------------------------ the plan
 
     def _go_on(self, job: Job) -> None:
-        for lane, step in self._schedule.begin(job.name, plan(job.view())):
-            self.world.soon(*_duration_s(step), self._unless_ended(lambda s=step, at=lane: self._carry_out(job, s, at)))
+        """Compute the plan after all changes of this moment."""
+        if job.name not in self._planning:
+            self._planning.add(job.name)
+            self.world.after(0.0, self._unless_ended(partial(self._plan, job)))
+
+    def _plan(self, job: Job) -> None:
+        self._planning.discard(job.name)
+        if self.jobs.get(job.name) is job:
+            for lane, step in self._schedule.begin(job.name, plan(job.view())):
+                self.world.soon(*_duration_s(step), self._unless_ended(partial(self._carry_out, job, step, lane)))
 
     def _carry_out(self, job: Job, step: Step, lane: Lane) -> None:
-        pause_s = 0.0
         try:
             self._do(job, step)
         except HoldfastError as error:
             pause_s = self._schedule.pause_s(lane)
             if isinstance(step, Push) and isinstance(error, NotYet):
                 pause_s = min(pause_s, CONFIRM_S)
+            self.world.after(pause_s, self._unless_ended(partial(self._free, job, lane)))
         else:
             self._schedule.succeeded(lane)
+            self._free(job, lane)
             self._changed(job)
 
-        def free() -> None:
-            self._schedule.free(lane)
-            self._go_on(job)
-
-        if pause_s:
-            self.world.after(pause_s, self._unless_ended(free))
-        else:
-            free()
+    def _free(self, job: Job, lane: Lane) -> None:
+        self._schedule.free(lane)
+        self._go_on(job)
 
     def _do(self, job: Job, step: Step) -> None:
         """Raises HoldfastError."""
@@ -306,7 +315,7 @@ class Replicator:
                 self._push(job, key, peer)
             case Delete(tier, key):
                 if job.may_delete(held := Held(tier, key)):
-                    self.around.is_deleting(job.name, job.view(), [key], self.name)
+                    self.around.is_deleting(job.name, job.view(), [held], self.name)
                     job.drop(held)
                     self._remove(job, held)
             case FreeImages():
@@ -451,14 +460,13 @@ def _manifest(
     order: Prepare, node: str, key: ShardKey, content: str, created_at: float, parent: CheckpointId | None
 ) -> Manifest:
     """The manifest of a shard of one page. Equal `content` has equal digests."""
-    mesh: Mesh = order.mesh
     return Manifest(
         job=order.job,
         node=node,
         attempt=key.attempt,
         step=key.step,
         rank=key.rank,
-        mesh=mesh.dims,
+        mesh=order.mesh.dims,
         parent=parent,
         size=PAGE,
         tensors_end=PAGE,

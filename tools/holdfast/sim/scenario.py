@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -14,6 +14,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import TERMINATION
 from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
+from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.allocations import (
     ALLOCATIONS_FROM,
@@ -32,7 +33,9 @@ from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.own_faults import requests_of
 from holdfast.sim.recipes import Cook
 from holdfast.sim.replacements import ReplacementPromises, Replacing
+from holdfast.sim.replicator import Replicator
 from holdfast.sim.resets import LADDER, LADDER_LATER, Resets
+from holdfast.sim.retention import keep_a_whole_step
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
 from holdfast.sim.several import SeveralJobs
@@ -348,6 +351,13 @@ class Scenario:
     def neighbour(self, node: str) -> Agent | None:
         return self.agents.get(node)
 
+    def replicator_of(self, node: str) -> Replicator | None:
+        agent = self.agents.get(node)
+        return agent.replicator if agent is not None else None
+
+    def is_deleting(self, job: str, view: View, deleted: Sequence[Held], node: str) -> None:
+        keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
+
     def workers_changed(self) -> None:
         self.training.changed()
 
@@ -465,11 +475,11 @@ class Scenario:
 
     def _rot(self) -> None:
         """Corrupt some copies on one node. This is detected only when a copy is read."""
-        if (agent := self._victim()) is not None and (held := agent.memory.get(JOB)):
-            keys = sorted(held, key=lambda key: (key.attempt, key.step, key.rank))
+        if (agent := self._victim()) is not None and (keys := agent.replicator.keys(JOB)):
             spoilt = self.world.chance.sample(keys, k=self.world.chance.randint(1, len(keys)))
             self.world.say(f"FAULT {len(spoilt)} copies rot on {agent.name}")
-            agent.rotten.update(spoilt)
+            for key in spoilt:
+                agent.replicator.rot(JOB, key)
 
     def _lose_store(self) -> None:
         store = self.store
@@ -707,7 +717,7 @@ class Scenario:
 
         def end() -> None:
             if agent.alive and agent.incarnation == life:
-                if (agent.workers or agent.is_copying(JOB)) and self.world.now < over_at:
+                if (agent.workers or agent.replicator.is_copying(JOB)) and self.world.now < over_at:
                     self.world.after(0.5, end)
                 else:
                     ended()

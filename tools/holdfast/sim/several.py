@@ -5,7 +5,7 @@ The core, the agents and the promises about each single job are those of `scenar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -16,9 +16,12 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, L
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inject, Prepare, RebootNode, Report, ResetGpu, SetInterval, Start, Stop, Warm
 from holdfast.policy import JobView, default, ignore, wait
+from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import Agent
 from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.invariants import Invariants
+from holdfast.sim.replicator import Replicator
+from holdfast.sim.retention import keep_a_whole_step
 from holdfast.sim.sharing import FAULTS_END_S, SharingPromises
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
@@ -177,6 +180,13 @@ class SeveralJobs:
 
     def neighbour(self, node: str) -> Agent | None:
         return self.agents.get(node)
+
+    def replicator_of(self, node: str) -> Replicator | None:
+        agent = self.agents.get(node)
+        return agent.replicator if agent is not None else None
+
+    def is_deleting(self, job: str, view: View, deleted: Sequence[Held], node: str) -> None:
+        keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
 
     def workers_changed(self) -> None:
         for training in self.training.values():

@@ -23,8 +23,9 @@ space. Five facts distinguish "old" from "superseded":
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
@@ -141,14 +142,14 @@ def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[Shar
 
 
 def _newest_by_rank(view: View, tiers: tuple[Tier, ...]) -> dict[int, ShardKey]:
-    newest: dict[int, ShardKey] = {}
+    newest: dict[int, CheckpointId] = {}
     for held in view.held:
-        key = held.key
-        if held.tier not in tiers or (view.attempt and is_abandoned(view, id_of(key))):
+        if held.tier not in tiers:
             continue
-        if key.rank not in newest or id_of(newest[key.rank]) < id_of(key):
-            newest[key.rank] = key
-    return newest
+        at, rank = id_of(held.key), held.key.rank
+        if not (view.attempt and is_abandoned(view, at)) and (rank not in newest or newest[rank] < at):
+            newest[rank] = at
+    return {rank: ShardKey(*at, rank) for rank, at in newest.items()}
 
 
 def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
@@ -161,75 +162,87 @@ def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
 def _disk_deletions(view: View) -> list[Step]:
     if not view.attempt:
         return []  # the job is not configured yet, and these may be the only copies
-    disk = [held.key for held in view.held if held.tier is Tier.DISK]
-    whole = whole_steps(view, (Tier.DISK,))
+    disk = [(id_of(held.key), held.key) for held in view.held if held.tier is Tier.DISK]
+    disk.sort(key=lambda each: (each[0], each[1].rank))
+    whole = _Counted.of(view, whole_steps(view, (Tier.DISK,)))
+    of_rank: dict[int, set[CheckpointId]] = {}  # for the copies of other nodes' shards
+    for at, key in disk:
+        if not is_abandoned(view, at):
+            of_rank.setdefault(key.rank, set()).add(at)
+    counted = {rank: _Counted.of(view, steps) for rank, steps in of_rank.items()}
+    none = _Counted([], 0)
     on_its_way = chosen(view)
-    spared = _newest_abandoned(view, disk)
+    spared = _newest_abandoned(view, {at for at, _ in disk})
     steps: list[Step] = []
-    for key in sorted(disk, key=lambda key: (id_of(key), key.rank)):
-        if Held(Tier.DISK, key) in view.pinned or (id_of(key) == on_its_way and key.rank in view.ranks):
+    for at, key in disk:
+        if Held(Tier.DISK, key) in view.pinned or (at == on_its_way and key.rank in view.ranks):
             continue
-        if is_kept(view, id_of(key)) or id_of(key) in spared:
+        if is_kept(view, at) or at in spared:
             continue
-        if (reason := _superseded(view, key, disk, whole)) is not None:
+        # For a removed rank, this node's own checkpoints count.
+        own = key.rank in view.ranks or key.rank >= view.world_size
+        if (reason := _superseded(view, key, at, whole if own else counted.get(key.rank, none))) is not None:
             steps.append(Delete(Tier.DISK, key, reason))
     return steps
 
 
-def _newest_abandoned(view: View, disk: list[ShardKey]) -> set[CheckpointId]:
+def _newest_abandoned(view: View, disk: set[CheckpointId]) -> set[CheckpointId]:
     """Return the newest checkpoints that this run has abandoned, because the user may want to go back to one of them."""
     if view.disk_full:
         return set()
-    mine = {id_of(key) for key in disk if id_of(key)[0] >= max(view.first_attempt, view.expired_before)}
+    mine = {at for at in disk if at.attempt >= max(view.first_attempt, view.expired_before)}
     return set(sorted((each for each in mine if is_abandoned(view, each)), reverse=True)[: max(view.keep, KEEP_MIN)])
 
 
-def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[CheckpointId]) -> str | None:
-    """Return why the disk copy of `key` may be deleted; None if it must be retained."""
+def _superseded(view: View, key: ShardKey, at: CheckpointId, counted: _Counted) -> str | None:
+    """Return why the disk copy of `key` may be deleted; None if it must be retained. `at`: its (attempt, step)."""
     keep = max(view.keep, KEEP_MIN)
-    if key.rank in view.ranks or key.rank >= view.world_size:
-        counted = whole  # for a removed rank, this node's own checkpoints count
-    else:
-        counted = sorted(
-            {id_of(other) for other in disk if other.rank == key.rank and not is_abandoned(view, id_of(other))}
-        )
-    newer = [step for step in counted if step > id_of(key)]
-    current = [step for step in counted if step.attempt == view.attempt]
-    if is_abandoned(view, id_of(key)):
-        return f"on an abandoned lineage; {len(current)} newer steps are complete" if len(current) >= keep else None
-    if key.rank >= view.world_size and len(current) < keep:
+    newer = len(counted.steps) - bisect_right(counted.steps, at)
+    if is_abandoned(view, at):
+        if counted.current < keep:
+            return None
+        return f"on an abandoned lineage; {counted.current} newer steps are complete"
+    if key.rank >= view.world_size and counted.current < keep:
         return None
-    if len(newer) < keep or _others_may_need(view, key, counted):
+    if newer < keep or _others_may_need(view, at, newer, counted.steps[0]):
         return None
-    if key.rank in view.ranks and not _one_tier_further(view, key) and len(newer) < keep + BACKLOG_STEPS_MAX:
+    if key.rank in view.ranks and newer < keep + BACKLOG_STEPS_MAX and not _one_tier_further(view, key.rank, at):
         return None
-    return f"superseded by {len(newer)} complete newer steps; {keep} are kept"
+    return f"superseded by {newer} complete newer steps; {keep} are kept"
 
 
-def _others_may_need(view: View, key: ShardKey, counted: list[CheckpointId]) -> bool:
-    """Whether this is or may become the newest step that all nodes have. `counted` are complete on this node, oldest first."""
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The checkpoints that count for a shard: `steps` of the lineage, oldest first, and how many are of the current attempt."""
+
+    steps: list[CheckpointId]
+    current: int
+
+    @classmethod
+    def of(cls, view: View, steps: Iterable[CheckpointId]) -> _Counted:
+        in_order = sorted(steps)
+        return cls(in_order, sum(1 for step in in_order if step.attempt == view.attempt))
+
+
+def _others_may_need(view: View, at: CheckpointId, newer: int, oldest: CheckpointId) -> bool:
+    """Whether this is or may become the newest step that all nodes have. `newer`: number of newer steps that are complete on
+    this node; `oldest`: the oldest of the complete ones."""
     saved_by_all = view.saved_by_all
     if saved_by_all is not None and is_abandoned(view, saved_by_all):
         saved_by_all = None
-    if saved_by_all is not None and id_of(key) < saved_by_all:
+    if saved_by_all is not None and at < saved_by_all:
         return False
-    if id_of(key) in (saved_by_all or view.restored or counted[0], view.restored):
+    if at in (saved_by_all or view.restored or oldest, view.restored):
         return True
-    newer = sum(1 for step in counted if step > id_of(key))
     return not view.disk_full and newer < max(view.keep, KEEP_MIN) + BACKLOG_STEPS_MAX
 
 
-def _one_tier_further(view: View, key: ShardKey) -> bool:
-    """Whether a newer step of this rank has reached the next tier."""
+def _one_tier_further(view: View, rank: int, at: CheckpointId) -> bool:
+    """Whether a newer step of this rank than `at` has reached the next tier."""
     if view.peers:
-        return any(
-            pushed.rank == key.rank and id_of(pushed) > id_of(key) and peer in view.peers
-            for pushed, peer in view.pushed
-        )
+        return any(pushed.rank == rank and peer in view.peers and id_of(pushed) > at for pushed, peer in view.pushed)
     if view.archive is not None:
-        return any(
-            step.complete and step.id > id_of(key) and not is_abandoned(view, step.id) for step in view.archive.steps
-        )
+        return any(step.complete and step.id > at and not is_abandoned(view, step.id) for step in view.archive.steps)
     return True
 
 

@@ -202,7 +202,7 @@ def whole_steps(view: View, tiers: tuple[Tier, ...]) -> list[CheckpointId]:
     """Return the steps on the lineage for which these tiers have the shards of all local ranks, oldest first."""
     ranks_at: dict[CheckpointId, set[int]] = {}
     for held in view.held:
-        if held.tier in tiers and not is_abandoned(view, id_of(held.key)):
-            ranks_at.setdefault(id_of(held.key), set()).add(held.key.rank)
+        if held.tier in tiers and not is_abandoned(view, at := id_of(held.key)):
+            ranks_at.setdefault(at, set()).add(held.key.rank)
     mine = set(view.ranks)
     return sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)
