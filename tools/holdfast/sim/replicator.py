@@ -52,7 +52,7 @@ COPY_S = (0.01, 0.3)
 SEND_S = (0.05, 0.4)
 STORE_S = (0.3, 3.0)
 DELETE_S = (0.0, 0.1)
-REPORT_S = (0.05, 0.4)  # changes within this time are one report: a slow reader misses intermediate states
+REPORT_S = (0.1, 0.8)  # changes within this time are one report: a slow reader misses intermediate states
 
 
 class Surroundings(Protocol):
@@ -61,7 +61,7 @@ class Surroundings(Protocol):
     @property
     def store(self) -> Store | None: ...
     def replicator_of(self, node: str) -> Replicator | None: ...
-    def is_deleting(self, job: str, view: View, deleted: Sequence[Held], node: str) -> None: ...
+    def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -315,7 +315,7 @@ class Replicator:
                 self._push(job, key, peer)
             case Delete(tier, key):
                 if job.may_delete(held := Held(tier, key)):
-                    self.around.is_deleting(job.name, job.view(), [held], self.name)
+                    self.around.is_deleting(job.name, job.view(), held, self.name)
                     job.drop(held)
                     self._remove(job, held)
             case FreeImages():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
@@ -12,20 +12,19 @@ from holdfast.sim.replicator import Replicator
 from holdfast.sim.world import Violation
 
 
-def keep_a_whole_step(
-    replicators: Iterable[Replicator], job: str, view: View, deleted: Sequence[Held], node: str
-) -> None:
-    """Called before the node deletes these copies. Copies on machines that are away count, because the plan does not take them
-    away. Raises Violation."""
-    there = [(each.name, held, manifest) for each in replicators for held, manifest in each.files(job).items()]
-    before = _whole(view, {held.key: manifest for _, held, manifest in there})
-    left = {
-        held.key: manifest for name, held, manifest in there if (name, held) not in {(node, each) for each in deleted}
-    }
-    if before and not _whole(view, left):
+def keep_a_whole_step(replicators: Sequence[Replicator], job: str, view: View, deleted: Held, node: str) -> None:
+    """Called before the node deletes a copy. Copies on machines that are away count, because the plan does not take them away.
+    Raises Violation."""
+    others = [held for each in replicators for held in each.files(job) if (each.name, held) != (node, deleted)]
+    if any(held.key == deleted.key for held in others):
+        return
+    meshes = {held.key: manifest for each in replicators for held, manifest in each.files(job).items()}
+    before = _whole(view, meshes)
+    del meshes[deleted.key]
+    if before and not _whole(view, meshes):
         raise Violation(
-            f"{node} deletes {', '.join(str(each.key) for each in deleted)}, the last copy of a part of step "
-            f"{max(before).step} (attempt {max(before).attempt}), and no other step has all ranks"
+            f"{node} deletes {deleted.key}, the last copy of a part of step {max(before).step} "
+            f"(attempt {max(before).attempt}), and no other step has all ranks"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -355,7 +355,7 @@ class Scenario:
         agent = self.agents.get(node)
         return agent.replicator if agent is not None else None
 
-    def is_deleting(self, job: str, view: View, deleted: Sequence[Held], node: str) -> None:
+    def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None:
         keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
 
     def workers_changed(self) -> None:

@@ -5,7 +5,7 @@ The core, the agents and the promises about each single job are those of `scenar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -185,7 +185,7 @@ class SeveralJobs:
         agent = self.agents.get(node)
         return agent.replicator if agent is not None else None
 
-    def is_deleting(self, job: str, view: View, deleted: Sequence[Held], node: str) -> None:
+    def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None:
         keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
 
     def workers_changed(self) -> None:

@@ -69,8 +69,13 @@ def plan(view: View) -> tuple[Step, ...]:
 def _copies(view: View) -> list[Step]:
     if view.disk_takes_nothing:
         return []
-    coming = tuple(Held(Tier.IMAGE, key) for key in view.fresh)
-    in_memory = _newest_by_rank(replace(view, held=view.held + coming), (Tier.IMAGE, Tier.STAGED))
+    in_memory = _newest_by_rank(view, (Tier.IMAGE, Tier.STAGED))
+    for key in view.fresh:
+        coming = id_of(key)
+        if not (view.attempt and is_abandoned(view, coming)) and (
+            key.rank not in in_memory or id_of(in_memory[key.rank]) < coming
+        ):
+            in_memory[key.rank] = key
     on_disk = _newest_by_rank(view, (Tier.DISK,))
     wanted = [
         key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or id_of(there) < id_of(key)
@@ -81,11 +86,10 @@ def _copies(view: View) -> list[Step]:
 
 def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
     """Copies of an earlier run's shards that are only in memory, where the new workers overwrite the images."""
-    if not any(is_kept(view, id_of(held.key)) for held in view.held):
+    earlier = tuple(held for at, held in view.dated if is_kept(view, at))
+    if not earlier:
         return []
-    kept = replace(
-        view, held=tuple(held for held in view.held if is_kept(view, id_of(held.key))), restored=None, attempt=0
-    )
+    kept = replace(view, held=earlier, restored=None, attempt=0)
     on_disk = _newest_by_rank(kept, (Tier.DISK,))
     in_memory = _newest_by_rank(kept, (Tier.IMAGE, Tier.STAGED))
     late = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or id_of(there) < id_of(key)]
@@ -143,11 +147,11 @@ def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[Shar
 
 def _newest_by_rank(view: View, tiers: tuple[Tier, ...]) -> dict[int, ShardKey]:
     newest: dict[int, CheckpointId] = {}
-    for held in view.held:
-        if held.tier not in tiers:
+    for at, held in view.dated:
+        rank = held.key.rank
+        if held.tier not in tiers or (view.attempt and is_abandoned(view, at)):
             continue
-        at, rank = id_of(held.key), held.key.rank
-        if not (view.attempt and is_abandoned(view, at)) and (rank not in newest or newest[rank] < at):
+        if rank not in newest or newest[rank] < at:
             newest[rank] = at
     return {rank: ShardKey(*at, rank) for rank, at in newest.items()}
 
@@ -162,7 +166,7 @@ def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
 def _disk_deletions(view: View) -> list[Step]:
     if not view.attempt:
         return []  # the job is not configured yet, and these may be the only copies
-    disk = [(id_of(held.key), held.key) for held in view.held if held.tier is Tier.DISK]
+    disk = [(at, held.key) for at, held in view.dated if held.tier is Tier.DISK]
     disk.sort(key=lambda each: (each[0], each[1].rank))
     whole = _Counted.of(view, whole_steps(view, (Tier.DISK,)))
     of_rank: dict[int, set[CheckpointId]] = {}  # for the copies of other nodes' shards
@@ -248,19 +252,18 @@ def _one_tier_further(view: View, rank: int, at: CheckpointId) -> bool:
 
 def _staged_deletions(view: View) -> list[Step]:
     """Delete shards in memory, other than images, that are also stored elsewhere, because memory is scarce."""
-    if not view.attempt:
+    staged = [(at, held) for at, held in view.dated if held.tier is Tier.STAGED and held not in view.pinned]
+    if not view.attempt or not staged:
         return []
-    whole = whole_steps(view, (Tier.DISK,))
+    whole = [step for step in whole_steps(view, (Tier.DISK,)) if step.attempt == view.attempt]
     on_disk = {held.key for held in view.held if held.tier is Tier.DISK}
     steps: list[Step] = []
-    for held in sorted(view.held, key=lambda held: (id_of(held.key), held.key.rank)):
-        if held.tier is not Tier.STAGED or held in view.pinned:
-            continue
-        if is_kept(view, id_of(held.key)) or view.ended:
+    for at, held in sorted(staged, key=lambda each: (each[0], each[1].key.rank)):
+        if is_kept(view, at) or view.ended:
             if held.key in on_disk:
                 steps.append(Delete(Tier.STAGED, held.key, "its workers have ended, and it is on disk"))
             continue
-        newer = [step for step in whole if step.attempt == view.attempt and step > id_of(held.key)]
+        newer = [step for step in whole if step > at]
         if held.key.rank not in view.ranks:
             reason = _superseded_copy(view, held.key, newer)
         else:
@@ -274,11 +277,12 @@ def _superseded_copy(view: View, key: ShardKey, newer: list[CheckpointId]) -> st
     """Return why another node's shard may be deleted from memory; None if it must be retained. The newest one is retained even
     if it is on disk as well, because it is restored from this node if its own node is lost. `newer`: steps that are complete
     on this node's disk."""
-    of_rank = [held for held in view.held if held.key.rank == key.rank and not is_abandoned(view, id_of(held.key))]
-    on_disk = any(held.tier is Tier.DISK and id_of(held.key) >= id_of(key) for held in of_rank)
+    mine = id_of(key)
+    of_rank = [(at, held.tier) for at, held in view.dated if held.key.rank == key.rank and not is_abandoned(view, at)]
+    on_disk = any(tier is Tier.DISK and at >= mine for at, tier in of_rank)
     if not on_disk and not view.disk_takes_nothing:
         return None
-    if any(id_of(held.key) > id_of(key) for held in of_rank):
+    if any(at > mine for at, _ in of_rank):
         return "a copy, and a newer one has come"
     if on_disk and len(newer) >= COPY_STEPS_MAX:
         return "a copy on disk, too, and not renewed for some steps"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import assert_never
 
 from holdfast.domain.checkpoints import CheckpointId
@@ -72,7 +73,7 @@ class Archive:
 # ---------------------------------------------------------------- everything
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """The input of the plan. `attempt` 0 without `ranks` = the job has not been configured yet."""
 
@@ -95,6 +96,11 @@ class View:
     expired_before: int = 0  # attempts before this one are older than the retention period
     ended: bool = False  # the job has ended
     images_left: bool = False  # the ended job's images have not been freed yet
+
+    @cached_property
+    def dated(self) -> tuple[tuple[CheckpointId, Held], ...]:
+        """`held`, each with its (attempt, step)."""
+        return tuple((id_of(held.key), held) for held in self.held)
 
     @property
     def disk_takes_nothing(self) -> bool:
@@ -201,8 +207,8 @@ def is_kept(view: View, key: CheckpointId) -> bool:
 def whole_steps(view: View, tiers: tuple[Tier, ...]) -> list[CheckpointId]:
     """Return the steps on the lineage for which these tiers have the shards of all local ranks, oldest first."""
     ranks_at: dict[CheckpointId, set[int]] = {}
-    for held in view.held:
-        if held.tier in tiers and not is_abandoned(view, at := id_of(held.key)):
+    for at, held in view.dated:
+        if held.tier in tiers and not is_abandoned(view, at):
             ranks_at.setdefault(at, set()).add(held.key.rank)
     mine = set(view.ranks)
     return sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)
