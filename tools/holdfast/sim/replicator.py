@@ -49,6 +49,8 @@ from holdfast.wire import records
 
 IMAGES = 2  # of each rank, as a worker has them
 COPY_S = (0.01, 0.3)
+COPY_SLOWLY_S = (2.0, 12.0)  # longer than the interval of the saves: such a node skips some
+SLOW_SHARE = 0.15  # of the nodes
 SEND_S = (0.05, 0.4)
 STORE_S = (0.3, 3.0)
 DELETE_S = (0.0, 0.1)
@@ -95,6 +97,7 @@ class Replicator:
         self._reporting: set[str] = set()  # jobs with a change since the last report
         self._life = 0
         self.alive = False
+        self.slow_disk = world.chance.random() < SLOW_SHARE
 
     # ------------------------------------------------------------ life and death
 
@@ -287,7 +290,7 @@ class Replicator:
         self._planning.discard(job.name)
         if self.jobs.get(job.name) is job:
             for lane, step in self._schedule.begin(job.name, plan(job.view())):
-                self.world.soon(*_duration_s(step), self._unless_ended(partial(self._carry_out, job, step, lane)))
+                self.world.soon(*self._duration_s(step), self._unless_ended(partial(self._carry_out, job, step, lane)))
 
     def _carry_out(self, job: Job, step: Step, lane: Lane) -> None:
         try:
@@ -305,6 +308,19 @@ class Replicator:
     def _free(self, job: Job, lane: Lane) -> None:
         self._schedule.free(lane)
         self._go_on(job)
+
+    def _duration_s(self, step: Step) -> tuple[float, float]:
+        match step:
+            case CopyToDisk():
+                return COPY_SLOWLY_S if self.slow_disk else COPY_S
+            case Push():
+                return SEND_S
+            case Delete() | FreeImages():
+                return DELETE_S
+            case Upload() | Survey() | Complete() | Discard():
+                return STORE_S
+            case _:
+                assert_never(step)
 
     def _do(self, job: Job, step: Step) -> None:
         """Raises HoldfastError."""
@@ -440,20 +456,6 @@ class Replicator:
                 action()
 
         return run
-
-
-def _duration_s(step: Step) -> tuple[float, float]:
-    match step:
-        case CopyToDisk():
-            return COPY_S
-        case Push():
-            return SEND_S
-        case Delete() | FreeImages():
-            return DELETE_S
-        case Upload() | Survey() | Complete() | Discard():
-            return STORE_S
-        case _:
-            assert_never(step)
 
 
 def _manifest(
