@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
 # HEALTHY_HOURS: 1,000 are about an hour of CPU.
-# JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. MINUTES, SEED: for `make soak` and `make fuzz`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
+# JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. NODES, FAULTS: for `make sim-large`. MINUTES, SEED: for `make soak` and `make fuzz`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
 JOBS ?= $(shell expr $$(nproc) + 1)
 SEEDS ?= 20000
+NODES ?= 12500
+FAULTS ?= 20
 SEED ?= 7
 DATA ?= tests/data
 MINUTES ?= 30
@@ -73,7 +75,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow docs-test docs-site first-minutes test-fast security-test fuzz fuzz-core check lint lock state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
+.PHONY: help setup demo test test-slow docs-test docs-site first-minutes test-fast long-tests security-test fuzz fuzz-core check lint lock state-diagram job-reference proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim sim-large soak soak-table nightly alerts-test compose-test slurm-test slurm-core kubernetes-test kubernetes-core frameworks-test frameworks-core gpu-test dashboard dashboard-check browser-test browser-core clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -103,8 +105,13 @@ first-minutes: $(INSTALLED)  ## install the built wheel into a fresh environment
 	$(BIN)/pytest -m slow tests/acceptance/test_first_minutes.py $(ARGS)
 
 # These compute and hardly wait: a process per core, each of which imports torch and all services once.
-test-fast: $(INSTALLED)  ## the tests that start no training: a minute
-	$(BIN)/pytest -n $$(nproc) --dist loadfile tests/unit tests/contract tests/security $(ARGS)
+FAST := tests/unit tests/contract tests/security
+test-fast: $(INSTALLED)  ## of the tests that start no training, those that are short: a minute
+	$(BIN)/pytest --short -m 'not slow' -n $$(nproc) --dist loadfile $(FAST) $(ARGS)
+
+# On a machine that does nothing else.
+long-tests: $(INSTALLED)  ## measure anew which tests test-fast leaves out, and write tests/long_tests.txt
+	$(BIN)/pytest --write-long -m 'not slow' -n $$(nproc) --dist loadfile $(FAST) $(ARGS)
 
 security-test: $(INSTALLED)  ## what somebody may try who speaks to the services and is not whom they trust
 	$(BIN)/pytest tests/security $(ARGS)
@@ -140,6 +147,9 @@ job-reference: $(INSTALLED)  ## write the keys of a job file into docs/job-file.
 
 sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds
 	$(BIN)/holdfast simulate --seeds $(SEEDS) $(ARGS)
+
+sim-large: $(INSTALLED)  ## one job of NODES nodes through FAULTS faults, with the supervisor's core and the detectors
+	$(BIN)/holdfast simulate --large $(NODES) --faults $(FAULTS) $(ARGS)
 
 # Root (for namespaces and small file systems) and a C compiler (for clocks that jump) let it do more; it says what it skips.
 soak: $(INSTALLED)  ## real training on a real stack, everything broken at random from SEED for MINUTES; writes out/soak/

@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from holdfast.domain.orders import (
     Prepare,
     RanksStepping,
     Report,
+    Start,
     StepReached,
 )
 from holdfast.domain.runs import Shards, Workers, shard_runs, worker_runs
@@ -74,25 +76,25 @@ from holdfast.supervisor.protocol import (
     JobPhase,
     LeaderStarted,
     NodeGone,
-    NodeReported,
     PolicyAnswered,
     Post,
     Send,
     SendNotification,
     SetTimer,
     TimerFired,
+    node_reported,
 )
 from holdfast.supervisor.published import Published
 from holdfast.supervisor.timers import Timer
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import records
 from holdfast.wire.control import (
+    SlotOrders,
     decode_report,
     decode_steps_reached,
     encode_beat,
     encode_order,
     encode_report,
-    encode_slot,
 )
 from holdfast.wire.events import encode_finding, encode_steps
 from holdfast.wire.retention import encode_saved_by_all
@@ -192,7 +194,7 @@ class Agents:
 
     def say(self, node: str, report: Report) -> tuple[str, bytes]:
         self.seq[node] += 1
-        return node, encode_report(report, self.seq[node], columns=True).SerializeToString()
+        return node, encode_report(report, self.seq[node], columns=True, runs=True).SerializeToString()
 
     def answer(self, send: Send, at: float) -> Iterator[tuple[str, bytes]]:
         node, command_id, order = send.node, send.command_id, send.order
@@ -207,7 +209,7 @@ class Agents:
                 restored_bytes=(("memory", 8 * 10**9),), workers_version=self.version[node],
             )  # fmt: skip
             yield self.say(node, done)
-        else:
+        elif not isinstance(order, Start):  # its answer is the report of the first steps, or an earlier heartbeat
             yield self.say(node, OrderDone(command_id, True, at=at))
 
     def step(self, generation: int, step: int, at: float) -> Iterator[tuple[str, bytes]]:
@@ -260,6 +262,7 @@ class Leader:
         self.timers: dict[Timer, float] = {}
         self._batches = log.subscribe(*STREAMS, group=SUPERVISOR_GROUP, consumer="leader", batch_max=BATCH_MAX)
         self._inbox = inbox.InboxWriter(log)
+        self._saved_by_all = lru_cache(partial(encode_saved_by_all, lease.epoch))
 
     @property
     def job(self) -> Job:
@@ -272,7 +275,7 @@ class Leader:
             with self.spent.on("receive"):
                 for node, raw in batch:
                     message = pb.AgentMessage.FromString(raw)  # as gRPC does
-                    event = NodeReported(self.now, node, incarnations[node], message.seq, decode_report(message), 1)
+                    event = node_reported(self.now, node, incarnations[node], message.seq, decode_report(message), 1)
                     self._inbox.report(event, message.SerializeToString())
             with self.spent.on("log"):
                 await self._inbox.write()
@@ -315,14 +318,14 @@ class Leader:
                             encode_order(self.lease.epoch, command_id, order).SerializeToString()
                             self.sent.append(command)
                         case Post(broadcast=broadcast, slots=slots):
-                            shared = encode_order(self.lease.epoch, "", broadcast.order)
+                            orders = SlotOrders(self.lease.epoch, broadcast.order)
                             for slot in slots:
                                 place, command_id = broadcast.placements[slot], broadcast.id_of(slot)
                                 restore, peers = broadcast.of(slot)
-                                encode_slot(shared, command_id, place, restore, peers, in_runs=True).SerializeToString()
+                                orders.encode(command_id, place, restore, peers, in_runs=True)
                             self.sent.append(command)
                         case SendNotification(message=word):
-                            encode_saved_by_all(self.lease.epoch, word).SerializeToString()
+                            self._saved_by_all(word)  # encoded once for all nodes, as in a session
                         case SetTimer(timer=timer, due=due):
                             self.timers[timer] = due
                         case CancelTimer(timer=timer):

@@ -19,20 +19,20 @@ from typing import Any, TypeVar
 import grpc
 import psutil
 from waiting import wait_until
-from warm_processes import WarmProcess, warm
+from warm_processes import STACK, WarmProcess, warm
 
 from holdfast.domain.generations import Placement
 from holdfast.domain.inventories import changed
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start
+from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, RanksStarted, Report, Start
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.fleet import FLEET
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
-from holdfast.wire.control import decode_report, encode_ack, encode_heard, encode_order, encode_welcome
+from holdfast.wire.control import decode_report, decode_started, encode_ack, encode_heard, encode_order, encode_welcome
 from holdfast.wire.retention import encode_saved_by_all
 from holdfast.wire.telemetry import decode_tick
 
@@ -46,16 +46,18 @@ FLEET_METADATA = ((FLEET, "main"),)  # before the first message: an agent waits 
 
 
 class ControlPlane:
-    """Supervisor and diagnostics in one: records what the agent says, acknowledges it, sends the orders it is told to."""
+    """Supervisor and diagnostics in one: records what the agent says, acknowledges it, sends the orders of the test."""
 
     def __init__(self, epoch: int = 1) -> None:
         self.epoch = epoch
         self.refuse = ""  # a supervisor that is not the leader says so
         self.acknowledge_ticks = True
         self.workers_in_answers = True  # False: as a supervisor of an earlier version
+        self.starts_in_beats = False  # so that tests can wait for the answer to `Start`
+        self.started: set[RanksStarted] = set()  # generations that beats have named
         self.reports: list[Report] = []
         self.beats = 0
-        self.differences = 0  # inventories that were told as such; `reports` has them complete
+        self.differences = 0  # inventories that arrived as differences; `reports` has them complete
         self.ticks: list[Tick] = []
         self.goodbyes = 0
         self.sessions = 0
@@ -96,6 +98,7 @@ class ControlPlane:
         threading.Thread(target=self._hear, args=(requests, downstream), daemon=True).start()
         welcome = encode_welcome(self.epoch, "test", [self.endpoint])
         welcome.welcome.workers_in_answers = self.workers_in_answers
+        welcome.welcome.starts_in_beats = self.starts_in_beats
         yield welcome
         while (message := downstream.get()) is not None:
             yield message
@@ -106,6 +109,7 @@ class ControlPlane:
             for message in requests:
                 if message.WhichOneof("report") == "beat":
                     self.beats += 1
+                    self.started.update(decode_started(message.beat))
                     downstream.put(encode_heard())
                     continue
                 report = decode_report(message)
@@ -218,7 +222,8 @@ class Agent:
     def _start(self) -> WarmProcess:
         environment = {**os.environ, **self._environment}
         with (self.root / "agent.log").open("ab") as output:
-            return warm("holdfast.agent").start([], Path.cwd(), environment, output.fileno(), output.fileno())
+            # Its templates and its replicator are forks, too, where their environment allows it.
+            return warm(STACK).start(["holdfast.agent"], Path.cwd(), environment, output.fileno(), output.fileno())
 
     def wait_connected(self) -> Hello:
         return self.plane.wait_for(Hello, lambda hello: hello.facts.agent_pid == self.process.pid, START_TIMEOUT_S)

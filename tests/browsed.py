@@ -123,7 +123,12 @@ def under_fire() -> World:
     _recover(fleet, steps, minutes=60)
     xid = "NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus"
     fleet.find(
-        FindingKind.GPU_ERROR, "node-031", gpu=3, severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,), line=xid
+        FindingKind.GPU_ERROR,
+        "node-031",
+        gpu=3,
+        severity=Severity.FATAL,
+        recommended_actions=(Remedy.REPLACE_NODE,),
+        line=xid,
     )
     _recover(fleet, steps, minutes=81)
     failed = Preflight(

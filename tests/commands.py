@@ -7,15 +7,15 @@ import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from leftovers import MARK, marked
 from waiting import wait_until
-from warm_processes import COMMANDS, warm
+from warm_processes import COMMANDS, STACK, warm
 
 MEMORY = Path("/dev/shm")
 TIMEOUT_S = 60.0
@@ -37,7 +37,8 @@ class Shell:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> Result:
-        return Result(*warm(COMMANDS)(arguments, self.directory, self._environment(), timeout_s))
+        what, command = _warm(arguments)
+        return Result(*warm(what)(command, self.directory, self._environment(), timeout_s))
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
@@ -52,12 +53,20 @@ class Shell:
             **self.environment,
         }
 
-    def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-        """A command that is killed when the block is left before its end."""
-        return self.start_python("-m", "holdfast.cli.main", *arguments)
+    @contextmanager
+    def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A command that is killed when the block is left before its end: a fork, and so is each process of its stack."""
+        what, command = _warm(arguments)
+        with warm(what).command(command, self.directory, self._environment()) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
 
     @contextmanager
     def start_python(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A new interpreter, killed when the block is left before its end."""
         with subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.directory,
@@ -79,6 +88,13 @@ class Shell:
 
     def assert_nothing_runs(self) -> None:
         wait_until(lambda: not self.processes(), description="every process of the command to be gone")
+
+
+def _warm(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Of what the command is a fork, and the arguments of that."""
+    if arguments[0] in ("up", "demo") or (arguments[0] == "run" and "--local" in arguments):
+        return STACK, ("holdfast.cli.main", *arguments)
+    return COMMANDS, arguments
 
 
 def refused(result: Result, *parts: str) -> None:

@@ -10,13 +10,17 @@ import gc
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextvars import Context
 from pathlib import Path
 from typing import Any, TypeVarTuple, Unpack
 
 import hypothesis
+import long_tests
 import pytest
+import pytest_timeout
 import redis
 import servers
 import structlog
@@ -40,6 +44,17 @@ hypothesis.settings.load_profile("shared machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--servers", choices=servers.MODES, default="auto", help="where Redis and the object store run")
+    long_tests.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-long") and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(long_tests.Meter())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--short"):
+        long_tests.leave_out(config, items)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -50,6 +65,48 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_finish() -> None:
     collect_seldom()
     gc.enable()
+
+
+class Watch(threading.Thread):
+    """Sees to the time limit of every test of this process.
+
+    pytest-timeout has a thread for each test, whose start and end change threads four times. Where other processes want the
+    processors too, each change waited for one of them."""
+
+    EVERY_S = 0.5
+
+    def __init__(self) -> None:
+        super().__init__(name="time limit of tests", daemon=True)
+        self._now, self._pause = time.monotonic, time.sleep  # tests replace them
+        self._limit: tuple[float, Callable[[], object]] | None = None
+
+    def run(self) -> None:
+        while True:
+            self._pause(self.EVERY_S)
+            limit = self._limit
+            if limit is not None and self._now() >= limit[0]:
+                self._limit = None
+                limit[1]()
+
+    def begin(self, seconds: float, over: Callable[[], object]) -> None:
+        if not self.is_alive():
+            self.start()
+        self._limit = self._now() + seconds, over
+
+    def end(self) -> None:
+        self._limit = None
+
+
+WATCH = Watch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
+    if settings.method != "thread":
+        return None
+    WATCH.begin(settings.timeout, lambda: pytest_timeout.timeout_timer(item, settings))
+    item.cancel_timeout = WATCH.end  # type: ignore[attr-defined] # by which the plug-in ends it
+    return True
 
 
 # As a service's own log: a traceback that shows every local variable takes half a minute where the variables are large.

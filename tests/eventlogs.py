@@ -35,7 +35,7 @@ class Bench(Protocol):
     async def flush(self) -> None: ...
 
     async def until_someone_waits(self) -> None:
-        """A reader is waiting for news inside the log at this moment."""
+        """A reader is waiting for entries inside the log at this moment."""
 
     async def aclose(self) -> None: ...
 
@@ -129,7 +129,7 @@ def names(deliveries: list[Delivery]) -> list[str]:
 
 
 class Reader:
-    """A consumer: `take` collects deliveries with a deadline; it acknowledges only when told to."""
+    """A consumer: `take` collects deliveries with a deadline; it acknowledges only when the test asks it to."""
 
     def __init__(
         self, log: FencedLog, *streams: str, consumer: str = "one", start: str = "0", batch_max: int = 256

@@ -1,4 +1,4 @@
-"""A hand-driven fleet around the real core: agents that answer when told to, findings on demand, time that only tests move.
+"""A hand-driven fleet around the real core: agents that answer on request, findings on demand, time that only tests move.
 
 fleet = Fleet(4)
 fleet.submit(job(dp=3))
@@ -109,7 +109,7 @@ class Fleet:
         self.boots: dict[str, str] = {}  # boot ids of the machines that report one
         self.machines: dict[str, str] = {}  # machine ids, likewise
         self.requested: list[RequestReplacement] = []  # of who provides machines, and not answered yet
-        self.session = 0  # of the agents that report; 0 = not told
+        self.session = 0  # of the agents that report; 0 = not known
         for index in range(nodes):
             self.connect(f"n{index}", zone=zones[index] if zones else "", capacity=capacity)
 
@@ -337,7 +337,7 @@ class Fleet:
         name: str = "",
         age_s: float = 0.0,
         gpu: int | None = None,
-        ladder: tuple[Remedy, ...] = (),
+        recommended_actions: tuple[Remedy, ...] = (),
         **evidence: str,
     ) -> Finding:
         self.finding_count += 1
@@ -354,7 +354,7 @@ class Fleet:
             rank=rank,
             gpu=gpu,
             evidence=evidence,
-            ladder=ladder,
+            recommended_actions=recommended_actions,
         )
         finding = old_evidence.with_fields(finding)
         self.fold(FindingArrived(self.now, finding, age_s))
@@ -376,13 +376,13 @@ def running(spec: JobSpec, spares: int = 0, *, saved: int = 0, decide: bool = Tr
     return fleet
 
 
-def told_to_end(fleet: Fleet, node: str, incarnation: str = "", grace_s: float = 25.0, after_s: float = 0.01) -> None:
+def asked_to_end(fleet: Fleet, node: str, incarnation: str = "", grace_s: float = 25.0, after_s: float = 0.01) -> None:
     """SIGTERM to the agent of a node, `after_s` after what was before."""
     fleet.now += after_s
     at, life = fleet.now, incarnation or fleet.state.nodes[node].facts.incarnation
-    notice = Notice(TERMINATION, "its agent was told to end", at, at + grace_s, life)
+    notice = Notice(TERMINATION, "its agent was asked to end", at, at + grace_s, life)
     finding = Finding(
-        id=f"told:{node}:{at}",
+        id=f"termination:{node}:{at}",
         kind=FindingKind.MAINTENANCE,
         severity=Severity.WARNING,
         at=at,

@@ -8,7 +8,7 @@ from fleet import Fleet
 
 from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import NodeFacts
-from holdfast.domain.orders import CheckLink, OrderDone, Warm
+from holdfast.domain.orders import CheckLink, OrderDone, PrepareTemplate
 from holdfast.supervisor.protocol import Send
 
 USUAL = 2e9  # bytes per second
@@ -41,14 +41,14 @@ class Idle(Fleet):
             self.answer_tests()
 
     def answer_tests(self) -> None:
-        for send in [send for send in self.sent if isinstance(send.order, Warm)]:
-            self.done(send.node, Warm)
+        for send in [send for send in self.sent if isinstance(send.order, PrepareTemplate)]:
+            self.done(send.node, PrepareTemplate)
         while orders := [send for send in self.tests() if send.node not in self.silent]:
             for send in orders:
                 self.answer_test(send)
 
     def until_tests(self) -> list[Send]:
-        """Time passes until nodes are told to test; nobody answers."""
+        """Time passes until nodes are ordered to test; no node answers."""
         end = self.now + 1e5
         while not self.tests():
             assert self.now < end

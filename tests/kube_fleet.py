@@ -13,7 +13,7 @@ from holdfast.kubernetes.changes import Announce, Change, Forget, Known, SetZone
 WAIT_S = 90.0
 
 
-class Told:
+class KnownFleet:
     """Takes every change at once, and records it in `said`."""
 
     def __init__(self, *names: str) -> None:
@@ -32,7 +32,7 @@ class Told:
         before = nodes[change.node]
         match change:
             case Announce(event=event, starts_at=starts_at):
-                nodes[change.node] = replace(before, event=event, starts_at=starts_at, told_at=time.time())
+                nodes[change.node] = replace(before, event=event, starts_at=starts_at, notified_at=time.time())
             case Withdraw():
                 nodes[change.node] = replace(before, event="", starts_at=None)
             case SetZone(zone=zone):

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 
 from holdfast.agent.settings import AgentSettings
-from holdfast.cli.client import ENV_API, ENV_TOKEN
+from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.runtime.settings import ENV_PREFIX

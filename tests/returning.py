@@ -45,7 +45,9 @@ def training(dp: int = 2, spares: int = 1, *, min_dp: int = 1) -> Fleet:
 
 def xid(fleet: Fleet, node: str, severity: Severity = Severity.FATAL) -> None:
     """79: the catalogue says that the machine must be booted."""
-    fleet.find(FindingKind.GPU_ERROR, node, severity=severity, ladder=(Remedy.REBOOT_NODE, Remedy.REPLACE_NODE))
+    fleet.find(
+        FindingKind.GPU_ERROR, node, severity=severity, recommended_actions=(Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
+    )
 
 
 def off(fleet: Fleet, node: str) -> None:

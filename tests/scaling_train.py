@@ -3,7 +3,7 @@
     scaling_train.py --steps 100 --out DIR [--checkpoint DIR --save-every 5]
 
 `DIR/steps.jsonl`: step, replicas, the learning rate that the step used, and replica 0's loss. `DIR/events.jsonl`: what the
-callbacks were told, one line each, per rank. Under an agent or under torchrun."""
+callbacks received, one line each, per rank. Under an agent or under torchrun."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def main(run: hf.Run, options: argparse.Namespace) -> None:
             s.log(loss=loss)
         step += 1
         if world.dp_index == 0:
-            was = {"rate": used[-1], "told": rate.factor, "loss": float(loss.detach())}
+            was = {"rate": used[-1], "reported": rate.factor, "loss": float(loss.detach())}
             append(options.out / "steps.jsonl", step=step, dp=world.dp_size, **was)
         time.sleep(options.step_s)
         run.checkpoint(state, step)

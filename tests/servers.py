@@ -59,7 +59,7 @@ class Choice:
 def choose(mode: Mode) -> Choice:
     """What there is now; starts and makes nothing."""
     if mode == "own" or os.environ.get(ENV_BINARY):
-        return Choice(reason="as told")
+        return Choice(reason="as requested")
     if not answers():
         return Choice(reason="no Docker engine answers")
     wanted = (settings()["REDIS_IMAGE"], SERVICES)

@@ -83,7 +83,7 @@ class Cluster:
         """Wait until `count` incidents are closed; returns them, oldest first."""
 
         def closed() -> list[dict[str, Any]]:
-            incidents = sorted(self.client.incidents(job), key=lambda incident: incident["t_fault"])
+            incidents = sorted(self.client.incidents(job), key=lambda incident: incident["fault_at"])
             return [incident for incident in incidents if incident["state"] in ("resolved", "failed")]
 
         wait_until(
@@ -108,20 +108,12 @@ class Cluster:
         return self.wait(job, "its failure", lambda view: view["phase"] == "failed")
 
 
-_run_new = LocalStack._run
-
-
 class WarmStack(LocalStack):
     """Its processes are forks of one that has imported what they import, where that makes no difference."""
 
     def _run(self, part: str, module: str, environment: Mapping[str, str], output: IO[bytes]) -> Process:
-        return run_warm(self, part, module, environment, output)
-
-
-def run_warm(stack: LocalStack, part: str, module: str, environment: Mapping[str, str], output: IO[bytes]) -> Process:
-    """In place of `LocalStack._run`."""
-    started = warm_or_new(module, environment, stack.directory.absolute(), output)
-    return started or _run_new(stack, part, module, environment, output)
+        started = warm_or_new(module, environment, self.directory.absolute(), output)
+        return started or super()._run(part, module, environment, output)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ T = TypeVar("T")
 POLL_S = 0.005
 # Many predicates ask a service, which costs the service and the test some milliseconds of CPU time. Who has waited long asks
 # more seldom, and learns of the condition later by a twentieth of the wait at most.
-POLL_S_MAX = 0.02
+POLL_S_MAX = 0.05
 POLL_SHARE = 0.05
 TIMEOUT_S = 30.0
 ROUNDS = 5

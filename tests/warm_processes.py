@@ -31,10 +31,12 @@ from typing import Any
 REQUEST_BYTES_MAX = 64 << 10
 DESCRIPTORS_MAX = 4
 PR_SET_PDEATHSIG = 1
+# Room in the first environment of the process that forks, for what /proc/PID/environ is to show of its forks.
+ROOM, ROOM_BYTES = "TEST_ROOM", 32 << 10
 # What a process is warm for; else the name of a service's package, as after `python -m`.
 COMMANDS = "commands"
 SCRIPTS = "scripts"  # the first argument is the script
-STACK = "stack"  # the first argument is the module: a service or an agent (`warm_stack`)
+STACK = "stack"  # the first argument is the module: a service, an agent, or `holdfast.cli.main` (`warm_stack`)
 
 
 class WarmProcess:
@@ -75,6 +77,35 @@ class WarmProcess:
         return self.returncode
 
 
+class WarmCommand(subprocess.Popen[str]):
+    """A fork that prints to pipes."""
+
+    def __init__(self, process: WarmProcess, arguments: Sequence[str], stdout: int, stderr: int) -> None:
+        """`stdout`, `stderr`: the ends of the pipes from which one reads."""
+        self._process = process
+        self.args = list(arguments)
+        self.pid = process.pid
+        self.returncode: int | None = None
+        self.stdin = None
+        self.stdout = open(stdout, encoding="utf-8", errors="strict")  # noqa: SIM115 - closed as those of every `Popen`
+        self.stderr = open(stderr, encoding="utf-8", errors="strict")  # noqa: SIM115
+        self.text_mode = True
+        self._child_created = False  # of the process that forks: nothing that `__del__` must care for
+        self._communication_started = False
+        self._input = None
+
+    def poll(self) -> int | None:
+        self.returncode = self._process.poll()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.returncode = self._process.wait(timeout)
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        self._process.send_signal(signal.Signals(sig))
+
+
 class Warm:
     """The process that forks."""
 
@@ -85,7 +116,13 @@ class Warm:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, what, str(theirs.fileno())],
                 # What modules ask for when they are imported: consoles their width, numpy and torch how many threads to start.
-                env={**environment, "COLUMNS": "120", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                env={
+                    **environment,
+                    "COLUMNS": "120",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",
+                    ROOM: "." * ROOM_BYTES,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -111,6 +148,16 @@ class Warm:
         }
         pid = self._ask(request, out, err, *inherited.values())
         return WarmProcess(pid, lambda pid: self._ask({"wait": pid}))
+
+    def command(self, arguments: Sequence[str], directory: Path, environment: Mapping[str, str]) -> WarmCommand:
+        """What it prints is read from its pipes."""
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        try:
+            process = self.start(arguments, directory, environment, out_end, err_end)
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        return WarmCommand(process, arguments, out, err)
 
     def __call__(
         self, arguments: Sequence[str], directory: Path, environment: Mapping[str, str], timeout_s: float
@@ -194,7 +241,19 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.environ.update(zip(request["inherited"], map(str, descriptors[2:]), strict=True))
+    show_environment(os.environ)
     sys.argv = ["holdfast", *request["arguments"]]
+
+
+def show_environment(environment: Mapping[str, str]) -> None:
+    """What /proc/PID/environ shows of this process, by which tests find what they have started."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5)
+    shown = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    assert len(shown) < end - start, f"an environment of {len(shown)} bytes; there is room for {end - start}"
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(start)
+        memory.write(shown.ljust(end - start, b"\0"))
 
 
 def end_at_once(run: Callable[[], object]) -> None:
@@ -218,6 +277,7 @@ def end_at_once(run: Callable[[], object]) -> None:
 
 def _main(what: str, requests: socket.socket) -> None:
     gc.disable()  # until everything is imported
+    del os.environ[ROOM]  # the memory remains
     if what == COMMANDS:
         from holdfast.cli import main
 
@@ -243,7 +303,7 @@ def _main(what: str, requests: socket.socket) -> None:
         sys.path.insert(0, os.path.dirname(sys.argv[0]))
         runpy.run_path(sys.argv[0], run_name="__main__")
     elif what == STACK:
-        end_at_once(lambda: imports.run(sys.argv.pop()))
+        end_at_once(lambda: imports.run(*sys.argv[1:]))
     else:
         runpy.run_module(what, run_name="__main__", alter_sys=True)
 

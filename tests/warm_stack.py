@@ -1,16 +1,19 @@
-"""A local stack whose services and nodes are forks of a process that has imported what they import.
+"""Stacks, agents and commands that start a stack, as forks of a process that has imported what they import.
 
 A stack of two nodes costs ten seconds of CPU time less: each node imports the agent, the replicator and torch, and each
 service its own modules. What runs is the same, and so is the tree of processes: an agent's helper, forked before the agent
-itself runs, forks the replicator and the worker templates, and leaves them to the agent.
+itself runs, forks the replicator and the worker templates, and leaves them to the agent. A command has such a helper for
+its services and agents.
 
                                                        ┌── helper ── (forks twice, so that the agent becomes the parent)
     test ── process that has imported everything ── agent ── replicator
                   │                                    └── template ── …
-                  └── diagnostics, supervisor
+                  ├── diagnostics, supervisor
+                  └── `holdfast up`, `holdfast run --local` ── helper
+                                          └── diagnostics, supervisor, agents
 
-Only /proc/PID/environ differs: it remains that of the first process. What changes how modules are imported (PYTHONPATH, a
-preloaded module) gets a new process as ever. `python -m` and the commands of users are what `Shell` starts.
+What changes how modules are imported (PYTHONPATH, a preloaded module) gets a new process as ever. Some tests start
+`python -m holdfast.cli.main` itself: `Shell.start_python`, and those of acceptance.
 """
 
 from __future__ import annotations
@@ -24,19 +27,26 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from warm_processes import WarmProcess, show_environment
+
 if TYPE_CHECKING:
     from holdfast.cli.processes import Process
+    from holdfast.cli.stack import LocalStack
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_GET_CHILD_SUBREAPER = 37
 REQUEST_BYTES_MAX = 180_000
 DESCRIPTORS_MAX = 8
 FREE_FROM = 1000  # above every descriptor that a child is promised
 SERVICES = ("holdfast.agent", "holdfast.replicator", "holdfast.diagnostics", "holdfast.supervisor")
+COMMAND = "holdfast.cli.main"
 TEMPLATE = "holdfast.train.template"
 OF_AN_AGENT = ("holdfast.replicator", TEMPLATE)
 IMPORTED_BY_TEMPLATES = ("HOLDFAST_TEMPLATE_PRELOAD", "HOLDFAST_TEMPLATE_PATH", "HOLDFAST_TEMPLATE_LEARNED")
@@ -90,15 +100,26 @@ class Imports:
         self._forgotten: list[Any] = []
         for service in SERVICES:
             importlib.import_module(f"{service}.service")
+        from holdfast.cli import main
 
-    def run(self, module: str) -> None:
+        main.application()  # with every subcommand
+
+    def run(self, module: str, *arguments: str) -> None:
         """As `python -m` does it, in a fork."""
-        _entitle("python", "-m", module)
+        _entitle("python", "-m", module, *arguments)
         if module == TEMPLATE:
             self._forget_services()
             sys.path.insert(0, os.getcwd())  # which the template drops
         if module == "holdfast.agent":
-            self._start_helper()
+            self._children_are_forks()
+        if module == COMMAND:
+            self._stacks_are_forks()
+            from holdfast.cli import main
+
+            sys.argv = ["holdfast", *arguments]
+            main.main()
+            return
+        sys.argv = [module]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     def _forget_services(self) -> None:
@@ -106,20 +127,23 @@ class Imports:
         for name in set(sys.modules) - self._of_templates - {"__main__"}:
             self._forgotten.append(sys.modules.pop(name))
 
-    def _start_helper(self) -> None:
-        """Fork the helper of this process, the agent, and have it start what it can."""
-        from holdfast.runtime import children
-
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        agent, (ours, theirs) = os.getpid(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _helper(self) -> _Helper:
+        """Fork the helper of this process. Returns here only: a child of the helper runs its module and ends."""
+        parent, (ours, theirs) = os.getpid(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             ours.close()
-            module = _help(theirs, agent)
+            module = _help(theirs, parent)
             theirs.close()
             self.run(module)
             sys.exit()
         theirs.close()
-        new = children._start
+        return _Helper(ours)
+
+    def _children_are_forks(self) -> None:
+        """This process, an agent, gets its children from a helper, where that makes no difference."""
+        from holdfast.runtime import children
+
+        helper, new = self._helper(), children._start
 
         def start(
             command: Sequence[str],
@@ -133,47 +157,71 @@ class Imports:
             if not warm or not imported(environment, self.environment):
                 return new(command, env, cwd, output, pass_fds)
             assert isinstance(output, int)
-            return _Forked(ours, module, environment, cwd, output, pass_fds)
+            return helper.start(module, environment, cwd or Path.cwd(), output, pass_fds)
 
         children._start = start
 
+    def _stacks_are_forks(self) -> None:
+        """This process, a command, gets the processes of its stack from a helper, where that makes no difference."""
+        from holdfast.cli.stack import LocalStack
+        from holdfast.cli.stack_record import pid_file
 
-class _Forked:
-    """A child of the agent: as much of `subprocess.Popen` as `holdfast.runtime.children` needs."""
+        helper, new = self._helper(), LocalStack._run
 
-    def __init__(
+        def run(
+            stack: LocalStack, part: str, module: str, environment: Mapping[str, str], output: IO[bytes]
+        ) -> Process:
+            if not imported(environment, self.environment):
+                return new(stack, part, module, environment, output)
+            directory, lock, note = stack._directory.absolute(), tuple[int, ...](), ""
+            if stack._options.stays and stack._memory is not None:
+                lock, note = (stack._memory.lock,), str(pid_file(directory, part))
+            started = helper.start(module, environment, directory, output.fileno(), lock, note=note, own_session=True)
+            return cast("Process", started)
+
+        LocalStack._run = run  # type: ignore[method-assign, assignment]
+
+
+class _Helper:
+    """The helper of this process."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._asking = threading.Lock()
+
+    def start(
         self,
-        helper: socket.socket,
         module: str,
         environment: Mapping[str, str],
-        cwd: Path | None,
+        directory: Path,
         output: int,
         pass_fds: Sequence[int],
-    ) -> None:
+        *,
+        note: str = "",
+        own_session: bool = False,
+    ) -> WarmProcess:
+        """A child of this process. `note`: the pid file of one that outlives this process."""
         request = {
             "module": module,
             "environment": dict(environment),
-            "directory": str(cwd or Path.cwd()),
+            "directory": str(directory),
             "descriptors": list(pass_fds),
+            "note": note,
+            "own_session": own_session,
         }
-        socket.send_fds(helper, [json.dumps(request).encode()], [output, *pass_fds])
-        self.pid = int(helper.recv(64) or 0)
-        if not self.pid:
-            raise OSError("the helper of this agent has ended")
-        self.returncode: int | None = None
-
-    def wait(self) -> int:
-        if self.returncode is None:
-            _, status = os.waitpid(self.pid, 0)
-            self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+        with self._asking, _adopting():
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [output, *pass_fds])
+            pid = int(self._requests.recv(64) or 0)
+        if not pid:
+            raise OSError("the helper of this process has ended")
+        return WarmProcess(pid, lambda pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-# ---------------------------------------------------------------- in the helper of an agent
+# ---------------------------------------------------------------- in the helper of an agent or a command
 
 
-def _help(requests: socket.socket, agent: int) -> str:
-    """Serve the agent until it ends. Returns in a child, the module that it is to run."""
+def _help(requests: socket.socket, parent: int) -> str:
+    """Serve the parent until it ends. Returns in a child, the module that it is to run."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _entitle("a helper of tests")
     while True:
@@ -189,7 +237,7 @@ def _help(requests: socket.socket, agent: int) -> str:
             os.close(answer)
             os.close(theirs)
             request = json.loads(raw)
-            _become(request, descriptors, agent)
+            _become(request, descriptors, parent)
             return str(request["module"])
         os.close(theirs)
         os.waitpid(between, 0)
@@ -200,12 +248,19 @@ def _help(requests: socket.socket, agent: int) -> str:
         requests.send(pid)
 
 
-def _become(request: Mapping[str, Any], descriptors: Sequence[int], agent: int) -> None:
-    """The process that `holdfast.runtime.children.spawn` would have started."""
+def _become(request: Mapping[str, Any], descriptors: Sequence[int], parent: int) -> None:
+    """The process that `holdfast.runtime.children.spawn` or `LocalStack` would have started."""
     import fcntl
 
-    os.setpgid(0, 0)
-    _until_child_of(agent)
+    if request["own_session"]:
+        os.setsid()
+    else:
+        os.setpgid(0, 0)
+    if not request["note"]:
+        _until_child_of(parent)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, FREE_FROM) for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
@@ -221,12 +276,24 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], agent: int) 
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    show_environment(request["environment"])
     sys.argv = [request["module"]]
+    if request["note"]:
+        _note(request["note"])
 
 
-def _until_child_of(agent: int) -> None:
-    """The one that has forked this process ends now; then the agent is its parent, and its end the end of this process."""
-    while (parent := os.getppid()) != agent:
+def _note(pid_file: str) -> None:
+    """The pid file that `holdfast.runtime.survivors.noted` writes, by its own lines."""
+    from holdfast.runtime import survivors
+
+    argv, sys.argv = sys.argv, ["-c", pid_file]
+    exec(survivors._NOTE.rpartition("os.execvp")[0], {})
+    sys.argv = argv
+
+
+def _until_child_of(wanted: int) -> None:
+    """The process that has forked this one ends now; then `wanted` is its parent."""
+    while (parent := os.getppid()) != wanted:
         try:
             ended = os.pidfd_open(parent)
         except ProcessLookupError:
@@ -234,9 +301,6 @@ def _until_child_of(agent: int) -> None:
         if os.getppid() == parent:
             select.select([ended], [], [])
         os.close(ended)
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != agent:
-        os._exit(1)
 
 
 def _entitle(*words: str) -> None:
@@ -247,6 +311,17 @@ def _entitle(*words: str) -> None:
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         memory.seek(start)
         memory.write(title.ljust(end - start, b"\0"))
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Meanwhile this process is the parent of what its descendants leave behind; an agent always is."""
+    before = ctypes.c_int()
+    if _libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_GET_CHILD_SUBREAPER)")
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    _prctl(PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -101,10 +101,10 @@ def restore_from_peer(record: ShardRecord, node: Replicator, holder: Replicator)
     recall(record.size)
     began = time.perf_counter()
     staged = node.stage(record.key, holder)
-    took_s = time.perf_counter() - began
+    duration_s = time.perf_counter() - began
     if staged.source != holder.node:
         raise TrialFailed(f"the shard was staged from {staged.source}, not from the peer")
-    return took_s
+    return duration_s
 
 
 def _limits(nbytes: int) -> list[tuple[str, float]]:
@@ -156,9 +156,9 @@ def bare_socket(nbytes: int) -> float:
             began, received = time.perf_counter(), 0
             while count := connection.recv_into(sink):
                 received += count
-            took_s = time.perf_counter() - began
+            duration_s = time.perf_counter() - began
         sender.join()
-    return received / took_s / 1e9
+    return received / duration_s / 1e9
 
 
 def _free_port() -> int:

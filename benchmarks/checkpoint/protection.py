@@ -3,7 +3,7 @@
 * replicate: as in `network`, the third copy of a save, until it is listed in the peer's memory.
 * restore from a peer: as in `network`, for a node without preallocated memory.
 
-* replicate, default limits: the same copy with the rate limits that a replicator has unless told otherwise.
+* replicate, default limits: the same copy with the rate limits that a replicator has by default.
 
 All are measured in one round, one after the other, with the same state, and without rate limits except in the last row."""
 

@@ -121,7 +121,7 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class StepTime:
     began_at: float  # time.monotonic
-    took_s: float
+    duration_s: float
 
 
 class Loop:

@@ -52,7 +52,7 @@ class Windows:
 
     def sort(self, times: Sequence[StepTime], durable_at: float) -> None:
         for step in times:
-            (self.durable if step.began_at <= durable_at else self.settled).append(step.took_s)
+            (self.durable if step.began_at <= durable_at else self.settled).append(step.duration_s)
 
     def slowdown(self) -> dict[str, dict[str, float]]:
         """Return the slow-downs. A window with very few steps has no percentiles and is omitted."""
@@ -142,7 +142,7 @@ def _measure(contender: Contender, state: State, request: Request) -> None:
     for save in range(request.saves):
         contender.tidy()
         recall(state.nbytes)
-        windows.before += [step.took_s for step in loop.steps(request.before_steps)]
+        windows.before += [step.duration_s for step in loop.steps(request.before_steps)]
         _save(contender, state, loop, request, 1 + contender.warm_saves + save, result, windows)
     result.restore_s = contender.load()
     if result.restore_s is not None:

@@ -4,7 +4,7 @@
     make bench-detection DATA=DIR              the same on other data with the layout of tests/data
     python -m benchmarks.detection --only hang,storm --seed 7
     python -m benchmarks.detection --only healthy --hours 1000
-    python -m benchmarks.detection --only ladder --noise-hours 10000
+    python -m benchmarks.detection --only actions --noise-hours 10000
 
 No constant of a detector was fitted to the data that it is measured with here. Recorded data is only used to measure. Generated
 cases come from the seed, which is printed, and is new for every run unless it is given.
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import causes, fleet, hang, hang_gloo, healthy, ladder, numerical, storm, stragglers, xid
+from benchmarks.detection import actions, causes, fleet, hang, hang_gloo, healthy, numerical, storm, stragglers, xid
 from benchmarks.detection.score import Score, progress
 
 Suite = Callable[[Path, np.random.Generator], Score]
@@ -38,7 +38,7 @@ SUITES: dict[str, Suite] = {
     "bitflips": lambda data, rng: _bitflips(rng),
     "fleet": lambda data, rng: fleet.suite(rng),
     "storm": lambda data, rng: storm.suite(rng),
-    "ladder": lambda data, rng: ladder.suite(rng),  # `main` passes the hours
+    "actions": lambda data, rng: actions.suite(rng),  # `main` passes the hours
     "healthy": healthy.suite,  # `main` passes the hours
 }
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SUITES), help="suites to run, separated by commas")
     parser.add_argument("--seed", type=int, default=None, help="seed of the generated cases; default: a new one")
     parser.add_argument(
-        "--noise-hours", type=float, default=ladder.NOISE_H_BY_DEFAULT, help="virtual hours of noise in suite ladder"
+        "--noise-hours", type=float, default=actions.NOISE_H_BY_DEFAULT, help="virtual hours of noise in suite actions"
     )
     parser.add_argument("--hours", type=float, default=healthy.HOURS_BY_DEFAULT, help="virtual hours of suite healthy")
     options = parser.parse_args()
@@ -74,14 +74,14 @@ def main() -> None:
             rng = np.random.default_rng((seed, number))
             if name == "healthy":
                 score = healthy.suite(options.data, rng, healthy.shares(options.hours))
-            elif name == "ladder":
-                score = ladder.suite(rng, options.noise_hours)
+            elif name == "actions":
+                score = actions.suite(rng, options.noise_hours)
             else:
                 score = suite(options.data, rng)
-            took_s = round(time.perf_counter() - began, 1)
-            results[name] = score.as_json() | {"took_s": took_s}
+            duration_s = round(time.perf_counter() - began, 1)
+            results[name] = score.as_json() | {"duration_s": duration_s}
             _show(score)
-            progress(f"{name}: {took_s} s")
+            progress(f"{name}: {duration_s} s")
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "detection.json"
     report = {"seed": seed, "data": str(options.data), "suites": results}

@@ -385,7 +385,7 @@ class Run:
             at = self._clock(place)
             self._see(StallSnapshot(name, at, JOB, 1, self.ranks[place], true, free, empty, true, empty, rows))
 
-    def _finish_step(self, took_s: float, own_s: Floats) -> None:
+    def _finish_step(self, duration_s: float, own_s: Floats) -> None:
         """Report that every rank has finished a step and waited for the slowest. Some rows are lost before the agent."""
         self.steps_done += 1
         self.phase_at = self.now
@@ -394,14 +394,14 @@ class Run:
         norm = float(self.rng.lognormal(0.0, 0.2)) * (3.0 if self.rng.random() < 1e-3 else 1.0)
         steps, nothing, tokens = (self.steps_done,) * GPUS, (0.0,) * GPUS, (1,) * GPUS
         losses, unknown = (loss,) * GPUS, (_NAN,) * GPUS
-        waits = map(tuple, (took_s - own_s).reshape(self.nodes, GPUS).tolist())
+        waits = map(tuple, (duration_s - own_s).reshape(self.nodes, GPUS).tolist())
         for (place, name), wait_s in zip(enumerate(self.names), waits, strict=True):
             if place in self.away or place in lost:
                 continue
             at = self._clock(place)
             ended, norms = (at,) * GPUS, unknown if place else (norm, *unknown[1:])
             self._see(StepColumns(
-                name, at, JOB, 1, self.ranks[place], steps, (at - took_s,) * GPUS, ended, nothing, nothing,
+                name, at, JOB, 1, self.ranks[place], steps, (at - duration_s,) * GPUS, ended, nothing, nothing,
                 tokens, losses, norms, wait_s,
             ))  # fmt: skip
         self._progress()

@@ -66,14 +66,16 @@ def _code(score: Score, row: dict[str, str]) -> None:
     if row["proposed_class"].startswith(_NOT_THE_MACHINE):
         rung = Remedy.RESTART_PROCESS if action == "RESTART_PROCESS" else Remedy.WATCH
         right = (
-            len(found) == 1 and found[0].severity in (Severity.INFO, Severity.WARNING) and found[0].ladder == (rung,)
+            len(found) == 1
+            and found[0].severity in (Severity.INFO, Severity.WARNING)
+            and found[0].recommended_actions == (rung,)
         )
     else:
-        right = [(one.severity, one.ladder[0]) for one in found] == [_HARDWARE[action]]
+        right = [(one.severity, one.recommended_actions[0]) for one in found] == [_HARDWARE[action]]
     if right:
         score.hit()
     else:
-        answer = ", ".join(f"{one.severity} {one.ladder[0]}" for one in found) or "nothing"
+        answer = ", ".join(f"{one.severity} {one.recommended_actions[0]}" for one in found) or "nothing"
         score.fail(f"{code} {row['proposed_class']} {action}: {answer}", wrong=bool(found), missed=1)
 
 

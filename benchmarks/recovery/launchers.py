@@ -170,14 +170,14 @@ class HoldfastRunning:
         return all(incident["state"] == "resolved" for incident in self.client.incidents(self.job))
 
     def marks(self) -> dict[str, float]:
-        incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["t_fault"])
+        incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["fault_at"])
         if not incidents:
             return {}
         last: dict[str, Any] = incidents[-1]
-        return {name: at for name in MARKS if (at := last.get(f"t_{name}")) is not None}
+        return {name: at for name in MARKS if (at := last.get(f"{name}_at")) is not None}
 
     def parts(self) -> dict[str, float]:
-        incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["t_fault"])
+        incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["fault_at"])
         return dict(incidents[-1].get("phases_s") or {}) if incidents else {}
 
 

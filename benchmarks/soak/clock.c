@@ -3,7 +3,7 @@
  * that sets its wall clock sets this offset, and never the machine's clock.
  *
  * Waits until an absolute wall-clock time would wait for the offset as well, which no set clock does: they are translated
- * back. Deadlines of the monotonic clock are told by their size (uptime against seconds since 1970). */
+ * back. Deadlines of the monotonic clock are distinguished by their size (uptime against seconds since 1970). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-"""An allocation ends: every agent of a job is told to end at once. The launcher says that the job is suspended, and where."""
+"""An allocation ends: every agent of a job is asked to end at once. The launcher says that the job is suspended, and where."""
 
 from __future__ import annotations
 

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_processes import STACK, warm
 
 STEPS = 360
 # A stopped rank is proof: 2 s, and what a busy machine adds. Without proof it is given `floor_s`, 10 s.
@@ -17,19 +19,26 @@ HANG_DETECTED_S_MAX = 5.0
 CLASSES = {"startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other"}
 
 
-WARM = (str(Path(__file__).parents[1] / "warm_command.py"),)
+TIMEOUT_S = 700.0
 
 
-def _demo(
-    out: Path, *options: str, program: tuple[str, ...] = ("-m", "holdfast.cli.main")
-) -> tuple[dict[str, Any], str]:
+def _new(*arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=TIMEOUT_S, check=False)
+    return result.returncode, result.stdout, result.stderr
+
+
+def _forked(*arguments: str) -> tuple[int, str, str]:
+    return warm(STACK)(("holdfast.cli.main", *arguments), Path.cwd(), os.environ, TIMEOUT_S)
+
+
+def _demo(out: Path, *options: str, command: Callable[..., tuple[int, str, str]] = _new) -> tuple[dict[str, Any], str]:
     """The report, and what was printed."""
-    command = [sys.executable, *program, "demo", "--out", str(out), *options]
-    result = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=700, check=False)
-    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    code, printed, errors = command("demo", "--out", str(out), *options)
+    assert code == 0, printed[-6000:] + errors[-2000:]
     assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
     loaded: dict[str, Any] = json.loads((out / "report.json").read_text())
-    return loaded, result.stdout
+    return loaded, printed
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +50,7 @@ pytestmark = pytest.mark.timeout(740)
 
 
 def test_three_faults_in_the_short_form(tmp_path: Path) -> None:
-    report, printed = _demo(tmp_path, "--short", program=WARM)
+    report, printed = _demo(tmp_path, "--short", command=_forked)
     assert report["failures"] == []
     assert [(incident["kind"], incident["action"]) for incident in report["incidents"]] == [
         ("worker_crash", "restart"),
@@ -75,7 +84,7 @@ def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str,
     ]
     crash, lost, hang, reset, xid, repair = report["incidents"]
     assert (crash["rank"], hang["rank"]) == (4, 2)
-    assert hang["t_detected_s"] - hang["t_fault_s"] <= HANG_DETECTED_S_MAX
+    assert hang["detected_at_s"] - hang["fault_at_s"] <= HANG_DETECTED_S_MAX
     assert lost["node"]
     assert reset["node"] not in ("", xid["node"])
     assert "must be reset before it is used again; then new processes on the same nodes" in reset["reason"]
@@ -125,6 +134,6 @@ def test_times_of_an_incident_are_in_order(report: dict[str, Any]) -> None:
 
 def _assert_times_are_in_order(report: dict[str, Any]) -> None:
     for incident in report["incidents"]:
-        marks = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
+        marks = [incident[f"{name}_at_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
         assert marks == sorted(marks), incident
         assert len(incident["trace_id"]) == 32

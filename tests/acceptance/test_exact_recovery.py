@@ -20,7 +20,7 @@ from holdfast.runtime.fake_collector import FakeCollector, collecting
 from holdfast.runtime.telemetry import ENV_ENDPOINT
 
 INTERVAL_STEPS = 20  # peers keep up on a busy machine: one step has all copies
-STEPS = 240  # the run must outlast the news of it: steps are told once a second
+STEPS = 240  # the run must outlast the reports of its steps, which are sent once a second
 
 
 def check_trace(incident: dict[str, Any], record: dict[str, Any], collector: FakeCollector, ranks: int) -> None:

@@ -39,7 +39,7 @@ def _gone(process: psutil.Process) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_the_ranks_of_an_agent_that_is_told_to_end_move_to_a_spare_and_no_step_is_done_again(tmp_path: Path) -> None:
+def test_the_ranks_of_an_agent_that_is_asked_to_end_move_to_a_spare_and_no_step_is_done_again(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=3, environment={"HOLDFAST_TERMINATION_GRACE_S": GRACE_S}) as run:
         run.client.submit(_job("moved", tmp_path / "out", 2))
         run.wait_step("moved", 10)
@@ -48,7 +48,7 @@ def test_the_ranks_of_an_agent_that_is_told_to_end_move_to_a_spare_and_no_step_i
         (incident,) = run.wait_resolved("moved", 1)
         assert (incident["kind"], incident["action"]["kind"]) == ("maintenance", "hot_swap"), incident
         assert incident["rework_steps"] == 0
-        assert "its agent was told to end" in incident["cause"]
+        assert "its agent was asked to end" in incident["cause"]
         assert left not in {worker["node"] for worker in run.client.job("moved")["ranks"]}
         directory = Path(next(each["directory"] for each in run.client.nodes() if each["node"] == left))
         wait_until(
@@ -74,7 +74,7 @@ def test_the_ranks_of_an_agent_that_is_told_to_end_move_to_a_spare_and_no_step_i
         run.inject.node_return(stays)
         again = run.wait("moved", "it to run again", lambda view: view["phase"] == "running" and view["generation"] > 2)
         assert (again["step"] or 0) >= saved
-        newest = sorted(run.client.incidents("moved"), key=lambda each: each["t_fault"])[-1]
+        newest = sorted(run.client.incidents("moved"), key=lambda each: each["fault_at"])[-1]
         assert newest["restored_step"] >= saved
         (node,) = (each for each in run.client.nodes() if each["node"] == stays)
         assert (node["state"], node["reason"]) == ("active", ""), "an agent that has started there is not about to end"

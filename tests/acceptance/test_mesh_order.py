@@ -11,7 +11,7 @@ from training import cluster
 
 SCRIPT = Path(__file__).parents[1] / "mesh_train.py"
 PAUSE_S = 0.02
-STEPS = 120  # the run must outlast the news of it: steps are told once a second
+STEPS = 120  # the run must outlast the reports of its steps, which are sent once a second
 
 
 def mesh_job(

@@ -1,4 +1,4 @@
-"""A node is lost and returns: what the script is told of it, and the learning rate of every step."""
+"""A node is lost and returns: the arguments of `on_resize`, and the learning rate of every step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def scheduled(steps: int) -> list[float]:
 
 
 @pytest.mark.timeout(300)
-def test_the_learning_rate_follows_the_replicas_down_and_up_and_the_script_is_told(tmp_path: Path) -> None:
+def test_the_learning_rate_follows_the_replicas_down_and_up_and_on_resize_is_called(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with cluster(tmp_path / "stack", nodes=3) as run:
         run.client.submit(scaled_job("scaled", out))
@@ -80,12 +80,12 @@ def test_the_learning_rate_follows_the_replicas_down_and_up_and_the_script_is_to
 
     events = records(out / "events.jsonl")
     resizes = [each for each in events if each["event"] == "resize"]
-    told = {(each["when"], each["generation"], each["rank"]): each for each in resizes}
-    assert len(told) == len(resizes), "once per callback and rank"
-    assert set(told) == {
+    reported = {(each["when"], each["generation"], each["rank"]): each for each in resizes}
+    assert len(reported) == len(resizes), "once per callback and rank"
+    assert set(reported) == {
         (when, g, rank) for when in ("restore", "late") for g, dp in ((2, 2), (4, 3)) for rank in range(dp)
     }
-    for (_, generation, _), each in told.items():
+    for (_, generation, _), each in reported.items():
         old, new, restored = (3, 2, down) if generation == 2 else (2, 3, up)
         assert (each["old"], each["new"], each["scheduled"]) == (old, new, restored), "after the state was restored"
         assert each["rate"] == base[restored] * (new / 3)

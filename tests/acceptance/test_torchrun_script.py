@@ -24,7 +24,7 @@ STEPS = 4000
 
 
 def asked(home: Path, *arguments: str) -> Any:
-    """What a command in another terminal prints, which is told no URL."""
+    """What a command in another terminal prints, without the setting HOLDFAST_URL."""
     environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_API"}
     done = subprocess.run(
         [sys.executable, "-m", "holdfast.cli.main", *arguments, "--json"],

@@ -150,7 +150,7 @@ def test_an_event_makes_a_page_ask_again(chromium: Browser, sites: Sites) -> Non
         with page.expect_response("**/v1/events"):
             visit(page, site.url, f"incidents/{site.world.state.closed[0].id}")
         with page.expect_response("**/trace"):
-            site.publish(JobChanged(time.time(), "llm-70b", JobPhase.STARTING, "told to start"))
+            site.publish(JobChanged(time.time(), "llm-70b", JobPhase.STARTING, "ordered to start"))
 
 
 # ---------------------------------------------------------------- a job
@@ -345,8 +345,8 @@ def test_an_incident_shows_its_phases_and_the_log_of_the_culprit_as_text(chromiu
         expect(main).to_contain_text("<script>alert('markup')</script>")
         for name in ("detected", "decided", "prepared", "first step"):
             expect(page.locator(".phases")).to_contain_text(name)
-        assert crash.t_first_step is not None
-        expect(page.locator(".phases")).to_contain_text(f"{crash.t_first_step - crash.t_fault:.1f} s")
+        assert crash.first_step_at is not None
+        expect(page.locator(".phases")).to_contain_text(f"{crash.first_step_at - crash.fault_at:.1f} s")
         expect(page.locator(".waterfall li").first).to_contain_text("incident")
         assert crash.action is not None
         expect(main).to_contain_text(crash.action.reason)
@@ -371,10 +371,10 @@ def test_what_happened_on_a_node_is_on_one_time_axis(chromium: Browser, sites: S
         for node in ("node-007", "node-020"):
             visit(page, site.url, f"nodes/{node}")
             axis = page.get_by_role("region", name="Timeline").get_by_role("img")
-            told = axis.get_attribute("aria-label") or ""
+            reported = axis.get_attribute("aria-label") or ""
             marks = axis.locator("rect")
-            counted = [int(part.rpartition(": ")[2]) for part in told.partition(": ")[2].split(", ")]
-            assert sum(counted) == marks.count() > 0, told
+            counted = [int(part.rpartition(": ")[2]) for part in reported.partition(": ")[2].split(", ")]
+            assert sum(counted) == marks.count() > 0, reported
             assert marks.first.locator("title").text_content()
         visit(page, site.url, "nodes/node-021")
         expect(page.get_by_role("region", name="Timeline")).to_contain_text("Nothing is known to have happened here.")
@@ -418,7 +418,7 @@ def test_sign_in_by_token_without_a_prompt_and_out_again(chromium: Browser, tmp_
 
 
 @core
-def test_settings_show_whose_tokens_there_are_and_who_is_told(chromium: Browser, tmp_path: Path) -> None:
+def test_settings_show_the_owners_of_tokens_and_who_gets_alerts(chromium: Browser, tmp_path: Path) -> None:
     tokens, ada = added((), "ada", ApiRole.OPERATOR, 1_700_000_000.0)
     tokens, eve = added(tokens, "eve", ApiRole.VIEWER, 1_700_000_000.0, 4_000_000_000.0)
     file = tmp_path / "tokens.json"

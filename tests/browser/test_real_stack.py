@@ -14,7 +14,7 @@ from holdfast.cli.api_token import find, sign_in_link
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_worker_is_told_from_fault_to_first_step(chromium: Browser, tmp_path: Path) -> None:
+def test_a_killed_worker_is_shown_from_fault_to_first_step(chromium: Browser, tmp_path: Path) -> None:
     patience_ms = STEP_TIMEOUT_S * 1000
     with cluster(tmp_path / "stack", nodes=3) as run, opened(chromium) as page:
         run.client.submit(gpt_job("gpt", tmp_path / "out", dp=2, pp=1, steps=100_000, min_dp=1))

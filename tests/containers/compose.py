@@ -168,7 +168,7 @@ class Compose:
     def incidents(self) -> list[dict[str, Any]]:
         """Oldest first."""
         listed = self.ask(lambda client: list(client.incidents(JOB)))
-        return sorted(listed, key=lambda incident: incident["t_fault"])
+        return sorted(listed, key=lambda incident: incident["fault_at"])
 
     def wait(self, description: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait until the job's view fulfils `condition`. An API that does not answer for a moment is waited for."""

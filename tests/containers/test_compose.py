@@ -131,13 +131,13 @@ def test_a_killed_node_is_replaced_by_the_spare_and_one_trace_tells_how(
     }
     expected |= {"fetch": "stage", "restore": "first step", "step": "first step"}
 
-    def told() -> list[Received]:
+    def reported() -> list[Received]:
         """All of it: each process sends its part once a second."""
         spans = collector.trace(incident["trace_id"])
         whole = {span.parent_id for span in spans} <= {"", *(span.span_id for span in spans)}
         return spans if whole and expected.keys() <= {span.name for span in spans} else []
 
-    spans = wait_until(told, description=f"the spans {sorted(expected)}", timeout_s=60, poll_s=0.5)
+    spans = wait_until(reported, description=f"the spans {sorted(expected)}", timeout_s=60, poll_s=0.5)
     assert root_of(spans).name == "finding", "nobody announces a lost node"
     assert expected.items() <= parents_of(spans).items()
     assert {span.service for span in spans} == {

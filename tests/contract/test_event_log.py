@@ -95,7 +95,7 @@ async def test_read_goes_on_after_a_position(log: FencedLog) -> None:
     assert await log.read("s", after="$") == []
 
 
-async def test_read_after_now_waits_for_news(log: FencedLog) -> None:
+async def test_read_after_now_waits_for_entries(log: FencedLog) -> None:
     await log.append("s", entry("old"))
     async with anyio.create_task_group() as tasks:
 

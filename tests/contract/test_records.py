@@ -12,11 +12,13 @@ from typing import Any, get_args
 import pytest
 
 from holdfast.domain.errors import MalformedMessage
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement, ShardKey, ShardRecord
+from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import NodeFacts, RunningWorker
-from holdfast.domain.orders import Inventory, OrderDone, Prepare, Report, WorkersChanged
+from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker
+from holdfast.domain.orders import Inventory, Order, OrderDone, Prepare, PrepareTemplate, Report, WorkersChanged
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.inbox import InboxEvent
 from holdfast.supervisor.protocol import Event, NodeRepaired, NodeReported, Record, Send
@@ -43,6 +45,8 @@ class Box:
     colour: Colour = Colour.RED
 
 
+FINDING = Finding("f", FindingKind.GPU_ERROR, Severity.FATAL, 1.0, 1.0, "Xid 48 on n1", "n1", "j", 1)
+INCIDENT = Incident("i", "j", "gpu_error", "Xid 48 on n1", IncidentState.OPEN, 1)
 BOX = Box({10: "b", 9: "a"}, {"y": ShardKey(1, 2, 3), "x": ShardKey(1, 1, 1)}, {Colour.RED: 1}, frozenset("cab"))
 
 
@@ -54,7 +58,7 @@ def test_recorded_lines_load_and_write_back_the_same(file: str, union: Any) -> N
     lines = (DATA / file).read_bytes().splitlines()
     for line in lines:
         value = loads(line, union)
-        known = _without_gone(json.loads(line))
+        known = _as_named_now(json.loads(line))
         assert _without_newer(json.loads(dumps(value, union)), known) == known
     assert {json.loads(line)["_"] for line in lines} >= {kind.__name__ for kind in get_args(union)} - NEWER
 
@@ -70,14 +74,25 @@ def _without_newer(again: Any, was: Any) -> Any:
     return again
 
 
-def _without_gone(was: Any) -> Any:
+def _as_named_now(was: Any) -> Any:
+    """The recorded tree without fields that were removed since, and with today's names of those that were renamed."""
     if isinstance(was, dict):
-        return {key: _without_gone(value) for key, value in was.items() if key not in GONE}
-    return [_without_gone(each) for each in was] if isinstance(was, list) else was
+        return {RENAMED.get(key, key): _as_named_now(value) for key, value in was.items() if key not in GONE}
+    return [_as_named_now(each) for each in was] if isinstance(was, list) else was
 
 
 # Fields that nothing read, removed since the recording: old lines load without them.
 GONE = {"same_error_max"}
+# Fields that have another name since the recording: `records` reads both, and writes the new one.
+RENAMED = {
+    "ladder": "recommended_actions",
+    "took_s": "duration_s",
+    "t_fault": "fault_at",
+    "t_detected": "detected_at",
+    "t_decided": "decided_at",
+    "t_prepared": "prepared_at",
+    "t_first_step": "first_step_at",
+}
 
 
 def _rows(tree: dict[str, Any], count: int) -> list[dict[str, Any]]:
@@ -95,6 +110,41 @@ NEWER: set[str] = {"FindingJudged", "PolicyChangeRequested", "PolicyChanged", "P
 def test_a_record_from_before_a_field_existed_takes_its_default() -> None:
     old = b'{"_":"NodeReported","at":1,"node":"n","incarnation":"i","seq":2,"report":{"_":"Inventory","job":"j"}}'
     assert loads(old, Event) == NodeReported(1.0, "n", "i", 2, Inventory("j"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "old"),
+    [
+        (Preflight, {"at": 1.0, "took_s": 0.5}),
+        (Finding, {**json.loads(dumps(FINDING, Finding)), "ladder": ["reset_gpu"]}),
+        (
+            Incident,
+            {**json.loads(dumps(INCIDENT, Incident)), "t_fault": 3.0, "t_decided": 4.0, "ladder": ["reset_gpu"]},
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", "tree"),
+)
+def test_a_field_is_read_by_its_former_name_alone_in_a_union_and_in_a_container(
+    kind: type, old: dict[str, Any]
+) -> None:
+    now = {RENAMED[name]: value for name, value in old.items() if name in RENAMED}
+    raw = json.dumps({name: value for name, value in old.items() if name not in now}).encode()
+    alone: Any = loads(raw, kind)
+    among: Any = loads(b"[" + raw + b"]", tuple[kind, ...])  # type: ignore[valid-type]
+    assert among == (alone,)
+    assert {name: json.loads(dumps(alone, kind))[name] for name in now} == now
+
+
+def test_an_order_is_read_by_its_former_name_and_an_unknown_one_is_refused() -> None:
+    launch = {"script": "/train.py"}
+    old = json.dumps({"_": "Warm", "job": "j", "launch": launch}).encode()
+    order = loads(old, Order)
+    assert order == PrepareTemplate("j", LaunchSpec("/train.py"))
+    assert json.loads(dumps(order, Order))["_"] == "PrepareTemplate"
+    with pytest.raises(MalformedMessage, match="unknown type 'Warmth'"):
+        loads(old.replace(b"Warm", b"Warmth"), Order)
+    with pytest.raises(MalformedMessage, match="unknown type 'Warm'"):
+        loads(old, Report)  # a union without this order
 
 
 def test_a_record_from_a_newer_release_loses_only_what_is_new() -> None:

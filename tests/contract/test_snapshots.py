@@ -14,8 +14,8 @@ from typing import Any, get_args
 import pytest
 
 from holdfast.domain.evolve import evolve
-from holdfast.domain.findings import Blamed
-from holdfast.domain.orders import CheckpointNow
+from holdfast.domain.findings import Blamed, Remedy
+from holdfast.domain.orders import CheckpointNow, PrepareTemplate
 from holdfast.supervisor.core import Job, Node, State, step
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.upgrades import timer
@@ -39,6 +39,8 @@ from holdfast.wire import records
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "data" / "snapshots.jsonl").read_text().splitlines()]
 # Format 4: n3 has failed, n4 is cordoned, and an operator has requested a checkpoint.
 FORMAT_4 = json.loads((Path(__file__).parent / "data" / "snapshot-4.json").read_text())
+# Format 6: an incident of n1 is being answered, n3 has tested itself, and n4 has an order to prepare a worker template.
+FORMAT_6 = json.loads((Path(__file__).parent / "data" / "snapshot-6.json").read_text())
 SECONDS = 2000.0  # longer than any timer but that of a maintenance notice
 
 # Where the fields of a job in format 2 stand now; the others stand where they stood.
@@ -163,6 +165,29 @@ def test_a_node_that_is_out_of_service_in_format_4_stays_out_of_service() -> Non
     assert {send.order for send in state.outbox.values()} == {CheckpointNow("job", 2, 37, to_object_store=True)}
 
 
+def test_times_recommended_actions_tests_and_orders_of_format_6_are_read_by_their_former_names() -> None:
+    state = _load(FORMAT_6)
+    [incident] = state.incidents.values()
+    assert (incident.fault_at, incident.detected_at, incident.decided_at) == (1000.59, 1000.6, 1000.6)
+    assert incident.recommended_actions == (Remedy.RESET_GPU, Remedy.REPLACE_NODE)
+    tested = state.nodes["n3"].preflight
+    assert tested is not None
+    assert tested.duration_s == 0.5
+    templates = {send.node: send.order for send in state.outbox.values() if isinstance(send.order, PrepareTemplate)}
+    assert {node: order.job for node, order in templates.items()} == {"n4": "job"}
+    assert state.nodes["n0"].inventory, "the groups of a row are parts in format 6, as they are now"
+
+
+def test_a_snapshot_of_format_6_is_written_again_before_changes_are_added_to_it() -> None:
+    parts = {name: text.encode() for name, text in FORMAT_6.items()}
+    assert not snapshot.is_current(parts)
+    state = snapshot.load(parts)
+    again = {name: raw for name, raw in snapshot.changes(None, state).items() if raw is not None}
+    assert snapshot.is_current(again)
+    assert snapshot.load(again) == state
+    assert not any(old in raw.decode() for raw in again.values() for old in ("t_fault", "ladder", "took_s", '"Warm"'))
+
+
 @pytest.mark.parametrize("recorded", RECORDED)
 def test_nodes_keep_the_generations_that_may_live_there(recorded: dict[str, str]) -> None:
     old = {name.partition("/")[2]: json.loads(text) for name, text in recorded.items() if name.startswith("nodes/")}
@@ -210,7 +235,7 @@ def test_rows_keep_the_order_of_their_fields(recorded: dict[str, str]) -> None:
         assert [*vars(evolve(row, **{names[-1]: getattr(row, names[-1]), names[0]: getattr(row, names[0])}))] == names
 
 
-@pytest.mark.parametrize("recorded", RECORDED)
+@pytest.mark.parametrize("recorded", [*RECORDED, FORMAT_4, FORMAT_6])
 def test_a_leader_carries_on_from_it(recorded: dict[str, str]) -> None:
     """Nobody answers, so every timer of the state fires: each of them must find what it is about."""
     state = _load(recorded)

@@ -136,6 +136,20 @@ ONE_SHARD: dict[str, Any] = {
     "ranks": [0], "attempts": [1], "steps": [1], "meshes": [{"dims": [{"name": "dp", "size": 1}]}], "mesh_of": [0],
     "tiers": [1], "sizes": [1], "digests": [""], "owners": ["n"], "owner_of": [0],
 }  # fmt: skip
+RUNS: dict[str, Any] = {"meshes": ONE_SHARD["meshes"], "owners": ["n"], "tiers": [1]}
+ONE_RUN: dict[str, Any] = {"attempt": 1, "step": 1, "tier": 1, "rank": 4, "width": 2, "sizes": [1], "digests": "a,b"}
+BAD_RUNS: list[tuple[dict[str, Any], str]] = [
+    ({"mesh": 1}, "rank 4 has a mesh, an owner or a tier that is not known"),
+    ({"owner": 1}, "an owner"),
+    ({"tier": 9}, "a tier"),
+    ({"width": 3}, "rank 4 has not 3 values of each kind"),
+    ({"width": 0}, "not 0 values"),
+    ({"width": 2**32 - 1}, "not 4294967295 values"),
+    ({"roots": "r"}, "not 2 values"),
+    ({"sizes": []}, "not 2 values"),
+    ({"sizes": [1, 2, 3]}, "not 2 values"),
+    ({"digests": "a,b,c"}, "not 2 values"),
+]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +161,12 @@ ONE_SHARD: dict[str, Any] = {
             {"inventory": {"columns": ONE_SHARD | {"mesh_of": [4]}}},
             "shards: 4 is not a place among 1",
         ),
+        *[
+            ({"inventory": {"columns": RUNS | {"runs": [ONE_RUN | wrong]}}}, rf"shards\.runs: .*{why}")
+            for wrong, why in BAD_RUNS
+        ],
+        ({"inventory": {"columns": RUNS | {"ranks": [0], "runs": [ONE_RUN]}}}, "shards: rows and runs in one report"),
+        ({"inventory": {"columns": RUNS}}, "shards: 1 entries for 0"),  # as a reader that does not know runs finds them
         ({"workers_changed": {"columns": {"ranks": [0]}}}, "workers: 0 entries for 1"),
         (
             {

@@ -16,7 +16,8 @@ from values import value_of
 from holdfast.agent.ledger import Ledger
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import Finding, StepRecord
-from holdfast.domain.generations import RankRestore, RestoreRun, ShardKey, ShardSource, joined
+from holdfast.domain.generations import Placement, RankRestore, RestoreRun, ShardKey, ShardRecord, ShardSource, joined
+from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, ResetGpu, Start, StepReached
 from holdfast.domain.replication import (
@@ -68,22 +69,23 @@ def alone(each: RankRestore) -> RestoreRun:
 
 @given(
     order=orders(Prepare),
+    first=value_of(Placement),
     epoch=st.integers(0, 2**63 - 1),
     in_runs=st.booleans(),
     width=st.integers(1, 3),
     suspected=st.booleans(),
 )
 @quick
-def test_order_of_a_slot(order: Prepare, epoch: int, in_runs: bool, width: int, suspected: bool) -> None:
+def test_order_of_a_slot(
+    order: Prepare, first: Placement, epoch: int, in_runs: bool, width: int, suspected: bool
+) -> None:
     """What all slots share and what one has of its own are its order; `in_runs` to agents that take them."""
-    shared = control.encode_order(epoch, "", dataclasses.replace(order, restore=(), peers=()), "00-trace")
+    of_slot_0 = dataclasses.replace(order, placement=first, restore=(), peers=())
+    shared = control.SlotOrders(epoch, of_slot_0, "00-trace")
     restore = joined(map(alone, order.restore), width)
-    message = control.encode_slot(
-        shared, "c-1/7", order.placement, restore, order.peers, in_runs=in_runs, suspected=suspected
-    )
+    for _ in range(2):  # what is shared stays as it is
+        raw = shared.encode("c-1/7", order.placement, restore, order.peers, in_runs=in_runs, suspected=suspected)
     order = order if suspected else dataclasses.replace(order, suspect_test_s=0.0)
-    raw = message.SerializeToString()
-    assert raw == message.SerializeToString(), "what is shared stays as it is"
     command = control_pb2.SupervisorMessage.FromString(raw).command
     assert (command.epoch, command.command_id) == (epoch, "c-1/7")
     assert bool(command.prepare.restore_runs) is (in_runs and bool(order.restore))
@@ -103,14 +105,22 @@ def test_runs_are_as_long_as_ranks_restore_alike_and_none_is_of_two_nodes() -> N
 
 
 @pytest.mark.parametrize("kind", get_args(Report), ids=lambda kind: kind.__name__)
-@given(data=st.data(), columns=st.booleans())
+@given(data=st.data(), columns=st.booleans(), runs=st.booleans())
 @quick
-def test_report(kind: type, data: st.DataObject, columns: bool) -> None:
+def test_report(kind: type, data: st.DataObject, columns: bool, runs: bool) -> None:
     report = data.draw(value_of(kind).filter(_has_identity))
-    raw = control.encode_report(report, 7, "00-trace", columns=columns).SerializeToString()
+    raw = control.encode_report(report, 7, "00-trace", columns=columns, runs=runs).SerializeToString()
     message = control_pb2.AgentMessage.FromString(raw)
     assert (message.seq, message.traceparent) == (7, "00-trace")
     assert control.decode_report(message) == report
+
+
+def test_a_digest_with_a_comma_is_refused_by_the_receiver_and_not_by_the_sender() -> None:
+    """It comes from a file, and must not end the agent's session."""
+    shard = ShardRecord(ShardKey(1, 2, 0), Mesh.of({"dp": 1}), "disk", 1, "a,b", "n0")
+    message = control.encode_report(Inventory("gpt", (shard,)), 1, columns=True, runs=True)
+    with pytest.raises(MalformedMessage, match="comma"):
+        control.decode_report(message)
 
 
 def _has_identity(report: Report) -> bool:

@@ -19,8 +19,8 @@ from striking import Strike  # type: ignore[import-not-found]
 
 
 class Fault(TrainerCallback):  # type: ignore[misc]
-    def __init__(self, told: str) -> None:
-        self._strike = Strike(told)
+    def __init__(self, reported: str) -> None:
+        self._strike = Strike(reported)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._strike.at(state.global_step + 1, Path(args.output_dir))

@@ -13,8 +13,8 @@ SIGNALS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
 
 
 class Strike:
-    def __init__(self, told: str) -> None:
-        what, rank, step = told.split(":")
+    def __init__(self, reported: str) -> None:
+        what, rank, step = reported.split(":")
         self._signal = SIGNALS[what]
         self._here = rank == os.environ["RANK"]
         self._step = int(step)

@@ -142,12 +142,12 @@ def test_losses_norms_and_phases_are_reported(
         reported.append(step)
         finish(step)
 
-    def told(name: Any) -> Any:
+    def answer(name: Any) -> Any:
         phases.append(name)
         return phase(name)
 
     monkeypatch.setattr(run, "_finish", noted)
-    monkeypatch.setattr(run, "phase", told)
+    monkeypatch.setattr(run, "phase", answer)
     config = bridge_stand_in.configuration(steps=STEPS, out=tmp_path, own=True)
     config.logger.log_interval = 5
     trainer = bridge_stand_in.Trainer(config, subject.attach(config))

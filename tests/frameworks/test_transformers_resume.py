@@ -86,7 +86,7 @@ def trainer(out: Path, *callbacks: Any, **changes: Any) -> Any:
     )
 
 
-def told(trained: Any) -> tuple[str, list[dict[str, float]]]:
+def summary(trained: Any) -> tuple[str, list[dict[str, float]]]:
     """The hash of the weights, and what was logged but for times."""
     weights = b"".join(value.numpy().tobytes() for value in trained.model.state_dict().values())
     logged = [
@@ -125,7 +125,7 @@ def train(tmp_path: Path, checkpoint: hf.Checkpoints) -> Train:
 def undisturbed(tmp_path: Path, *callbacks: Any, **changes: Any) -> tuple[str, list[dict[str, float]]]:
     calm = trainer(tmp_path / "calm", *callbacks, **changes)
     calm.train()
-    return told(calm)
+    return summary(calm)
 
 
 EVERY_EPOCH = {"eval_strategy": "epoch"}
@@ -152,7 +152,7 @@ def test_a_restored_training_ends_as_an_undisturbed_one(
     expected = undisturbed(tmp_path, **changes)
     with pytest.raises(Killed):
         train(KillAt(event, step), **changes)
-    assert told(train(**changes)) == expected
+    assert summary(train(**changes)) == expected
 
 
 def test_several_kills_and_a_longer_interval(tmp_path: Path, train: Train, checkpoint: hf.Checkpoints) -> None:
@@ -161,7 +161,7 @@ def test_several_kills_and_a_longer_interval(tmp_path: Path, train: Train, check
     for step in (3, 7, 7, 13):
         with pytest.raises(Killed):
             train(KillAt("on_substep_end", step), **EVERY_EPOCH)
-    assert told(train(**EVERY_EPOCH)) == expected
+    assert summary(train(**EVERY_EPOCH)) == expected
 
 
 def test_early_stopping_keeps_its_patience_and_its_verdict(tmp_path: Path, train: Train) -> None:
@@ -175,7 +175,7 @@ def test_early_stopping_keeps_its_patience_and_its_verdict(tmp_path: Path, train
     for event, step in (("on_substep_end", 4), ("on_train_end", 8)):
         with pytest.raises(Killed):
             train(stopping(), KillAt(event, step), **changes)
-    assert told(train(stopping(), **changes)) == expected
+    assert summary(train(stopping(), **changes)) == expected
 
 
 def test_no_sample_is_skipped_or_repeated_by_what_is_trained(tmp_path: Path, train: Train) -> None:
@@ -213,7 +213,7 @@ def test_trainer_resumes_from_its_own_checkpoint_where_holdfast_has_none(tmp_pat
     )
     training.train(resume_from_checkpoint=str(tmp_path / "calm" / "checkpoint-10"))
     handle.close()
-    assert told(training)[0] == expected[0]
+    assert summary(training)[0] == expected[0]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ async def test_a_server_that_would_forget_is_left_alone(own_server: RedisServer,
     assert why.endswith("start Redis with --appendonly yes --appendfsync everysec (a hosted one: turn AOF on)")
 
 
-async def test_a_user_without_the_right_is_told(own_server: RedisServer, log: RedisLog) -> None:
+async def test_a_user_without_the_right_gets_an_error(own_server: RedisServer, log: RedisLog) -> None:
     with redis.Redis.from_url(own_server.url) as client:
         client.execute_command("ACL", "SETUSER", "holdfast", "on", ">secret", "~*", "&*", "+@all", "-shutdown")
     limited = redis_log(own_server.url.replace("redis://", "redis://holdfast:secret@"))

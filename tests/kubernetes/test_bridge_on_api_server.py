@@ -14,7 +14,7 @@ import charts
 import pytest
 from control_plane import GRACE_S, NAMESPACE, Cluster
 from eventlogs import redis_log
-from kube_fleet import Told
+from kube_fleet import KnownFleet
 from supervising import MortalLog, PlayedAgent, Running, start_supervisor
 from waiting import wait_until, wait_until_async
 
@@ -70,7 +70,7 @@ def agent_pod(cluster: Cluster, name: str, machine: str) -> None:
 
 
 @asynccontextmanager
-async def watching(access: Access, fleet: Told) -> AsyncIterator[Bridge]:
+async def watching(access: Access, fleet: KnownFleet) -> AsyncIterator[Bridge]:
     shell = Bridge(Options(access=access, namespaces=(NAMESPACE,)), time.time)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(shell.run, fleet)
@@ -106,7 +106,7 @@ async def in_thread(function: object, *arguments: object) -> None:
 async def test_cordons_taints_labels_and_maintenance_are_announced_and_taken_back(
     cluster: Cluster, access: Access
 ) -> None:
-    fleet, soon = Told("m1", "m2", "m3", "m4", "shared"), int(time.time()) + 600
+    fleet, soon = KnownFleet("m1", "m2", "m3", "m4", "shared"), int(time.time()) + 600
     for name in ("m1", "m2", "m3"):
         cluster.add_machine(name)
     cluster.add_machine("m4", **{"topology.kubernetes.io/zone": "b"})
@@ -125,15 +125,15 @@ async def test_cordons_taints_labels_and_maintenance_are_announced_and_taken_bac
         cluster.kubectl("taint", "node", "m2", f"{IMPENDING}-")
         cluster.kubectl("label", "node", "m3", f"{SCHEDULED}-", "cloud.google.com/perform-maintenance=true")
         await fleet.until({"m3": "Kubernetes: label cloud.google.com/perform-maintenance=true"})
-    assert len(fleet.said) == 2 + 5 + 5, "each change is told once"
+    assert len(fleet.said) == 2 + 5 + 5, "each change is reported once"
 
 
-def zones(fleet: Told) -> dict[str, str]:
+def zones(fleet: KnownFleet) -> dict[str, str]:
     return {name: each.zone for name, each in fleet.nodes.items() if each.zone}
 
 
 async def test_a_machine_that_is_not_ready_is_no_finding(cluster: Cluster, access: Access) -> None:
-    machine, fleet = cluster.add_machine("m1"), Told("m1", "m2")
+    machine, fleet = cluster.add_machine("m1"), KnownFleet("m1", "m2")
     cluster.add_machine("m2")
     async with watching(access, fleet):
         machine.stop()
@@ -149,7 +149,7 @@ async def test_a_machine_that_is_not_ready_is_no_finding(cluster: Cluster, acces
                 unreachable, description="the taint of a machine that is away", timeout_s=GRACE_S + WAIT_S
             )
         )
-        cluster.cordon("m2")  # told after all that was before
+        cluster.cordon("m2")  # reported after all earlier changes
         await fleet.until({"m2": CORDONED})
     assert fleet.said == [Announce("m2", CORDONED, None)]
 
@@ -159,27 +159,27 @@ async def test_a_deleted_machine_leaves_is_forgotten_when_it_is_away_and_may_com
 ) -> None:
     for name in ("m1", "m2"):
         cluster.add_machine(name)
-    fleet = Told("m1", "m2")
+    fleet = KnownFleet("m1", "m2")
     async with watching(access, fleet) as shell:
         await until_seen(shell)
         for name in ("m1", "m2"):
             cluster.machines[name].delete()
         await fleet.until({"m1": DELETED, "m2": DELETED})
         cluster.add_machine("m1")  # under the same name, with another uid
-        fleet.nodes = {**fleet.nodes, "m2": Known("m2", event=DELETED, told_at=time.time(), away=True)}
+        fleet.nodes = {**fleet.nodes, "m2": Known("m2", event=DELETED, notified_at=time.time(), away=True)}
         await wait_until_async(lambda: "m2" not in fleet.nodes, description="m2 to be forgotten", timeout_s=WAIT_S)
         await fleet.until({})
-    told: set[Change] = {Announce("m1", DELETED, None), Announce("m2", DELETED, None), Withdraw("m1")}
-    assert set(fleet.said) == {*told, Forget("m2", DELETED)}
+    reported: set[Change] = {Announce("m1", DELETED, None), Announce("m2", DELETED, None), Withdraw("m1")}
+    assert set(fleet.said) == {*reported, Forget("m2", DELETED)}
     assert len(fleet.said) == 4
 
 
-async def test_machines_that_are_all_tainted_at_once_are_told_once_each(cluster: Cluster, access: Access) -> None:
+async def test_machines_that_are_all_tainted_at_once_are_reported_once_each(cluster: Cluster, access: Access) -> None:
     names = [f"m{number:02}" for number in range(20)]
     for name in names:
         cluster.add_machine(name)
     await in_thread(cluster.wait_untainted)  # the controller replaces all taints of a node with those that it knows
-    fleet = Told(*names)
+    fleet = KnownFleet(*names)
     async with watching(access, fleet):
         for name in names:
             cluster.taint(name, IMPENDING)
@@ -188,7 +188,7 @@ async def test_machines_that_are_all_tainted_at_once_are_told_once_each(cluster:
         cluster.kubectl("taint", "node", "--all", f"{IMPENDING}-")
         await fleet.until({})
     assert len(fleet.said) == len(set(fleet.said)) == 2 * len(names)
-    again = Told(*names)
+    again = KnownFleet(*names)
     async with watching(access, again) as shell:  # the next leader finds everything as it should be
         await until_seen(shell)
     assert again.said == []
@@ -202,7 +202,7 @@ async def test_an_api_server_that_is_killed_and_started_again_takes_nothing_back
 ) -> None:
     for name in ("m1", "m2", "m3"):
         cluster.add_machine(name)
-    fleet = Told("m1", "m2", "m3")
+    fleet = KnownFleet("m1", "m2", "m3")
     async with watching(access, fleet) as shell:
         cluster.cordon("m1")
         await fleet.until({"m1": CORDONED})
@@ -224,7 +224,7 @@ async def test_versions_that_the_api_server_no_longer_has_are_listed_again(
     """An API server that has just started has only versions from then on: what the watch asks for is gone (410)."""
     for name in ("m1", "m2"):
         cluster.add_machine(name)
-    fleet, listed, list_of = Told("m1", "m2"), [], Api.list
+    fleet, listed, list_of = KnownFleet("m1", "m2"), [], Api.list
 
     async def recorded(client: Api, resource: Resource, **more: str) -> tuple[list[Object], str]:
         listed.append(str(resource))
@@ -286,7 +286,7 @@ async def test_a_token_that_has_expired_is_said_and_the_next_one_is_used(
     cluster: Cluster, access: Access, tmp_path: Path
 ) -> None:
     cluster.add_machine("m1")
-    fleet = Told("m1")
+    fleet = KnownFleet("m1")
     async with watching(access, fleet) as shell:
         cluster.cordon("m1")
         await fleet.until({"m1": CORDONED})
@@ -302,7 +302,7 @@ async def test_a_token_that_has_expired_is_said_and_the_next_one_is_used(
 async def test_a_right_that_is_taken_is_named_and_costs_no_more_than_it_gave(cluster: Cluster, access: Access) -> None:
     for name in ("m1", "m2"):
         cluster.add_machine(name)
-    fleet = Told("m1", "m2")
+    fleet = KnownFleet("m1", "m2")
     async with watching(access, fleet) as shell:
         cluster.cordon("m1")
         await fleet.until({"m1": CORDONED})
@@ -328,7 +328,7 @@ async def test_a_bridge_that_has_no_rights_from_the_start_watches_as_soon_as_it_
     cluster.cordon("m1")
     token = tmp_path / "stranger"
     token.write_text(cluster.token("default"))
-    fleet = Told("m1")
+    fleet = KnownFleet("m1")
     async with watching(Access(url=access.url, token_file=token, ca_file=access.ca_file), fleet) as shell:
         await until(shell, "list nodes: the service account has no right to")
         await until(shell, f"list pods of namespace {NAMESPACE}: the service account has no right to")
@@ -346,7 +346,7 @@ async def test_an_api_server_of_another_authority_is_not_believed(
     other.mkdir()
     command = "req -x509 -newkey rsa:2048 -nodes -subj /CN=other -days 1 -keyout key.pem -out ca.pem"
     await anyio.run_process(["openssl", *command.split()], cwd=other)
-    fleet = Told("m1")
+    fleet = KnownFleet("m1")
     wrong = Access(url=access.url, token_file=access.token_file, ca_file=other / "ca.pem")
     async with watching(wrong, fleet) as shell:
         await until(shell, "certificate verify failed")
@@ -400,7 +400,7 @@ async def test_a_condemned_machine_is_cordoned_and_its_pod_deleted(cluster: Clus
     for name in ("m1", "m2"):
         cluster.add_machine(name)
         agent_pod(cluster, f"p-{name}", name)
-    fleet = Told("m1", "m2")
+    fleet = KnownFleet("m1", "m2")
     async with watching(access, fleet):
         said = await Replacer(access, (NAMESPACE,), Mark.REPORT).replace("m1", "Xid 79\non GPU 3")
         assert (

@@ -201,10 +201,10 @@ def test_services_and_agents_accept_certificates_as_the_chart_asks_for_them(tmp_
             (Role.OPERATOR, "ada"),
         ):
             if role == leaf:
-                tls.require(role, name)
+                tls.require(role, name=name)
                 continue
             with pytest.raises(InvalidSpec, match="a certificate for holdfast://blue/"):
-                tls.require(role, name)
+                tls.require(role, name=name)
 
 
 def test_redis_starts_with_the_script_that_the_tests_of_its_users_start(tmp_path: Path) -> None:

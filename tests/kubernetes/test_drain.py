@@ -25,7 +25,7 @@ from kubelet import Kubelet, Kubelets, kubelets
 from scaling_losses import records, undisturbed_losses
 from waiting import wait_until
 
-from holdfast.cli import stack as stack_module
+from holdfast.cli import stack_services
 from holdfast.cli.client import Client
 from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, SUSPENDED
 from holdfast.cli.stack import LocalStack
@@ -92,7 +92,7 @@ class Run:
         try:
             return wait_until(condition, description=what, timeout_s=WAIT_S, poll_s=0.2)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.told()}") from error
+            raise AssertionError(f"{error}\n{self.state_text()}") from error
 
     def wait_moved(self, machine: str) -> None:
         """Until a generation without ranks on the machine is stepping."""
@@ -101,7 +101,7 @@ class Run:
             lambda: self.client.job(JOB)["phase"] == "running" and machine not in self.ranks_on(),
         )
 
-    def told(self) -> str:
+    def state_text(self) -> str:
         incidents = [(each["kind"], each["state"], each["cause"]) for each in self.client.incidents(JOB)]
         logs = [*self.root.glob("*.log"), *self.root.glob("stack/supervisor/*.log")]
         tails = [f"{path.name}:\n" + "\n".join(path.read_text().splitlines()[-15:]) for path in logs]
@@ -109,7 +109,7 @@ class Run:
 
     def finish(self, code: int = COMPLETED) -> None:
         """Wait for the end, and compare with a run that nothing happened to."""
-        assert self.launcher.wait(WAIT_S * 2) == code, self.told()
+        assert self.launcher.wait(WAIT_S * 2) == code, self.state_text()
         assert self.steps == list(range(1, self.steps[-1] + 1)), "no step is done twice, and none left out"
         assert [record["loss"] for record in self.records] == undisturbed_losses(len(self.steps), 2)
         assert {each["kind"] for each in self.client.incidents(JOB)} == {"maintenance"}
@@ -206,7 +206,7 @@ def rights(cluster: Cluster) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Services share the machine with a control plane."""
-    monkeypatch.setattr(stack_module, "SERVICE_START_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(stack_services, "SERVICE_START_TIMEOUT_S", WAIT_S)
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_a_lost_machine_is_replaced_and_forgotten_with_its_object(
 
         cluster.machines[lost].delete()
         run.wait(f"{lost} to be forgotten", lambda: not run.node(lost))
-        assert run.launcher.wait(WAIT_S * 2) == COMPLETED, run.told()
+        assert run.launcher.wait(WAIT_S * 2) == COMPLETED, run.state_text()
         losses = {record["step"]: record["loss"] for record in run.records}
         assert list(losses.values()) == undisturbed_losses(len(losses), 2)
         assert [each["kind"] for each in run.client.incidents(JOB)] == ["node_lost"]

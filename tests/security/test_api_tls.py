@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 from supervising import Running, start_supervisor
 from waiting import wait_until_async
 
-from holdfast.cli.client import Client, NoApi, Untrusted
+from holdfast.cli.client import Client
+from holdfast.cli.connection import NoApi, Untrusted
 from holdfast.domain.errors import HoldfastError, InvalidSpec
 from holdfast.integrations.loggers.supervisor import Supervisor
 from holdfast.log.memory import MemoryLog

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import certificates
 import pytest
+from warm_processes import STACK, warm
 
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.identities import Role
@@ -71,19 +71,12 @@ def test_a_service_ends_with_one_message(
         "HOLDFAST_REPLICATOR_NOTES": str(tmp_path / "notes.sock"),
         **{f"HOLDFAST_{name}_LISTEN": "127.0.0.1:0" for name in ("API", "SUPERVISOR", "DIAGNOSTICS")},
     }
-    done = subprocess.run(
-        [sys.executable, "-m", f"holdfast.{service}"],
-        check=False,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    [message] = [line for line in done.stderr.splitlines() if line.startswith("holdfast ")]
+    code, out, err = warm(STACK)([f"holdfast.{service}"], Path.cwd(), environment, 60.0)
+    assert code == 2, out + err
+    [message] = [line for line in err.splitlines() if line.startswith("holdfast ")]
     assert message.startswith(f"holdfast {service}: {variable}")
     assert str(folder / file) in message
-    assert "Traceback" not in done.stdout + done.stderr
+    assert "Traceback" not in out + err
 
 
 def test_a_ca_that_has_signed_by_another_one_is_accepted(folder: Path) -> None:

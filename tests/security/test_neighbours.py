@@ -31,7 +31,8 @@ def url_of(shell: Shell) -> str:
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """Of the user who has started `holdfast up`, without any setting."""
     shell = Shell(tmp_path_factory.mktemp("owner"))
-    with shell.start("up", "--dir", "up", *PORTS) as process:
+    # A new interpreter: what stands on command lines and in environments is that of users.
+    with shell.start_python("-m", "holdfast.cli.main", "up", "--dir", "up", *PORTS) as process:
         read_until(process, "Ctrl-C stops everything")
         yield shell
         process.terminate()

@@ -90,7 +90,7 @@ async def test_a_node_greets_the_supervisor_as_itself_only(pki: Path, tmp_path: 
         tasks.cancel_scope.cancel()
 
 
-async def told(endpoint: str, tls: Tls, node: str) -> str:
+async def reported(endpoint: str, tls: Tls, node: str) -> str:
     """The answer of diagnostics to a GPU fault of the node."""
     async with open_channel(by_name(endpoint), tls) as channel:
         call: Any = TelemetryStub(channel).Stream()
@@ -119,9 +119,9 @@ async def test_a_node_tells_diagnostics_of_its_own_faults_only(pki: Path, tmp_pa
         tasks.start_soon(run_diagnostics, settings, log)
         await wait_until_async(ready.exists, description="diagnostics to serve")
         endpoint = json.loads(ready.read_text())["endpoint"]
-        refusal = await told(endpoint, tls_of(pki, "node-9"), "node-0")
+        refusal = await reported(endpoint, tls_of(pki, "node-9"), "node-0")
         assert refusal.startswith("PERMISSION_DENIED: the certificate is of holdfast://main/agent/node-9, and cannot")
-        assert await told(endpoint, tls_of(pki, "node-9"), "node-9") == "acknowledged"
+        assert await reported(endpoint, tls_of(pki, "node-9"), "node-9") == "acknowledged"
         found = [delivery.entry.data for delivery in await log.read(FINDINGS)]
         assert len(found) == 1, "the one that node-9 may report"
         assert b"node-0" not in str(found).encode()
@@ -263,7 +263,7 @@ def test_a_certificate_for_somebody_else_is_refused_at_the_start(
     pki: Path, tmp_path: Path, leaf: str, more: dict[str, Any], needed: str
 ) -> None:
     with pytest.raises(InvalidSpec) as refusal:
-        agent_settings(pki, tmp_path, leaf, **more).tls_as(Role.AGENT, "node-0")
+        agent_settings(pki, tmp_path, leaf, **more).tls_as(Role.AGENT, name="node-0")
     assert needed in str(refusal.value)
     assert "HOLDFAST_TLS_CERT" in str(refusal.value)
 
@@ -271,7 +271,7 @@ def test_a_certificate_for_somebody_else_is_refused_at_the_start(
 @pytest.mark.parametrize(("leaf", "warnings"), [("agent", 0), ("any-agent", 0), ("ours", 1), ("foreign-uri", 1)])
 def test_who_checks_no_identities_says_so_at_the_start(pki: Path, tmp_path: Path, leaf: str, warnings: int) -> None:
     with capture_logs() as logs:
-        agent_settings(pki, tmp_path, leaf).tls_as(Role.AGENT, "node-0")
+        agent_settings(pki, tmp_path, leaf).tls_as(Role.AGENT, name="node-0")
     said = [each for each in logs if each["log_level"] == "warning"]
     assert len(said) == warnings
     assert all("any certificate of the CA is accepted" in each["event"] for each in said)

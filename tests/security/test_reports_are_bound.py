@@ -488,8 +488,8 @@ def test_a_lie_among_reports_that_come_together_spoils_none_of_them() -> None:
     reports = []
     for rank, node in enumerate(("n0", "n1", "n2", FOREIGN)):
         fleet.seq[node] += 1
-        told = (rank,) if rank < 3 else (0, 1, 2)
-        stepping = RanksStepping(JOB, number, told, 1 if rank < 3 else 77, fleet.now)
+        reported = (rank,) if rank < 3 else (0, 1, 2)
+        stepping = RanksStepping(JOB, number, reported, 1 if rank < 3 else 77, fleet.now)
         reports.append(NodeReported(fleet.now, node, f"{node}-1", fleet.seq[node], stepping))
     batch.reports(fleet.now, reports)
     fleet.state = batch.state

@@ -120,7 +120,7 @@ async def test_a_list_that_is_gone_keeps_no_agent_from_its_supervisor(authority:
     server, _ = issue(authority, Role.SUPERVISOR)
     agent, _ = issue(authority, Role.AGENT, "node-1")
     settings = ServiceSettings(fleet="main", **agent, tls_crl=authority.directory / "crl.pem")
-    tls = settings.tls_as(Role.AGENT, "node-1")
+    tls = settings.tls_as(Role.AGENT, name="node-1")
     await anyio.Path(authority.directory / "crl.pem").unlink()
     async with anyio.create_task_group() as tasks:
         sup = await start_supervisor(tasks, tmp_path / "sup", MemoryLog(), **server)
@@ -133,4 +133,4 @@ async def test_a_list_that_is_gone_keeps_no_agent_from_its_supervisor(authority:
 def test_a_list_that_cannot_be_used_is_named_at_the_start(authority: Authority, tmp_path: Path) -> None:
     files, _ = issue(authority, Role.AGENT, "node-1")
     with pytest.raises(InvalidSpec, match="HOLDFAST_TLS_CRL"):
-        ServiceSettings(fleet="main", **files, tls_crl=tmp_path / "none.pem").tls_as(Role.AGENT, "node-1")
+        ServiceSettings(fleet="main", **files, tls_crl=tmp_path / "none.pem").tls_as(Role.AGENT, name="node-1")

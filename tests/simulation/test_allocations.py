@@ -37,7 +37,7 @@ def _never_saved(state: State, event: Event) -> tuple[State, tuple[Command, ...]
 
 
 def _deaf(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Planted: nobody hears that agents were told to end."""
+    """Planted: nobody hears that agents were asked to end."""
     notice = event.finding.notice if isinstance(event, FindingArrived) else None
     if isinstance(event, FindingArrived) and notice is not None and notice.source == TERMINATION:
         event = replace(event, finding=replace(event.finding, notice=replace(notice, event="")))

@@ -175,7 +175,7 @@ def _forget_notices(state: State, event: Event) -> tuple[State, tuple[Command, .
 
 
 def _remember_departures(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Planted: an agent that starts where one was told to end is believed to end as well."""
+    """Planted: an agent that starts where one was asked to end is believed to end as well."""
     after, commands = step(state, event)
     if not isinstance(event, NodeReported) or event.node not in state.nodes or event.node not in after.nodes:
         return after, commands
@@ -313,12 +313,12 @@ def _kill_unexamined(state: State, event: Event) -> tuple[State, tuple[Command, 
         (_believe_every_reset, "whose GPU was to be reset", 43),
         (_forgive_faults, "has not been booted since its fault", 5),
         (_hold_nobody_down, "is held down|which failed its tests", 6),
-        (_send_nobody_away, "was sent away for|was not a spare again|was not looked at", 5),
+        (_send_nobody_away, "was sent away for|was not a spare again|was not looked at", 25),
         (_hold_down_for_ever, "was not a spare again|but the job is", 25),
         (_free_the_cordoned, "an operator has cordoned", 13),
-        (_believe_suspects, "start on n., which failed its tests", 6),
+        (_believe_suspects, "which failed its tests", 6),
         (_forgive_suspects, "which failed its tests", 6),
-        (_try_again, "walks more than 8 rungs", 56),
+        (_try_again, "walks more than 8 rungs", 1085),
         (_kill_unexamined, "which nothing has allowed", 17),
         (_hopeful_store, "is not whole in the object store|no shards were saved", 5),
     ],

@@ -1,5 +1,5 @@
 """Nodes whose disks are not equally fast: the real plan on each, the real core that tells what all have, and words that are
-lost, late and told twice. Once there was a step that every node had, there always is one."""
+lost, late and repeated. Once there was a step that every node had, there always is one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Node:
     disk: set[ShardKey] = field(default_factory=set)
     pushed: set[tuple[ShardKey, str]] = field(default_factory=set)
     copying: tuple[ShardKey, int] | None = None  # ticks left
-    told: CheckpointId | None = None
+    retain_from: CheckpointId | None = None
 
     def view(self, attempt: int) -> View:
         assert self.peer is not None
@@ -47,7 +47,7 @@ class Node:
             peers=(self.peer.name,),
             held=tuple(sorted(held, key=str)),
             pushed=frozenset(self.pushed),
-            saved_by_all=self.told,
+            saved_by_all=self.retain_from,
         )
 
     def tick(self, attempt: int) -> None:
@@ -108,7 +108,7 @@ def _deliver(chance: random.Random, said: list[SendNotification], nodes: list[No
     for tell in chance.sample(said, min(len(said), 6)):
         node = next(node for node in nodes if node.name == tell.node)
         assert isinstance(tell.message, CommonCheckpoint)
-        node.told = max(node.told or CheckpointId(0, 0), tell.message.checkpoint_id)
+        node.retain_from = max(node.retain_from or CheckpointId(0, 0), tell.message.checkpoint_id)
 
 
 @pytest.mark.parametrize("seed", range(3))

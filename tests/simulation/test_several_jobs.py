@@ -11,7 +11,7 @@ from worlds import check_batch
 
 from holdfast.sim.scenario import SEVERAL_JOBS_FROM, simulate
 from holdfast.sim.world import Violation
-from holdfast.supervisor.core import loans, spares, upkeep
+from holdfast.supervisor.core import job_needs, loans, spares
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "600")) // 10
 BATCHES = 5
@@ -23,7 +23,7 @@ def test_every_promise_holds_beside_other_jobs(batch: int) -> None:
     check_batch(SEVERAL_JOBS_FROM, SEEDS, batch, BATCHES)
 
 
-_wanted = upkeep._wanted
+_wanted = job_needs._wanted
 
 # What is planted: (module, function, what it does instead), what the promises say of it, and a seed near which they do.
 PLANTED: dict[str, tuple[ModuleType, str, Callable[..., object], str, int]] = {
@@ -37,7 +37,7 @@ PLANTED: dict[str, tuple[ModuleType, str, Callable[..., object], str, int]] = {
         loans, "review", lambda turn, job: None, "could run with what others can lend", 265,
     ),
     "what was lent does not come back": (
-        upkeep, "_wanted", lambda turn, job: None if job.lent is not None else _wanted(turn, job), "could run . of .", 140,
+        job_needs, "_wanted", lambda turn, job: None if job.lent is not None else _wanted(turn, job), "could run . of .", 140,
     ),
 }  # fmt: skip
 

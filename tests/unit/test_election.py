@@ -197,16 +197,16 @@ def test_when_every_copy_is_gone_the_object_store_has_the_step() -> None:
     assert election.origin is Origin.STORE
 
 
-def test_nodes_that_take_the_same_from_the_store_are_told_of_each_other() -> None:
+def test_nodes_that_fetch_the_same_from_the_store_get_the_names_of_each_other() -> None:
     nodes = [holder(f"n{number}") for number in range(4)]
 
-    def told(known: Knowledge, *holders: Holder) -> list[list[str]]:
+    def sharers(known: Knowledge, *holders: Holder) -> list[list[str]]:
         election = elect(LINEAGE, [*holders, *nodes[len(holders) :]], MESH, PLACEMENTS, known)
         return [[source.node for source in restore.sharing] for restore in election.ranks]
 
-    assert told(store(stored(10))) == [["n0", "n2"], ["n1", "n3"], ["n0", "n2"], ["n1", "n3"]]
-    assert told(store(stored(10)), *saved(10, range(2))) == [[], [], [], []], "one of each position is left"
-    assert told(store(stored(10, sharded=True))) == [[], [], [], []], "everybody has his own"
+    assert sharers(store(stored(10))) == [["n0", "n2"], ["n1", "n3"], ["n0", "n2"], ["n1", "n3"]]
+    assert sharers(store(stored(10)), *saved(10, range(2))) == [[], [], [], []], "one of each position is left"
+    assert sharers(store(stored(10, sharded=True))) == [[], [], [], []], "everybody has his own"
     larger = tuple(Placement(slot, f"n{slot}", 2 * slot, 2) for slot in range(2))
     split = elect(LINEAGE, nodes, MESH.resized(1), larger[:1], store(stored(10, sharded=True)))
     assert {restore.sharing for restore in split.ranks} == {()}

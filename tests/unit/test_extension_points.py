@@ -19,14 +19,14 @@ from holdfast.cli.main import application
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import Action, ActionKind, Incident
-from holdfast.domain.orders import CheckLink, Order, Prepare, Warm
+from holdfast.domain.orders import CheckLink, Order, Prepare, PrepareTemplate
 from holdfast.domain.tiers import TIERS
 from holdfast.policy import ACTIONS, ActionSpec, Aim, Effect, JobView
 from holdfast.supervisor.api import incident_models
 from holdfast.supervisor.protocol import JobPhase
 from holdfast.v1 import control_pb2
 from holdfast.wire import records
-from holdfast.wire.control import decode_order
+from holdfast.wire.control import MESSAGES, decode_order
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
@@ -89,22 +89,24 @@ def test_the_glossary_lists_the_actions() -> None:
 
 @pytest.mark.parametrize("kind", get_args(Order), ids=lambda kind: kind.__name__)
 def test_an_order_is_a_dataclass_and_its_message(kind: type) -> None:
-    """No list names it again: its codec follows from the union, its field in the command from its name."""
+    """No list names it again: its codec follows from the union, its field in the command from its name. `MESSAGES`: orders that
+    have been renamed since."""
     fields = {
         field.message_type.name: field.name for field in control_pb2.Command.DESCRIPTOR.fields if field.message_type
     }
     command = control_pb2.Command(command_id="c-1")
-    message = getattr(command, fields[kind.__name__])
+    field = fields[MESSAGES.get(kind, kind.__name__)]
+    message = getattr(command, field)
     message.SetInParent()
     if "job" in message.DESCRIPTOR.fields_by_name:
         message.job = "gpt"  # that it is none is tried in tests/security
-    with pytest.raises(MalformedMessage, match=fields[kind.__name__]) if _has_parts(kind) else nullcontext():
+    with pytest.raises(MalformedMessage, match=field) if _has_parts(kind) else nullcontext():
         assert type(decode_order(command)) is kind
 
 
 def _has_parts(kind: type) -> bool:
     """Whether an order's message cannot be empty: it has parts that are required."""
-    return kind in (Prepare, Warm, CheckLink)
+    return kind in (Prepare, PrepareTemplate, CheckLink)
 
 
 # ---------------------------------------------------------------- tiers

@@ -48,10 +48,10 @@ def incident(
         state=IncidentState.RESOLVED,
         generation=1,
         action=Action(kind, "because"),
-        t_fault=fault,
-        t_detected=detected,
-        t_decided=decided,
-        t_first_step=first_step,
+        fault_at=fault,
+        detected_at=detected,
+        decided_at=decided,
+        first_step_at=first_step,
     )
 
 
@@ -87,10 +87,10 @@ def test_a_warning_that_led_to_no_change_is_no_part_of_a_later_loss() -> None:
     before = [record(n, n - 1, n) for n in range(1, 11)]
     after = [record(n, 14 + n - 9, 15 + n - 9, generation=2) for n in range(9, 21)]
     crash = incident(10.5, 11, 11.5, 15)
-    told = replace(incident(2, 3, 4, None, ActionKind.NOTIFY), kind="straggler", severity="warning")
+    reported = replace(incident(2, 3, 4, None, ActionKind.NOTIFY), kind="straggler", severity="warning")
     asked = replace(incident(5, 10.2, None, None), kind="straggler", severity="warning", state=IncidentState.OPEN)
     alone = account(history(steps=before + after, incidents=[crash], ended_at=26.0))
-    beside = account(history(steps=before + after, incidents=[told, crash, asked], ended_at=26.0))
+    beside = account(history(steps=before + after, incidents=[reported, crash, asked], ended_at=26.0))
     assert beside.seconds == alone.seconds
 
 
@@ -179,9 +179,9 @@ def without_tokens(past: History) -> History:
 
 def test_a_job_that_reports_no_tokens_has_the_goodput_of_its_steps() -> None:
     """At a constant global batch every step has the same tokens, so it makes no difference whether they are reported."""
-    told, silent = account(eventful()), account(without_tokens(eventful()))
-    assert silent.goodput_job == told.goodput_job != 0.0
-    assert silent.seconds == told.seconds
+    reported, silent = account(eventful()), account(without_tokens(eventful()))
+    assert silent.goodput_job == reported.goodput_job != 0.0
+    assert silent.seconds == reported.seconds
     assert (silent.tokens, silent.fault_free_tokens_per_s) == (0, 0.0)
 
 

@@ -63,7 +63,7 @@ def test_an_agent_says_what_has_changed_and_everything_on_a_new_session() -> Non
     assert [each.report for each in take(reports)] == [HELLO, holding(2, 3, 4, stored=STORED)], "not acknowledged"
 
 
-def test_a_supervisor_that_knows_no_differences_is_told_everything() -> None:
+def test_a_supervisor_that_knows_no_differences_gets_complete_inventories() -> None:
     reports = Reports()
     reports.greet(HELLO, [holding(1, 2, 3)])
     take(reports)

@@ -45,7 +45,7 @@ async def test_an_empty_batch_comes_when_the_block_is_over() -> None:
     assert anyio.current_time() - began == pytest.approx(0.5)
 
 
-async def test_news_cost_no_time_at_all() -> None:
+async def test_waiting_entries_cost_no_time_at_all() -> None:
     log = MemoryLog(block_s=60.0)
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:

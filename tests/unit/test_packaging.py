@@ -34,7 +34,7 @@ def test_every_package_of_the_namespace_says_that_it_is_typed() -> None:
     assert [path.name for path in directories if not (path / "py.typed").exists()] == []
 
 
-def test_what_users_are_told_to_install_is_this_distribution() -> None:
+def test_the_distribution_that_error_messages_name_is_this_one() -> None:
     """The package index gives the name `holdfast` to another project."""
     assert TOLD["project"]["name"] == DISTRIBUTION
     extras = TOLD["project"]["optional-dependencies"]

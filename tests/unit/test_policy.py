@@ -57,14 +57,14 @@ def test_worker_faults_restart_in_place(kind: str) -> None:
 
 
 def test_the_second_worker_fault_on_a_node_swaps_it_when_a_spare_is_free() -> None:
-    before = replace(incident("worker_crash"), t_fault=900.0)
+    before = replace(incident("worker_crash"), fault_at=900.0)
     assert ask("worker_crash", recent=(before,)) == Action(
         ActionKind.HOT_SWAP,
         "n1 has had 2 worker faults in 10 minutes: the node is suspect and a spare is free",
         ("n1",),
     )
     assert ask("worker_crash", recent=(before,), spares=()).kind is ActionKind.RESTART
-    assert ask("worker_crash", recent=(replace(before, t_fault=300.0),)).kind is ActionKind.RESTART
+    assert ask("worker_crash", recent=(replace(before, fault_at=300.0),)).kind is ActionKind.RESTART
 
 
 def test_the_reason_of_a_restart_is_what_the_evidence_bears_out() -> None:
@@ -199,10 +199,15 @@ def test_the_examples_of_the_docs_do_what_the_docs_say() -> None:
             script.load()
             answers[name] = [
                 script.decide(slow, short).kind,
-                script.decide(crash, replace(sample_job(crash), recent=(replace(crash, t_fault=900.0),))).kind,
+                script.decide(crash, replace(sample_job(crash), recent=(replace(crash, fault_at=900.0),))).kind,
                 script.decide(lost, replace(sample_job(lost), spares=(), reachable_dp=2)).kind,
             ]
-            due = replace(incident("gpu_error"), severity="warning", ladder=(Remedy.WATCH, Remedy.RESET_GPU), node="n1")
+            due = replace(
+                incident("gpu_error"),
+                severity="warning",
+                recommended_actions=(Remedy.WATCH, Remedy.RESET_GPU),
+                node="n1",
+            )
             answers[name].append(script.decide(due, replace(sample_job(due), resettable=("n1",), remaining_s=1e5)).kind)
     swap, down = ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN
     assert answers == {
@@ -222,8 +227,8 @@ def test_a_script_that_saves_nothing_is_not_interrupted_for_a_warning() -> None:
 
 
 def test_a_warning_is_no_earlier_fault_of_a_node() -> None:
-    before = replace(incident("straggler"), t_fault=900.0)
-    view = replace(sample_job(before), recent=(before, replace(incident("worker_crash"), t_fault=950.0)))
+    before = replace(incident("straggler"), fault_at=900.0)
+    view = replace(sample_job(before), recent=(before, replace(incident("worker_crash"), fault_at=950.0)))
     assert [each.kind for each in view.recent_on("n1", 600.0)] == [FindingKind.WORKER_CRASH]
     assert view.recent_on("n1", 600.0, FindingKind.STRAGGLER) == (before,)
 

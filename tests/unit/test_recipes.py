@@ -37,7 +37,7 @@ from holdfast.supervisor.published import PolicyAsked
 from holdfast.wire import records
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policies" / "one_try_in_place.py"
-LADDER = (
+RECIPE = (
     gpu_reset("reset")
     .then(restart("start"))
     .within(300)
@@ -55,15 +55,15 @@ def incident(kind: str) -> Incident:
 
 
 def test_a_recipe_is_a_plain_value_with_its_rungs_in_order() -> None:
-    assert LADDER.recipe == (
+    assert RECIPE.recipe == (
         "gpu_reset within 300 s otherwise cordon then hot_swap otherwise scale_down otherwise stop"
     )
-    assert [rung.kind for rung in LADDER.rungs] == [
+    assert [rung.kind for rung in RECIPE.rungs] == [
         ActionKind.GPU_RESET, ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN, ActionKind.STOP,
     ]  # fmt: skip
-    assert all(not rung.fallbacks for rung in LADDER.rungs)
-    assert records.loads(records.dumps(LADDER, Action), Action) == LADDER
-    assert hash(LADDER)
+    assert all(not rung.fallbacks for rung in RECIPE.rungs)
+    assert records.loads(records.dumps(RECIPE, Action), Action) == RECIPE
+    assert hash(RECIPE)
 
 
 def test_an_action_of_an_earlier_version_is_one_rung() -> None:
@@ -206,7 +206,7 @@ def walked() -> Incident:
         Rung(1, 1, ActionKind.GPU_RESET, "gpu_reset", "reset", 10.0, 300.0, 14.5, RungEnd.FAILED, "the driver refused"),
         Rung(1, 2, ActionKind.HOT_SWAP, "cordon then hot_swap", "swap", 14.5, nodes=("n1",)),
     )
-    action = replace(LADDER.rungs[1], fallbacks=LADDER.rungs[2:])
+    action = replace(RECIPE.rungs[1], fallbacks=RECIPE.rungs[2:])
     return replace(incident("worker_crash"), state=IncidentState.STARTING, action=action, walk=rungs)
 
 

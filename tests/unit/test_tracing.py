@@ -51,11 +51,11 @@ def incident_of(finding: Finding) -> Incident:
         action=Action(ActionKind.RESTART, "a crash is cured by a restart"),
         decided_by="default policy",
         new_generation=4,
-        t_fault=100.0,
-        t_detected=100.2,
-        t_decided=100.3,
-        t_prepared=100.5,
-        t_first_step=101.0,
+        fault_at=100.0,
+        detected_at=100.2,
+        decided_at=100.3,
+        prepared_at=100.5,
+        first_step_at=101.0,
         restored_step=48,
         trace_id=tracing.trace_id_of(finding.traceparent),
         evidence={**finding.evidence, tracing.TRACEPARENT: finding.traceparent},
@@ -188,9 +188,9 @@ def test_an_open_incident_shows_what_is_known() -> None:
     unknown: dict[str, Any] = {
         "action": None,
         "new_generation": None,
-        "t_decided": None,
-        "t_prepared": None,
-        "t_first_step": None,
+        "decided_at": None,
+        "prepared_at": None,
+        "first_step_at": None,
     }
     found = spans.of_trace(replace(incident, state=IncidentState.OPEN, shares=(), **unknown))
     assert [span.name for span in found] == ["signal", "finding", "incident"]

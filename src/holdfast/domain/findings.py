@@ -118,7 +118,7 @@ class Finding:
     verified_step: int | None = None  # last step whose state passed a check: no newer checkpoint is to be restored
     attribution: Attribution = field(default_factory=Attribution)
     notice: Notice | None = None  # the maintenance that is announced or, without an event, withdrawn
-    ladder: tuple[Remedy, ...] = ()  # recommended actions, least disruptive first
+    recommended_actions: tuple[Remedy, ...] = ()  # recommended actions, least disruptive first
     cost_share: float | None = None  # share of the job's rate lost while the condition lasts; None = not measured
     ttl_s: float = 300.0  # an older finding has expired, unless it concerns the running generation, or a node
     traceparent: str = ""

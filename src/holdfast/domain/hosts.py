@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 PORT_MAX = 65_535
 
@@ -13,6 +14,19 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:  # a name
         return host == "localhost"
+
+
+def is_protected_url(url: str) -> bool:
+    """Whether nobody on the network can read or change what is fetched from `url`: https to any host, or http to a loopback
+    address. False for a text that is not a URL, has no host, or has a character that does not belong into a URL."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        _ = parts.port
+    except ValueError:
+        return False
+    protected = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
+    return protected and bool(host) and url.isascii() and url.isprintable() and " " not in url
 
 
 def host_and_port(text: str) -> tuple[str, int] | None:

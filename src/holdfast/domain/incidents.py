@@ -181,18 +181,18 @@ class Incident:
     action: Action | None = None
     decided_by: str = ""  # "default policy", a script's path, or "operator"
     new_generation: int | None = None
-    t_fault: float = 0.0
-    t_detected: float = 0.0
-    t_decided: float | None = None
-    t_prepared: float | None = None
-    t_first_step: float | None = None
+    fault_at: float = 0.0
+    detected_at: float = 0.0
+    decided_at: float | None = None
+    prepared_at: float | None = None
+    first_step_at: float | None = None
     restored_step: int | None = None
     last_step: int | None = None  # newest step finished before the fault
     trace_id: str = ""
     severity: str = ""  # of the root finding; empty for planned changes
     evidence: Mapping[str, str] = field(default_factory=dict)  # of the root finding, for people
     attribution: Attribution = field(default_factory=Attribution)  # of the root finding, for decisions
-    ladder: tuple[Remedy, ...] = ()  # actions that the detector recommends, least disruptive first
+    recommended_actions: tuple[Remedy, ...] = ()  # actions that the detector recommends, least disruptive first
     confidence: float = 1.0  # of the root finding, 0 … 1
     cost_share: float | None = None  # share of the job's rate lost while the condition lasts; None = not measured
     outcome: str = ""  # one English sentence, when the incident is closed
@@ -235,12 +235,12 @@ class Incident:
     @property
     def wants_reset(self) -> bool:
         """The least disruptive action that the root finding recommends is a reset of a GPU."""
-        return self.ladder[:1] == (Remedy.RESET_GPU,)
+        return self.recommended_actions[:1] == (Remedy.RESET_GPU,)
 
     @property
     def wants_reset_later(self) -> bool:
         """A warning that recommends a reset of a GPU when the job next stops; the run may continue until then."""
-        return self.warning and bool(self.node) and Remedy.RESET_GPU in self.ladder
+        return self.warning and bool(self.node) and Remedy.RESET_GPU in self.recommended_actions
 
     @property
     def warning(self) -> bool:

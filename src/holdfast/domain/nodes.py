@@ -61,7 +61,7 @@ class Preflight:
     """The results of a node's pre-flight test."""
 
     at: float = 0.0  # end of the test, Unix seconds; 0 = the test is running
-    took_s: float = 0.0
+    duration_s: float = 0.0
     checks: tuple[Check, ...] = ()
 
     @property

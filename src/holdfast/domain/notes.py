@@ -70,7 +70,7 @@ class ReplicaCheckNote:
     sender: Sender
     step: int
     digest: str
-    took_s: float
+    duration_s: float
     restored: bool
 
 
@@ -133,6 +133,7 @@ _KINDS: Mapping[type, str] = {
     ObservedStepsNote: "observed_steps",
 }
 _FIELDS = {kind: [each.name for each in fields(kind) if each.name != "sender"] for kind in _KINDS}
+_ON_WIRE = {"duration_s": "took_s"}  # fields with another name in datagrams, which other versions send and read
 _MAPPINGS = {kind: {"phases_s", "members"} & {*names} for kind, names in _FIELDS.items()}
 _NUMBERS = {"loss", "grad_norm", "local_grad_norm", "comm_wait_s"}  # NaN = None
 _OPTIONAL = {kind: _NUMBERS & {*names} for kind, names in _FIELDS.items()}
@@ -146,7 +147,7 @@ def reported(value: float | None) -> float:
 def encode(note: Note) -> bytes:
     """Encode the note as one datagram. Raises ValueError if it does not fit into a datagram."""
     kind = type(note)
-    values = {name: getattr(note, name) for name in _FIELDS[kind]}
+    values = {_ON_WIRE.get(name, name): getattr(note, name) for name in _FIELDS[kind]}
     for name in _MAPPINGS[kind]:
         values[name] = dict(values[name])
     for name in _OPTIONAL[kind]:
@@ -183,7 +184,7 @@ def parse(raw: bytes) -> Note | None:
                     sender=sender,
                     step=_integer(message, "step"),
                     digest=_text(message["digest"], DIGEST_CHARS_MAX),
-                    took_s=_finite(message, "took_s"),
+                    duration_s=_finite(message, "took_s"),
                     restored=message["restored"] is True,
                 )
             case "observed_steps":

@@ -36,6 +36,9 @@ class Numbers:
     def __or__(self, other: Numbers) -> Numbers:
         return Numbers.of_bits(self.bits | other.bits)
 
+    def __and__(self, other: Numbers) -> Numbers:
+        return Numbers.of_bits(self.bits & other.bits)
+
     def __sub__(self, other: Numbers) -> Numbers:
         return Numbers.of_bits(self.bits & ~other.bits)
 

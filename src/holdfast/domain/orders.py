@@ -21,7 +21,7 @@ from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, TemplateS
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
+class PrepareTemplate:
     """Prepare a worker template that has imported the job's modules. Sent to spares, so that a hot swap does not wait for
     imports."""
 
@@ -191,7 +191,7 @@ class Inject:
 
 
 Order = (
-    Warm
+    PrepareTemplate
     | Prepare
     | Start
     | Stop
@@ -319,6 +319,15 @@ class StepReached:
     step: int
     observed: int = 0  # 0 = none
     observed_step_s: float = 0.0  # recent duration of an observed step, in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """The ranks of a generation were started on this node. In heartbeats, until their first steps are reported; answers the
+    `Start` order if the supervisor accepts that (`Welcome.starts_in_beats`)."""
+
+    job: str
+    generation: int
 
 
 Report = Hello | WorkersChanged | OrderDone | RanksStepping | RanksFinished | Inventory | Tested

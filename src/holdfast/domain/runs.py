@@ -121,8 +121,10 @@ class ShardRun(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether the numbers of values and of ranks match."""
-        texts = (self.digests, self.roots) if self.roots else (self.digests,)
-        return all(each.count(",") + 1 == self.width for each in texts) and len(self.sizes) in (1, self.width)
+        commas, width = self.width - 1, self.width
+        if self.digests.count(",") != commas or len(self.sizes) not in (1, width):
+            return False
+        return not self.roots or self.roots.count(",") == commas
 
     def part(self, begin: int, end: int) -> tuple[str, str]:
         """The digests and the roots of ranks `begin … end - 1`."""

@@ -105,7 +105,7 @@ class ReplicaChecks:
     rank: tuple[int, ...]
     step: tuple[int, ...]
     digest: tuple[str, ...]  # empty = this rank has no parameter that another replica has as well
-    took_s: tuple[float, ...]
+    duration_s: tuple[float, ...]
     restored: tuple[bool, ...]  # the check was made directly after a restore, before any step
 
 

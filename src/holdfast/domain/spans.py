@@ -83,8 +83,8 @@ def of_incident(incident: Incident) -> tuple[Span, ...]:
     }
     failed = incident.outcome if incident.state is IncidentState.FAILED else ""
     parent = finding.span_id if finding else ""
-    spans = [Span(tracing.INCIDENT, SUPERVISOR, context, parent, incident.t_detected, end, about, failed)]
-    if incident.action is not None and incident.t_decided is not None:
+    spans = [Span(tracing.INCIDENT, SUPERVISOR, context, parent, incident.detected_at, end, about, failed)]
+    if incident.action is not None and incident.decided_at is not None:
         spans.append(_decision(incident, context))
         if incident.new_generation is not None:
             spans.append(_change(incident, context, end))
@@ -153,10 +153,10 @@ def _before(incident: Incident) -> Iterator[Span]:
     where = _where(incident.job, incident.generation, incident.node, incident.rank)
     signal = _signal_of(context, incident.evidence)
     if signal:
-        at = incident.t_fault
+        at = incident.fault_at
         yield Span("signal", AGENT, TraceContext(context.trace_id, signal), "", at, at, where)
     about = {"kind": incident.kind, "severity": incident.severity, "summary": incident.cause, **where}
-    yield Span(tracing.FINDING, DIAGNOSTICS, context, signal, incident.t_fault, incident.t_detected, about)
+    yield Span(tracing.FINDING, DIAGNOSTICS, context, signal, incident.fault_at, incident.detected_at, about)
 
 
 def _of_timing(incident: Incident, change: TraceContext, share: NodeTiming) -> Iterator[Span]:
@@ -164,7 +164,7 @@ def _of_timing(incident: Incident, change: TraceContext, share: NodeTiming) -> I
     if not share.ranks:
         yield from _preparation(incident.job, generation, change, share)
         return
-    start = incident.t_prepared if incident.t_prepared is not None else share.at
+    start = incident.prepared_at if incident.prepared_at is not None else share.at
     for rank in share.ranks:
         yield from of_first_step(
             change.traceparent,
@@ -203,7 +203,7 @@ def prepare_key(node: str, generation: int) -> tuple[object, ...]:
 
 def _decision(incident: Incident, context: TraceContext) -> Span:
     assert incident.action is not None
-    assert incident.t_decided is not None
+    assert incident.decided_at is not None
     about = {
         "action": incident.action.kind.value,
         "reason": incident.action.reason,
@@ -211,11 +211,11 @@ def _decision(incident: Incident, context: TraceContext) -> Span:
         "job": incident.job,
     }
     own = context.child(tracing.DECISION)
-    return Span(tracing.DECISION, SUPERVISOR, own, context.span_id, incident.t_detected, incident.t_decided, about)
+    return Span(tracing.DECISION, SUPERVISOR, own, context.span_id, incident.detected_at, incident.decided_at, about)
 
 
 def _change(incident: Incident, context: TraceContext, end: float) -> Span:
-    assert incident.t_decided is not None
+    assert incident.decided_at is not None
     about: dict[str, Value] = {
         "job": incident.job,
         "generation": incident.generation,
@@ -225,7 +225,7 @@ def _change(incident: Incident, context: TraceContext, end: float) -> Span:
     if incident.restored_step is not None:
         about["restored_step"] = incident.restored_step
     own = context.child(tracing.CHANGE)
-    return Span(tracing.CHANGE, SUPERVISOR, own, context.span_id, incident.t_decided, end, about)
+    return Span(tracing.CHANGE, SUPERVISOR, own, context.span_id, incident.decided_at, end, about)
 
 
 def _finding_of(incident: Incident) -> TraceContext | None:
@@ -234,7 +234,7 @@ def _finding_of(incident: Incident) -> TraceContext | None:
 
 def _end_of(incident: Incident) -> float:
     """The end of the incident, or the last known time in its record."""
-    moments = (incident.t_detected, incident.t_decided, incident.t_prepared, incident.t_first_step)
+    moments = (incident.detected_at, incident.decided_at, incident.prepared_at, incident.first_step_at)
     return max(moment for moment in moments if moment is not None)
 
 

@@ -63,7 +63,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "severity": "of a finding: info, warning, error, fatal",
     "shard": "attempt, step and rank of the shard",
     "source": "source of a shard: a node, or the object store",
-    "state": "of a node: spare, active, cordoned, left (its agent was told to end), lost",
+    "state": "of a node: spare, active, cordoned, left (its agent was asked to end), lost",
     "stream": "name of the stream of the event log",
     "summary": "one English sentence: what the detector found",
     "tier": ", ".join(TIERS),

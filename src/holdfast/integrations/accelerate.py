@@ -38,8 +38,9 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import DistributedType
 
 import holdfast.train as hf
-from holdfast.domain.errors import Conflict, IncompatibleVersion, InvalidSpec
+from holdfast.domain.errors import IncompatibleVersion, InvalidSpec
 from holdfast.domain.signals import Phase
+from holdfast.integrations.data_position import require_same_loader, require_same_replicas
 from holdfast.integrations.loop import LoopRun
 from holdfast.integrations.replay import Moment, has_known_order
 from holdfast.integrations.tested import require_signatures, warn_if_untested
@@ -167,12 +168,7 @@ class _Position:
         return self._stateful and self._used > 1 and not self._drew and not self._loader.end_of_dataloader
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["replicas"] != self._run.world.dp_size:
-            raise InvalidSpec(
-                "replicas",
-                self._run.world.dp_size,
-                f"{state['replicas']}, with which the checkpoint was saved: it holds each rank's position in the data",
-            )
+        require_same_replicas(state["replicas"], self._run)
         self._resume = state
         self._accelerator.step = state["accumulated"]
         self.epoch, self._used, self._iteration = state["epoch"], state["used"], state["iteration"]
@@ -184,10 +180,7 @@ class _Position:
                 type(loader).__name__,
                 "DataLoaderShard, as accelerator.prepare makes it without dispatch_batches",
             )
-        if self._loader is not None and loader is not self._loader:
-            raise Conflict(
-                "run.batches was given another loader before: the position of one train loader is part of the state"
-            )
+        require_same_loader(loader, self._loader)
         self._loader = loader
         self._stateful = bool(loader.use_stateful_dataloader) and has_known_order(loader)
         iterator = self._begin(loader) if self._resume is None else self._continue(loader, self._resume)

@@ -45,6 +45,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 import holdfast.train as hf
 from holdfast.domain.errors import IncompatibleVersion, InvalidSpec
 from holdfast.domain.signals import Phase
+from holdfast.integrations.data_position import require_same_replicas
 from holdfast.integrations.lightning_data import Feed, Position
 from holdfast.integrations.tested import require_signatures, warn_if_untested
 
@@ -230,12 +231,7 @@ class _Fit:
         loaded, self._loaded = self._loaded, None
         assert loaded is not None
         position = Position.of_plain(loaded["position"])
-        if position.replicas != self._run.world.dp_size:
-            raise InvalidSpec(
-                "replicas",
-                self._run.world.dp_size,
-                f"{position.replicas}, with which the checkpoint was saved: it holds each rank's position in the data",
-            )
+        require_same_replicas(position.replicas, self._run)
         if checkpoint_path:
             log.info("holdfast restores step %d; the script's checkpoint %s is not loaded", step, checkpoint_path)
         # Lightning does not know that the position is restored as well.

@@ -129,8 +129,8 @@ class Feed:
         position.now.restore_loaders(self.loaders)
 
     def to(self, position: Position, fetcher: Any, replaying: Callable[[str], None]) -> None:
-        """Make the next batch of the fetcher the one that would have come. Changes the random state. `replaying` is told which
-        loaders are replayed."""
+        """Set the next batch to the one after the saved position. Changes the random state. `replaying` is called with the text
+        that names the loaders that are replayed."""
         self._at_iterator, self._at_first_batch = position.at_iterator, position.at_first_batch
         if position.loader is not None:
             (loader,) = self.loaders

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import holdfast.train as hf
-from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.signals import Phase
+from holdfast.integrations.data_position import require_same_loader, require_same_replicas
 from holdfast.train import rng
 
 log = logging.getLogger("holdfast.integrations")
@@ -111,12 +111,7 @@ class Replayed:
         return {"replicas": replicas, **position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["replicas"] != self._run.world.dp_size:
-            raise InvalidSpec(
-                "replicas",
-                self._run.world.dp_size,
-                f"{state['replicas']}, with which the checkpoint was saved: it holds each rank's position in the data",
-            )
+        require_same_replicas(state["replicas"], self._run)
         self.epoch, self._used, self._passes = state["epoch"], state["used"], state["passes"]
         if state["at_iterator"] is not None:
             self._at_iterator, self._resume = Moment(**state["at_iterator"]), True
@@ -125,10 +120,7 @@ class Replayed:
         """Return the batches of one epoch; in the restored one, those that are left. `before_fetch` is called before each.
 
         Raises `Conflict` for another loader than the first."""
-        if self._loader is not None and loader is not self._loader:
-            raise Conflict(
-                "run.batches was given another loader before: the position of one train loader is part of the state"
-            )
+        require_same_loader(loader, self._loader)
         self._loader = loader
         iterator = self._continue(loader) if self._resume else self._begin(loader)
         while True:

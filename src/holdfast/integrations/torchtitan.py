@@ -30,8 +30,8 @@ from torchtitan.components.checkpointer import DATALOADER, TRAIN_STATE, Checkpoi
 from torchtitan.config.override import derive, override
 
 import holdfast.train as hf
-from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.signals import Phase
+from holdfast.integrations.data_position import require_same_replicas
 from holdfast.integrations.tested import require_signatures, warn_if_untested
 
 __all__ = ["HoldfastCheckpointManager", "checkpoint"]
@@ -153,12 +153,7 @@ class _Data:
         return {"replicas": self._run.world.dp_size, "loader": loader}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["replicas"] != self._run.world.dp_size:
-            raise InvalidSpec(
-                "replicas",
-                self._run.world.dp_size,
-                f"{state['replicas']}, with which the checkpoint was saved: it holds each rank's position in the data",
-            )
+        require_same_replicas(state["replicas"], self._run)
         if self._loader is not None and state["loader"] is not None:
             self._loader.load_state_dict(state["loader"])
 

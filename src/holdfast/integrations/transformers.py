@@ -443,8 +443,8 @@ class _Loop:
         for callback in self._stateful():
             index = next((i for i, (name, _) in enumerate(saved) if name == type(callback).__name__), None)
             if index is not None:
-                _, told = saved.pop(index)
-                for attribute, value in told.get("attributes", {}).items():
+                _, rules = saved.pop(index)
+                for attribute, value in rules.get("attributes", {}).items():
                     setattr(callback, attribute, value)
 
     def _take_over(self, resumed: _Resumed) -> None:

@@ -26,7 +26,7 @@ class Known:
     node: str
     event: str = ""
     starts_at: float | None = None  # Unix seconds; None = any moment
-    told_at: float = 0.0  # when the notice was last sent
+    notified_at: float = 0.0  # when the notice was last sent
     zone: str = ""  # failure domain that the bridge has sent; empty = none
     away: bool = False  # the node is lost, and no job uses it
 
@@ -86,7 +86,7 @@ def changes(cluster: Cluster, fleet: Mapping[str, Known], at: float, *, confirme
             event, starts_at = DELETED, None
         else:
             continue
-        if event and (not _same(known, event, starts_at) or (confirmed and at - known.told_at >= RENEW_S)):
+        if event and (not _same(known, event, starts_at) or (confirmed and at - known.notified_at >= RENEW_S)):
             found.append(Announce(name, event, starts_at))
         elif known.event and not event:
             found.append(Withdraw(name))

@@ -200,7 +200,7 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
             "the node is suspect and a spare is free",
             incident.node,
         )
-    if outage and (left_s := _pause_s(job.outages) - (job.at - incident.t_detected)) > 0.01:
+    if outage and (left_s := _pause_s(job.outages) - (job.at - incident.detected_at)) > 0.01:
         return wait(
             f"{incident.cause} This failure may be transient: attempt {job.outages + 1} begins in {left_s:.0f} s",
             retry_s=left_s,
@@ -285,7 +285,7 @@ def _why_unusable(node: str, job: JobView) -> str:
 
 def _was_reset(incident: Incident, job: JobView) -> bool:
     action = incident.action
-    return action is not None and action.kind is ActionKind.GPU_RESET and job.at - incident.t_fault <= RESET_AGAIN_S
+    return action is not None and action.kind is ActionKind.GPU_RESET and job.at - incident.fault_at <= RESET_AGAIN_S
 
 
 def _replace(out: tuple[str, ...], why: str, job: JobView) -> Action:

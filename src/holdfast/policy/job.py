@@ -103,6 +103,6 @@ class JobView:
             each
             for each in incidents
             if each.node == node
-            and self.at - each.t_fault <= window_s
+            and self.at - each.fault_at <= window_s
             and (each.kind in kinds if kinds else not each.planned)
         )

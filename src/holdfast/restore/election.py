@@ -9,6 +9,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple, assert_never
 
 from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.generations import (
     OBJECT_STORE,
     Placement,
@@ -26,6 +27,8 @@ from holdfast.restore.values import Election, Holder, Knowledge, ObjectStore, Or
 
 REASONS_MAX = 3
 
+_shard_key, _restore_run, _shard_source = map(constructor_of, (ShardKey, RestoreRun, ShardSource))
+
 
 def elect(
     lineage: Sequence[Segment],
@@ -39,7 +42,7 @@ def elect(
     known, terms = known or Knowledge(), terms or Terms()
     holders = sorted(holders, key=lambda holder: holder.node)
     zones = {holder.node: holder.zone for holder in holders}
-    sources = {holder.node: ShardSource(holder.node, holder.endpoint) for holder in holders}
+    sources = {holder.node: _shard_source(holder.node, holder.endpoint, "") for holder in holders}
     steps = _on_lineage(lineage, holders, known.origin, known.store)
     newest_first = [steps[age] for age in sorted(steps, reverse=True)]
     refused: list[str] = []
@@ -91,9 +94,12 @@ class _Saved:
             ends = {*cuts, *chain.from_iterable((begin, begin + width) for begin, width in limits)}
         following = dict(pairwise(sorted(ends)))
         blocks: _Blocks = defaultdict(list)
-        for holder, run in self.held:
-            begin, last = run.rank, run.end
-            where = (holder.node, holder.zone, run.tier)
+        for (node, _, zone, _), run in self.held:
+            _, _, _, tier, _, begin, width, _, digests, roots = run
+            last, where = begin + width, (node, zone, tier)
+            if following[begin] == last:  # nearly always
+                blocks[begin].append((where, digests, roots))
+                continue
             while begin < last:
                 end = following[begin]
                 blocks[begin].append((where, *run.part(begin, end)))
@@ -298,7 +304,7 @@ def _cover(
     for placement in placements:
         node, rank = placement.node, placement.first_rank
         end = rank + placement.nproc
-        own, zone = _own(node, mounts), zones.get(node, "")
+        own, zone = _own(node, mounts) if mounts else (node,), zones.get(node, "")
         patterns: _Patterns = {}
         while rank < end:
             count = 1
@@ -306,8 +312,8 @@ def _cover(
                 copies = blocks.get(wanted, ())
                 if not copies and not saved.store:
                     return _missing(saved, need, wanted)
-                digests = _agreed({each for _, each, _ in copies}, wanted)
-                roots = _agreed({each for _, _, each in copies if each}, wanted)
+                digests = _agreed([each for _, each, _ in copies], wanted)
+                roots = _agreed([each for _, _, each in copies if each], wanted)
                 if isinstance(digests, str):
                     return digests
                 if isinstance(roots, str):
@@ -316,21 +322,21 @@ def _cover(
                 if (found := patterns.get(pattern)) is None:
                     found = patterns[pattern] = _sources(pattern, own, zone, sources_of, saved.store)
                 sources, origin = found
-                key = ShardKey(saved.attempt, saved.step, wanted)
+                key = _shard_key(saved.attempt, saved.step, wanted)
                 known = roots if any(roots) else ()
-                picks.append(_Pick(RestoreRun(rank, key, digests, sources, roots=known), origin))
+                picks.append(_Pick(_restore_run(rank, key, digests, sources, (), known), origin))
                 count = len(digests)
             rank += count
     return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
 
 
-def _agreed(known: set[str], first: int) -> tuple[str, ...] | str:
+def _agreed(known: Sequence[str], first: int) -> tuple[str, ...] | str:
     """Combine what copies of the same shards are known by: digests, or roots. Returns one for each rank from `first` on ("" =
     not known), or why these copies cannot be of the same shards."""
-    if len(known) == 1:
-        return tuple(known.pop().split(","))
+    if known and known.count(known[0]) == len(known):
+        return tuple(known[0].split(","))
     agreed = []
-    for rank, found in enumerate(zip(*[each.split(",") for each in known], strict=True), first):
+    for rank, found in enumerate(zip(*[each.split(",") for each in dict.fromkeys(known)], strict=True), first):
         several = set(found) - {""}
         if len(several) > 1:
             return f"{len(several)} different shards of rank {rank} exist"
@@ -429,13 +435,13 @@ def _sources(
     if not copies:
         return store, Origin.STORE
     farthest = len(NEARNESS)
-    ordered = sorted(
-        [(node not in own, there != zone, NEARNESS.get(tier, farthest), node, tier) for node, there, tier in copies]
-    )
-    sources = dict.fromkeys([node for _, _, _, node, _ in ordered])
+    near = NEARNESS.get
+    ordered = [(node not in own, there != zone, near(tier, farthest), node, tier) for node, there, tier in copies]
+    ordered.sort()
+    sources = dict.fromkeys([each[3] for each in ordered])
     elsewhere, _, _, _, tier = ordered[0]
-    at_hand = Origin.DISK if tier in DURABLE else Origin.MEMORY
-    return (*[sources_of[node] for node in sources], *store), Origin.PEER if elsewhere else at_hand
+    origin = Origin.PEER if elsewhere else Origin.DISK if tier in DURABLE else Origin.MEMORY
+    return (*[sources_of[node] for node in sources], *store), origin
 
 
 # ---------------------------------------------------------------- the answer

@@ -18,7 +18,8 @@ import structlog
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.hosts import is_loopback
-from holdfast.runtime.tls import CERT, KEY, lifetime_of, read_pem, require_pair, state_of
+from holdfast.runtime.files import state_of
+from holdfast.runtime.tls import CERT, KEY, lifetime_of, read_pem, require_pair
 
 API_TLS, API_CERT, API_KEY = "HOLDFAST_API_TLS", "HOLDFAST_API_TLS_CERT", "HOLDFAST_API_TLS_KEY"
 Use = Literal["auto", "on", "off"]

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
+from holdfast.runtime.files import state_of
 
 TOKENS_FILE = "HOLDFAST_API_TOKENS_FILE"
 TOKENS_MAX = 1000
@@ -109,7 +110,7 @@ class TokensFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = _state(path)
+        self._seen = state_of([path])
         self._tokens = {each.digest: each for each in read_tokens_file(path)}
 
     def find(self, token: str, now: float) -> ApiToken | None:
@@ -124,7 +125,7 @@ class TokensFile:
         return tuple(sorted(self._tokens.values(), key=lambda each: each.name))
 
     def _refresh(self) -> None:
-        if (seen := _state(self._path)) == self._seen:
+        if (seen := state_of([self._path])) == self._seen:
             return
         self._seen = seen
         try:
@@ -145,11 +146,3 @@ def _token(path: Path, entry: dict[str, Any]) -> ApiToken:
             TOKENS_FILE, str(path), f"a file that `holdfast tokens` has written (entry of {token.name!r})"
         )
     return token
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -114,9 +114,7 @@ class Authority:
     def create(cls, directory: Path, fleet: str, days: int) -> Authority:
         """Make a CA. Raises `Conflict` if the directory has one."""
         fleet_name(fleet)
-        make_private(directory)
-        if (directory / KEY).exists():
-            raise Conflict(f"{directory} has a CA, and what it has signed would be worth nothing: choose another --dir")
+        _require_no_ca(directory, "--dir")
         key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Holdfast CA of {fleet}, {now:%Y-%m-%d %H:%M:%S}")])
         certificate = (
@@ -144,9 +142,7 @@ class Authority:
         """Make a CA in `directory` whose certificates are for nodes and for no host: replicators serve each other and know
         each other by identities, and who connects to a service or the API looks for the name of a host. Raises `Conflict` if
         the directory has one."""
-        make_private(directory)
-        if (directory / KEY).exists():
-            raise Conflict(f"{directory} has a CA, and what it has signed would be worth nothing: choose another --out")
+        _require_no_ca(directory, "--out")
         limits = self._certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
         if limits.path_length == 0:
             raise Conflict(
@@ -303,6 +299,13 @@ class Authority:
         with (self.directory / FLEET).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _require_no_ca(directory: Path, option: str) -> None:
+    """Make the directory private. Raises `Conflict` if it has a CA; `option` names the directory's option in the message."""
+    make_private(directory)
+    if (directory / KEY).exists():
+        raise Conflict(f"{directory} has a CA, whose certificates would become invalid: choose another {option}")
 
 
 def _builder(

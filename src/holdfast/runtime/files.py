@@ -1,8 +1,9 @@
-"""Atomic writes of small files."""
+"""Atomic writes of small files, and whether files were replaced."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -28,6 +29,19 @@ def write_private(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def state_of(files: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
+    """Return a value that changes when one of the files is replaced or written. The item of a missing file is empty."""
+    return tuple(_stat(path) for path in files)
+
+
+def _stat(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _sync_directory(path: Path) -> None:

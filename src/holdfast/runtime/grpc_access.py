@@ -5,7 +5,6 @@ A long stream costs one check, not one for each message. `caller()` tells a meth
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -13,19 +12,18 @@ from typing import Any
 
 import anyio
 import grpc
-import structlog
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.authorization import RULES, Accepts, Arrival, Caller, Rule, Verdict, decide
-from holdfast.runtime.grpc_fleet import LOG_EVERY_S, LOGGED_MAX, REFUSED
+from holdfast.runtime.grpc_fleet import REFUSED
 from holdfast.runtime.identities import Identity, SpiffeRule, identities_in
+from holdfast.runtime.refusal_log import RefusalLog
 from holdfast.runtime.revocation import Revocations, serial_of, serials_of, shown
 
 # of gRPC's auth context
 URIS, SECURITY, PEM, CHAIN = "peer_uri", "transport_security_type", "x509_pem_cert", "x509_pem_cert_chain"
 REVOKED_EVERY_S = 2.0  # how often the CRL is looked at while calls are open
 
-log = structlog.get_logger("holdfast.runtime.access")
 _NOBODY_KNOWN = Caller()
 _caller: ContextVar[Caller] = ContextVar("caller")
 
@@ -48,7 +46,7 @@ class Access(grpc.aio.ServerInterceptor):
         self._accepts, self._spiffe, self._rules = accepts, tuple(spiffe), rules
         self._revocations = revocations
         self._open: dict[int, set[anyio.CancelScope]] = {}  # by serial number of the certificate, if there is a CRL
-        self._logged: dict[tuple[str, str], float] = {}
+        self._refusals = RefusalLog("holdfast.runtime.access", "call refused")
 
     async def intercept_service(
         self,
@@ -96,7 +94,7 @@ class Access(grpc.aio.ServerInterceptor):
         return verdict
 
     async def _refuse(self, name: str, context: grpc.aio.ServicerContext[Any, Any], reason: str) -> None:
-        self._log(name, context.peer(), reason)
+        self._refusals.add(context.peer(), reason, method=name)
         await context.abort(REFUSED, reason)
 
     def _judge(self, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> Verdict:
@@ -152,15 +150,6 @@ class Access(grpc.aio.ServerInterceptor):
                     self._open[serial].discard(scope)
                     if not self._open[serial]:
                         del self._open[serial]
-
-    def _log(self, method: str, peer: str, reason: str) -> None:
-        host, now = peer.rpartition(":")[0], time.monotonic()
-        if now - self._logged.get((host, reason), -LOG_EVERY_S) < LOG_EVERY_S:
-            return
-        if len(self._logged) >= LOGGED_MAX:
-            self._logged.clear()
-        self._logged[host, reason] = now
-        log.warning("call refused", method=method, peer=peer, reason=reason, repeated_after_s=LOG_EVERY_S)
 
 
 def _serials(context: grpc.aio.ServicerContext[Any, Any]) -> dict[int, str]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import anyio
 import grpc
-import structlog
 
 from holdfast.domain.errors import OtherFleet
 from holdfast.runtime.fleet import Membership
+from holdfast.runtime.refusal_log import RefusalLog
 
 REFUSED = grpc.StatusCode.PERMISSION_DENIED
-LOG_EVERY_S = 60.0  # per host and reason: an agent that is refused tries again and again
-LOGGED_MAX = 1024
-
-log = structlog.get_logger("holdfast.runtime.fleet")
 
 
 class Door(grpc.aio.ServerInterceptor):
@@ -28,7 +23,7 @@ class Door(grpc.aio.ServerInterceptor):
     def __init__(self, membership: Membership, services: Collection[str]) -> None:
         self._membership = membership
         self._services = frozenset(services)
-        self._logged: dict[tuple[str, str], float] = {}
+        self._refusals = RefusalLog("holdfast.runtime.fleet", "agent of another fleet refused")
 
     async def intercept_service(
         self,
@@ -54,19 +49,10 @@ class Door(grpc.aio.ServerInterceptor):
 
     def _refuse(self, reason: str) -> Callable[[Any, Any], Awaitable[None]]:
         async def refuse(_: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            self._log(context.peer(), reason)
+            self._refusals.add(context.peer(), reason)
             await context.abort(REFUSED, reason)
 
         return refuse
-
-    def _log(self, peer: str, reason: str) -> None:
-        host, now = peer.rpartition(":")[0], time.monotonic()
-        if now - self._logged.get((host, reason), -LOG_EVERY_S) < LOG_EVERY_S:
-            return
-        if len(self._logged) >= LOGGED_MAX:
-            self._logged.clear()
-        self._logged[host, reason] = now
-        log.warning("agent of another fleet refused", peer=peer, reason=reason, repeated_after_s=LOG_EVERY_S)
 
 
 def _after(

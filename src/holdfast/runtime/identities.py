@@ -52,7 +52,7 @@ NAMED = frozenset(
 @dataclass(frozen=True, slots=True)
 class Identity:
     """`name`: of the node or the operator; empty for roles without names. `fleet` is empty only for a `spiffe://` identity at
-    a process that was not told its fleet; then it is of any."""
+    a process whose settings do not name its fleet; then it is of any."""
 
     fleet: str
     role: Role

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec
-from holdfast.domain.hosts import is_loopback
+from holdfast.domain.hosts import is_protected_url
 from holdfast.runtime.api_tokens import OIDC_NAME_PREFIX, ApiRole
 from holdfast.runtime.oidc_keys import CA, IssuerKeys, KeyWanted
 
@@ -136,18 +136,7 @@ def is_token(text: str) -> bool:
 def require_issuer(url: str) -> str:
     """Raises `InvalidSpec` for a URL that keys must not be fetched from."""
     expected = "an https:// URL without user, query and fragment (http:// on a loopback address only)"
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        _ = parts.port
-    except ValueError:
-        raise InvalidSpec(ISSUER, url, expected) from None
-    secure = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
-    if (
-        not (secure and host and url.isascii() and url.isprintable())
-        or parts.username is not None
-        or set("?# ") & set(url)
-    ):
+    if not is_protected_url(url) or urlsplit(url).username is not None or set("?#") & set(url):
         raise InvalidSpec(ISSUER, url, expected)
     return url
 

@@ -23,7 +23,7 @@ import httpx
 import structlog
 
 from holdfast.domain.errors import InvalidSpec, Unavailable
-from holdfast.domain.hosts import is_loopback
+from holdfast.domain.hosts import is_loopback, is_protected_url
 
 if TYPE_CHECKING:  # imported on demand, as in `oidc`
     import ssl
@@ -185,17 +185,8 @@ def _keys_at(discovered: Any, issuer: str) -> str:
             f"the document of {issuer}{DISCOVERY} is of the issuer {found.get('issuer')!r:.200}; both must be the same text"
         )
     where = found.get("jwks_uri")
-    try:
-        parts = urlsplit(where) if isinstance(where, str) else urlsplit("")
-        host = parts.hostname or ""
-    except ValueError:
-        host = ""
-    plain_too = urlsplit(issuer).scheme == "http" and is_loopback(host)
-    if (
-        not host
-        or not isinstance(where, str)
-        or not (parts.scheme == "https" or (parts.scheme == "http" and plain_too))
-    ):
+    # An issuer with TLS must not name keys without.
+    if not isinstance(where, str) or not is_protected_url(where) or (issuer[:6] == "https:" and where[:6] != "https:"):
         raise Unavailable(f"the document of {issuer}{DISCOVERY} names no https:// URL of keys: {where!r:.200}")
     return where
 

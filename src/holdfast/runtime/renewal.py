@@ -14,7 +14,8 @@ import structlog
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime import metrics, telemetry
-from holdfast.runtime.tls import CERT, Tls, lifetime_of, own_identities, read_files, require_pair, state_of
+from holdfast.runtime.files import state_of
+from holdfast.runtime.tls import CERT, Tls, lifetime_of, own_identities, read_files, require_pair
 
 log = structlog.get_logger("holdfast.runtime.renewal")
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.tls import Tls, is_issued_by, state_of
+from holdfast.runtime.files import state_of
+from holdfast.runtime.tls import Tls, is_issued_by
 
 if TYPE_CHECKING:  # imported on demand, as in `tls`
     from cryptography import x509

@@ -65,13 +65,13 @@ class ServiceSettings(BaseSettings):
         """The file of revoked certificates; None = none are known."""
         return self.tls_crl
 
-    def tls_as(self, role: Role, name: str = "") -> Tls | None:
-        """As `tls`. Raises `InvalidSpec` if the files cannot be used, or if the certificate has identities, and not this one.
-        Warns if identities are not checked, and if the CA has not signed the certificate."""
+    def tls_as(self, *roles: Role, name: str = "") -> Tls | None:
+        """As `tls`. Raises `InvalidSpec` if the files cannot be used, or if the certificate has identities, and none in one of
+        `roles` for `name`. Warns if identities are not checked, and if the CA has not signed the certificate."""
         loaded = self.tls
         if loaded is not None:
             loaded.require_usable()
-            loaded.require(role, name)
+            loaded.require(*roles, name=name)
             report_expiry(loaded)
             revocations_of(loaded)  # an agent reads it when it connects; what is wrong with it is said now
             if not loaded.signed_by_its_ca:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.authorization import Accepts
+from holdfast.runtime.files import state_of
 from holdfast.runtime.identities import Identity, Role, SpiffeRule, identities_in
 
 if TYPE_CHECKING:  # imported on demand: a health check imports this module every few seconds, usually without TLS
@@ -70,12 +71,15 @@ class Tls:
         checks = demand is not None
         return cls(pem, key_pem, ca_pem, files, seen, identities, accepts, spiffe, checks, crl)
 
-    def require(self, role: Role, name: str = "") -> None:
-        """Raises `InvalidSpec` if this side's certificate has identities, or must have one, and none of them is this one."""
+    def require(self, *roles: Role, name: str = "") -> None:
+        """Raises `InvalidSpec` if this side's certificate has identities, or must have one, and none of them is of this fleet,
+        in one of `roles` and for `name`. The error names the first role."""
         mine = self.accepts.of_this_fleet(self.identities)
-        if any(each.stands_for(role, name) for each in mine) or not (self.identities or self.accepts.required):
+        if any(each.stands_for(role, name) for each in mine for role in roles):
             return
-        needed = Identity(self.accepts.fleet or "FLEET", role, name).uri
+        if not (self.identities or self.accepts.required):
+            return
+        needed = Identity(self.accepts.fleet or "FLEET", roles[0], name).uri
         shown = ", ".join(each.uri for each in self.identities) or "no identity"
         raise InvalidSpec(CERT, str(self.files[0]), f"a certificate for {needed}; this one is for {shown}")
 
@@ -235,19 +239,6 @@ def read_files(files: tuple[Path, Path, Path]) -> tuple[bytes, bytes, bytes, tup
         if last or state_of(files) == seen:
             break
     return *read, seen
-
-
-def state_of(files: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
-    """Return what shows that a file was replaced or written: empty for one that is not there."""
-    return tuple(_stat(path) for path in files)
-
-
-def _stat(path: Path) -> tuple[int, ...]:
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_pem(variable: str, path: Path) -> bytes:

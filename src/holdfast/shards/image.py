@@ -142,6 +142,7 @@ class Image:
         return True
 
     def unlock(self) -> None:
+        """Release the lock without changing the content."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def begin(self, stamp: Stamp) -> None:

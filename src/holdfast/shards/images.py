@@ -136,6 +136,7 @@ class ImageSet:
         return tuple(image for image in self._images.values() if image is not None)
 
     def close(self) -> None:
+        """Close both images. Their files, and the saves in them, remain."""
         for image in self._images.values():
             if image is not None:
                 image.close()

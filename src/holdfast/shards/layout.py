@@ -70,6 +70,7 @@ class Stamp:
     producer: str = ""  # e.g. "torch 2.13.0"
 
     def encode(self) -> bytes:
+        """Return the stamp as JSON. Raises `InvalidSpec` if it does not fit into the header page."""
         fields = {
             "attempt": self.key.attempt,
             "step": self.key.step,

@@ -1,9 +1,9 @@
 """The manifest of a shard. A shard without a manifest is not committed.
 
 The manifest identifies the shard and contains the checksums (CRC-32C) with which every copy is verified, and cryptographic
-digests (BLAKE3) with which a copy is verified when it arrives from another machine. A checksum finds accidents; whoever
-changes bytes on their way can make it match. The digests are combined into one, the *root*, which travels with the order to
-restore, so that neither the bytes nor the manifest can be replaced on their way.
+digests (BLAKE3) with which a copy is verified when it arrives from another machine. A checksum detects accidental damage only:
+an attacker can choose changed bytes so that it still matches. The digests are combined into one, the *root*, which the order to
+restore contains, so that neither the bytes nor the manifest can be replaced in transfer.
 
 There is one checksum per *span*: the header page, then index and tensors, then the extra, in steps of 8 MiB. The spans are
 computed from two numbers, so both ends of a transfer use the same spans, and a corrupt span can be found and fetched alone. The
@@ -97,6 +97,8 @@ class Manifest:
         spans: tuple[int, ...],
         blake3: bytes = b"",
     ) -> Manifest:
+        """Return the manifest of a complete shard. `spans`: the CRC-32C of each span, and `blake3`: the concatenated digests of
+        all spans, both in the order of `spans_of`. `digest`, `crc32c`: as of the class."""
         stamp = header.stamp
         return cls(
             job=job,
@@ -118,15 +120,17 @@ class Manifest:
 
     @property
     def key(self) -> ShardKey:
+        """Attempt, step and rank of the save."""
         return ShardKey(self.attempt, self.step, self.rank)
 
     @property
     def spans(self) -> tuple[Span, ...]:
+        """The ranges that `span_crc32c` and `span_blake3` are about, in the order of the file."""
         return spans_of(self.size, self.tensors_end)
 
     @property
     def root(self) -> str:
-        """A digest of all bytes of the shard and of what the manifest says of it, as hexadecimal; "" if the manifest has no
+        """Digest of all bytes of the shard and of the manifest's fields, as hexadecimal; "" if the manifest has no
         digests of the spans. Equal for all copies of a shard, and different for replicas of one state."""
         if self._root is None:
             object.__setattr__(self, "_root", self._derived_root() if self.span_blake3 else "")
@@ -140,17 +144,18 @@ class Manifest:
         return found.hexdigest()[:ROOT_CHARS]
 
     def blake3_of(self, number: int) -> bytes:
-        """The digest of a span; empty if it is not known."""
+        """Return the BLAKE3 digest of a span; empty if the manifest has none."""
         return self.span_blake3[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
 
     def without_digests(self) -> Manifest:
-        """The same manifest as an earlier release would have written it."""
+        """Return the manifest in the form that earlier releases wrote, without BLAKE3 digests."""
         return replace(self, span_blake3=b"")
 
     def _fields(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in ("span_blake3", "_root")}
 
     def domain_mesh(self) -> Mesh:
+        """The mesh of the generation that saved the shard."""
         return Mesh(self.mesh)
 
     def describes(self, header: Header) -> bool:
@@ -161,6 +166,7 @@ class Manifest:
     # ------------------------------------------------------------ bytes
 
     def encode(self) -> bytes:
+        """Return the content of the manifest file: JSON with its own checksum (`sealed`)."""
         attached = {_DIGESTS: base64.b64encode(self.span_blake3).decode()} if self.span_blake3 else None
         return seal("manifest", self._fields(), attached)
 

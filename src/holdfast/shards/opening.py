@@ -1,4 +1,4 @@
-"""Opens a stored file safely, whatever is at its path."""
+"""Opens stored files safely: the path may have been replaced by a link, a pipe or a directory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 def open_stored(path: Path, flags: int = os.O_RDONLY, *, owners: Collection[int] | None = None) -> int:
     """Open a regular file and return the descriptor.
 
-    `owners`: the uids of those who may write in the directory. Then no symbolic link is followed, and a file of another user,
-    or one that has a second name, is not opened: it may be a link to a file that they cannot read themselves.
+    `owners`: the uids that may write in the directory. If given, no symbolic link is followed, and a file of another user or
+    with a second name is not opened, because it may be a link to a file that these users cannot read themselves.
 
     Raises FileNotFoundError, IntegrityError if the path is not such a file (a directory, a pipe, a dangling link), and OSError
     if it may be a file but cannot be opened now.

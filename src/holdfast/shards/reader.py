@@ -77,10 +77,12 @@ class Reader:
 
     @property
     def key(self) -> ShardKey:
+        """Attempt, step and rank of the save."""
         return self.header.stamp.key
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors of the shard, in the order of its index."""
         return self._specs
 
     @property
@@ -90,6 +92,7 @@ class Reader:
 
     @property
     def extra(self) -> bytes:
+        """A copy of the non-tensor state, pickled by the trainer."""
         return bytes(self._bytes[self.header.tensors_end : self.header.size])
 
     def view(self, fqn: str) -> memoryview:
@@ -106,6 +109,7 @@ class Reader:
         return self._at[fqn][0]
 
     def items(self) -> Iterator[tuple[TensorSpec, memoryview]]:
+        """Yield each tensor with a view of its bytes. After `close`, an image may be overwritten."""
         for spec in self._specs:
             yield spec, self.view(spec.fqn)
 

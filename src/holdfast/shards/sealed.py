@@ -3,8 +3,8 @@
 A flipped digit in a manifest must not name another step, so a document is accepted only with the checksum of exactly its
 fields.
 
-A document may have *attached* texts beside its fields. An older release ignores them, and a newer one finds them missing in a
-document of an older one: so a document can gain values without a new schema."""
+A document may have *attached* texts next to its fields. Older releases ignore them, and newer releases accept documents without
+them. So a value can be added without a new schema number."""
 
 from __future__ import annotations
 

@@ -47,10 +47,12 @@ class TensorSpec:
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
+        """Shape of the global tensor of which this is a piece; `shape` if the tensor is not sharded."""
         return self.shape if self.global_shape is None else self.global_shape
 
     @property
     def whole_offsets(self) -> tuple[int, ...]:
+        """Position of this piece in the global tensor, one number per dimension."""
         return (0,) * len(self.shape) if self.global_shape is None else self.offsets
 
 

@@ -24,6 +24,7 @@ from holdfast.domain.errors import (
     OutOfSpace,
     Unavailable,
 )
+from holdfast.shards.manifest import sync_directory
 from holdfast.stores.checksum import crc32c as checksum
 from holdfast.stores.protocol import ObjectInfo, Pace, check_key, unpaced
 
@@ -147,7 +148,7 @@ class FileStore:
                 return path.samefile(temporary)
             except FileNotFoundError:  # a concurrent deletion removed the empty directory
                 continue
-            _sync(path.parent)
+            sync_directory(path.parent)
             return True
         raise Unavailable(
             f"{path} cannot be put in place: its directory or its temporary file is removed again and again"
@@ -161,7 +162,7 @@ class FileStore:
             directory = directory.parent
         for each in reversed(missing):
             each.mkdir(exist_ok=True)
-            _sync(each.parent)
+            sync_directory(each.parent)
 
     def _remove_empty(self, directory: Path) -> None:
         while directory != self._root:
@@ -239,14 +240,6 @@ def _sweep(incoming: Path, now: float) -> None:
                 left.unlink()
         except FileNotFoundError:  # its writer has finished, or another process deletes it
             continue
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _entry_info(key: str, entry: os.DirEntry[str]) -> ObjectInfo | None:

@@ -42,6 +42,8 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
+    """A store of objects under keys. The module describes its guarantees and errors."""
+
     @property
     def url(self) -> str:
         """URL for `open_store`."""

@@ -21,8 +21,8 @@
 * **The end.** `run.close()`, or the end of the `with` block, ends the run: the last checkpoint is written, channels are closed.
   A script that does neither is ended by an exit handler. An exception that leaves the `with` block, or the script, abandons a
   run without services as `launch` does, and is written to `TORCHELASTIC_ERROR_FILE`.
-* **Once per process.** A second `attach` returns the run of the first, also inside of `hf.launch`. `Conflict` if it asks for
-  another mesh or other checkpoints, or if the run of an agent has ended.
+* **Once per process.** A second `attach` returns the run of the first, also inside of `hf.launch`. Raises `Conflict` if it
+  requests another mesh or other checkpoints, or if the run of an agent has ended.
 
 Outside of Holdfast the run is inert: steps are counted, nothing is sent, nothing is saved. Under torchrun, or plain python,
 with `checkpoint=hf.Checkpoints(...)` or `HOLDFAST_CHECKPOINT_DIR`, checkpoints work without services. They need the group at

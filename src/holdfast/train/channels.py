@@ -82,7 +82,7 @@ class _Outbox:
         self.dropped += count
 
     def close(self) -> None:
-        """Send what is left, waiting for the receiver for up to `LAST_NOTES_TIMEOUT_S`. Call this after the last step."""
+        """Send the queued notes, with at most `LAST_NOTES_TIMEOUT_S` for a slow receiver. Call this after the last step."""
         deadline = time.monotonic() + LAST_NOTES_TIMEOUT_S
         self.flush()
         while self._waiting and time.monotonic() < deadline:
@@ -134,7 +134,7 @@ class Notes:
             loss=reported(loss),
             grad_norm=reported(grad_norm),
             local_grad_norm=reported(local_grad_norm),
-            flops=float(flops) if 0 <= flops < math.inf else 0.0,  # what is no count must not cost the whole note
+            flops=float(flops) if 0 <= flops < math.inf else 0.0,  # an invalid count must not make the note invalid
         )
         self._send(note, self._agent)
 
@@ -153,8 +153,8 @@ class Notes:
     def groups(self, members: Mapping[str, str]) -> None:
         self._send(GroupsNote(self._sender, tuple(members.items())), self._agent)
 
-    def replica_check(self, *, step: int, digest: str, took_s: float, restored: bool) -> None:
-        self._send(ReplicaCheckNote(self._sender, step, digest, took_s, restored), self._agent)
+    def replica_check(self, *, step: int, digest: str, duration_s: float, restored: bool) -> None:
+        self._send(ReplicaCheckNote(self._sender, step, digest, duration_s, restored), self._agent)
 
     def missed(self, step: int, reason: str) -> None:
         self._send(MissedNote(self._sender, step, reason[:REASON_CHARS_MAX]), self._replicator, self._agent)

@@ -84,12 +84,14 @@ class Checkpointer:
         collected = self._collect(live)
         self._finish_preparing()
         outcome = self._stage(self._open_images(), collected, step, wait_s)
-        took_s = time.perf_counter() - began
-        self.stall_s += took_s
+        duration_s = time.perf_counter() - began
+        self.stall_s += duration_s
         match outcome:
             case Staged():
                 self.newest = outcome.path
-                stall_s = took_s - outcome.waited_s  # the cost of a save; the automatic interval is computed from it
+                stall_s = (
+                    duration_s - outcome.waited_s
+                )  # the cost of a save; the automatic interval is computed from it
                 self._notes.saved(
                     step=step, attempt=self._environment.attempt, image=str(outcome.path), stall_s=stall_s
                 )

@@ -29,7 +29,7 @@ class Entry:
     cwd: str  # empty = the script's directory; of a module or program, where this process is
 
     def run(self) -> None:
-        """Run it to its end; what it raises passes through. Does not return from a program."""
+        """Run the script or module to its end, and pass on its exceptions. A program replaces this process: no return."""
         if self.kind == PROGRAM:
             self._replace_process()
         spec, code = self._module() if self.kind == MODULE else self._script()

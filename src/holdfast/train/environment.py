@@ -35,6 +35,7 @@ class World:
 
     @property
     def world_size(self) -> int:
+        """Number of ranks of the mesh."""
         return self.mesh.world_size
 
     @property

@@ -28,7 +28,7 @@ def set_base(names: Iterable[str]) -> None:
 
 
 def record() -> None:
-    """Write the list, once, if the agent asks for it. Called at the end of the first step and of the script; never raises."""
+    """Write the list, once, if the agent requests it. Called at the end of the first step and of the script; never raises."""
     global _recorded
     path = os.environ.get(ENV_IMPORTS, "")
     if _recorded or not path:

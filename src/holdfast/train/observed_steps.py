@@ -90,19 +90,19 @@ class StepObserver:
         started_at, steps = self._started_at, self._steps
         wait_s = self._waited_s / self._samples * steps if self._samples else math.nan
         self._started_at, self._steps, self._samples, self._waited_s = now, 0, 0, 0.0
-        took_s = now - started_at
-        if took_s < 0:
+        duration_s = now - started_at
+        if duration_s < 0:
             return  # the clock was set back
         self._notes.observed_steps(
             step=self._step, steps=steps, started_at=started_at, ended_at=now, comm_wait_s=wait_s
         )
         shortest_s, longest_s = BLOCK_S
-        if took_s < shortest_s:
+        if duration_s < shortest_s:
             self._block = min(2 * self._block, STEPS_MAX)
-        elif took_s > longest_s:
+        elif duration_s > longest_s:
             self._block = max(1, self._block // 2)
         self._every = 1
-        while self._every < self._block and self._every * took_s < READ_S * steps:
+        while self._every < self._block and self._every * duration_s < READ_S * steps:
             self._every *= 2
 
 

@@ -1,4 +1,4 @@
-"""Prepare functions: what a script would load at every start is loaded once, in the worker template, and shared by its workers.
+"""Prepare functions: the worker template loads data once that a script would load at every start; its workers share it.
 
     # mypkg/data.py                                     # train.py
     def prepare() -> Loaded:                            from mypkg.data import prepare
@@ -7,13 +7,13 @@
     # job.yaml
     preload: ["mypkg.data:prepare"]
 
-The template calls the function after its imports and before it forks workers. Each worker has what it returned as a copy on
-write: memory that no worker changes exists once per node, and a restart does not wait for it. `prepared` returns that value. In
-a process that was not forked from such a template (plain python, torchrun, a function that was left out) it calls the function.
+The template calls the function after its imports and before it forks workers. Each worker has the returned value as a copy on
+write: unchanged memory exists once per node, and a restart does not wait for the function. `prepared` returns this value. In a
+process without such a template (plain python, torchrun, a function that was left out), `prepared` calls the function.
 
 A prepare function takes no arguments. It sees the job's `env`, and neither a rank nor the script's arguments: one call serves
-all workers of a node, and later starts. The random numbers that it draws are drawn from the state before it, and
-that state is put back, so that a script draws the same ones wherever the function was called."""
+all workers of a node, and later starts. The state of the random number generators is restored after the call, so that a script
+draws the same numbers whichever process called the function."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def module_of(name: str) -> str:
 
 
 def call(name: str, on_timeout: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
-    """In the template: import `module:function`, call it, and keep what it returns. With one thread of torch, because a second
-    one would keep the template from forking.
+    """Import `module:function` in the template, call it, and keep the returned value. torch uses one thread, because a
+    process with two threads cannot be forked safely.
 
     Raises `PrepareFailed`. A function that takes longer than `timeout_s` ends this process: a watching child calls `on_timeout`
     with the reason and kills it, because code in C cannot be interrupted."""
@@ -102,7 +102,8 @@ def _name_of(function: Callable[[], Any]) -> str:
 
 @contextlib.contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """Of the host's generators only: asking a device for its state would open it."""
+    """Restore the state of the host's random number generators at the end. Devices are excluded: reading their state would open
+    them."""
     python, on_host = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()

@@ -56,15 +56,15 @@ class ReplicaCheck:
         began = time.monotonic()
         parameters = list(comparable_parameters(state))
         value = digest(parameters)
-        took_s = time.monotonic() - began
-        self._notes.replica_check(step=step, digest=value, took_s=took_s, restored=restored)
+        duration_s = time.monotonic() - began
+        self._notes.replica_check(step=step, digest=value, duration_s=duration_s, restored=restored)
         if self._checked_at and not self._cost_logged and self._rank == 0:
             self._cost_logged = True
             megabytes = sum(parameter.nbytes for parameter in parameters) / 1e6
-            share = took_s / max(began - self._checked_at, 1e-9)
+            share = duration_s / max(began - self._checked_at, 1e-9)
             print(  # noqa: T201 - into the worker's log, for the user who enables the check
                 f"holdfast: {megabytes:.1f} MB of parameters are compared across replicas every {self._every_steps} steps: "
-                f"{1e3 * took_s:.1f} ms, {share:.3%} of the time since the last comparison",
+                f"{1e3 * duration_s:.1f} ms, {share:.3%} of the time since the last comparison",
                 flush=True,
             )
         self._checked_at = began

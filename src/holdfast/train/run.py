@@ -111,10 +111,12 @@ class Run:
 
     @property
     def rank(self) -> int:
+        """Rank of this process, 0 … `world_size` - 1."""
         return self.world.rank
 
     @property
     def world_size(self) -> int:
+        """Number of ranks of this generation."""
         return self.world.world_size
 
     @property

@@ -86,6 +86,8 @@ class ElasticSampler:
         return list(batch.view(-1, self.micro_batch))[self._world.dp_index :: self._world.dp_size]
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position in the sequence, for the state of a checkpoint: plain values, valid for any number of replicas.
+        `next`: the numbers of up to 8 following samples, by which `load_state_dict` recognises another sequence."""
         return {
             "consumed": self.consumed,
             "n_samples": self.n_samples,

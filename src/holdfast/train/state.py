@@ -140,8 +140,8 @@ class Places:
     def of(self, name: str, global_shape: tuple[int, ...], described: dict[str, Any] | None) -> Place | None:
         """Return the tensor's placement in this run; None = not sharded.
 
-        That of the live tensor; for a moment with the parameter's shape, that of the parameter; otherwise the saved
-        one.
+        The placement of the live tensor; for an optimizer moment with its parameter's shape, that of the parameter; otherwise
+        the saved placement.
         """
         live = self._live.get(name)
         if live is None:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Interrupted(SystemExit):
-    """The agent, or SIGTERM, asked this run to stop. Ends an unmodified script with `worker.EXIT_INTERRUPTED`, without a
-    traceback."""
+    """Raised when the agent, or SIGTERM, requests this run to stop. Ends an unmodified script with `worker.EXIT_INTERRUPTED`,
+    without a traceback."""
 
     def __init__(self, step: int, saved: bool) -> None:
         super().__init__(worker.EXIT_INTERRUPTED)
         self.step = step  # steps finished
-        self.saved = saved  # whether the state of `step` was saved on the way out
+        self.saved = saved  # whether the state of `step` was saved before the exit
 
     def __str__(self) -> str:
         return f"stopped after step {self.step}" + (", which was saved" if self.saved else "")

@@ -62,7 +62,7 @@ def main() -> None:
     channel = socket.socket(fileno=int(os.environ[protocol.ENV_SOCKET_FD]))
     channel.set_inheritable(False)
     began = time.monotonic()
-    gc.disable()  # collections take a fifth of the import time, and modules are no garbage
+    gc.disable()  # collections take a fifth of the import time, and modules are not garbage
     try:
         left_out = prepare(
             preload=json.loads(os.environ.get(protocol.ENV_PRELOAD, "[]")),
@@ -99,8 +99,8 @@ def _send_failed(channel: socket.socket, reason: str) -> None:
 
 
 class Spoiled(CannotServe):
-    """A module or a prepare function of the job has started a thread or opened a device. A new process leaves it out: modules
-    it tries first, the function it does not call. `remedy`: the variables that tell it so."""
+    """A module or a prepare function of the job has started a thread or opened a device. The next template process omits it:
+    it tries modules in a fork first, and does not call the function. `remedy`: environment variables that request this."""
 
     def __init__(self, reason: str, remedy: Mapping[str, str] | None = None) -> None:
         super().__init__(reason)
@@ -112,7 +112,7 @@ def prepare(preload: list[str], path: list[str], learned: Sequence[str] = (), *,
 
     Raises `CannotServe` that names a module that failed, started a thread or opened a device; `Spoiled` if leaving it out
     would help. `learned`: modules that an earlier worker has imported; they are always tried in a fork first
-    (`holdfast.train.scout`), those of `preload` with `scout`. Of a prepare function in `preload`, its module counts."""
+    (`holdfast.train.scout`), those of `preload` with `scout`. For a prepare function in `preload`, its module is imported."""
     preload = list(dict.fromkeys(preparation.module_of(name) for name in preload))
     if not sys.flags.safe_path:
         sys.path.pop(0)  # `-m` inserted the agent's working directory; a script has its own directory there
@@ -161,7 +161,7 @@ def call_functions(
 
 
 def _left_running(name: str) -> str:
-    """What processes the function has left; empty = none. They would belong to no worker, and nobody would end them."""
+    """Describe the processes that the function has left running; empty = none. No reaper would end them."""
     pids = _children()
     return f"{name} left {len(pids)} process(es) running: {', '.join(map(str, pids))}" if pids else ""
 
@@ -193,7 +193,7 @@ def _import(name: str, spoiled: type[CannotServe]) -> None:
 
 
 def spoiled_by(name: str) -> str:
-    """What the import of this module has done to the process, so that it cannot serve as a template; empty = nothing."""
+    """Describe why the process cannot serve as a template after the import of this module; empty = it can."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"{name} started {threads - 1} thread(s): {', '.join(_thread_names())}"
     if devices := _open_devices():

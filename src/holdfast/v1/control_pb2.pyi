@@ -236,14 +236,24 @@ class RaisedError(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., at: _Optional[float] = ..., type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("at", "workers_version", "steps")
+    __slots__ = ("at", "workers_version", "steps", "started")
     AT_FIELD_NUMBER: _ClassVar[int]
     WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
     at: float
     workers_version: int
     steps: _containers.RepeatedCompositeFieldContainer[StepReached]
-    def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ...) -> None: ...
+    started: _containers.RepeatedCompositeFieldContainer[RanksStarted]
+    def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[RanksStarted, _Mapping]]] = ...) -> None: ...
+
+class RanksStarted(_message.Message):
+    __slots__ = ("job", "generation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class StepReached(_message.Message):
     __slots__ = ("job", "generation", "step", "observed", "observed_step_s")
@@ -278,7 +288,7 @@ class SavedByAll(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats", "columns", "workers_in_answers")
+    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats", "columns", "workers_in_answers", "starts_in_beats", "shard_runs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +298,8 @@ class Welcome(_message.Message):
     ANSWERS_BEATS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_IN_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_IN_BEATS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_RUNS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     supervisor: str
     protocol_version: int
@@ -297,7 +309,9 @@ class Welcome(_message.Message):
     answers_beats: bool
     columns: bool
     workers_in_answers: bool
-    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ..., workers_in_answers: bool = ...) -> None: ...
+    starts_in_beats: bool
+    shard_runs: bool
+    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ..., workers_in_answers: bool = ..., starts_in_beats: bool = ..., shard_runs: bool = ...) -> None: ...
 
 class Heard(_message.Message):
     __slots__ = ()

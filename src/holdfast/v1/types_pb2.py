@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17holdfast/v1/types.proto\x12\x0bholdfast.v1\"*\n\x04Mesh\x12\"\n\x04\x64ims\x18\x01 \x03(\x0b\x32\x14.holdfast.v1.MeshDim\"%\n\x07MeshDim\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\"7\n\x08ShardKey\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\"\xb4\x01\n\x0bShardRecord\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x1f\n\x04mesh\x18\x02 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\x1f\n\x04tier\x18\x03 \x01(\x0e\x32\x11.holdfast.v1.Tier\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\r\n\x05owner\x18\x06 \x01(\t\x12\x0c\n\x04root\x18\x07 \x01(\t\"\xe5\x01\n\x0cShardColumns\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x10\n\x08\x61ttempts\x18\x02 \x03(\x04\x12\r\n\x05steps\x18\x03 \x03(\x04\x12!\n\x06meshes\x18\x04 \x03(\x0b\x32\x11.holdfast.v1.Mesh\x12\x0f\n\x07mesh_of\x18\x05 \x03(\r\x12 \n\x05tiers\x18\x06 \x03(\x0e\x32\x11.holdfast.v1.Tier\x12\r\n\x05sizes\x18\x07 \x03(\x04\x12\x0f\n\x07\x64igests\x18\x08 \x03(\t\x12\x0e\n\x06owners\x18\t \x03(\t\x12\x10\n\x08owner_of\x18\n \x03(\r\x12\r\n\x05roots\x18\x0b \x03(\t\"*\n\tSavedStep\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"Q\n\nShardPlace\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x1f\n\x04tier\x18\x02 \x01(\x0e\x32\x11.holdfast.v1.Tier\"m\n\nStoredStep\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x1f\n\x04mesh\x18\x03 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\x0f\n\x07sharded\x18\x04 \x01(\x08\x12\x0e\n\x06\x64\x61mage\x18\x05 \x01(\t\":\n\x0bShardSource\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\"\xb5\x01\n\x0bRankRestore\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12$\n\x05shard\x18\x02 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12)\n\x07sources\x18\x04 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12)\n\x07sharing\x18\x05 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12\x0c\n\x04root\x18\x06 \x01(\t\"\xb6\x01\n\nRestoreRun\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12$\n\x05shard\x18\x02 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x0f\n\x07\x64igests\x18\x03 \x03(\t\x12)\n\x07sources\x18\x04 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12)\n\x07sharing\x18\x05 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12\r\n\x05roots\x18\x06 \x03(\t\";\n\x08HangSpec\x12\x0f\n\x07\x66loor_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x12\x0e\n\x06init_s\x18\x03 \x01(\x01\"=\n\x05\x43heck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x02ok\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x05\n\x03_ok\"K\n\tPreflight\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\x12\"\n\x06\x63hecks\x18\x03 \x03(\x0b\x32\x12.holdfast.v1.Check\"4\n\nLinkLimits\x12\x11\n\tbytes_max\x18\x01 \x01(\x04\x12\x13\n\x0bseconds_max\x18\x02 \x01(\x01\"f\n\x0cLinkMeasured\x12\x17\n\x0fout_bytes_per_s\x18\x01 \x01(\x01\x12\x16\n\x0ein_bytes_per_s\x18\x02 \x01(\x01\x12\x14\n\x0cround_trip_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\")\n\nChecksSpec\x12\x1b\n\x13replica_every_steps\x18\x01 \x01(\r*<\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_MEMORY\x10\x01\x12\r\n\tTIER_DISK\x10\x02*\x9a\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_INIT\x10\x01\x12\x11\n\rPHASE_RESTORE\x10\x02\x12\x11\n\rPHASE_COMPILE\x10\x03\x12\x0e\n\nPHASE_STEP\x10\x04\x12\x14\n\x10PHASE_CHECKPOINT\x10\x05\x12\x0e\n\nPHASE_EVAL\x10\x06\x12\x0e\n\nPHASE_DONE\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17holdfast/v1/types.proto\x12\x0bholdfast.v1\"*\n\x04Mesh\x12\"\n\x04\x64ims\x18\x01 \x03(\x0b\x32\x14.holdfast.v1.MeshDim\"%\n\x07MeshDim\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\"7\n\x08ShardKey\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\"\xb4\x01\n\x0bShardRecord\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x1f\n\x04mesh\x18\x02 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\x1f\n\x04tier\x18\x03 \x01(\x0e\x32\x11.holdfast.v1.Tier\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\r\n\x05owner\x18\x06 \x01(\t\x12\x0c\n\x04root\x18\x07 \x01(\t\"\x8a\x02\n\x0cShardColumns\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x10\n\x08\x61ttempts\x18\x02 \x03(\x04\x12\r\n\x05steps\x18\x03 \x03(\x04\x12!\n\x06meshes\x18\x04 \x03(\x0b\x32\x11.holdfast.v1.Mesh\x12\x0f\n\x07mesh_of\x18\x05 \x03(\r\x12 \n\x05tiers\x18\x06 \x03(\x0e\x32\x11.holdfast.v1.Tier\x12\r\n\x05sizes\x18\x07 \x03(\x04\x12\x0f\n\x07\x64igests\x18\x08 \x03(\t\x12\x0e\n\x06owners\x18\t \x03(\t\x12\x10\n\x08owner_of\x18\n \x03(\r\x12\r\n\x05roots\x18\x0b \x03(\t\x12#\n\x04runs\x18\x0c \x03(\x0b\x32\x15.holdfast.v1.ShardRun\"\xb3\x01\n\x08ShardRun\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0c\n\x04mesh\x18\x03 \x01(\r\x12\x1f\n\x04tier\x18\x04 \x01(\x0e\x32\x11.holdfast.v1.Tier\x12\r\n\x05owner\x18\x05 \x01(\r\x12\x0c\n\x04rank\x18\x06 \x01(\r\x12\r\n\x05width\x18\x07 \x01(\r\x12\r\n\x05sizes\x18\x08 \x03(\x04\x12\x0f\n\x07\x64igests\x18\t \x01(\t\x12\r\n\x05roots\x18\n \x01(\t\"*\n\tSavedStep\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"Q\n\nShardPlace\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x1f\n\x04tier\x18\x02 \x01(\x0e\x32\x11.holdfast.v1.Tier\"m\n\nStoredStep\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x1f\n\x04mesh\x18\x03 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\x0f\n\x07sharded\x18\x04 \x01(\x08\x12\x0e\n\x06\x64\x61mage\x18\x05 \x01(\t\":\n\x0bShardSource\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\"\xb5\x01\n\x0bRankRestore\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12$\n\x05shard\x18\x02 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12)\n\x07sources\x18\x04 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12)\n\x07sharing\x18\x05 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12\x0c\n\x04root\x18\x06 \x01(\t\"\xb6\x01\n\nRestoreRun\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12$\n\x05shard\x18\x02 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x0f\n\x07\x64igests\x18\x03 \x03(\t\x12)\n\x07sources\x18\x04 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12)\n\x07sharing\x18\x05 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12\r\n\x05roots\x18\x06 \x03(\t\";\n\x08HangSpec\x12\x0f\n\x07\x66loor_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x12\x0e\n\x06init_s\x18\x03 \x01(\x01\"=\n\x05\x43heck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x02ok\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x05\n\x03_ok\"K\n\tPreflight\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\x12\"\n\x06\x63hecks\x18\x03 \x03(\x0b\x32\x12.holdfast.v1.Check\"4\n\nLinkLimits\x12\x11\n\tbytes_max\x18\x01 \x01(\x04\x12\x13\n\x0bseconds_max\x18\x02 \x01(\x01\"f\n\x0cLinkMeasured\x12\x17\n\x0fout_bytes_per_s\x18\x01 \x01(\x01\x12\x16\n\x0ein_bytes_per_s\x18\x02 \x01(\x01\x12\x14\n\x0cround_trip_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\")\n\nChecksSpec\x12\x1b\n\x13replica_every_steps\x18\x01 \x01(\r*<\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_MEMORY\x10\x01\x12\r\n\tTIER_DISK\x10\x02*\x9a\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_INIT\x10\x01\x12\x11\n\rPHASE_RESTORE\x10\x02\x12\x11\n\rPHASE_COMPILE\x10\x03\x12\x0e\n\nPHASE_STEP\x10\x04\x12\x14\n\x10PHASE_CHECKPOINT\x10\x05\x12\x0e\n\nPHASE_EVAL\x10\x06\x12\x0e\n\nPHASE_DONE\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'holdfast.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=1664
-  _globals['_TIER']._serialized_end=1724
-  _globals['_PHASE']._serialized_start=1727
-  _globals['_PHASE']._serialized_end=1881
+  _globals['_TIER']._serialized_start=1883
+  _globals['_TIER']._serialized_end=1943
+  _globals['_PHASE']._serialized_start=1946
+  _globals['_PHASE']._serialized_end=2100
   _globals['_MESH']._serialized_start=40
   _globals['_MESH']._serialized_end=82
   _globals['_MESHDIM']._serialized_start=84
@@ -44,29 +44,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHARDRECORD']._serialized_start=181
   _globals['_SHARDRECORD']._serialized_end=361
   _globals['_SHARDCOLUMNS']._serialized_start=364
-  _globals['_SHARDCOLUMNS']._serialized_end=593
-  _globals['_SAVEDSTEP']._serialized_start=595
-  _globals['_SAVEDSTEP']._serialized_end=637
-  _globals['_SHARDPLACE']._serialized_start=639
-  _globals['_SHARDPLACE']._serialized_end=720
-  _globals['_STOREDSTEP']._serialized_start=722
-  _globals['_STOREDSTEP']._serialized_end=831
-  _globals['_SHARDSOURCE']._serialized_start=833
-  _globals['_SHARDSOURCE']._serialized_end=891
-  _globals['_RANKRESTORE']._serialized_start=894
-  _globals['_RANKRESTORE']._serialized_end=1075
-  _globals['_RESTORERUN']._serialized_start=1078
-  _globals['_RESTORERUN']._serialized_end=1260
-  _globals['_HANGSPEC']._serialized_start=1262
-  _globals['_HANGSPEC']._serialized_end=1321
-  _globals['_CHECK']._serialized_start=1323
-  _globals['_CHECK']._serialized_end=1384
-  _globals['_PREFLIGHT']._serialized_start=1386
-  _globals['_PREFLIGHT']._serialized_end=1461
-  _globals['_LINKLIMITS']._serialized_start=1463
-  _globals['_LINKLIMITS']._serialized_end=1515
-  _globals['_LINKMEASURED']._serialized_start=1517
-  _globals['_LINKMEASURED']._serialized_end=1619
-  _globals['_CHECKSSPEC']._serialized_start=1621
-  _globals['_CHECKSSPEC']._serialized_end=1662
+  _globals['_SHARDCOLUMNS']._serialized_end=630
+  _globals['_SHARDRUN']._serialized_start=633
+  _globals['_SHARDRUN']._serialized_end=812
+  _globals['_SAVEDSTEP']._serialized_start=814
+  _globals['_SAVEDSTEP']._serialized_end=856
+  _globals['_SHARDPLACE']._serialized_start=858
+  _globals['_SHARDPLACE']._serialized_end=939
+  _globals['_STOREDSTEP']._serialized_start=941
+  _globals['_STOREDSTEP']._serialized_end=1050
+  _globals['_SHARDSOURCE']._serialized_start=1052
+  _globals['_SHARDSOURCE']._serialized_end=1110
+  _globals['_RANKRESTORE']._serialized_start=1113
+  _globals['_RANKRESTORE']._serialized_end=1294
+  _globals['_RESTORERUN']._serialized_start=1297
+  _globals['_RESTORERUN']._serialized_end=1479
+  _globals['_HANGSPEC']._serialized_start=1481
+  _globals['_HANGSPEC']._serialized_end=1540
+  _globals['_CHECK']._serialized_start=1542
+  _globals['_CHECK']._serialized_end=1603
+  _globals['_PREFLIGHT']._serialized_start=1605
+  _globals['_PREFLIGHT']._serialized_end=1680
+  _globals['_LINKLIMITS']._serialized_start=1682
+  _globals['_LINKLIMITS']._serialized_end=1734
+  _globals['_LINKMEASURED']._serialized_start=1736
+  _globals['_LINKMEASURED']._serialized_end=1838
+  _globals['_CHECKSSPEC']._serialized_start=1840
+  _globals['_CHECKSSPEC']._serialized_end=1881
 # @@protoc_insertion_point(module_scope)

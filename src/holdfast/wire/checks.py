@@ -10,7 +10,7 @@ from holdfast.wire.derived import Codec
 
 CHECKS_SPEC = Codec(ChecksSpec, pb.ChecksSpec, "checks")
 _CHECK = Codec(Check, pb.Check, "preflight.checks")
-PREFLIGHT = Codec(Preflight, pb.Preflight, "preflight", times=["at"])
+PREFLIGHT = Codec(Preflight, pb.Preflight, "preflight", times=["at"], renamed={"duration_s": "took_s"})
 LINK_LIMITS = Codec(LinkLimits, pb.LinkLimits, "limits", times=["seconds_max"])
 LINK_MEASURED = Codec(
     LinkMeasured, pb.LinkMeasured, "link", times=["out_bytes_per_s", "in_bytes_per_s", "round_trip_s"]

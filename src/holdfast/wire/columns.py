@@ -197,6 +197,7 @@ class _Column:
         self._field = field
         self._hint = hint
         self._scalar = hint in _SCALARS
+        self._is_json = self._scalar or (get_origin(hint) is tuple and set(get_args(hint)) <= {*_SCALARS, ...})
         self.record = _Columns(hint, converter) if _is_plain(hint) else None
         self._write = converter.get_unstructure_hook(hint)
         self._read = converter.get_structure_hook(hint)
@@ -205,7 +206,7 @@ class _Column:
         if self.record is not None:
             return self.record.write(values)
         values = short(values)
-        return list(values) if self._scalar else [self._write(value) for value in values]
+        return list(values) if self._is_json else [self._write(value) for value in values]
 
     def length(self, tree: Any) -> int:
         if self.record is not None:

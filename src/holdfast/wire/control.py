@@ -22,7 +22,9 @@ from holdfast.domain.orders import (
     Order,
     OrderDone,
     Prepare,
+    PrepareTemplate,
     RanksFinished,
+    RanksStarted,
     RanksStepping,
     RebootNode,
     Report,
@@ -47,18 +49,22 @@ _WORKER = Codec(RunningWorker, pb.RunningWorker, "worker", times=["since"])
 _ENDED = Codec(WorkerEnded, pb.WorkerEnded, "ended", times=["ago_s"])
 _TEMPLATE = Codec(TemplateState, pb.Template, "template")
 _STEP_REACHED = Codec(StepReached, pb.StepReached, "steps")
+_STARTED = Codec(RanksStarted, pb.RanksStarted, "started")
 _SHARDS = Instead("columns", report_columns.decode_shards, report_columns.encode_shards)
 _WORKERS = Instead("columns", report_columns.decode_workers, report_columns.encode_workers)
+MESSAGES: Mapping[type, str] = {PrepareTemplate: "Warm"}  # messages with another name, which earlier versions know
 
 
 def _codecs(union: Any, special: Mapping[type, Mapping[str, Any]]) -> Mapping[type, Codec[Any, Any]]:
-    """Return the codec of each member of `union`. The message has the member's name, the field of the envelope has this name in
-    snake case, and a `traceparent` is a field of the envelope. `special`: further arguments of `Codec`."""
+    """Return the codec of each member of `union`. The message has the member's name (or that of `MESSAGES`), the field of the
+    envelope has this name in snake case, and a `traceparent` is a field of the envelope. `special`: further arguments of
+    `Codec`."""
     codecs = {}
     for kind in get_args(union):
         apart = [each.name for each in fields(kind) if each.name == "traceparent"]
-        label = re.sub(r"(?<=.)([A-Z])", r"_\1", kind.__name__).lower()
-        codecs[kind] = Codec(kind, getattr(pb, kind.__name__), label, apart=apart, **special.get(kind, {}))
+        message = MESSAGES.get(kind, kind.__name__)
+        label = re.sub(r"(?<=.)([A-Z])", r"_\1", message).lower()
+        codecs[kind] = Codec(kind, getattr(pb, message), label, apart=apart, **special.get(kind, {}))
     return codecs
 
 
@@ -71,7 +77,7 @@ _ORDERS = _codecs(
             "through": {
                 "launch": Through(lru_cache(_SPECS_MAX)(_LAUNCH.encode), _LAUNCH.decode),  # the same for every node
             },
-            "instead": {"restore": Instead("restore_runs", types.decode_runs)},  # written by `encode_slot`
+            "instead": {"restore": Instead("restore_runs", types.decode_runs)},  # written by `SlotOrders`
         },
         CheckpointNow: {"renamed": {"to_object_store": "far"}},
     },
@@ -96,6 +102,8 @@ def encode_welcome(
             answers_beats=True,
             columns=True,
             workers_in_answers=True,
+            starts_in_beats=True,
+            shard_runs=True,
         )
     )
 
@@ -119,32 +127,44 @@ def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "
     return message
 
 
-def encode_slot(
-    shared: pb.SupervisorMessage,
-    command_id: str,
-    placement: Placement,
-    restore: Iterable[RestoreRun] = (),
-    peers: Iterable[ShardSource] = (),
-    *,
-    in_runs: bool,
-    suspected: bool = True,
-) -> pb.SupervisorMessage:
-    """Return the order of one slot. `shared`: `encode_order` of the parts that all slots have in common. `in_runs`: the agent
-    accepts runs. `suspected`: the node tests itself, if suspects are tested."""
-    message = pb.SupervisorMessage()
-    message.CopyFrom(shared)
-    message.command.command_id = command_id
-    if message.command.HasField("prepare"):
-        prepare = message.command.prepare
-        prepare.placement.CopyFrom(_PLACEMENT.encode(placement))
-        if in_runs:
-            prepare.restore_runs.extend(map(types.RESTORE_RUN.encode, restore))
-        else:
-            prepare.restore.extend(map(types.RANK_RESTORE.encode, chain.from_iterable(restore)))
-        prepare.peers.extend(map(types.SHARD_SOURCE.encode, peers))
-        if not suspected:
-            prepare.suspect_test_s = 0.0
-    return message
+class SlotOrders:
+    """Encodes the orders of a broadcast as bytes. What the slots have in common is encoded once: parsers merge an embedded
+    message that occurs several times, so the order of a slot is the common bytes and those of the slot."""
+
+    def __init__(self, epoch: int, order: Order, traceparent: str = "") -> None:
+        """`order`: that of any slot."""
+        message = encode_order(epoch, "", order, traceparent)
+        if isinstance(order, Prepare):
+            for own in ("placement", "restore", "restore_runs", "peers"):
+                message.command.prepare.ClearField(own)
+        self._shared = message.SerializeToString()
+        self._prepares = isinstance(order, Prepare)
+        if self._prepares:
+            message.command.prepare.suspect_test_s = 0.0
+        self._unsuspected = message.SerializeToString()
+
+    def encode(
+        self,
+        command_id: str,
+        placement: Placement,
+        restore: Iterable[RestoreRun] = (),
+        peers: Iterable[ShardSource] = (),
+        *,
+        in_runs: bool,
+        suspected: bool = True,
+    ) -> bytes:
+        """Return the order of one slot, a `SupervisorMessage`. `in_runs`: the agent accepts runs. `suspected`: the node tests
+        itself, if suspects are tested."""
+        command: dict[str, Any] = {"command_id": command_id}
+        if self._prepares:
+            command["prepare"] = {
+                "placement": _PLACEMENT.tree(placement),
+                "restore_runs": [types.RESTORE_RUN.tree(run) for run in restore] if in_runs else (),
+                "restore": () if in_runs else map(types.RANK_RESTORE.encode, chain.from_iterable(restore)),
+                "peers": [types.SHARD_SOURCE.tree(peer) for peer in peers],
+            }
+        own = pb.SupervisorMessage(command=command)
+        return (self._shared if suspected else self._unsuspected) + own.SerializeToString()
 
 
 def decode_order(command: pb.Command) -> Order:
@@ -178,17 +198,29 @@ _REPORTS = _codecs(
         WorkersChanged: {"instead": {"workers": _WORKERS}},
     },
 )
+_INVENTORY_IN_RUNS = Codec(
+    Inventory,
+    pb.Inventory,
+    "inventory",
+    instead={"shards": Instead("columns", report_columns.decode_shards, report_columns.encode_shard_runs)},
+)
 _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _REPORTS.values()}
 
 
-def encode_beat(at: float, workers_version: int = 0, steps: Iterable[StepReached] = ()) -> pb.AgentMessage:
+def encode_beat(
+    at: float, workers_version: int = 0, steps: Iterable[StepReached] = (), started: Iterable[RanksStarted] = ()
+) -> pb.AgentMessage:
     """Return a heartbeat, which is neither numbered nor acknowledged."""
-    reached = [_STEP_REACHED.encode(each) for each in steps]
-    return pb.AgentMessage(beat=pb.Beat(at=at, workers_version=workers_version, steps=reached))
+    reached, begun = [_STEP_REACHED.encode(each) for each in steps], [_STARTED.encode(each) for each in started]
+    return pb.AgentMessage(beat=pb.Beat(at=at, workers_version=workers_version, steps=reached, started=begun))
 
 
 def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
     return tuple(map(_STEP_REACHED.decode, beat.steps))
+
+
+def decode_started(beat: pb.Beat) -> tuple[RanksStarted, ...]:
+    return tuple(map(_STARTED.decode, beat.started)) if beat.started else ()
 
 
 class Reported(NamedTuple):  # created in a third of the time of a frozen dataclass; an incident needs thousands
@@ -221,10 +253,12 @@ def decode_reports(raw: bytes) -> list[Reported]:
     return [Reported(each.at, each.node, each.incarnation, each.session, each.message) for each in message.reports]
 
 
-def encode_report(report: Report, seq: int, traceparent: str = "", *, columns: bool = False) -> pb.AgentMessage:
+def encode_report(
+    report: Report, seq: int, traceparent: str = "", *, columns: bool = False, runs: bool = False
+) -> pb.AgentMessage:
     """Encode a report with number `seq` (from 1, per incarnation). `columns`: the supervisor accepts shards and workers in
-    columns."""
-    codec = _REPORTS[type(report)]
+    columns. `runs`: also shards in runs."""
+    codec = _INVENTORY_IN_RUNS if columns and runs and isinstance(report, Inventory) else _REPORTS[type(report)]
     message = pb.AgentMessage(seq=seq, traceparent=traceparent)
     getattr(message, codec.label).CopyFrom(codec.encode(report, compact=columns))
     return message

@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, Union, get_args,
 
 from google.protobuf.message import Message
 
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.errors import MalformedMessage
 
 D = TypeVar("D")
@@ -70,12 +71,14 @@ def check_time(at: float, field: str) -> float:
 class Codec(Generic[D, M]):
     """A pair of functions for one dataclass. `label` names the message in errors.
 
+    `tree(value)` returns the message's fields as a dictionary, from which protobuf fills a part of another message in place.
     `encode(value, **beside)` returns the message (`compact=True`: with the forms of `instead`), and raises `MalformedMessage`
     for columns of unequal length. `decode(message, *apart)` returns the value, and raises `MalformedMessage` also for a missing
     required part or text, for an invalid time, and for errors of the codecs of its parts.
     """
 
     encode: Callable[..., M]
+    tree: Callable[[D], dict[str, Any]]
     decode: Callable[..., D]
 
     def __init__(
@@ -122,6 +125,7 @@ class Codec(Generic[D, M]):
                 f"return Message({_as_arguments(encoded)}{passed})",
             ]
         )
+        self.tree = self._compile(["def tree(v, compact=False):", f"return {_as_dictionary(encoded)}"])
         taken = [f"c_{name} = {read}" for name, read, _ in self._columns] + self._column_checks("c_") if columns else []
         self.decode = self._compile(
             [f"def decode({', '.join(('m', *apart))}):", *self._checks, *taken, f"return {decoded}"]
@@ -162,7 +166,7 @@ class Codec(Generic[D, M]):
                 if name in self._instead:
                     decoded = self._in_either_form(self._instead[name], written, wire_name, decoded, f"{value}.{name}")
                 values.append(decoded)
-        return written, f"{self._name(kind)}({', '.join(values)})"
+        return written, f"{self._name(constructor_of(kind))}({', '.join(values)})"
 
     def _use(self, wire_name: str) -> Any:
         if wire_name not in self._on_wire:

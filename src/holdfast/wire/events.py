@@ -22,7 +22,14 @@ types.EnumCodec(Severity, pb.Severity, "SEVERITY_")
 types.EnumCodec(Remedy, pb.Remedy, "REMEDY_")
 Codec(Attribution, pb.Attribution, "finding.attribution", through={"blame": Through(str, blamed)})
 Codec(Notice, pb.AnnouncedMaintenance, "finding.notice", times=["at", "starts_at"])
-_FINDING = Codec(Finding, pb.Finding, "finding", named=["id"], times=["at", "since", "waited_s"])
+_FINDING = Codec(
+    Finding,
+    pb.Finding,
+    "finding",
+    named=["id"],
+    times=["at", "since", "waited_s"],
+    renamed={"recommended_actions": "ladder"},
+)
 
 
 def finding_entry(finding: Finding) -> Entry:

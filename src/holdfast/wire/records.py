@@ -28,7 +28,7 @@ from holdfast.domain.generations import Placement, RankRestore, RestoreRun, Shar
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.log.protocol import Entry
-from holdfast.wire import columns
+from holdfast.wire import columns, former_names
 
 T = TypeVar("T")
 TAG = "_"
@@ -52,6 +52,14 @@ def writer(kind: Any) -> Callable[[Any], bytes]:
     """Return `dumps` for many values of one type, which looks up the converter only once."""
     unstructure: Callable[[Any], Any] = _FAST.get_unstructure_hook(kind)
     return lambda value: to_json(unstructure(value), inf_nan_mode="constants")
+
+
+def writer_of_fields(kinds: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bytes]:
+    """Return a function that writes some fields of a dataclass, in this order, as `writer` would. `kinds`: field → type."""
+    write = {name: _FAST.get_unstructure_hook(kind) for name, kind in kinds.items()}
+    return lambda values: to_json(
+        {name: write[name](value) for name, value in values.items()}, inf_nan_mode="constants"
+    )
 
 
 @overload
@@ -159,7 +167,8 @@ def _write_tagged(kind: Any, converter: Converter) -> Callable[[Any], Any]:
 
 def _read_tagged(kind: Any, converter: Converter) -> Hook:
     members = _tagged_members(kind)
-    hooks = {tag: converter.get_structure_hook(member) for tag, member in members.items()}
+    known = members | {old: members[new] for old, new in former_names.TAGS.items() if new in members}
+    hooks = {tag: converter.get_structure_hook(member) for tag, member in known.items()}
     optional = NoneType in get_args(kind)
 
     def read(tree: Any, _: Any) -> Any:
@@ -168,9 +177,9 @@ def _read_tagged(kind: Any, converter: Converter) -> Hook:
         if not isinstance(tree, dict) or TAG not in tree:
             raise TypeError(f"an object with a {TAG!r} that names its type was expected, not {_short(tree)}")
         tag = tree[TAG]
-        if not isinstance(tag, str) or tag not in members:
+        if not isinstance(tag, str) or tag not in known:
             raise ValueError(f"unknown type {_short(tag)}; known here: {', '.join(sorted(members))}")
-        return hooks[tag](tree, members[tag])
+        return hooks[tag](tree, known[tag])
 
     return read
 
@@ -228,6 +237,8 @@ def _is_mapping(kind: Any) -> bool:
 
 def _write_mapping(kind: Any, converter: Converter) -> Callable[[Any], Any]:
     key_type, value_type = get_args(kind)
+    if key_type is str and value_type in _SCALARS:
+        return lambda mapping: dict(sorted(mapping.items()))
     write_value = converter.get_unstructure_hook(value_type)
     if _is_tagged(key_type):
         write_key = converter.get_unstructure_hook(key_type)
@@ -267,13 +278,20 @@ def _may_be_empty(kind: Any) -> bool:
     )
 
 
+def _needs_read_object(kind: Any) -> bool:
+    return _is_object(kind) and (kind in former_names.FIELDS or _may_be_empty(kind))
+
+
 def _read_object(kind: Any, converter: Converter) -> Hook:
     """Read a dataclass, from an object only: without required fields, the hook of cattrs accepts every container."""
     read_fields = converter.gen_structure_attrs_fromdict(kind)
+    former = former_names.FIELDS.get(kind, {})
 
     def read(tree: Any, _: Any) -> Any:
         if type(tree) is not dict:
             raise TypeError(f"{_short(tree)} is not an object")
+        if not former.keys().isdisjoint(tree):
+            tree = {former.get(name, name): value for name, value in tree.items()}
         return read_fields(tree, kind)
 
     return read
@@ -320,7 +338,7 @@ def _converter(*, detailed: bool) -> Converter:
         converter.register_structure_hook(scalar, _strict(scalar))
     converter.register_structure_hook(float, _read_float)
     # The fast converter checks only the types that need it; a failure of the others is explained by the careful one.
-    converter.register_structure_hook_factory(_is_object if detailed else _may_be_empty)(_read_object)
+    converter.register_structure_hook_factory(_is_object if detailed else _needs_read_object)(_read_object)
     converter.register_structure_hook(Numbers, _read_numbers)
     converter.register_unstructure_hook(Numbers, _write_numbers)
     converter.register_unstructure_hook(Mesh, _write_mesh)

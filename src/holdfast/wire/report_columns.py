@@ -13,7 +13,7 @@ from typing import TypeVar
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, full, short
+from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, full, shard_runs, short
 from holdfast.v1 import control_pb2, types_pb2
 from holdfast.wire.types import TIER_NAME, TIER_WIRE, decode_mesh, encode_mesh
 
@@ -54,9 +54,73 @@ def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
     )
 
 
+def encode_shard_runs(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
+    """Encode shards as runs; requires at least one. In rows if a digest cannot be part of a run; the receiver refuses it."""
+    try:
+        runs = shard_runs(records)
+    except ValueError:
+        return encode_shards(records)
+    meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(run.mesh for run in runs))}
+    owners = {owner: place for place, owner in enumerate(dict.fromkeys(run.owner for run in runs))}
+    return types_pb2.ShardColumns(
+        meshes=[encode_mesh(mesh) for mesh in meshes],
+        owners=list(owners),
+        tiers=[TIER_WIRE[runs[0].tier]],
+        runs=[
+            types_pb2.ShardRun(
+                attempt=run.attempt,
+                step=run.step,
+                mesh=meshes[run.mesh],
+                tier=TIER_WIRE[run.tier],
+                owner=owners[run.owner],
+                rank=run.rank,
+                width=run.width,
+                sizes=run.sizes,
+                digests=run.digests,
+                roots=run.roots,
+            )
+            for run in runs
+        ],
+    )
+
+
+def _decode_runs(message: types_pb2.ShardColumns) -> Shards:
+    if message.ranks:
+        raise MalformedMessage("shards", "rows and runs in one report")
+    meshes, owners = [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], message.owners[:]
+    runs = []
+    for each in message.runs:
+        try:
+            run = ShardRun(
+                each.attempt,
+                each.step,
+                meshes[each.mesh],
+                TIER_NAME[each.tier],
+                owners[each.owner],
+                each.rank,
+                each.width,
+                tuple(each.sizes[:]),
+                each.digests,
+                each.roots,
+            )
+        except (IndexError, KeyError):
+            raise MalformedMessage(
+                "shards.runs",
+                f"the run of rank {each.rank} has a mesh, an owner or a tier that is not known ({', '.join(TIER_WIRE)})",
+            ) from None
+        if not run.fits:
+            raise MalformedMessage(
+                "shards.runs", f"the run of rank {each.rank} has not {each.width} values of each kind"
+            )
+        runs.append(run)
+    return Shards(runs)
+
+
 def decode_shards(message: types_pb2.ShardColumns) -> Shards:
-    """Decode shards. Raises `MalformedMessage` for columns of unequal length, for a digest or root with a comma, and for an
-    invalid mesh or tier."""
+    """Decode shards, in rows or in runs. Raises `MalformedMessage` for columns of unequal length, for a digest or root with a
+    comma, and for an invalid mesh or tier."""
+    if message.runs:
+        return _decode_runs(message)
     ranks, sizes, digests, roots = message.ranks[:], tuple(message.sizes[:]), message.digests[:], message.roots[:]
     attempts, steps, mesh_of = message.attempts[:], message.steps[:], message.mesh_of[:]
     tiers, owner_of = message.tiers[:], message.owner_of[:]
@@ -115,6 +179,8 @@ def decode_workers(message: control_pb2.WorkerColumns) -> Workers:
     if not all(map(math.isfinite, since)):
         raise MalformedMessage("worker.since", "not all are times")
     pids = full(pids, count)
+    if len(jobs) == len(generations) == 1 and ranks == list(range(ranks[0], ranks[0] + count)):  # nearly always
+        return Workers([WorkerRun(jobs[0], generations[0], ranks[0], count, pids, since)])
     runs = []
     for begin, end in _runs(ranks, (jobs, generations)):
         job, generation = jobs[begin % len(jobs)], generations[begin % len(generations)]

@@ -111,7 +111,7 @@ _CODECS = (
     _codec(Measurements, pb.Measurements, "measurements", columns=True),
     _codec(MaintenanceNotice, pb.MaintenanceNotice, "maintenance", times=["starts_at"]),
     _codec(CheckpointTrouble, pb.CheckpointTrouble, "checkpoint_troubles"),
-    _codec(ReplicaChecks, pb.ReplicaChecks, "replica_checks", columns=True),
+    _codec(ReplicaChecks, pb.ReplicaChecks, "replica_checks", columns=True, renamed={"duration_s": "took_s"}),
     _codec(ObservedSteps, pb.ObservedSteps, "observed_steps", columns=True),
     _codec(StallSnapshot, pb.Standstill, "standstills", columns=True),
     _codec(NodeTested, pb.NodeTested, "node_tested"),

@@ -150,7 +150,7 @@ def test_training_survives_the_replicators_death(agent: Agent) -> None:
     assert not [e for e in agent.plane.signals(WorkerExited) if e.job == "train" and e.generation == 2]
 
 
-def test_an_agent_that_is_told_to_end_leaves_every_checkpoint_whole(agent: Agent) -> None:
+def test_an_agent_that_is_asked_to_end_leaves_every_checkpoint_whole(agent: Agent) -> None:
     """Amid training: what was saved last is there when the agent is back, and can be restored."""
     order = prepare_order("train", str(agent.root / "train.py"), nproc=2)
     reported = common_step(agent, "train", {0, 1})[0].key.step

@@ -40,11 +40,11 @@ def no_descriptors(agent: Agent) -> Iterator[None]:
 
 
 def ticks_go_on(agent: Agent, count: int) -> None:
-    def told() -> int:
+    def reported() -> int:
         return len(agent.plane.ticks)
 
-    before = told()
-    wait_until(lambda: told() >= before + count, description=f"{count} more ticks", timeout_s=30)
+    before = reported()
+    wait_until(lambda: reported() >= before + count, description=f"{count} more ticks", timeout_s=30)
     assert agent.process.poll() is None, agent.log()[-3000:]
 
 
@@ -62,8 +62,8 @@ def test_new_work_is_refused_with_the_cause_and_workers_live_on(tmp_path: Path) 
             plane.wait_for_signal(HostSample, lambda s: s.files_left == 0)
             ticks_go_on(agent, 3)
             assert not any(map(gone, pids))
-            told = [s for s in plane.signals(RankProgress) if s.job == "lives"][-1]
-            assert not {"", "T"} & set(told.process_state), "unknown is not gone"
+            reported = [s for s in plane.signals(RankProgress) if s.job == "lives"][-1]
+            assert not {"", "T"} & set(reported.process_state), "unknown is not gone"
             os.kill(pids[2], signal.SIGKILL)
             exited = plane.wait_for_signal(WorkerExited, lambda e: e.job == "lives")
             assert (exited.rank, exited.signal) == (2, signal.SIGKILL)

@@ -73,7 +73,7 @@ def test_an_order_to_prepare_ends_a_test_and_does_not_wait_for_it(
         assert prepared.ok, prepared.reason
         [answer] = wait_until(lambda: one.plane.answers(test), description="the end of the test")
     assert not answer.ok
-    assert answer.link is None, "what it has found by then is not told"
+    assert answer.link is None, "its results until then are not reported"
     if worker is one:
         assert "received work, which cancelled its test of the network with other" in answer.reason
         assert one.plane.reports.index(answer) < one.plane.reports.index(prepared)

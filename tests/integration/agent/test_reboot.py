@@ -26,7 +26,7 @@ def boots(tmp_path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_a_machine_is_told_to_boot_once_and_starts_nothing_then(tmp_path: Path) -> None:
+def test_a_machine_is_ordered_to_boot_once_and_starts_nothing_then(tmp_path: Path) -> None:
     with running_agent(tmp_path, HOLDFAST_REBOOT_COMMAND=command(tmp_path)) as agent:
         assert agent.wait_connected().facts.reboots
         order = RebootNode("Xid 79 on GPU 3", 30.0)

@@ -66,10 +66,10 @@ async def test_what_is_asked_while_it_dies_is_answered_by_its_successor(tmp_path
 
 
 async def test_what_it_holds_is_withdrawn_while_it_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Inventory] = []
-    async with running(tmp_path, told.append) as replicator:
+    reported: list[Inventory] = []
+    async with running(tmp_path, reported.append) as replicator:
         monkeypatch.setattr(module, "AWAY_S", 0.0)
         kill(tmp_path)
-        await wait_until_async(lambda: Inventory(JOB, ()) in told, description="nothing to be held", timeout_s=60)
-        await wait_until_async(lambda: told[-1].shards, description="it to be back", timeout_s=60)
-        assert replicator.inventories == (told[-1],)
+        await wait_until_async(lambda: Inventory(JOB, ()) in reported, description="nothing to be held", timeout_s=60)
+        await wait_until_async(lambda: reported[-1].shards, description="it to be back", timeout_s=60)
+        assert replicator.inventories == (reported[-1],)

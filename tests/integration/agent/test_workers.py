@@ -21,7 +21,17 @@ from holdfast.agent.workers.learned import Learned
 from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.job import HangSpec, LaunchSpec
 from holdfast.domain.nodes import TemplateState
-from holdfast.domain.orders import CheckpointNow, Hello, RanksFinished, RanksStepping, Start, Stop, Warm, WorkersChanged
+from holdfast.domain.orders import (
+    CheckpointNow,
+    Hello,
+    PrepareTemplate,
+    RanksFinished,
+    RanksStarted,
+    RanksStepping,
+    Start,
+    Stop,
+    WorkersChanged,
+)
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, StepColumns, WorkerExited
 
 
@@ -157,11 +167,11 @@ def test_exit_code_zero_finishes_the_job(agent: Agent, tmp_path: Path) -> None:
     finished = agent.plane.wait_for(RanksFinished, lambda r: r.job == "ok")
     assert finished.ranks == (0, 1)
 
-    def exits_told() -> list[WorkerExited]:  # by another stream than what has just been waited for
-        told = [e for e in agent.plane.signals(WorkerExited) if e.job == "ok"]
-        return told if len(told) == 2 else []
+    def exits_reported() -> list[WorkerExited]:  # by another stream than what has just been waited for
+        reported = [e for e in agent.plane.signals(WorkerExited) if e.job == "ok"]
+        return reported if len(reported) == 2 else []
 
-    exits = wait_until(exits_told, description="both exits")
+    exits = wait_until(exits_reported, description="both exits")
     assert sorted(e.rank for e in exits) == [0, 1]
     assert all(e.exit_code == 0 and not e.expected for e in exits)
     assert agent.plane.wait_for_signal(GenerationStopped, lambda s: s.job == "ok").finished
@@ -180,17 +190,17 @@ hf.launch(main)
 """
 
 
-def test_the_last_steps_before_the_end_are_told(agent: Agent, tmp_path: Path) -> None:
+def test_the_last_steps_before_the_end_are_reported(agent: Agent, tmp_path: Path) -> None:
     """All of them fall between two ticks, and the workers are gone at the second."""
     start_job(agent.plane, prepare_order("counts", script(tmp_path, "counts", COUNTS), nproc=2))
     agent.plane.wait_for(RanksFinished, lambda r: r.job == "counts")
 
-    def told() -> set[tuple[int, int]]:
+    def reported() -> set[tuple[int, int]]:
         columns = [c for c in agent.plane.signals(StepColumns) if c.job == "counts"]
         return {pair for c in columns for pair in zip(c.rank, c.step, strict=True)}
 
     every = {(rank, step) for rank in (0, 1) for step in range(1, 8)}
-    wait_until(lambda: told() == every, description="seven steps of both ranks")
+    wait_until(lambda: reported() == every, description="seven steps of both ranks")
 
 
 STANDS_STILL = """
@@ -216,12 +226,12 @@ def test_ranks_that_stand_still_are_asked_what_they_do_and_the_absent_one_shows(
     """Rank 0 waits for a collective that rank 1 never enters: from torch's recorders in both processes to diagnostics."""
     order = prepare_order("still", script(tmp_path, "still", STANDS_STILL), nproc=2)
     start_job(agent.plane, replace(order, hang=HangSpec(floor_s=1.0)))
-    told = agent.plane.wait_for_signal(StallSnapshot, lambda s: s.job == "still" and all(s.answered))
-    assert told.rank == (0, 1)
-    assert told.interpreter == ("free", "free")
-    assert "wait_for_what_never_comes" in told.stack[1]
-    assert "wait_for_what_never_comes" not in told.stack[0]
-    rows = told.rows
+    reported = agent.plane.wait_for_signal(StallSnapshot, lambda s: s.job == "still" and all(s.answered))
+    assert reported.rank == (0, 1)
+    assert reported.interpreter == ("free", "free")
+    assert "wait_for_what_never_comes" in reported.stack[1]
+    assert "wait_for_what_never_comes" not in reported.stack[0]
+    rows = reported.rows
     seen = dict(zip(rows.rank, zip(rows.members, rows.kind, rows.entered, rows.pending, strict=True), strict=True))
     assert {members for members, *_ in seen.values()} == {"0-1"}
     (_, kind, entered, pending), (_, nothing, before, idle) = seen[0], seen[1]
@@ -261,7 +271,7 @@ def test_exception_reaches_the_signal_with_type_frames_and_log(agent: Agent, tmp
     assert "forked.py" not in "\n".join(exited.log_tail)  # the user's traceback is the user's
 
 
-@pytest.mark.parametrize(("body", "code"), [("sys.exit(7)", 7), ("sys.exit('told why')", 1), ("sys.exit()", 0)])
+@pytest.mark.parametrize(("body", "code"), [("sys.exit(7)", 7), ("sys.exit('the reason')", 1), ("sys.exit()", 0)])
 def test_system_exit_keeps_its_code_and_runs_exit_handlers(agent: Agent, tmp_path: Path, body: str, code: int) -> None:
     job = f"exit-{code}"
     path = script(tmp_path, "exits", f"import atexit, sys\natexit.register(print, 'handler ran')\n{body}\n")
@@ -356,6 +366,25 @@ def _the_answer_reports_the_workers(agent: Agent, tmp_path: Path) -> None:
     assert agent.plane.ask(Stop("said", 3)).ok
 
 
+def test_heartbeats_answer_start_to_supervisors_that_take_it(tmp_path: Path) -> None:
+    with running_agent(tmp_path) as agent:
+        plane = agent.plane
+        plane.starts_in_beats = True
+        plane.drop_session()
+        wait_until(lambda: plane.sessions > 1, description="the session with the other supervisor")
+        path = script(tmp_path, "sleeper", SLEEPER)
+        prepared = plane.ask(prepare_order("beaten", path))
+        assert RanksStarted("beaten", 1) not in plane.started, "it is only prepared"
+        order = Start("beaten", 1, prepared.master)
+        command = plane.send(order)
+        wait_until(lambda: RanksStarted("beaten", 1) in plane.started, description="a heartbeat that names the start")
+        assert not plane.answers(command)
+        assert plane.ask(order, command_id=command).ok, "it answers the repeated order"
+        failed = plane.ask(Start("beaten", 7, prepared.master))
+        assert not failed.ok, "it answers at once what has failed"
+        assert plane.ask(Stop("beaten", 1)).ok
+
+
 def test_data_loader_processes_go_with_their_worker(agent: Agent, tmp_path: Path) -> None:
     path = script(tmp_path, "family", HAS_A_CHILD)
     prepared = start_job(agent.plane, prepare_order("family", path))
@@ -369,7 +398,7 @@ def test_what_cannot_be_prepared_says_why_and_leaves_nothing(agent: Agent, tmp_p
     assert not missing.ok
     assert "/no/such/script.py" in missing.reason
     fine = script(tmp_path, "sleeper", SLEEPER)
-    preload = agent.plane.ask(Warm("bad", LaunchSpec(fine, preload=("no_such_module",))))
+    preload = agent.plane.ask(PrepareTemplate("bad", LaunchSpec(fine, preload=("no_such_module",))))
     assert not preload.ok
     assert "no_such_module" in preload.reason
     nobody = agent.plane.ask(CheckpointNow("bad", 1, 5))
@@ -472,7 +501,7 @@ def test_a_prepare_function_that_spoils_the_template_is_left_out_and_named(agent
 def test_a_prepare_function_that_fails_fails_the_start_and_is_named(agent: Agent, tmp_path: Path) -> None:
     script(tmp_path, "mine", PREPARES)
     launch = LaunchSpec(script(tmp_path, "sleeper", SLEEPER), preload=("mine:raises",))
-    answer = agent.plane.ask(Warm("bad", launch))
+    answer = agent.plane.ask(PrepareTemplate("bad", launch))
     assert not answer.ok
     assert "mine:raises failed: ValueError: no such data set" in answer.reason
 
@@ -512,7 +541,7 @@ def test_another_template_takes_over_without_touching_running_workers(agent: Age
     uses = script(tmp_path, "uses", f"import gc, os, mine\nprint({said}, flush=True)\n")
     running = start_job(agent.plane, prepare_order("stays", path))
     before = set(agent.running("holdfast.train.template"))
-    assert agent.plane.ask(Warm("other", LaunchSpec(uses, preload=("mine",)))).ok
+    assert agent.plane.ask(PrepareTemplate("other", LaunchSpec(uses, preload=("mine",)))).ok
     assert not gone(running.workers[0].pid)
     start_job(agent.plane, prepare_order("other", uses, preload=("mine",)))
     assert wait_until(lambda: agent.worker_lines("other", 1, 0), description="the script's line") == "True True\n", (
@@ -546,23 +575,24 @@ def test_a_template_that_dies_is_replaced_and_its_workers_go_on(agent: Agent, tm
     path = script(tmp_path, "until", UNTIL_TOLD)
     prepared = start_job(agent.plane, prepare_order("orphans", path, nproc=2, args=(str(tmp_path / "end"),)))
     before = templates(agent)
-    told = len(agent.plane.all_of(WorkersChanged))
 
-    def templates_told() -> list[TemplateState]:
-        sets = agent.plane.all_of(WorkersChanged)[told:]
+    def templates_reported() -> list[TemplateState]:
+        sets = agent.plane.all_of(WorkersChanged)
         return [each.template for each in sets if each.template is not None and "orphans" in each.template.jobs]
 
+    wait_until(lambda: any(each.ready for each in templates_reported()), description="the report of the first template")
+    reported = len(templates_reported())
     for template in before:
         template.kill()
     wait_until(
         lambda: [each for each in templates(agent) if each not in before], description="another template", timeout_s=40
     )
-    wait_until(
-        lambda: [each.ready for each in templates_told()][-2:] == [False, True],
-        description="its death, and that another one is ready, to be told",
+    wait_until(  # one report if the successor was ready before the report of the end was due
+        lambda: [each.ready for each in templates_reported()[reported:]][-1:] == [True],
+        description="the report of its successor",
         timeout_s=40,
     )
-    assert not any(each.failure for each in templates_told()), "once is no row"
+    assert not any(each.failure for each in templates_reported()), "once is no row"
     again = start_job(agent.plane, prepare_order("others", script(tmp_path, "sleeper", SLEEPER)))
     assert not gone(again.workers[0].pid)
     assert not any(gone(worker.pid) for worker in prepared.workers)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from commands import Shell, read_until, refused
+from training import WarmStack
 from waiting import wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 
 SCRIPT = """
@@ -23,9 +23,9 @@ while not pathlib.Path("finish").exists():
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStack]:
     with (
-        LocalStack(StackOptions(directory=tmp_path_factory.mktemp("stack"), nodes=1)) as stack,
+        WarmStack(StackOptions(directory=tmp_path_factory.mktemp("stack"), nodes=1)) as stack,
         Client(stack.api_url) as client,
     ):
         wait_for_nodes(client, stack, 1)
@@ -33,7 +33,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 
 
 @pytest.mark.timeout(180)
-def test_a_launcher_that_was_killed_goes_on_watching_its_job_to_the_end(stack: LocalStack, tmp_path: Path) -> None:
+def test_a_launcher_that_was_killed_goes_on_watching_its_job_to_the_end(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
     with shell.start("run", "--attach", "--name", "mine", "train.py") as first:
@@ -51,7 +51,7 @@ def test_a_launcher_that_was_killed_goes_on_watching_its_job_to_the_end(stack: L
         assert client.job("mine")["generation"] == 1
 
 
-def test_a_job_of_the_same_name_is_not_attached_to_without_its_token(stack: LocalStack, tmp_path: Path) -> None:
+def test_a_job_of_the_same_name_is_not_attached_to_without_its_token(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = ("run", "--attach", "--detach", "--name", "theirs", "--nnodes", "3", "train.py")  # which it does not get
     given = stack.for_commands | {"HOLDFAST_LAUNCHER_TOKEN": "theirs"}
@@ -82,7 +82,7 @@ def test_attaching_needs_a_holdfast_that_outlives_the_launcher(tmp_path: Path) -
 
 
 @pytest.mark.timeout(180)
-def test_a_second_run_of_a_script_gets_a_name_of_its_own(stack: LocalStack, tmp_path: Path) -> None:
+def test_a_second_run_of_a_script_gets_a_name_of_its_own(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
     submit = ("run", "--detach", "--nnodes", "3", "twice.py")  # which they do not get
@@ -98,7 +98,7 @@ def test_a_second_run_of_a_script_gets_a_name_of_its_own(stack: LocalStack, tmp_
 
 
 @pytest.mark.timeout(180)
-def test_who_waits_is_told_why(stack: LocalStack, tmp_path: Path) -> None:
+def test_a_waiting_process_gets_the_reason(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
     with shell.start("run", "--name", "wide", "--nproc-per-node", "8", "train.py") as launcher:

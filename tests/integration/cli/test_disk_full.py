@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from commands import Shell, refused
+from training import WarmStack
 from waiting import wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.demo.course import examples
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted by root")
@@ -74,7 +74,7 @@ def test_a_full_checkpoint_directory_stops_no_training(small: Path, tmp_path: Pa
         "nproc_per_node": 1,
         "checkpoint": {"interval_steps": 5, "keep": 2},
     }
-    with LocalStack(StackOptions(directory=directory, nodes=1)) as stack, Client(stack.api_url) as client:
+    with WarmStack(StackOptions(directory=directory, nodes=1)) as stack, Client(stack.api_url) as client:
         wait_for_nodes(client, stack, 1)
         client.submit(job)
         ended = wait_until(lambda: _ended(client), description="the job to end", timeout_s=120, poll_s=0.1)

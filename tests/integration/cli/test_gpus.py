@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from commands import Shell, refused
+from training import WarmStack
 from waiting import wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 
 RECORDED = Path(__file__).parents[2] / "data/nvml/two_gpus.jsonl"
@@ -20,7 +20,7 @@ RECORDED = Path(__file__).parents[2] / "data/nvml/two_gpus.jsonl"
 @pytest.mark.timeout(180)
 def test_the_gpus_of_a_node_are_asked_of_its_agent(tmp_path: Path) -> None:
     options = StackOptions(directory=tmp_path / "stack", nodes=1, environment={"HOLDFAST_NVML_REPLAY": str(RECORDED)})
-    with LocalStack(options) as stack, Client(stack.api_url) as client:
+    with WarmStack(options) as stack, Client(stack.api_url) as client:
         wait_for_nodes(client, stack, 1)
         shell = Shell(tmp_path, stack.for_commands)
 

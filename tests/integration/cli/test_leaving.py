@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from commands import Shell, read_until
 from leftovers import memory_of
+from training import WarmStack
 from waiting import wait_until
 
-from holdfast.cli.client import Client, NoApi
-from holdfast.cli.stack import LocalStack
+from holdfast.cli.client import Client
+from holdfast.cli.connection import NoApi
 from holdfast.cli.stack_options import StackOptions
 
 PORTS = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
@@ -19,7 +20,7 @@ PORTS = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
 
 def test_leaving_a_job_that_runs_elsewhere_leaves_it_running(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    with LocalStack(StackOptions(directory=tmp_path / "stack")) as stack:
+    with WarmStack(StackOptions(directory=tmp_path / "stack")) as stack:
         shell = Shell(tmp_path, stack.for_commands)
         with shell.start("run", "--name", "remote", "train.py") as process:
             read_until(process, "remote submitted to")
@@ -38,7 +39,7 @@ def test_leaving_a_job_that_runs_elsewhere_leaves_it_running(tmp_path: Path) -> 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stack_is_left_in_order(tmp_path: Path, number: signal.Signals) -> None:
     shell = Shell(tmp_path)
-    with shell.start("up", "--dir", "up", "--nodes", "1", *PORTS) as process:
+    with shell.start_python("-m", "holdfast.cli.main", "up", "--dir", "up", "--nodes", "1", *PORTS) as process:
         url = read_until(process, r"API\s+(http://\S+)")[1]
         mine = memory_of(process.pid)
         process.send_signal(number)

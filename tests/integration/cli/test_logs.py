@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import Shell, read_until, refused
+from training import WarmStack
 from typer.testing import CliRunner
 from waiting import wait_until
 
@@ -14,7 +15,6 @@ from holdfast.cli.client import Client
 from holdfast.cli.log_tail import LogTail
 from holdfast.cli.main import application
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 from holdfast.domain.errors import HoldfastError, NotFound
 
@@ -37,51 +37,51 @@ while True:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStack]:
     options = StackOptions(directory=tmp_path_factory.mktemp("stack"), nodes=1, workers_per_node=2)
-    with LocalStack(options) as stack, Client(stack.api_url) as client:
+    with WarmStack(options) as stack, Client(stack.api_url) as client:
         wait_for_nodes(client, stack, 1)
         yield stack
 
 
 @pytest.mark.timeout(240)
-def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: LocalStack, tmp_path: Path) -> None:
+def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
-    run = ("run", "--detach", "--name", "told", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
+    run = ("run", "--detach", "--name", "logged", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
     assert shell(*run).code == 0
     for rank in range(2):
         wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin", timeout_s=60.0)
-    running = shell("logs", "told")
+    running = shell("logs", "logged")
     assert running.out.splitlines() == ["rank 0 line 0", "rank 0 line 1", "rank 0 line 2", "100 %"]
-    assert running.err.strip().endswith("/logs/told/g1/rank-0.log")
-    some = shell("logs", "told", "--rank", "all", "--grep", r"line \d", "-n", "1")
+    assert running.err.strip().endswith("/logs/logged/g1/rank-0.log")
+    some = shell("logs", "logged", "--rank", "all", "--grep", r"line \d", "-n", "1")
     assert some.out.splitlines() == ["[rank0] rank 0 line 2", "[rank1] rank 1 line 2"]
 
-    with shell.start("logs", "told", "-f", "-n", "1") as follower:
+    with shell.start("logs", "logged", "-f", "-n", "1") as follower:
         read_until(follower, "100 %")
         (tmp_path / "go-on").touch()
         out, err = follower.communicate(timeout=90)
     assert (follower.returncode, "the last line" in out) == (0, True), out + err
 
-    first = shell("logs", "told", "--first-error")
+    first = shell("logs", "logged", "--first-error")
     assert first.code == 0, first.err
     assert first.out.startswith("rank 1 on node-0 raised at ")
     assert "ValueError: batch 7 has no labels" in first.out
     assert "train.py:12 <module>" in first.out
     assert "(by incident " in first.out.splitlines()[0]
-    refused(shell("logs", "told", "--generation", "99"), "one that has logs on this machine")
-    refused(shell("logs", "told", "--rank", "5"), "no log of rank 5 on this machine; ranks 0, 1 of generation")
+    refused(shell("logs", "logged", "--generation", "99"), "one that has logs on this machine")
+    refused(shell("logs", "logged", "--rank", "5"), "no log of rank 5 on this machine; ranks 0, 1 of generation")
     refused(shell("logs", "other"), "no log of rank 0 on this machine; no rank of the job has")
 
     offline = Shell(tmp_path, {"HOLDFAST_API": "http://127.0.0.1:9"})
-    assert "rank 0 line 0" in offline("logs", "told", "--dir", str(stack.directory), "--generation", "1").out
-    refused(offline("logs", "told"), "no Holdfast API answers")
-    refused(offline("logs", "told", "--dir", str(tmp_path)), "no local stack has run in")
+    assert "rank 0 line 0" in offline("logs", "logged", "--dir", str(stack.directory), "--generation", "1").out
+    refused(offline("logs", "logged"), "no Holdfast API answers")
+    refused(offline("logs", "logged", "--dir", str(tmp_path)), "no local stack has run in")
 
 
 def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
-    stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stack: WarmStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "far", "train.py").code == 0
@@ -109,7 +109,7 @@ def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
 
 
 def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
-    stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stack: WarmStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     run = ("run", "--detach", "--name", "remote", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
@@ -142,7 +142,7 @@ def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
     assert "rank 1 on node-0, generation 1" in err
 
 
-def test_what_the_api_says_of_logs(stack: LocalStack, tmp_path: Path) -> None:
+def test_what_the_api_says_of_logs(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "parts", "train.py").code == 0
     wait_until((tmp_path / "began-0").exists, description="the job to begin", timeout_s=60.0)

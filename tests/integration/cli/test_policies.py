@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import pytest
 from commands import Shell
+from training import WarmStack
 from waiting import wait_until
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,13 +30,13 @@ TIMEOUT_S = 60.0
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[LocalStack]:
-    with LocalStack(StackOptions(directory=tmp_path / "stack", nodes=1)) as stack:
+def stack(tmp_path: Path) -> Iterator[WarmStack]:
+    with WarmStack(StackOptions(directory=tmp_path / "stack", nodes=1)) as stack:
         yield stack
 
 
 @pytest.fixture
-def shell(stack: LocalStack, tmp_path: Path) -> Shell:
+def shell(stack: WarmStack, tmp_path: Path) -> Shell:
     for name, text in {"train.py": TRAIN, "policy.py": POLICY, "strict.py": STRICT}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "job.yaml").write_text(
@@ -51,7 +51,7 @@ def said(shell: Shell, *arguments: str, code: int = 0) -> str:
     return result.out
 
 
-def crash(stack: LocalStack, number: int) -> dict[str, Any]:
+def crash(stack: WarmStack, number: int) -> dict[str, Any]:
     """Kill the worker; the job's incident of this number as it was resolved."""
 
     def pid() -> int | None:
@@ -70,7 +70,7 @@ def crash(stack: LocalStack, number: int) -> dict[str, Any]:
 
 
 def test_the_policy_that_was_submitted_decides_until_another_one_is_set(
-    stack: LocalStack, shell: Shell, tmp_path: Path
+    stack: WarmStack, shell: Shell, tmp_path: Path
 ) -> None:
     said(shell, "run", "--detach", "job.yaml")
     (tmp_path / "policy.py").unlink()

@@ -9,21 +9,21 @@ import httpx
 import pytest
 from bad_policies import POLICIES
 from commands import Shell, refused
+from training import WarmStack
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import JOIN_FILE, StackOptions
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStack]:
     """A control plane without nodes: jobs are accepted and wait."""
-    with LocalStack(StackOptions(directory=tmp_path_factory.mktemp("stack"))) as stack:
+    with WarmStack(StackOptions(directory=tmp_path_factory.mktemp("stack"))) as stack:
         yield stack
 
 
 @pytest.fixture
-def shell(stack: LocalStack, tmp_path: Path) -> Iterator[Shell]:
+def shell(stack: WarmStack, tmp_path: Path) -> Iterator[Shell]:
     (tmp_path / "train.py").write_text("")
     for name, (text, _) in POLICIES.items():
         if text is not None:
@@ -35,7 +35,7 @@ def shell(stack: LocalStack, tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.fixture(scope="module")
-def waiting_job(stack: LocalStack) -> str:
+def waiting_job(stack: WarmStack) -> str:
     body = {
         "name": "waiting",
         "script": "/train.py",
@@ -76,7 +76,7 @@ def test_what_is_not_there_or_not_now(shell: Shell, waiting_job: str, arguments:
     refused(shell(*arguments), *parts)
 
 
-def test_two_jobs_of_one_name_are_a_409_and_the_first_goes_on(stack: LocalStack, waiting_job: str) -> None:
+def test_two_jobs_of_one_name_are_a_409_and_the_first_goes_on(stack: WarmStack, waiting_job: str) -> None:
     headers = {"Authorization": f"Bearer {stack.for_commands['HOLDFAST_API_TOKEN']}"}
     with httpx.Client(base_url=stack.api_url, headers=headers, trust_env=False) as http:
         before = http.get("/v1/jobs/waiting").json()
@@ -89,14 +89,14 @@ def test_two_jobs_of_one_name_are_a_409_and_the_first_goes_on(stack: LocalStack,
 
 
 @pytest.mark.parametrize("case", [case for case in POLICIES if case != "missing.py"])
-def test_a_job_that_names_a_policy_of_no_use(shell: Shell, stack: LocalStack, case: str) -> None:
+def test_a_job_that_names_a_policy_of_no_use(shell: Shell, stack: WarmStack, case: str) -> None:
     _, parts = POLICIES[case]
     refused(shell("run", "--detach", "--name", "with-policy", "--policy", case, "train.py"), "policy", *parts)
     with Client(stack.api_url) as client:
         assert "with-policy" not in [job["name"] for job in client.jobs()]
 
 
-def test_a_second_stack_in_the_same_directory(shell: Shell, stack: LocalStack) -> None:
+def test_a_second_stack_in_the_same_directory(shell: Shell, stack: WarmStack) -> None:
     ports = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
     for _ in range(2):
         refused(
@@ -120,7 +120,7 @@ runpy.run_module("holdfast.agent", run_name="__main__")
 """
 
 
-def test_an_agent_of_another_protocol_version_says_so_and_ends(stack: LocalStack, tmp_path: Path) -> None:
+def test_an_agent_of_another_protocol_version_says_so_and_ends(stack: WarmStack, tmp_path: Path) -> None:
     environment = {
         "HOLDFAST_SUPERVISOR": stack.control_endpoint,
         "HOLDFAST_JOIN_TOKEN_FILE": str(stack.directory / JOIN_FILE),
@@ -144,7 +144,7 @@ def test_an_agent_of_another_protocol_version_says_so_and_ends(stack: LocalStack
     shell.assert_nothing_runs()
 
 
-def test_a_port_that_a_stack_has(shell: Shell, stack: LocalStack) -> None:
+def test_a_port_that_a_stack_has(shell: Shell, stack: WarmStack) -> None:
     port = stack.control_endpoint.rpartition(":")[2]
     result = shell("up", "--dir", "up", "--port", "0", "--control-port", port, "--diagnostics-port", "0")
     refused(result, f"--control-port: {port} is not valid", "a free port")

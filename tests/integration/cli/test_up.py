@@ -22,7 +22,8 @@ from commands import MEMORY, Shell, read_until, refused
 from waiting import wait_until
 
 from holdfast.cli import api_token
-from holdfast.cli.client import Client, NoApi
+from holdfast.cli.client import Client
+from holdfast.cli.connection import NoApi
 from holdfast.domain.errors import Unavailable
 
 pytestmark = pytest.mark.timeout(240)
@@ -189,7 +190,7 @@ def test_a_part_that_stands_still_is_named_and_the_run_goes_on(run: Run, part: s
 
 
 def test_an_agent_of_another_fleet_is_refused_and_says_so(run: Run, tmp_path: Path) -> None:
-    """Two fleets of the same name on one host, and an agent that was told the other's port."""
+    """Two fleets of the same name on one host, and an agent that is configured with the port of the other one."""
     token = run.root / "up" / "join-token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     (tmp_path / "theirs").write_text("the-token-of-another-fleet")

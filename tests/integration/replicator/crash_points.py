@@ -287,8 +287,8 @@ def run_killed(work: Callable[[], None], point: int, *, torn: bool) -> str:
             os._exit(code)
     os.close(writing)
     _, status = os.waitpid(child, 0)
-    with os.fdopen(reading, "rb") as told:
-        operation = told.read().decode()
+    with os.fdopen(reading, "rb") as reported:
+        operation = reported.read().decode()
     ended = os.waitstatus_to_exitcode(status)
     assert ended == (-signal.SIGKILL if operation else 0), f"the child failed by itself at point {point}"
     return operation

@@ -41,7 +41,7 @@ def test_a_job_that_is_over_keeps_its_steps_on_disk_and_gives_its_memory_back(tm
         assert a.holdings() == {(first, "disk"), (last, "disk")}
 
 
-def test_the_last_save_is_not_lost_when_the_job_is_over_before_anybody_has_told_of_it(tmp_path: Path) -> None:
+def test_the_last_save_is_not_lost_when_the_job_ends_before_it_is_reported(tmp_path: Path) -> None:
     with nodes(tmp_path, "a", HOLDFAST_REPLICATOR_RESCAN_INTERVAL_S="3600") as (a,):
         a.configure()
         save(a, 10)
@@ -96,7 +96,7 @@ def test_what_has_been_kept_for_as_long_as_it_was_to_be_is_deleted(tmp_path: Pat
 
 
 def test_a_term_signal_during_a_save_tears_nothing_and_forgets_nothing(tmp_path: Path) -> None:
-    """What an agent that is told to end does to its replicator."""
+    """What an agent that is asked to end does to its replicator."""
     with nodes(tmp_path, "a") as (a,):
         a.configure()
         (first,) = save(a, 10)

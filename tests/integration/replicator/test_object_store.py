@@ -205,12 +205,12 @@ def test_what_rots_in_the_store_is_found_reported_and_written_anew_while_a_node_
 
 
 def wait_damage(node: Node, problem: str) -> None:
-    """Until step 10 is told with this problem; "" = with none."""
+    """Wait until step 10 is reported with this problem; "" = with none."""
     for inventory in node.inventories():
         damage = [stored.damage for stored in inventory.stored]
         if damage == [""] if not problem else problem in "".join(damage):
             return
-    raise AssertionError(f"never told: {node.log}")
+    raise AssertionError(f"never reported: {node.log}")
 
 
 def test_what_arrives_damaged_at_a_restore_is_not_offered_again(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ async def test_the_exit_code_comes_as_it_is(script: str, code: int) -> None:
     assert open_files() == before
 
 
-async def test_every_waiter_is_told() -> None:
+async def test_every_waiter_is_notified() -> None:
     child = spawn("example", ["sleep", "300"])
     codes = []
 

@@ -13,10 +13,10 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from training import WarmStack
 from waiting import wait_until
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 from holdfast.runtime.metrics import METRICS
 
@@ -59,9 +59,9 @@ def test_each_metric_has_the_name_that_dashboard_and_alerts_ask_for() -> None:
         [sys.executable, "-c", SERVICE, ANY_PORT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        assert told["on"]
-        [served] = [line["url"] for line in told["said"] if line["event"] == "metrics are served"]
+        reported = json.loads(process.stdout.readline())
+        assert reported["on"]
+        [served] = [line["url"] for line in reported["said"] if line["event"] == "metrics are served"]
         families = scrape(served)
         process.communicate("\n", timeout=20)
     samples = {sample.name: sample for family in families.values() for sample in family.samples}
@@ -84,9 +84,9 @@ def test_a_service_works_without_its_metrics(kind: str) -> None:
         done = subprocess.run(
             [sys.executable, "-c", SERVICE, listen], input="\n", capture_output=True, text=True, check=True, timeout=60
         )
-    told = json.loads(done.stdout)
-    assert not told["on"]
-    [warning] = [line for line in told["said"] if line["event"] == "metrics are not served"]
+    reported = json.loads(done.stdout)
+    assert not reported["on"]
+    [warning] = [line for line in reported["said"] if line["event"] == "metrics are not served"]
     assert listen in warning["reason"]
     assert warning["setting"] == "HOLDFAST_METRICS_LISTEN"
 
@@ -104,7 +104,7 @@ def test_every_service_of_a_stack_is_scraped(tmp_path: Path) -> None:
         "agent": "nodes/node-0/agent.log",
         "checkpoint-replicator": "nodes/node-0/replicator.log",
     }
-    with LocalStack(StackOptions(directory=tmp_path / "stack", nodes=1, environment=environment)) as stack:
+    with WarmStack(StackOptions(directory=tmp_path / "stack", nodes=1, environment=environment)) as stack:
 
         def url_of(service: str) -> str:
             file = stack.directory / logs[service]

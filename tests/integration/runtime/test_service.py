@@ -27,7 +27,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Runs a service whose `serve` is the given source; waits for its ready file unless told not to."""
+    """Runs a service whose `serve` is the given source; waits for its ready file if `ready`."""
     started = []
 
     def run(source: str, *, ready: bool = True, shutdown_timeout_s: float = 10.0, **env: str) -> subprocess.Popen[str]:

@@ -19,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from supervising import Running, job_body, start_supervisor
+from training import WarmStack
 from waiting import wait_until, wait_until_async
 
 from holdfast.cli.client import Client
-from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 from holdfast.log.names import EVENTS
 from holdfast.log.protocol import FencedLog
@@ -221,7 +221,7 @@ async def test_a_body_that_is_too_large_is_refused_here(pair: Pair) -> None:
 
 
 def test_a_second_supervisor_process_answers_as_the_first(tmp_path: Path) -> None:
-    with LocalStack(StackOptions(directory=tmp_path / "stack")) as stack:
+    with WarmStack(StackOptions(directory=tmp_path / "stack")) as stack:
         ready = tmp_path / "ready.json"
         settings = {
             "HOLDFAST_REDIS_URL": stack.redis_url,

@@ -87,7 +87,7 @@ async def test_a_condemned_node_has_its_pod_deleted(redis_url: str, tmp_path: Pa
         await until(supervisor, "m1", state="spare")
         wrong = Finding(
             id="f-1", kind=FindingKind.SILENT_CORRUPTION, severity=Severity.FATAL, at=1.0, since=1.0,
-            summary="m1 computes wrong products", node="m1", ladder=(Remedy.REPLACE_NODE,),
+            summary="m1 computes wrong products", node="m1", recommended_actions=(Remedy.REPLACE_NODE,),
         )  # fmt: skip
         await publish(log, finding_entry(wrong))
         await wait_until_async(lambda: "DELETE pods/p1" in api.requests, description="the pod to be deleted")

@@ -60,7 +60,7 @@ async def test_a_condemned_machine_is_replaced_and_the_new_one_has_no_record(red
             now = time.time()
             wrong = Finding(
                 id="f-1", kind=FindingKind.SILENT_CORRUPTION, severity=Severity.FATAL, at=now, since=now,
-                summary="n1 computes wrong products", node="n1", ladder=(Remedy.REPLACE_NODE,),
+                summary="n1 computes wrong products", node="n1", recommended_actions=(Remedy.REPLACE_NODE,),
             )  # fmt: skip
             await publish(log, finding_entry(wrong))
             await until("the answer", "and will come (instance n1 is recreated)", "cordoned", "boot 1.1")

@@ -48,10 +48,10 @@ async def test_a_node_is_held_down_after_its_reboot_and_is_a_spare_on_probation_
             first.start_soon(booted(supervisor, 1).run)
             await until("the node to connect", state="spare", returns_by="")
             now = time.time()
-            ladder = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
+            recommended_actions = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
             dead = Finding(
                 id="f-1", kind=FindingKind.GPU_ERROR, severity=Severity.FATAL, at=now, since=now,
-                summary="Xid 79 on GPU 0 of n1", node="n1", ladder=ladder,
+                summary="Xid 79 on GPU 0 of n1", node="n1", recommended_actions=recommended_actions,
             )  # fmt: skip
             await publish(log, finding_entry(dead))
             out = await until("the node to be out of service", state="cordoned", returns_by="itself", hold_until=None)

@@ -102,7 +102,7 @@ async def test_a_leader_that_does_not_know_of_its_end_writes_and_does_nothing(re
 
 
 async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisServer, tmp_path: Path) -> None:
-    """Whoever asks is told why; nobody's workers are touched; when there is room, what was held up is done."""
+    """Whoever asks gets the reason; nobody's workers are touched; when there is room, what was held up is done."""
     log = redis_log(own_server.url)
     async with aioredis.Redis.from_url(own_server.url) as redis, anyio.create_task_group() as tasks:
         supervisor = await start_supervisor(tasks, tmp_path / "a", redis_log(own_server.url), times=QUICK)

@@ -69,7 +69,7 @@ def incident(number: int, **changes: Any) -> dict[str, Any]:
         "id": f"inc-{number}", "job": "gpt", "kind": "crash", "cause": "exit code 1", "state": "resolved", "severity": "fault",
         "node": "n3", "rank": 1, "gpu": None, "generation": 1, "new_generation": 2, "decided_by": "policy",
         "action": {"kind": "restart", "reason": "The node is healthy."},
-        "t_fault": 100.0, "t_detected": 101.0, "t_decided": None, "t_prepared": None, "t_first_step": 104.5,
+        "fault_at": 100.0, "detected_at": 101.0, "decided_at": None, "prepared_at": None, "first_step_at": 104.5,
         "restored_step": 20, "last_step": 23, "rework_steps": 3, "phases_s": {}, "restored_from": {}, "outcome": "resumed",
         "trace_id": "", "findings": [], "evidence": {}, "walk": [],
     }  # fmt: skip
@@ -127,7 +127,7 @@ def test_tensorboard_shows_the_world_and_what_rank_0_measured(tmp_path: Path) ->
     assert [each.value for each in read.Scalars("holdfast/world_size")][-1] == 2.0
     assert steps(read, "holdfast/world_size")[-1] == 5
     assert all(each.value > 0 for each in read.Scalars("holdfast/rank0/tokens_per_s"))
-    assert not [tag for tag in read.Tags()["scalars"] if "/job/" in tag], "nobody has told it anything about the job"
+    assert not [tag for tag in read.Tags()["scalars"] if "/job/" in tag], "it has received nothing about the job"
     assert "holdfast/rank0/comm_wait_s" not in read.Tags()["scalars"], "nobody measured it: not the same as no wait"
     ((step, text),) = texts(read, "holdfast/changes")
     assert (step, text) == (0, "**Generation 1 started without a checkpoint**\n\nMesh dp 2, 2 ranks.")
@@ -160,11 +160,11 @@ def test_the_api_adds_goodput_and_those_incidents_that_led_to_this_generation(
 ) -> None:
     url, incidents = api
     incidents += [
-        incident(5, state="preparing", generation=2, new_generation=None, t_first_step=None),
+        incident(5, state="preparing", generation=2, new_generation=None, first_step_at=None),
         incident(4, generation=2, new_generation=None, restored_step=None, last_step=21, action=None),
         incident(3),
         incident(2, generation=0, new_generation=1),  # logged by the generation before
-        incident(1, t_fault=49.0),  # of an earlier submission
+        incident(1, fault_at=49.0),  # of an earlier submission
     ]
     run = a_run(generation=2, restored=20)
     supervisor = Supervisor(url, "secret", job="gpt", generation=2)
@@ -318,7 +318,7 @@ def test_mlflow_continues_the_run_of_the_submission(
 
 
 class Recorded:
-    """A logger that fails when told to."""
+    """A logger that fails on request."""
 
     def __init__(self) -> None:
         self.failing = True

@@ -71,9 +71,9 @@ def test_two_ranks_one_and_two_again_have_the_rates_of_an_undisturbed_run(tmp_pa
         assert each["rate"] == optimizer.param_groups[0]["lr"] * (4 * each["dp"] / 12), "bit for bit"
         optimizer.step()
         scheduler.step()
-    told = [each for each in records(out / "events.jsonl") if each["when"] == "restore"]
-    assert [(each["old"], each["new"], each["scheduled"]) for each in told] == [(2, 1, 10), (1, 2, 20), (1, 2, 20)]
-    assert sorted(each["rank"] for each in told[1:]) == [0, 1]
+    reported = [each for each in records(out / "events.jsonl") if each["when"] == "restore"]
+    assert [(each["old"], each["new"], each["scheduled"]) for each in reported] == [(2, 1, 10), (1, 2, 20), (1, 2, 20)]
+    assert sorted(each["rank"] for each in reported[1:]) == [0, 1]
 
 
 @pytest.mark.timeout(300)

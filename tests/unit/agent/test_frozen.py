@@ -46,11 +46,11 @@ def test_ranks_that_were_not_listened_to_are_not_silent() -> None:
 async def test_a_replicator_that_is_being_restarted_is_not_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Inventory] = []
+    reported: list[Inventory] = []
     monkeypatch.setattr("holdfast.agent.replicator.open_channel", lambda _: None)
     monkeypatch.setattr("holdfast.agent.replicator.ReplicatorStub", lambda _: None)
     places = ReplicatorPlaces(node="a", agent_dir=tmp_path, memory_dir=tmp_path, disk_dir=tmp_path, listen="")
-    replicator = LocalReplicator(places, {}, told.append, lambda job, trouble: None)
+    replicator = LocalReplicator(places, {}, reported.append, lambda job, trouble: None)
     replicator._held = {"gpt": Inventory("gpt", ())}
     async with watched() as tasks:
         tasks.start_soon(replicator.withdraw_when_away)
@@ -58,9 +58,9 @@ async def test_a_replicator_that_is_being_restarted_is_not_away(
         await anyio.sleep(1.0)
         freeze(60.0)
         await anyio.sleep(AWAY_S - 2.0)
-        assert told == [], "it has had no time to come back"
+        assert reported == [], "it has had no time to come back"
         await anyio.sleep(2.0)
-        assert told == [Inventory("gpt", ())]
+        assert reported == [Inventory("gpt", ())]
 
 
 @freezing

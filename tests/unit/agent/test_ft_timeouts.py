@@ -24,34 +24,38 @@ def test_nothing_is_judged_without_a_number_or_experience() -> None:
 
 
 def test_heartbeats() -> None:
-    told = watch(Timeouts(initial=60.0, subsequent=30.0))
-    assert told.overdue(60.0) == ""
-    assert told.overdue(61.0) == "the first heartbeat has not arrived for 61.0 s; 60.0 s are allowed (set for the job)"
-    told.fold(Heartbeat(), 50.0)
-    assert told.overdue(80.0) == ""
-    assert told.overdue(80.5) == "no heartbeat has arrived for 30.5 s; 30.0 s are allowed (set for the job)"
-    told.fold(Update((100.0, 10.0), None), 50.0)
-    assert told.overdue(60.5) == "no heartbeat has arrived for 10.5 s; 10.0 s are allowed (calculated by the script)"
+    reported = watch(Timeouts(initial=60.0, subsequent=30.0))
+    assert reported.overdue(60.0) == ""
+    assert (
+        reported.overdue(61.0) == "the first heartbeat has not arrived for 61.0 s; 60.0 s are allowed (set for the job)"
+    )
+    reported.fold(Heartbeat(), 50.0)
+    assert reported.overdue(80.0) == ""
+    assert reported.overdue(80.5) == "no heartbeat has arrived for 30.5 s; 30.0 s are allowed (set for the job)"
+    reported.fold(Update((100.0, 10.0), None), 50.0)
+    assert (
+        reported.overdue(60.5) == "no heartbeat has arrived for 10.5 s; 10.0 s are allowed (calculated by the script)"
+    )
 
 
 def test_sections_and_what_is_between_them() -> None:
-    told = watch(Timeouts(sections={"step": 5.0}, out_of_section=2.0))
-    assert told.overdue(2.5).startswith("no section has been open for 2.5 s; 2.0 s are allowed")
-    assert told.fold(OPEN, 1.0) == ""
-    assert told.overdue(6.0) == ""
-    assert told.overdue(6.5).startswith("section 'step' has been open for 5.5 s; 5.0 s are allowed")
-    told.fold(Section("open", "save"), 2.0)  # another one that is open hides nothing
-    assert "section 'step'" in told.overdue(7.0)
-    told.fold(Section("close_all", ""), 3.0)
-    assert told.overdue(5.0) == ""
-    assert "no section" in told.overdue(5.5)
+    reported = watch(Timeouts(sections={"step": 5.0}, out_of_section=2.0))
+    assert reported.overdue(2.5).startswith("no section has been open for 2.5 s; 2.0 s are allowed")
+    assert reported.fold(OPEN, 1.0) == ""
+    assert reported.overdue(6.0) == ""
+    assert reported.overdue(6.5).startswith("section 'step' has been open for 5.5 s; 5.0 s are allowed")
+    reported.fold(Section("open", "save"), 2.0)  # another one that is open hides nothing
+    assert "section 'step'" in reported.overdue(7.0)
+    reported.fold(Section("close_all", ""), 3.0)
+    assert reported.overdue(5.0) == ""
+    assert "no section" in reported.overdue(5.5)
 
 
 def test_what_the_client_itself_would_refuse() -> None:
-    told = watch()
-    assert told.fold(CLOSE, 1.0) == "Section 'step' is not open."
-    assert told.fold(OPEN, 1.0) == ""
-    assert told.fold(OPEN, 1.0) == "Section 'step' is already open."
+    reported = watch()
+    assert reported.fold(CLOSE, 1.0) == "Section 'step' is not open."
+    assert reported.fold(OPEN, 1.0) == ""
+    assert reported.fold(OPEN, 1.0) == "Section 'step' is already open."
 
 
 def test_time_outs_are_learned_and_never_short() -> None:
@@ -78,12 +82,12 @@ def test_time_outs_are_learned_and_never_short() -> None:
 
 
 def test_what_nobody_listened_to_proves_nothing() -> None:
-    told = watch(Timeouts(subsequent=5.0, sections={"step": 5.0}))
-    told.fold(Heartbeat(), 1.0)
-    told.fold(OPEN, 1.0)
-    told.unheard(100.0)
-    assert told.overdue(104.0) == ""
-    assert told.overdue(106.0)
+    reported = watch(Timeouts(subsequent=5.0, sections={"step": 5.0}))
+    reported.fold(Heartbeat(), 1.0)
+    reported.fold(OPEN, 1.0)
+    reported.unheard(100.0)
+    assert reported.overdue(104.0) == ""
+    assert reported.overdue(106.0)
 
 
 def test_the_jobs_own_numbers() -> None:

@@ -27,7 +27,7 @@ def sample() -> GpuSample:
     )
 
 
-def told(states: GpuStates) -> tuple[GpuState, ...]:
+def reported(states: GpuStates) -> tuple[GpuState, ...]:
     """What arrives at the supervisor."""
     return decode_answer(encode_answer(7, states.newest()).gpus_read)
 
@@ -41,7 +41,7 @@ async def test_a_recorded_node_as_it_arrives() -> None:
             lambda: any(each.ecc_uncorrected_ever for each in states.newest()), description="values of both kinds"
         )
         tasks.cancel_scope.cancel()
-    first, second = told(states)
+    first, second = reported(states)
     assert (first.uuid, first.margin_c, first.nvlinks_up, first.pcie_replays) == ("GPU-aaaa", 30.0, 18, 0)
     assert (second.temperature_c, second.power_w, second.memory_used) == (61.0, 650.0, 75161927680)
     assert (second.remapped_rows, second.remap_pending, second.remap_failed) == (2, True, False)
@@ -50,9 +50,9 @@ async def test_a_recorded_node_as_it_arrives() -> None:
 
 def test_before_the_first_sample_and_without_health() -> None:
     states = GpuStates()
-    assert told(states) == ()
+    assert reported(states) == ()
     states.watch(sample())
-    first, second = told(states)
+    first, second = reported(states)
     assert (first.temperature_c, first.ecc_uncorrected, first.utilization) == (61.0, 0, None)
     assert (second.temperature_c, second.ecc_uncorrected) == (44.0, None)
 
@@ -61,7 +61,7 @@ def test_of_a_lost_gpu_nothing_else_is_known() -> None:
     states = GpuStates()
     states.watch(sample())
     states.watch(replace(sample(), at=6.0, lost=(False, True), temperature_c=(62.0, 0.0)))
-    first, second = told(states)
+    first, second = reported(states)
     assert (first.temperature_c, first.at) == (62.0, 6.0)
     assert second == GpuState(1, "b", 6.0, lost=True)
 

@@ -21,7 +21,7 @@ KEY, OTHER = TemplateKey(("model",)), TemplateKey(("another",))
 
 
 class FakeTemplate:
-    """Ready after a second; ends when it is told to."""
+    """Ready after a second; ends when it is ordered to."""
 
     made: ClassVar[list[FakeTemplate]] = []
 
@@ -67,19 +67,21 @@ def templates(monkeypatch: pytest.MonkeyPatch) -> list[FakeTemplate]:
     return FakeTemplate.made
 
 
-async def test_one_that_died_is_made_again_and_that_is_told(templates: list[FakeTemplate], tmp_path: Path) -> None:
-    told: list[tuple[Any, ...]] = []
+async def test_a_template_that_ended_is_replaced_and_that_is_reported(
+    templates: list[FakeTemplate], tmp_path: Path
+) -> None:
+    reported: list[tuple[Any, ...]] = []
     async with anyio.create_task_group() as tasks:
         keeper = TemplateKeeper(
-            tasks, tmp_path, {}, lambda: told.append((keeper.key, keeper.ready, bool(keeper.failure)))
+            tasks, tmp_path, {}, lambda: reported.append((keeper.key, keeper.ready, bool(keeper.failure)))
         )
         await keeper.ensure(KEY)
-        assert told == [(KEY, True, False)]
+        assert reported == [(KEY, True, False)]
         templates[0].dies()
         await anyio.sleep(5.0)
-        assert told[1:] == [(KEY, False, False), (KEY, True, False)]
+        assert reported[1:] == [(KEY, False, False), (KEY, True, False)]
         await keeper.ensure(OTHER)
-        assert told[-1] == (OTHER, True, False)
+        assert reported[-1] == (OTHER, True, False)
         keeper.close()
         tasks.cancel_scope.cancel()
 

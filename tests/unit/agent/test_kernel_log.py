@@ -148,7 +148,7 @@ def test_recorded_lines(row: dict[str, str]) -> None:
     assert (found.event.value, str(found.xid or ""), found.pci) == (row["event"], row["xid"], row["pci"])
 
 
-def test_what_cannot_be_read_is_told_from_what_is_not_ours() -> None:
+def test_unreadable_lines_are_distinguished_from_lines_of_others() -> None:
     for garbled in ("NVRM: Xid (oops): 79,", "\ufffd\ufffd", "a\x00b", "NVRM: Xid (PCI:0000:18:00): lost"):
         assert is_garbled(garbled)
         assert recognise(garbled) is None

@@ -1,4 +1,4 @@
-"""An agent that is told to end asks for its ranks to be moved, and waits for it as long as it may."""
+"""An agent that is asked to end asks for its ranks to be moved, and waits for it as long as it may."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_it_stays_a_while_for_those_who_restore_from_it_when_its_ranks_hav
         tasks.start_soon(move)
         assert 4.0 + HANDOVER_S <= await node.leave(60.0) < 5.0 + HANDOVER_S
     (notice,) = node.notices
-    assert notice == MaintenanceNotice("n1", NOW, TERMINATION, "its agent was told to end", NOW + 60.0, "its life")
+    assert notice == MaintenanceNotice("n1", NOW, TERMINATION, "its agent was asked to end", NOW + 60.0, "its life")
 
 
 @pytest.mark.anyio

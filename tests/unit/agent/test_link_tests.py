@@ -96,7 +96,7 @@ async def test_work_ends_a_test_without_waiting_for_its_end() -> None:
         assert node.replicator.said.count("closed") == 1, "there was nothing to end"
 
 
-async def test_one_test_at_a_time_and_its_failure_is_told() -> None:
+async def test_one_test_at_a_time_and_its_failure_is_reported() -> None:
     async with anyio.create_task_group() as tasks:
         node = Node(tasks)
         tasks.start_soon(node.tests.carry_out, MEASURE)

@@ -1,4 +1,4 @@
-"""One machine is told from another by its firmware's number, and firmware without one says nothing."""
+"""Machines are distinguished by its firmware's number, and firmware without one says nothing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from holdfast.agent.machine import boot_id, machine_id
 
 
-def told(tmp_path: Path, uuid: str | bytes) -> str:
+def machine_id_of(tmp_path: Path, uuid: str | bytes) -> str:
     path = tmp_path / "product_uuid"
     path.write_bytes(uuid if isinstance(uuid, bytes) else uuid.encode())
     return machine_id(path)
 
 
 def test_the_same_number_is_the_same_machine_however_it_is_written(tmp_path: Path) -> None:
-    one = told(tmp_path, "a1b2c3d4-0000-1111-2222-333344445555")
-    assert one == told(tmp_path, "A1B2C3D4-0000-1111-2222-333344445555\n")
-    assert one != told(tmp_path, "a1b2c3d4-0000-1111-2222-333344445556")
+    one = machine_id_of(tmp_path, "a1b2c3d4-0000-1111-2222-333344445555")
+    assert one == machine_id_of(tmp_path, "A1B2C3D4-0000-1111-2222-333344445555\n")
+    assert one != machine_id_of(tmp_path, "a1b2c3d4-0000-1111-2222-333344445556")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_same_number_is_the_same_machine_however_it_is_written(tmp_path: Pat
     ],
 )
 def test_a_number_that_many_machines_have_is_none(tmp_path: Path, uuid: str | bytes) -> None:
-    assert told(tmp_path, uuid) == ""
+    assert machine_id_of(tmp_path, uuid) == ""
 
 
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:

@@ -45,16 +45,16 @@ def test_whatever_is_in_the_file_is_a_notice(text: str, event: str, starts_at: f
     assert parse(text) == (event, starts_at)
 
 
-def test_a_notice_is_told_once_when_it_changes_and_when_it_goes(tmp_path: Path) -> None:
+def test_a_notice_is_reported_once_when_it_changes_and_when_it_is_withdrawn(tmp_path: Path) -> None:
     path = tmp_path / "notice"
     watch = Watch("n", "file", lambda: read_file(path))
-    told = list[str]()
+    reported = list[str]()
     for content in (None, "a", "a", "b", None, None):
         path.unlink(missing_ok=True)
         if content:
             path.write_text(content)
-        told += [notice.event or "withdrawn" for notice in watch.ask()]
-    assert told == ["withdrawn", "a", "b", "withdrawn"]
+        reported += [notice.event or "withdrawn" for notice in watch.ask()]
+    assert reported == ["withdrawn", "a", "b", "withdrawn"]
 
 
 def test_a_source_that_cannot_be_read_takes_nothing_back(tmp_path: Path) -> None:
@@ -154,7 +154,9 @@ QUIET = (200, "NONE")
         ),
     ],
 )
-def test_what_an_instance_is_told(keys: dict[str, tuple[int, str]], notice: tuple[str, float | None]) -> None:
+def test_the_metadata_of_an_instance_becomes_a_notice(
+    keys: dict[str, tuple[int, str]], notice: tuple[str, float | None]
+) -> None:
     with instance(**keys) as base:
         assert read_instance(base, lambda: NOW) == notice
 

@@ -208,7 +208,7 @@ async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
     yield made, pool, replicator
 
 
-async def test_only_a_save_that_is_to_go_far_is_told_to_the_replicator() -> None:
+async def test_only_a_save_for_the_object_store_is_reported_to_the_replicator() -> None:
     async with node() as (subject, pool, replicator):
         pool.alive.add(2)
         await subject.carry_out(CheckpointNow("gpt", 2, 10))

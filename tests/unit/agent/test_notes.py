@@ -229,7 +229,7 @@ def test_rows_are_bounded() -> None:
     assert board.dropped == 2
 
 
-def test_three_saves_missed_in_a_row_are_told_and_again_while_it_lasts_until_the_rank_saves_again() -> None:
+def test_three_saves_missed_in_a_row_are_reported_and_again_while_it_lasts_until_the_rank_saves_again() -> None:
     misses = Misses()
 
     def fold(kind: str, step: int, rank: int = 0) -> Missed | None:

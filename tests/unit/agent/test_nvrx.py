@@ -179,5 +179,5 @@ def test_two_failures_in_a_row_are_one_warning_and_blindness_proves_nothing() ->
     assert warning.summary == "nvrx 0.6.0 fails its check gpu on GPU 1 of n0: Requires a reset"
     detector = Alone(SecondOpinion())
     for second in range(2):
-        told = detector.observe(checks(T0 + second, Verdict.FAILED, "nic"), T0 + second)
-    assert told[0].kind is FindingKind.NETWORK_FAULT
+        reported = detector.observe(checks(T0 + second, Verdict.FAILED, "nic"), T0 + second)
+    assert reported[0].kind is FindingKind.NETWORK_FAULT

@@ -1,4 +1,4 @@
-"""Orders are executed once, whoever repeats them; nothing told is lost or blocks the rest."""
+"""Orders are executed once, whoever repeats them; no report is lost or blocks the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.agent.outcome import Outcome
 from holdfast.agent.reports import Reports
 from holdfast.domain.errors import Conflict, HoldfastError, Unrestorable
 from holdfast.domain.nodes import NodeFacts, RunningWorker
-from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, RanksFinished, ResetGpu, Start
+from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, RanksFinished, ResetGpu, Start, Stop
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 class Hands:
-    """Carries orders out by counting them; may be told to wait or to fail."""
+    """Carries orders out by counting them; may wait or fail on request."""
 
     def __init__(self) -> None:
         self.done: list[Order] = []
@@ -61,6 +61,34 @@ async def test_a_repeat_is_answered_and_not_executed_also_after_a_restart(tmp_pa
     assert len(set(answers)) == 1
     assert answers[0].ok
     assert answers[0].workers == (RunningWorker("gpt", 3, 0, 99),)
+
+
+async def test_a_start_that_heartbeats_answer_is_answered_only_when_it_failed_or_is_repeated(ledger: Ledger) -> None:
+    hands, answers, in_beats = Hands(), list[OrderDone](), True
+    async with anyio.create_task_group() as tasks:
+        executor = Executor(
+            tasks=tasks,
+            ledger=ledger,
+            carry_out=hands.carry_out,
+            report=answers.append,
+            starts_in_beats=lambda: in_beats,
+        )
+        executor.submit(1, "c1", ORDER)
+        executor.submit(1, "c2", Stop("gpt", 2))
+    assert [answer.command_id for answer in answers] == ["c2"], "other orders are answered"
+    executor.submit(1, "c1", ORDER)
+    assert [(answer.command_id, answer.ok) for answer in answers[1:]] == [("c1", True)]
+    assert len(hands.done) == 2
+    async with anyio.create_task_group() as tasks:
+        executor._tasks = tasks
+        hands.error = Conflict("not prepared")
+        executor.submit(1, "c3", ORDER)
+    assert [(answer.command_id, answer.ok) for answer in answers[2:]] == [("c3", False)]
+    async with anyio.create_task_group() as tasks:
+        executor._tasks = tasks
+        hands.error, in_beats = None, False  # the session of another supervisor, of an earlier version
+        executor.submit(2, "c4", ORDER)
+    assert [(answer.command_id, answer.ok) for answer in answers[3:]] == [("c4", True)]
 
 
 async def test_the_version_of_the_workers_is_said_with_the_first_answer_only(ledger: Ledger) -> None:

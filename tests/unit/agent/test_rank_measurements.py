@@ -28,9 +28,9 @@ def sender(rank: int) -> Sender:
     return Sender("llm", 4, rank)
 
 
-def stepped(progress: Progress, rank: int, step: int, took_s: float, wait_s: float = math.nan) -> None:
+def stepped(progress: Progress, rank: int, step: int, duration_s: float, wait_s: float = math.nan) -> None:
     begun = 100.0 * step
-    note = StepNote(sender(rank), step, begun, begun + took_s, 0.0, 0.0, 8, math.nan, math.nan, comm_wait_s=wait_s)
+    note = StepNote(sender(rank), step, begun, begun + duration_s, 0.0, 0.0, 8, math.nan, math.nan, comm_wait_s=wait_s)
     progress.fold(note)
 
 
@@ -44,7 +44,7 @@ def agent(of: Progress | None, gpus: list[GpuState], environment: dict[str, str]
     return RankMeasurements(lambda job: (generation, environment or {}) if job == "llm" else None, lambda: gpus)
 
 
-def told(measurements: RankMeasurements, job: str = "llm") -> MeasuredRanks:
+def measured(measurements: RankMeasurements, job: str = "llm") -> MeasuredRanks:
     """What arrives at the supervisor."""
     return rank_reads.decode_ranks(rank_reads.encode_ranks(3, measurements.read(job)).ranks_read)
 
@@ -55,10 +55,10 @@ def gpu(number: int, temperature_c: float | None) -> GpuState:
 
 def test_the_median_of_the_last_steps_and_the_temperature_of_the_rank_s_gpu() -> None:
     of = progress()
-    for step, took_s in enumerate([900.0, 10.0, 10.5, 9.5, 10.0], 1):  # the first one compiles
-        stepped(of, 8, step, took_s, wait_s=2.0)
-        stepped(of, 9, step, took_s)
-    read = told(agent(of, [gpu(0, 61.0), gpu(1, 83.5)]))
+    for step, duration_s in enumerate([900.0, 10.0, 10.5, 9.5, 10.0], 1):  # the first one compiles
+        stepped(of, 8, step, duration_s, wait_s=2.0)
+        stepped(of, 9, step, duration_s)
+    read = measured(agent(of, [gpu(0, 61.0), gpu(1, 83.5)]))
     assert (read.generation, read.rank, read.step_s, read.temperature_c) == (4, (8, 9), (10.0, 10.0), (61.0, 83.5))
     assert read.wait_s[0] == 2.0
     assert math.isnan(read.wait_s[1]), "this rank does not measure it"
@@ -68,21 +68,21 @@ def test_old_steps_no_longer_count() -> None:
     of = progress()
     for step in range(1, 41):
         stepped(of, 8, step, 30.0 if step <= 20 else 1.0)
-    assert told(agent(of, [])).step_s[0] == 1.0
+    assert measured(agent(of, [])).step_s[0] == 1.0
 
 
 def test_blocks_that_were_observed_count_by_their_steps() -> None:
     of = progress()
     of.fold(ObservedStepsNote(sender(9), 10, 5, 100.0, 110.0, 4.0))
-    read = told(agent(of, []))
+    read = measured(agent(of, []))
     assert (read.step_s[1], read.wait_s[1]) == (2.0, 0.8)
     assert math.isnan(read.step_s[0])
 
 
-def test_what_is_not_known_is_not_told() -> None:
-    assert told(agent(None, [])) == MeasuredRanks()
-    assert told(agent(progress(), []), "another") == MeasuredRanks()
-    read = told(agent(progress(), [gpu(0, None)]))
+def test_unknown_values_are_not_reported() -> None:
+    assert measured(agent(None, [])) == MeasuredRanks()
+    assert measured(agent(progress(), []), "another") == MeasuredRanks()
+    read = measured(agent(progress(), [gpu(0, None)]))
     assert all(math.isnan(each) for each in (*read.step_s, *read.wait_s, *read.temperature_c))
 
 
@@ -91,7 +91,7 @@ def test_the_gpus_that_a_job_sees() -> None:
     assert rank_gpus(2, "6,7") == [6, 7]
     assert rank_gpus(3, "GPU-8f2a, 3") == [None, 3, None]
     assert rank_gpus(2, "") == [None, None]
-    read = told(agent(progress(), [gpu(0, 50.0), gpu(6, 66.0), gpu(7, 77.0)], {"CUDA_VISIBLE_DEVICES": "7,6"}))
+    read = measured(agent(progress(), [gpu(0, 50.0), gpu(6, 66.0), gpu(7, 77.0)], {"CUDA_VISIBLE_DEVICES": "7,6"}))
     assert read.temperature_c == (77.0, 66.0)
 
 

@@ -45,7 +45,7 @@ def test_an_hour_of_failures_is_a_line_a_minute_with_their_number(clock: Clock, 
     assert logs[-1]["reason"] == "socket 3540 was refused"
 
 
-def test_each_endpoint_and_each_new_reason_is_told_at_once(failures: Failures) -> None:
+def test_each_endpoint_and_each_new_reason_is_reported_at_once(failures: Failures) -> None:
     with capture_logs() as logs:
         for _ in range(3):
             unreached(failures)
@@ -53,8 +53,8 @@ def test_each_endpoint_and_each_new_reason_is_told_at_once(failures: Failures) -
         unreached(failures, code=grpc.StatusCode.FAILED_PRECONDITION, why="of another fleet")
         failures.refused("control session refused", HERE, "no welcome within 5 s")
         unreached(failures)
-    told = [(each["endpoint"], each["reason"]) for each in logs]
-    assert told == [
+    reported = [(each["endpoint"], each["reason"]) for each in logs]
+    assert reported == [
         (HERE, "connection refused"),
         (THERE, "connection refused"),
         (HERE, "of another fleet"),

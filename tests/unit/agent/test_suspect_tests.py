@@ -58,7 +58,7 @@ class Stage:
     disk_s: float = 0.01
     disk: Check = field(default_factory=lambda: Check("disk", True, "9 GB free"))
     ports_now: NicSample | None = None
-    told: list[Preflight] = field(default_factory=list)
+    reported: list[Preflight] = field(default_factory=list)
     cancelled: int = 0
     ports: ActivePorts = field(init=False)
 
@@ -101,7 +101,7 @@ async def stage(**options: Any) -> AsyncIterator[tuple[Stage, SuspectTests]]:
                 test_disk=played.test_disk,
                 test_ports=played.ports.check,
                 gpus_are_real=True,
-                failed=played.told.append,
+                failed=played.reported.append,
             ),
         )
         tasks.cancel_scope.cancel()
@@ -117,7 +117,7 @@ async def test_a_healthy_node_passes() -> None:
         played.ports.watch(ports("ACTIVE"))
         tested = await tests.make(2.0)
     assert verdicts(tested) == dict.fromkeys(("gpus", "products", "memory", "links", "disk", "ports"), True)
-    assert played.told == []
+    assert played.reported == []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_what_fails(answer: str, failing: str) -> None:
     async with stage(answer=answer) as (played, tests):
         tested = await tests.make(2.0)
     assert verdicts(tested)[failing] is False
-    assert played.told == [tested]
+    assert played.reported == [tested]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ async def test_what_was_not_concluded_is_no_failure(answer: str | Exception) -> 
         tested = await tests.make(2.0)
     assert tested.failures == ""
     assert None in verdicts(tested).values()
-    assert played.told == []
+    assert played.reported == []
 
 
 @pytest.mark.parametrize("stuck", [False, True])

@@ -84,7 +84,7 @@ def test_an_answer_that_says_all_of_the_set_is_its_report() -> None:
     assert workers.version_for_answer((ONE,)) == 0, "another worker runs, too"
     node.running = (ONE,)
     workers.add_ended(cast(Any, worker(0, 7, "other")), Exit(0.0, 1, None))
-    assert workers.version_for_answer((ONE,)) == 0, "how a worker ended is to be told"
+    assert workers.version_for_answer((ONE,)) == 0, "how a worker ended is still to be reported"
 
 
 @pytest.mark.anyio
@@ -95,7 +95,7 @@ async def test_what_an_answer_has_said_is_not_reported_again_and_a_new_template_
         tasks.start_soon(workers.run)
         workers.template_changed()
         node.running = (ONE,)
-        assert workers.version_for_answer((ONE,)) == 0, "the template is to be told"
+        assert workers.version_for_answer((ONE,)) == 0, "the template is still to be reported"
         await wait_until_async(lambda: bool(node.reported), description="the template")
         workers.changed()
         assert workers.version_for_answer((ONE,)) == workers.version

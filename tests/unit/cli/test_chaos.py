@@ -68,7 +68,7 @@ class World:
     opened: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[float, str, int]] = field(default_factory=list)
     interrupt_at: float = float("inf")
-    told: list[dict[str, Any]] = field(default_factory=list)
+    reported: list[dict[str, Any]] = field(default_factory=list)
     details: list[tuple[str, float | None, float | None]] = field(default_factory=list)
     epoch: int = 17
     redis: str = "r-1"
@@ -108,11 +108,11 @@ class World:
     def _incidents(self) -> list[dict[str, Any]]:
         seen = []
         for each in self.opened:
-            if each["t_detected"] <= self.now:
-                over = each["t_detected"] + self.recovers_s <= self.now
+            if each["detected_at"] <= self.now:
+                over = each["detected_at"] + self.recovers_s <= self.now
                 state = each["ends"] if over else "preparing"
-                stepped = each["t_detected"] + self.recovers_s if over and each["ends"] == "resolved" else None
-                seen.append({**each, "state": state, "t_first_step": stepped})
+                stepped = each["detected_at"] + self.recovers_s if over and each["ends"] == "resolved" else None
+                seen.append({**each, "state": state, "first_step_at": stepped})
         return list(reversed(seen))
 
     def incidents(self, job: str | None = None) -> Iterator[dict[str, Any]]:
@@ -120,7 +120,7 @@ class World:
         return iter(self._incidents())
 
     def findings(self, job: str | None = None, node: str | None = None) -> Iterator[dict[str, Any]]:
-        return iter([each for each in reversed(self.told) if each["node"] == node and each["at"] <= self.now])
+        return iter([each for each in reversed(self.reported) if each["node"] == node and each["at"] <= self.now])
 
     def version(self) -> dict[str, Any]:
         self._reachable()
@@ -152,7 +152,7 @@ def found(after_s: float = 1.0, kind: str = "worker_crash", ends: str = "resolve
             "id": f"i-{len(world.opened)}",
             "kind": kind,
             "action": {"kind": "restart"},
-            "t_detected": world.now + after_s,
+            "detected_at": world.now + after_s,
             "ends": ends,
         }
 
@@ -248,8 +248,8 @@ def test_a_warning_that_opens_no_incident_is_found_and_survived() -> None:
             (5, rank, "gpt"),
             (6, rank, ""),
         ):
-            told = {"id": f"f-{len(world.told)}", "kind": "straggler", "node": f"n{node}", "job": job}
-            world.told.append({**told, "at": world.now + after_s})
+            reported = {"id": f"f-{len(world.reported)}", "kind": "straggler", "node": f"n{node}", "job": job}
+            world.reported.append({**reported, "at": world.now + after_s})
 
     world = World(respond)
     mine = campaign(world, for_s=300.0)

@@ -68,7 +68,7 @@ def test_what_cannot_be_read_counts_for_nothing_and_is_not_deleted(store: InMemo
         checkpoint_rows.choose(store, "gpt", 20, None)
 
 
-def test_attempts_are_told_apart(store: InMemory) -> None:
+def test_attempts_are_distinguished(store: InMemory) -> None:
     stored.save(store, 10)
     stored.save(store, 10, attempt=2)
     assert checkpoint_rows.choose(store, "gpt", 10, None).attempt == 2

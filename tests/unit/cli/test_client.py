@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.cli import client as client_module
-from holdfast.cli.client import LEADER_TIMEOUT_S, OPERATION_TIMEOUT_S, Client, NoApi, default_url
+from holdfast.cli import connection
+from holdfast.cli.client import Client
+from holdfast.cli.connection import LEADER_TIMEOUT_S, OPERATION_TIMEOUT_S, NoApi, default_url
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
 
 URL = "http://127.0.0.1:8470"
@@ -289,7 +290,7 @@ def test_the_api_of_this_machine_is_asked_with_tls_if_it_speaks_tls_and_a_ca_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speaks = True
-    monkeypatch.setattr(client_module, "answers_with_tls", lambda _: speaks)
+    monkeypatch.setattr(connection, "answers_with_tls", lambda _: speaks)
     for name in ("HOLDFAST_API", "HOLDFAST_API_CA", "HOLDFAST_TLS_CA"):
         monkeypatch.delenv(name, raising=False)
     assert default_url() == "http://127.0.0.1:8470"

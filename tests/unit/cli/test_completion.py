@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+from warm_processes import COMMANDS, warm
 
 PAGES = {
     "/v1/jobs": {"items": [{"name": "llm"}, {"name": "llm-2"}, {"name": "gpt"}], "next_cursor": None},
@@ -42,16 +42,9 @@ def url() -> Iterator[str]:
 def completed(typed: str, url: str) -> list[str]:
     words = ["holdfast", *typed.split(" ")]
     asked = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv[0] = 'holdfast'; from holdfast.cli.main import main; main()"],
-        env={**os.environ, **asked, "HOLDFAST_API": url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert not done.stderr
-    return done.stdout.split()
+    _, out, err = warm(COMMANDS)([], Path.cwd(), {**os.environ, **asked, "HOLDFAST_API": url}, 60.0)
+    assert not err
+    return out.split()
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ INCIDENT_KEYS = {
         "action",
         "reason",
         "generation",
-        "t_fault_s",
-        "t_detected_s",
-        "t_decided_s",
+        "fault_at_s",
+        "detected_at_s",
+        "decided_at_s",
     ),
-    *("t_prepared_s", "t_first_step_s", "rework_steps", "restored_from", "outcome", "trace_id", "walk", "cost_share"),
+    *("prepared_at_s", "first_step_at_s", "rework_steps", "restored_from", "outcome", "trace_id", "walk", "cost_share"),
 }
 BADPUT_S = dict(zip(BADPUT, (3.0, 0.5, 0.1, 2.0, 1.4, 0.5, 0.5, 1.0, 1.0), strict=True))
 
@@ -48,11 +48,11 @@ def incident(**changes: Any) -> dict[str, Any]:
         "action": {"kind": "restart", "reason": "in place"},
         "decided_by": "default policy",
         "generation": 1,
-        "t_fault": ZERO + 10.0,
-        "t_detected": ZERO + 10.1,
-        "t_decided": ZERO + 10.15,
-        "t_prepared": ZERO + 10.3,
-        "t_first_step": ZERO + 10.6,
+        "fault_at": ZERO + 10.0,
+        "detected_at": ZERO + 10.1,
+        "decided_at": ZERO + 10.15,
+        "prepared_at": ZERO + 10.3,
+        "first_step_at": ZERO + 10.6,
         "rework_steps": 3,
         "trace_id": "ab" * 16,
         "restored_from": {"memory": 9},
@@ -81,7 +81,7 @@ def outcome() -> Outcome:
         goodput=goodput,
         incidents=[
             incident(),
-            incident(id="i2", kind="gpu_error", rank=None, action=None, t_prepared=None, t_first_step=None),
+            incident(id="i2", kind="gpu_error", rank=None, action=None, prepared_at=None, first_step_at=None),
         ],
         losses={0: 5.5, 1: 4.5},
         others={
@@ -130,10 +130,10 @@ def test_the_file_has_what_was_promised(outcome: Outcome, tmp_path: Path) -> Non
     for each in report["incidents"]:
         assert each.keys() >= INCIDENT_KEYS
     first, second = report["incidents"]
-    assert [first[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")] == [
+    assert [first[f"{name}_at_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")] == [
         *(10.0, 10.1, 10.15, 10.3, 10.6)
     ]
-    assert (second["t_first_step_s"], second["action"], second["rank"]) == (None, None, None)
+    assert (second["first_step_at_s"], second["action"], second["rank"]) == (None, None, None)
     assert report["user_bug"]["tries"] == 2
     assert report["slow_rank"]["incidents"][0]["action"] == "hot_swap"
 

@@ -1,4 +1,4 @@
-"""The live view on a terminal and on a pipe, following a job to its end, and the lines of news."""
+"""The live view on a terminal and on a pipe, following a job to its end, and the event lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NASTY = "rank 4 raised ValueError: [/bold] list [red] at train.py:100: :warning:
 def incident(state: str = "decided", **changes: Any) -> dict[str, Any]:
     action = {"kind": "hot_swap", "reason": "a spare is there [x]"}
     base: dict[str, Any] = {"id": "i1", "state": state, "cause": NASTY, "action": action}
-    base |= {"t_fault": 10.0, "t_detected": 10.1, "t_decided": None, "t_first_step": None}
+    base |= {"fault_at": 10.0, "detected_at": 10.1, "decided_at": None, "first_step_at": None}
     return base | changes
 
 
@@ -53,12 +53,12 @@ def console(width: int = 80, *, terminal: bool) -> tuple[Console, io.StringIO]:
 
 
 def rendered(
-    width: int, view: dict[str, Any], fleet: list[dict[str, Any]], *news: str, target: int | None = 100
+    width: int, view: dict[str, Any], fleet: list[dict[str, Any]], *events: str, target: int | None = 100
 ) -> str:
     screen, _ = console(width, terminal=False)
     display = JobDisplay(screen, target_step=target, clock=lambda: 0.0)
-    for line in news:
-        display._news.append(line)
+    for line in events:
+        display._events.append(line)
     display._job, display._nodes = view, fleet
     with screen.capture() as capture:
         screen.print(display._render())
@@ -168,14 +168,14 @@ def test_a_terminal_is_drawn_and_left_in_order() -> None:
     with JobDisplay(screen, target_step=100) as display:
         display.update(job(), nodes(10, node_9="spare"))
         for number in range(MESSAGES_MAX + 3):
-            display.say(f"news {number}")
+            display.say(f"event {number}")
         display.print("[rank0] printed")
     drawn = Text.from_ansi(out.getvalue()).plain
     assert "[rank0] printed" in drawn
     assert "events" in drawn
     last = drawn[drawn.rindex("events") :]
-    assert "news 10" in last
-    assert "news 2" not in last
+    assert "event 10" in last
+    assert "event 2" not in last
     assert out.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
@@ -185,12 +185,12 @@ def test_a_terminal_is_drawn_and_left_in_order() -> None:
         (incident("open", action=None), f"detected  {NASTY}"),
         (incident("decided"), "decided   hot_swap: a spare is there [x]"),
         (incident("recovering", action=None), f"recovering : {NASTY}"),
-        (incident("resolved", t_first_step=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
+        (incident("resolved", first_step_at=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
         (incident("resolved"), "resolved  hot_swap: a spare is there [x]"),
         (incident("failed"), f"stopped   {NASTY}: a spare is there [x]"),
     ],
 )
-def test_news(seen: dict[str, Any], line: str) -> None:
+def test_event_lines(seen: dict[str, Any], line: str) -> None:
     assert Text.from_markup(describe(seen), emoji=False).plain == line
 
 
@@ -237,16 +237,16 @@ class Played:
     [("completed", False, 0), ("stopped", False, 93), ("failed", False, 1), ("failed", True, 93), ("failed", None, 1)],
 )
 def test_the_exit_code_is_the_jobs(phase: str, permanent: bool | None, code: int) -> None:
-    told = (
+    reported = (
         {} if permanent is None else {"permanent_failure": permanent}
     )  # a supervisor of an earlier version does not say
-    ended = job(phase=phase, reason=f"because {NASTY}", ranks=[], **told)
+    ended = job(phase=phase, reason=f"because {NASTY}", ranks=[], **reported)
     given, text = Played(job(), ended).follow()
     assert given == code
     assert f"gpt {phase}: because {NASTY}" in text
 
 
-def test_each_state_of_an_incident_is_told_once() -> None:
+def test_each_state_of_an_incident_is_printed_once() -> None:
     played = Played(job(), job(), job(phase="completed"))
     played.found = [incident("open")]
     _, text = played.follow()
@@ -255,18 +255,20 @@ def test_each_state_of_an_incident_is_told_once() -> None:
 
 def test_an_incident_that_is_first_seen_while_it_is_acted_on_says_what_happened() -> None:
     played = Played(job(), job(), job(phase="completed"))
-    played.found = [incident("preparing"), incident("resolved", id="i-2", t_first_step=11.5)]
+    played.found = [incident("preparing"), incident("resolved", id="i-2", first_step_at=11.5)]
     _, text = played.follow()
     assert text.count(f"detected  {NASTY}") == 1
     assert text.index("detected") < text.index("preparing hot_swap")
     assert text.count(f"resolved  {NASTY}") == 1
 
 
-def test_an_incident_of_an_earlier_run_of_the_name_is_not_told_again() -> None:
+def test_an_incident_of_an_earlier_run_of_the_name_is_not_printed_again() -> None:
     again = {"submitted_at": 100.0}
     played = Played(job(**again), job(phase="completed", **again))
-    earlier = incident("resolved", t_detected=10.0, t_decided=10.5, t_first_step=11.5)
-    now = incident("resolved", id="i-2", t_detected=99.0, t_decided=100.5, t_first_step=101.0)  # a node's clock is late
+    earlier = incident("resolved", detected_at=10.0, decided_at=10.5, first_step_at=11.5)
+    now = incident(
+        "resolved", id="i-2", detected_at=99.0, decided_at=100.5, first_step_at=101.0
+    )  # a node's clock is late
     played.found = [earlier, now]
     _, text = played.follow()
     assert text.count(f"resolved  {NASTY}") == 1
@@ -312,7 +314,7 @@ AT = {
 
 
 def test_a_suspended_job_ends_the_following_and_says_where_it_goes_on() -> None:
-    suspended = job(phase="suspended", reason="all of its nodes were told to end", suspended=AT, ranks=[])
+    suspended = job(phase="suspended", reason="all of its nodes were asked to end", suspended=AT, ranks=[])
     code, text = Played(job(), suspended).follow()
     assert code == 75
     assert "checkpoint at step 120 is in: disk of 2 ranks, under /disk/gpt" in text
@@ -342,17 +344,17 @@ def test_who_attaches_to_a_suspended_job_gives_it_time_to_go_on() -> None:
     assert (code, played.now < 1.0) == (75, True)
 
 
-def test_a_pipe_is_told_why_a_job_does_not_train_as_soon_as_it_is_known() -> None:
+def test_a_pipe_shows_why_a_job_does_not_train_as_soon_as_it_is_known() -> None:
     screen, out = console(200, terminal=False)
     display, now = JobDisplay(screen, clock=lambda: 0.0), nodes(1)
     for reason in ("nobody has looked", "it needs [8] workers", "it needs [8] workers"):
         display.update(job(phase="pending", reason=reason), now)
     display.update(job(phase="running", reason="first start"), now)
-    told = [line.split("dp 3 × pp 3   ")[-1] for line in out.getvalue().splitlines()]
-    assert told == ["nobody has looked", "it needs [8] workers"]
+    reported = [line.split("dp 3 × pp 3   ")[-1] for line in out.getvalue().splitlines()]
+    assert reported == ["nobody has looked", "it needs [8] workers"]
 
 
-def test_a_terminal_is_told_why_a_job_does_not_train() -> None:
+def test_a_terminal_shows_why_a_job_does_not_train() -> None:
     assert "it needs [8] workers" in rendered(
         80, job(phase="waiting", reason="it needs [8] workers", ranks=[]), nodes(1)
     )

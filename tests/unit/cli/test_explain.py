@@ -26,7 +26,7 @@ FINDING: dict[str, Any] = {
     "source": "NVRx",
     "advice": "read the log",
     "evidence": {"signal": "9", "log": "a\nb", "blame": "unknown", "because": "seen once", "rule": "said above"},
-    "ladder": ["restart_process", "replace_node"],
+    "recommended_actions": ["restart_process", "replace_node"],
     "ttl_s": 300.0,
     "judged_at": 1000.5,
     "verdict": "opened i-1",
@@ -42,12 +42,12 @@ INCIDENT: dict[str, Any] = {
 }
 
 
-def told(finding: dict[str, Any], incident: dict[str, Any] | None) -> str:
+def explained(finding: dict[str, Any], incident: dict[str, Any] | None) -> str:
     return "\n".join(line.plain for line in story(finding, incident))
 
 
 def test_it_says_why_and_what_was_done() -> None:
-    text = told(FINDING, INCIDENT)
+    text = explained(FINDING, INCIDENT)
     for part in (
         "Rank 2 on n2 [gpu] was killed",
         "confidence 95 %",
@@ -66,8 +66,8 @@ def test_it_says_why_and_what_was_done() -> None:
 
 
 def test_a_warning_has_no_incident_and_an_undecided_one_says_so() -> None:
-    assert "action" not in told({**FINDING, "incident": "", "ladder": []}, None)
-    assert "not decided yet" in told(FINDING, {**INCIDENT, "action": None})
+    assert "action" not in explained({**FINDING, "incident": "", "recommended_actions": []}, None)
+    assert "not decided yet" in explained(FINDING, {**INCIDENT, "action": None})
 
 
 def test_an_incident_is_explained_by_the_finding_that_it_began_with() -> None:
@@ -86,6 +86,6 @@ def test_an_incident_is_explained_by_the_finding_that_it_began_with() -> None:
 
 
 def test_an_estimated_date_is_called_one() -> None:
-    assert "(an estimate)" not in told(FINDING, None)
+    assert "(an estimate)" not in explained(FINDING, None)
     guessed = {**FINDING, "evidence": {"dated": "estimate: its last sign of life"}}
-    assert "(an estimate), detected" in told(guessed, None)
+    assert "(an estimate), detected" in explained(guessed, None)

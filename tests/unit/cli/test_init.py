@@ -56,7 +56,7 @@ def test_every_key_that_is_off_can_be_switched_on(script: Path) -> None:
     assert head.startswith("# Written by")
 
 
-def test_it_replaces_a_job_file_only_when_told_to(script: Path) -> None:
+def test_it_replaces_a_job_file_only_with_the_option_for_it(script: Path) -> None:
     script.with_name("job.yaml").write_text("mine\n")
     with pytest.raises(Conflict, match="--force replaces it"):
         init("train.py")

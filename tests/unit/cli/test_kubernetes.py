@@ -290,10 +290,10 @@ def invoke(arguments: list[str]) -> int:
 AGENT = """
 import pathlib, signal, sys, time
 here = pathlib.Path(sys.argv[1])
-def told(number, frame):
-    (here / "told").write_text(str(number))
+def received(number, frame):
+    (here / "received").write_text(str(number))
     sys.exit(0)
-signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGTERM, received)
 runs = here / "runs"
 runs.write_text((runs.read_text() if runs.exists() else "") + "x")
 if len(runs.read_text()) == 1:
@@ -318,7 +318,7 @@ def test_an_agent_that_crashes_is_started_again_and_one_that_has_left_does_not_c
             assert pod.wait(30) == SUSPENDED
         finally:
             pod.kill()
-    assert (tmp_path / "told").read_text() == str(int(signal.SIGTERM))
+    assert (tmp_path / "received").read_text() == str(int(signal.SIGTERM))
     assert (tmp_path / "runs").read_text() == "xx"
 
 

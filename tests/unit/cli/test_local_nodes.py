@@ -1,4 +1,4 @@
-"""How many nodes one machine is asked to carry: refused before anything is started. What its processes are told."""
+"""How many nodes one machine is asked to carry: refused before anything is started. The settings of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which API a command asks that was told no URL."""
+"""Which API a command uses without a URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from holdfast.cli import client, local_runs
+from holdfast.cli import connection, local_runs
 from holdfast.cli.local_runs import api_url, running
 from holdfast.domain.errors import Unavailable
 
@@ -48,7 +48,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No API at the default URL, and a directory of local runs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setattr(client, "DEFAULT_API_PORT", port)
+    monkeypatch.setattr(connection, "DEFAULT_API_PORT", port)
     monkeypatch.delenv("HOLDFAST_API", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return local_runs.RUNS.expanduser()
@@ -82,7 +82,7 @@ def test_of_several_local_runs_that_of_the_job_is_asked(runs: Path) -> None:
 def test_a_url_that_is_given_or_answers_comes_first(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with server() as local, server() as default:
         announce(runs, "train", json.dumps({"api": local}))
-        monkeypatch.setattr(client, "DEFAULT_API_PORT", int(default.rpartition(":")[2]))
+        monkeypatch.setattr(connection, "DEFAULT_API_PORT", int(default.rpartition(":")[2]))
         assert api_url() == default
         monkeypatch.setenv("HOLDFAST_API", "http://fleet:8470")
         assert api_url() == "http://fleet:8470"
@@ -94,7 +94,7 @@ def test_a_url_that_is_given_or_answers_comes_first(runs: Path, monkeypatch: pyt
 def test_what_cannot_be_read_is_no_local_run(runs: Path, content: str) -> None:
     announce(runs, "train", content)
     assert running() == {}
-    assert api_url() == client.default_url()
+    assert api_url() == connection.default_url()
 
 
 def test_what_is_no_holdfast_is_no_local_run(runs: Path) -> None:

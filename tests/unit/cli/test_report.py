@@ -33,8 +33,8 @@ def incident(at_h: float, repaired_s: float | None, **changes: Any) -> dict[str,
         "state": "resolved" if repaired_s is not None else "preparing",
         "cause": "Rank 3 on n1 was killed",
         "action": {"kind": "restart"},
-        "t_fault": at,
-        "t_first_step": None if repaired_s is None else at + repaired_s,
+        "fault_at": at,
+        "first_step_at": None if repaired_s is None else at + repaired_s,
         "rework_steps": 0,
         **changes,
     }
@@ -204,8 +204,8 @@ def test_the_command_prints_tables_json_and_writes_a_page(run: Any, tmp_path: Pa
     )
     assert "worker_crash  2" in shown
     assert "each of 3 repaired faults takes a restart of 4.2 min" in " ".join(shown.split())
-    told = json.loads(run("--json").output)
-    assert (told["all_faults"]["count"], told["cost"], told["comparison"]) == (3, None, None)
+    reported = json.loads(run("--json").output)
+    assert (reported["all_faults"]["count"], reported["cost"], reported["comparison"]) == (3, None, None)
     assert run("--html", str(tmp_path / "llm.html")).exit_code == 0
     assert (tmp_path / "llm.html").read_text().startswith("<!doctype html>")
 
@@ -221,8 +221,8 @@ def test_the_command_reports_the_fleet(monkeypatch: pytest.MonkeyPatch, tmp_path
         "1 job, 0.1 GPU-hours, $0.24. 73.7 % of the GPU time was useful work. 3 faults, one in 0.0 GPU-hours"
     )
     assert "worker_crash" in shown
-    told = json.loads(run("--fleet", "--json").output)
-    assert told["until"] - told["since"] == pytest.approx(7 * 86_400)
+    reported = json.loads(run("--fleet", "--json").output)
+    assert reported["until"] - reported["since"] == pytest.approx(7 * 86_400)
     assert run("--fleet", "--html", str(tmp_path / "fleet.html")).exit_code == 0
     text = (tmp_path / "fleet.html").read_text()
     assert not re.search(r"https?://|<script|<link|src=|@import|url\(", text)

@@ -167,7 +167,7 @@ def _patched(text: str, tmp_path: Path) -> str:
         ("for batch in loader:\n    scheduler.step()\n", "no call of an optimizer's step"),
     ],
 )
-def test_what_cannot_be_told_is_said(text: str, reason: str) -> None:
+def test_unclear_scripts_are_refused_with_the_reason(text: str, reason: str) -> None:
     found = changes(text, "train.py")
     assert isinstance(found, Unclear)
     assert reason in found.reason

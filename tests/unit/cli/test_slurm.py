@@ -171,7 +171,7 @@ def test_the_end_of_another_allocation_is_not_this_ones(tmp_path: Path) -> None:
         assert ending.read(tmp_path, "7") is None
 
 
-def test_the_nodes_are_told_once_by_the_clock_or_by_the_signal_and_again_if_the_limit_is_moved() -> None:
+def test_the_nodes_are_asked_to_end_once_by_the_clock_or_by_the_signal_and_again_if_the_limit_is_moved() -> None:
     watch = EndWatch(notice_s=600, ends_at=10_000.0)
     assert not watch.is_near(9_000)
     assert watch.due(9_000) is None
@@ -188,7 +188,7 @@ def test_the_nodes_are_told_once_by_the_clock_or_by_the_signal_and_again_if_the_
 def test_without_an_answer_of_slurmctld_the_signal_tells_the_end() -> None:
     watch = EndWatch(notice_s=600)
     assert not watch.is_near(9_000)
-    watch.told_at = 9_000.0
+    watch.signalled_at = 9_000.0
     assert watch.due(9_010) == 9_600
     watch.announced = 9_600.0
     assert watch.due(9_020) is None
@@ -272,10 +272,10 @@ def test_a_controller_that_hangs_or_is_not_there(tmp_path: Path, monkeypatch: py
 AGENT = """
 import pathlib, signal, sys, time
 here = pathlib.Path(sys.argv[1])
-def told(number, frame):
-    (here / "told").write_text(str(number))
+def received(number, frame):
+    (here / "received").write_text(str(number))
     sys.exit(0)
-signal.signal(signal.SIGUSR1, told)
+signal.signal(signal.SIGUSR1, received)
 runs = here / "runs"
 runs.write_text((runs.read_text() if runs.exists() else "") + "x")
 if len(runs.read_text()) == 1:
@@ -293,7 +293,9 @@ sys.exit(node.NodeTask([sys.executable, str(here / "agent.py"), str(here)], here
 """
 
 
-def test_an_agent_that_crashes_is_started_again_and_told_of_the_end_and_its_memory_is_freed(tmp_path: Path) -> None:
+def test_an_agent_that_crashes_is_restarted_and_gets_the_notice_of_the_end_and_its_memory_is_freed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "memory").mkdir()
     with subprocess.Popen([sys.executable, "-c", TASK, str(tmp_path)]) as task:
@@ -304,20 +306,20 @@ def test_an_agent_that_crashes_is_started_again_and_told_of_the_end_and_its_memo
             wait_until(lambda: runs.exists() and len(runs.read_text()) == 2, description="a second agent", timeout_s=30)
             Ending("8", time.time() + 1).write(tmp_path)  # another allocation's
             Ending("7", time.time() + 3600).write(tmp_path)
-            assert not (tmp_path / "told").exists()
+            assert not (tmp_path / "received").exists()
             Ending("7", time.time() + 30).write(tmp_path)
             assert task.wait(30) == 0
         finally:
             killer.cancel()
-    assert (tmp_path / "told").read_text() == str(int(signal.SIGUSR1))
+    assert (tmp_path / "received").read_text() == str(int(signal.SIGUSR1))
     assert not (tmp_path / "memory").exists()
 
 
 STAYS_A_WHILE = """
 import pathlib, signal, sys, time
 here = pathlib.Path(sys.argv[1])
-signal.signal(signal.SIGUSR1, lambda number, frame: (here / "told").open("a").write("x"))
-signal.signal(signal.SIGTERM, lambda number, frame: (here / "told").open("a").write("SIGTERM"))
+signal.signal(signal.SIGUSR1, lambda number, frame: (here / "received").open("a").write("x"))
+signal.signal(signal.SIGTERM, lambda number, frame: (here / "received").open("a").write("SIGTERM"))
 (here / "runs").write_text("x")
 while not (here / "left").exists():
     time.sleep(0.01)
@@ -332,13 +334,13 @@ def test_slurms_sigterm_reaches_the_agent_as_one_notice(tmp_path: Path) -> None:
         try:
             wait_until((tmp_path / "runs").exists, description="the agent")
             os.killpg(task.pid, signal.SIGTERM)  # as with ProctrackType=proctrack/pgid
-            wait_until((tmp_path / "told").exists, description="the agent to be told")
+            wait_until((tmp_path / "received").exists, description="the signal to the agent")
             os.killpg(task.pid, signal.SIGTERM)  # as srun passes it on
             (tmp_path / "left").touch()
             assert task.wait(30) == 0
         finally:
             killer.cancel()
-    assert (tmp_path / "told").read_text() == "x"
+    assert (tmp_path / "received").read_text() == "x"
 
 
 REFUSES = """

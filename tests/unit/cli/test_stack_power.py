@@ -66,7 +66,7 @@ def test_a_refusal_reaches_the_asker(room: Path, switches: Switches) -> None:
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), subprocess.TimeoutExpired("agent", 15.0)])
-def test_a_switch_that_breaks_is_told_and_the_next_one_works(
+def test_a_switch_that_breaks_is_reported_and_the_next_one_works(
     room: Path, switches: Switches, failure: Exception
 ) -> None:
     switches.failure = failure

@@ -50,7 +50,7 @@ def test_cells(screen: io.StringIO, value: Any, name: str, shown: str) -> None:
     assert screen.getvalue().rstrip("\n") == shown
 
 
-@pytest.mark.parametrize("name", ["at", "t_fault", "submitted_at"])
+@pytest.mark.parametrize("name", ["at", "fault_at", "submitted_at"])
 def test_moments_are_local_time(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()

@@ -1,4 +1,4 @@
-"""When a part of a stack is started again, and what the user is told of it."""
+"""When a part of a stack is started again, and which messages the user gets."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def test_one_that_ends_again_and_again_is_named_with_the_end_of_its_log(world: W
     for _ in range(40):
         world.passes(1)
         world.dies()
-    told = "\n".join(world.said)
-    assert "3 times in a row" in told
-    assert str(world.log) in told
-    assert "line 99" in told
-    assert told.count("line 99") <= 3, "its log does not fill the screen"
+    reported = "\n".join(world.said)
+    assert "3 times in a row" in reported
+    assert str(world.log) in reported
+    assert "line 99" in reported
+    assert reported.count("line 99") <= 3, "its log does not fill the screen"
 
 
 def test_what_cannot_be_started_is_said_and_tried_again(world: World) -> None:

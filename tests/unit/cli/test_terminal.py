@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli import client, endings, stack_record
-from holdfast.cli.client import Client, NoApi
+from holdfast.cli import connection, endings, stack_record
+from holdfast.cli.client import Client
+from holdfast.cli.connection import NoApi
 from holdfast.cli.live import JobDisplay
 from holdfast.cli.terminal import Terminal, visible
 from holdfast.domain.errors import HoldfastError, InvalidSpec
@@ -75,8 +76,8 @@ def test_a_server_that_answers_with_brackets_without_end() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/events":
             return httpx.Response(200, text=f"event: x\ndata: {DEEP}\n\n")
-        kind = client.PROBLEM if request.url.path == "/v1/breaker" else "application/json"
-        return httpx.Response(500 if kind == client.PROBLEM else 200, text=DEEP, headers={"content-type": kind})
+        kind = connection.PROBLEM if request.url.path == "/v1/breaker" else "application/json"
+        return httpx.Response(500 if kind == connection.PROBLEM else 200, text=DEEP, headers={"content-type": kind})
 
     with Client("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as api:
         with pytest.raises(NoApi, match="not JSON"):

@@ -20,7 +20,7 @@ def able(fleet: Fleet, node: str) -> State:
     return dataclasses.replace(fleet.state, nodes={**fleet.state.nodes, node: dataclasses.replace(known, facts=facts)})
 
 
-def test_a_spare_is_told_once_and_its_new_life_ends_the_order() -> None:
+def test_a_spare_gets_the_order_once_and_its_new_incarnation_ends_the_order() -> None:
     fleet = running(job(dp=2), spares=1)
     for _ in range(2):
         fleet.fold(AgentRestartRequested(fleet.now, "n2", "a new version"))

@@ -15,22 +15,22 @@ SEEDS = (3, 5, 10)  # with a harsh quarantine, with an object store, with both
 
 def history(seed: int) -> list[tuple[State, Event, State, tuple[Command, ...]]]:
     """Everything that a leader folded in a hostile run, in order."""
-    told: list[tuple[State, Event, State, tuple[Command, ...]]] = []
+    reported: list[tuple[State, Event, State, tuple[Command, ...]]] = []
 
     def fold(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
         after, commands = step(state, event)
-        told.append((state, event, after, commands))
+        reported.append((state, event, after, commands))
         return after, commands
 
     simulate(seed, fold=fold)
-    return told
+    return reported
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_batch_says_what_its_events_say_one_by_one(seed: int) -> None:
-    state, told = State(), history(seed)
-    for start in range(0, len(told), 7):
-        part = told[start : start + 7]
+    state, reported = State(), history(seed)
+    for start in range(0, len(reported), 7):
+        part = reported[start : start + 7]
         batch, alone = Batch(state), state
         for _, event, _, _ in part:
             alone, commands = step(alone, event)

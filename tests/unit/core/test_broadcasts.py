@@ -24,7 +24,7 @@ def run(rank: int, shard: int, width: int) -> RestoreRun:
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.data())
-def test_each_slot_is_told_the_runs_of_its_ranks(slots: int, width: int, data: st.DataObject) -> None:
+def test_each_slot_gets_the_runs_of_its_ranks(slots: int, width: int, data: st.DataObject) -> None:
     """Whole slots, single ranks, ranks with several parts, slots with nothing."""
     runs: list[RestoreRun] = []
     for slot in range(slots):

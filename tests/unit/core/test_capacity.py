@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet import JOB, Fleet, job, running, told_to_end
+from fleet import JOB, Fleet, asked_to_end, job, running
 
 from holdfast.domain import orders
 from holdfast.domain.findings import FindingKind, Remedy, Severity
@@ -65,7 +65,7 @@ def test_a_node_that_an_operator_keeps_out_is_not_there() -> None:
 
 def test_a_node_that_is_about_to_be_taken_away_is_not_there() -> None:
     fleet = running(job(dp=2))
-    told_to_end(fleet, "n1")
+    asked_to_end(fleet, "n1")
     assert lacking(fleet.state) == (Lack("", 1, 1, (JOB,)),)
 
 
@@ -79,7 +79,7 @@ def test_a_machine_that_is_being_replaced_is_as_good_as_there() -> None:
         fleet.report(node, orders.Inventory(JOB, ()))
     fleet.submit(job(dp=2))
     fleet.run()
-    fleet.find(FindingKind.SILENT_CORRUPTION, "n1", severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
+    fleet.find(FindingKind.SILENT_CORRUPTION, "n1", severity=Severity.FATAL, recommended_actions=(Remedy.REPLACE_NODE,))
     fleet.run()
     fleet.wait(120)
     assert lacking(fleet.state) == (Lack("", 1, 1, (JOB,)),)
@@ -124,9 +124,9 @@ def test_a_request_is_recorded_with_its_answer() -> None:
 
 def test_faults_of_hardware_that_only_an_operator_ends_are_missing_nodes() -> None:
     fleet = running(job(dp=2), spares=1)
-    ladder = (Remedy.REPLACE_NODE,)
-    fleet.find(FindingKind.SILENT_CORRUPTION, "n1", severity=Severity.FATAL, ladder=ladder)
+    recommended_actions = (Remedy.REPLACE_NODE,)
+    fleet.find(FindingKind.SILENT_CORRUPTION, "n1", severity=Severity.FATAL, recommended_actions=recommended_actions)
     fleet.run()
     assert lacking(fleet.state) == (), "the spare has its ranks"
-    fleet.find(FindingKind.SILENT_CORRUPTION, "n0", severity=Severity.FATAL, ladder=ladder)
+    fleet.find(FindingKind.SILENT_CORRUPTION, "n0", severity=Severity.FATAL, recommended_actions=recommended_actions)
     assert lacking(fleet.state) == (Lack("", 1, 1, (JOB,)),)

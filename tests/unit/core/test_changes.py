@@ -11,7 +11,7 @@ from holdfast.domain import spans
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import ActionKind, IncidentState
-from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping, Start, Stop, Warm
+from holdfast.domain.orders import Prepare, PrepareTemplate, RanksFinished, RanksStepping, Start, Stop
 from holdfast.supervisor.core import Config, Job
 from holdfast.supervisor.core.change import RETRY_RUN_S, RETRY_S
 from holdfast.supervisor.core.handover import SHARES_MAX
@@ -33,7 +33,7 @@ def test_a_job_starts_when_there_are_nodes_and_warms_the_spare() -> None:
     assert set(fleet.orders(Prepare)) == {"n0", "n1", "n2"}
     fleet.run()
     fleet.expect(JobPhase.RUNNING)
-    assert set(fleet.orders(Warm)) == {"n3"}
+    assert set(fleet.orders(PrepareTemplate)) == {"n3"}
 
 
 def test_a_spare_is_warmed_for_every_job_and_forgets_those_that_are_over() -> None:
@@ -46,7 +46,7 @@ def test_a_spare_is_warmed_for_every_job_and_forgets_those_that_are_over() -> No
         ranks = [(placement.node, tuple(placement.ranks)) for placement in generation.placements]
         for node, those in ranks:
             fleet.report(node, RanksStepping(name, generation.number, those, 1, fleet.now))
-        (spare,) = fleet.orders(Warm)
+        (spare,) = fleet.orders(PrepareTemplate)
         assert fleet.state.nodes[spare].warmed == (name,)
         fleet.answer_orders()
         for node, those in ranks:
@@ -316,10 +316,12 @@ def test_the_incident_carries_every_time_and_the_rework() -> None:
     fleet.run()
     incident = fleet.incident
     assert incident.state is IncidentState.RESOLVED
-    assert incident.t_decided is not None
-    assert incident.t_prepared is not None
-    assert incident.t_first_step is not None
-    assert incident.t_fault < incident.t_detected <= incident.t_decided < incident.t_prepared <= incident.t_first_step
+    assert incident.decided_at is not None
+    assert incident.prepared_at is not None
+    assert incident.first_step_at is not None
+    assert (
+        incident.fault_at < incident.detected_at <= incident.decided_at < incident.prepared_at <= incident.first_step_at
+    )
     assert (incident.last_step, incident.restored_step, incident.rework_steps) == (14, 10, 4)
     assert len(incident.trace_id) == 32
 

@@ -7,7 +7,7 @@ from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
-from holdfast.domain.orders import Inventory, Prepare, Start, Stop, Warm
+from holdfast.domain.orders import Inventory, Prepare, PrepareTemplate, Start, Stop
 from holdfast.supervisor.protocol import Evaluate, JobPhase, LeaderStarted, Send, SetTimer
 from holdfast.supervisor.timers import DeferralOver
 
@@ -24,7 +24,9 @@ def test_a_new_leader_hands_out_everything_again(phase: str) -> None:
     commands = fleet.fold(LeaderStarted(fleet.now, 2))
     again = [command for command in commands if isinstance(command, Send)]
     assert {send.command_id for send in again} == {send.command_id for send in fleet.state.sends()}
-    assert {type(send.order) for send in again} >= {{"question": Warm, "prepare": Prepare, "start": Start}[phase]}
+    assert {type(send.order) for send in again} >= {
+        {"question": PrepareTemplate, "prepare": Prepare, "start": Start}[phase]
+    }
     assert [type(c) for c in commands].count(Evaluate) == (1 if phase == "question" else 0)
     armed = {command.timer for command in commands if isinstance(command, SetTimer)}
     assert armed >= set(fleet.state.timers)
@@ -153,7 +155,7 @@ def test_a_new_leader_waits_for_no_inventory_of_a_script_that_never_saves() -> N
     assert fleet.job.phase is JobPhase.PREPARING
 
 
-def test_what_was_told_to_the_last_leader_is_no_news_for_the_next_one() -> None:
+def test_reports_acknowledged_by_the_last_leader_change_nothing_for_the_next_one() -> None:
     fleet = running(job(dp=2), saved=10)
     fleet.session = 7
     fleet.hello("n0", running=1)

@@ -1,4 +1,4 @@
-"""What a cluster says of machines: failure domains that agents were not told, and machines that are gone for good."""
+"""What a cluster says of machines: failure domains that agents do not know, and machines that are gone for good."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_copies_go_to_other_failure_domains_than_their_own() -> None:
         assert domains[order.peers[0].node] != domains[node]
 
 
-def test_what_an_agent_was_told_comes_first_and_labels_outlive_its_restart() -> None:
+def test_the_setting_of_an_agent_takes_precedence_and_labels_outlive_its_restart() -> None:
     fleet = Fleet(2, zones="xx")
     fleet.connect("n2")
     for node in ("n0", "n2", "unknown"):

@@ -47,7 +47,7 @@ def test_a_refusal_of_the_agent_is_the_operations() -> None:
     assert answers(fleet) == [("op-1", False, "the order is too old")]
 
 
-def test_the_agents_are_told_whether_the_job_allows_faults() -> None:
+def test_orders_contain_whether_the_job_allows_faults() -> None:
     for allowed in (False, True):
         fleet = running(replace(job(dp=2), chaos=allowed))
         fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
@@ -122,7 +122,7 @@ def test_equal_requests_are_equal_whenever_they_were_made() -> None:
     assert fingerprint(one) == fingerprint(evolve(one, refusal=""))
 
 
-def test_the_agent_is_told_how_much_and_its_answer_is_that_of_the_request() -> None:
+def test_the_order_contains_the_amount_and_the_answer_of_the_agent_is_that_of_the_request() -> None:
     for changes in (
         {"kind": FaultKind.LOSSY_LINK, "loss_percent": 5.0},
         {"kind": FaultKind.CLOCK_JUMP, "offset_s": -9.0},

@@ -13,7 +13,7 @@ from holdfast.supervisor.protocol import JobPhase
 
 
 def completed(*, saved: int = 20, late: bool = False) -> Fleet:
-    """Two nodes; the last save is at step 20. `late`: it is told after the workers have ended."""
+    """Two nodes; the last save is at step 20. `late`: it is reported after the workers have ended."""
     spec = job(dp=2)
     fleet = running(replace(spec, checkpoint=replace(spec.checkpoint, store="gs://bucket/p")), saved=10)
     if not late:
@@ -42,7 +42,7 @@ def asked(fleet: Fleet) -> dict[str, int]:
 
 
 def over(fleet: Fleet) -> bool:
-    """Whether every node is told that the job is over, and none to delete anything of it."""
+    """Whether every node is informed that the job has ended, and none is ordered to delete its files."""
     orders = fleet.orders(Stop)
     stops = [order for order in orders.values() if isinstance(order, Stop)]
     return set(orders) == {"n0", "n1"} and all(order.ended and not order.forget for order in stops)
@@ -71,7 +71,7 @@ def test_its_files_stay_until_the_last_step_is_in_the_store() -> None:
     assert not fleet.state.timers
 
 
-def test_a_last_save_that_is_told_after_the_end_is_the_one_that_goes() -> None:
+def test_a_last_save_that_is_reported_after_the_end_is_uploaded() -> None:
     fleet = completed(late=True)
     assert asked(fleet) == {"n0": 20, "n1": 20}
     store(fleet, 20)

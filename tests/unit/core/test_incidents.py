@@ -1,4 +1,4 @@
-"""Findings become incidents: what is news, what is cascade, what is nobody's fault, and what is decided."""
+"""Findings become incidents: which are expired, which are cascading, which are attributed to nobody, and what is decided."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kinds(fleet: Fleet) -> list[ActionKind]:
     return [incident.action.kind for incident in fleet.state.closed if incident.action is not None]
 
 
-# ---------------------------------------------------------------- what is news
+# ---------------------------------------------------------------- expired findings
 
 
 def test_an_old_finding_about_something_else_than_what_runs_is_history() -> None:
@@ -37,7 +37,7 @@ def test_an_old_finding_about_something_else_than_what_runs_is_history() -> None
 
 
 def test_a_late_finding_about_the_running_generation_counts() -> None:
-    """The log, or the supervisor, was away for longer than findings are news."""
+    """The log, or the supervisor, was away for longer than findings are valid."""
     fleet = running(job(dp=2))
     fleet.wait(3600.0)
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, age_s=3500.0)
@@ -62,8 +62,8 @@ def test_a_finding_is_dated_by_its_age_and_not_by_its_publishers_clock(clock_s: 
         rank=1,
     )
     fleet.fold(FindingArrived(fleet.now, published, 0.5))
-    assert fleet.incident.t_detected == pytest.approx(fleet.now - 0.5)
-    assert fleet.incident.t_fault == pytest.approx(fleet.now - 0.75)
+    assert fleet.incident.detected_at == pytest.approx(fleet.now - 0.5)
+    assert fleet.incident.fault_at == pytest.approx(fleet.now - 0.75)
     assert fleet.job.phase is JobPhase.PREPARING
 
 
@@ -331,7 +331,7 @@ def test_a_fault_of_the_running_generation_began_after_its_start_whatever_a_node
     fleet = running(job(dp=2), saved=10)
     started_at = fleet.job.membership.running_at
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, since=fleet.now - 3600.0)
-    assert fleet.incident.t_fault == started_at
+    assert fleet.incident.fault_at == started_at
     assert fleet.incident.evidence["dated"].startswith(
         "estimate: the start of the generation; n1 dated it 3600 s before"
     )

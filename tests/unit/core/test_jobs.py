@@ -111,7 +111,7 @@ def test_repair_waits_for_a_fresh_checkpoint_and_costs_few_steps() -> None:
     order = fleet.orders(CheckpointNow)["n0"]
     assert isinstance(order, CheckpointNow)
     assert 40 < order.at_step <= 50, (
-        "no rank has passed it when the order arrives, so that every script is told before it"
+        "no rank has passed it when the order arrives, so that every script is notified before it"
     )
     assert order.leaving == "scale_up: 3 of 3 replicas can run now, and 2 run"
     fleet.train(order.at_step)
@@ -232,7 +232,7 @@ def test_a_cordon_that_waits_for_a_spare_is_carried_out_when_a_node_is_uncordone
 
 
 def test_checkpoint_now_reaches_every_node_at_one_step_ahead() -> None:
-    """Ahead of where the ranks may be by now: at 0.1 s a step, 16 since it was told here, 6 until the order is there."""
+    """Ahead of where the ranks may be by now: at 0.1 s a step, 16 since its report arrived here, 6 until the order is there."""
     fleet = running(job(dp=3))
     fleet.train(12)
     fleet.fold(CheckpointRequested(fleet.now, JOB))
@@ -276,7 +276,7 @@ def test_a_stop_does_not_wait_for_ever() -> None:
     fleet.gone("n1")
     fleet.answer_orders("n1")
     assert fleet.job.phase is JobPhase.STOPPED
-    assert [send.node for send in fleet.state.sends()] == ["n1"], "it is told when it comes back"
+    assert [send.node for send in fleet.state.sends()] == ["n1"], "it gets the order when it comes back"
 
 
 def test_a_pending_job_stops_at_once() -> None:
@@ -369,7 +369,7 @@ def test_workers_of_a_finished_job_are_stopped_when_their_node_comes_back() -> N
     assert set(fleet.orders(Stop)) == {"n1"}
 
 
-def test_the_last_step_and_its_loss_are_on_record_although_they_are_told_after_the_end() -> None:
+def test_the_last_step_and_its_loss_are_on_record_although_they_are_reported_after_the_end() -> None:
     fleet = running(job(dp=2), saved=10)
     number = fleet.job.number
     fleet.fold(StepsCompleted(fleet.now, JOB, number, 11, fleet.now, loss=2.5))
@@ -407,7 +407,7 @@ def test_the_policy_of_a_job_that_is_over_stays_as_it_was() -> None:
     assert fleet.job.spec == before
 
 
-# ---------------------------------------------------------------- what the script is told before a planned change
+# ---------------------------------------------------------------- the script is notified before a planned change
 
 
 def leaving(fleet: Fleet) -> set[tuple[int, str]]:
@@ -416,7 +416,7 @@ def leaving(fleet: Fleet) -> set[tuple[int, str]]:
     return {(order.at_step, order.leaving) for order in orders if order.leaving}
 
 
-def test_a_planned_change_is_told_to_every_node_with_its_reason() -> None:
+def test_a_planned_change_is_announced_to_every_node_with_its_reason() -> None:
     fleet = running(job(dp=3), spares=1, saved=10)
     fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
     orders = fleet.orders(CheckpointNow)
@@ -426,7 +426,7 @@ def test_a_planned_change_is_told_to_every_node_with_its_reason() -> None:
     assert reason == "hot_swap: n1 is cordoned, and a spare node is free"
 
 
-def test_a_save_that_is_ahead_already_is_the_one_that_the_script_is_told_of() -> None:
+def test_a_save_that_is_ahead_already_is_announced_to_the_script() -> None:
     fleet = running(job(dp=3), spares=1, saved=10)
     fleet.train(12)
     fleet.fold(CheckpointRequested(fleet.now, JOB))

@@ -65,8 +65,10 @@ def disk_line(at: float) -> KernelLine:
 
 def full_tier(at: float) -> CheckpointTrouble | None:
     """As the agent passes it on: again after five minutes."""
-    told = at % REPEAT_S < EVERY_S
-    return CheckpointTrouble("n1", 1.0, job().name, TroubleKind.TIER_FAILS, "disk", "no space left") if told else None
+    reported = at % REPEAT_S < EVERY_S
+    return (
+        CheckpointTrouble("n1", 1.0, job().name, TroubleKind.TIER_FAILS, "disk", "no space left") if reported else None
+    )
 
 
 READINGS: dict[str, Reading] = {

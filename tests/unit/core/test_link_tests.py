@@ -105,7 +105,7 @@ def test_nodes_with_ranks_announced_cordoned_or_reset_nodes_are_left_alone() -> 
     fleet.expect(JobPhase.RUNNING)
 
 
-def test_the_partner_waits_before_the_other_node_is_told_where() -> None:
+def test_the_partner_waits_before_the_other_node_gets_its_address() -> None:
     fleet = Idle(2)
     fleet.wait(15.0)
     [waits] = fleet.tests()
@@ -144,7 +144,7 @@ def test_a_job_takes_both_nodes_at_once_and_what_the_test_found_is_dropped() -> 
     fleet.answer_test(fleet.tests()[0])
     [measures] = fleet.tests()
     fleet.submit(job(dp=2))
-    assert set(fleet.orders(Prepare)) == {"n0", "n1"}, "told in the same moment"
+    assert set(fleet.orders(Prepare)) == {"n0", "n1"}, "ordered in the same moment"
     fleet.report(measures.node, OrderDone(measures.command_id, True, link=LinkMeasured(failure=UNREACHED)))
     assert not any(node.links for node in fleet.state.nodes.values())
     assert not [timer for timer in fleet.state.timers if isinstance(timer, LinkTestTimeout)]
@@ -228,7 +228,7 @@ def test_a_node_that_is_bad_with_two_partners_is_out_with_reasons(speed: float) 
     assert "after 2 good tests of its network in a row" in returns.standing(node, fleet.now, 7200.0)
 
 
-def test_a_bad_node_is_told_soon_after_its_first_bad_test() -> None:
+def test_a_bad_node_is_reported_soon_after_its_first_bad_test() -> None:
     fleet = settled(Idle(6))
     fleet.bad["n2"] = USUAL / 10
     began = fleet.now

@@ -119,7 +119,7 @@ def test_what_is_left_of_a_forgotten_run_stops_first_whatever_its_number_is() ->
     fleet.expect(JobPhase.STARTING)
 
 
-def test_nothing_starts_before_every_member_has_told_the_new_leader_what_it_runs() -> None:
+def test_nothing_starts_before_every_member_has_reported_its_workers_to_the_new_leader() -> None:
     """The log forgot generation 2, which was started; what is left says that generation 1 is prepared, but for one answer."""
     fleet = Fleet(3)
     fleet.submit(job(dp=3))

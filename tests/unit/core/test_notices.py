@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from fleet import JOB, Fleet, job, running, told_to_end
+from fleet import JOB, Fleet, asked_to_end, job, running
 
 from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.domain.findings import FindingKind, Severity
@@ -66,7 +66,7 @@ def test_a_new_leader_hears_of_the_save_before_it_concludes_that_none_came() -> 
     notice(fleet, "n1")
     order = fleet.orders(CheckpointNow)["n0"]
     assert isinstance(order, CheckpointNow)
-    fleet.train(order.at_step)  # all of it was saved, but nobody led who could be told
+    fleet.train(order.at_step)  # all of it was saved, but no leader was there to receive the report
     fleet.now += fleet.state.config.save_s + 1.0
     fleet.fold(LeaderStarted(fleet.now, 2))
     fleet.wait(1.0)
@@ -235,19 +235,19 @@ def test_a_policy_may_let_it_stay() -> None:
     assert fleet.state.jobs[JOB].deferred_evictions
 
 
-# ---------------------------------------------------------------- an agent that was told to end
+# ---------------------------------------------------------------- an agent that was asked to end
 
 
-def test_the_notice_of_an_agent_that_was_told_to_end_is_over_when_one_starts_there() -> None:
+def test_the_notice_of_an_agent_that_was_asked_to_end_is_over_when_one_starts_there() -> None:
     fleet = running(job(dp=2, min_dp=2), spares=0, saved=10)
-    told_to_end(fleet, "n1")
+    asked_to_end(fleet, "n1")
     life = fleet.state.nodes["n1"].facts.incarnation
     notice(fleet, "n1", HOUR_S, "file")
     assert {each.source for each in fleet.state.nodes["n1"].notices if each.event} == {TERMINATION, "file"}
     fleet.gone("n1")
     fleet.now += 1.0
     fleet.connect("n1")
-    told_to_end(fleet, "n1", life)  # underway since before
+    asked_to_end(fleet, "n1", life)  # underway since before
     assert {each.source for each in fleet.state.nodes["n1"].notices if each.event} == {"file"}
 
 
@@ -255,7 +255,7 @@ def test_an_allocation_that_ends_as_a_whole_is_saved_and_not_swapped_node_by_nod
     """Every node has a notice within a second, and nobody is left to go to: one answer for all."""
     fleet = running(job(dp=6, min_dp=6), saved=10)
     for name in fleet.nodes():
-        told_to_end(fleet, name)
+        asked_to_end(fleet, name)
     number = fleet.job.number
     assert not fleet.orders(CheckpointNow), "more may follow"
     fleet.wait(TOGETHER_S)

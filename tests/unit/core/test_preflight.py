@@ -78,7 +78,7 @@ def test_a_running_node_is_not_taken_out_by_a_late_result() -> None:
     assert (fleet.job.phase, fleet.job.number) == (JobPhase.RUNNING, number)
 
 
-def test_a_result_is_told_again_with_a_new_session() -> None:
+def test_a_result_is_reported_again_with_a_new_session() -> None:
     fleet = running(job(dp=3), spares=1)
     fleet.gone("n3")
     fleet.report("n3", Hello(fleet.facts("n3"), (), FULL))
@@ -171,7 +171,7 @@ def test_a_failed_test_in_the_hold_down_begins_it_anew() -> None:
     assert spares(fleet) == ("n3",)
 
 
-def test_a_test_that_goes_on_failing_and_a_result_that_is_told_again_count_once() -> None:
+def test_a_test_that_continues_to_fail_and_a_repeated_result_count_once() -> None:
     fleet = running(job(dp=3), spares=1)
     for _ in range(10):
         result(fleet, "n3", ok=False)

@@ -33,8 +33,8 @@ def training(dp: int = 2, spares: int = 1, *, able: bool = True) -> Fleet:
 
 def xid(fleet: Fleet, node: str) -> None:
     """79: the catalogue says that the machine must be booted."""
-    ladder = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
-    fleet.find(FindingKind.GPU_ERROR, node, severity=Severity.FATAL, ladder=ladder)
+    recommended_actions = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
+    fleet.find(FindingKind.GPU_ERROR, node, severity=Severity.FATAL, recommended_actions=recommended_actions)
 
 
 def gone(fleet: Fleet, node: str) -> None:
@@ -162,7 +162,7 @@ def test_an_agent_that_restarts_is_not_a_machine_that_booted() -> None:
     fleet = training()
     xid(fleet, "n2")
     fleet.connect("n2")
-    assert ordered(fleet) == ["n2"]  # the same order, told again: the agent answers it from its ledger
+    assert ordered(fleet) == ["n2"]  # the same order, sent again: the agent answers it from its ledger
     assert fleet.state.nodes["n2"].removal is not None
 
 

@@ -30,7 +30,7 @@ from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.protocol import BreakerResetRequested, FindingArrived, JobPhase, LeaderStarted
 from holdfast.supervisor.timers import RungTimeout
 
-LADDER = (
+RECIPE = (
     restart("try in place")
     .within(30)
     .otherwise(hot_swap("a spare", "n1"))
@@ -68,7 +68,7 @@ def first(fleet: Fleet) -> Incident:
 
 
 def test_the_first_rung_that_brings_the_job_up_ends_the_walk() -> None:
-    fleet = crashed(LADDER)
+    fleet = crashed(RECIPE)
     assert RungTimeout(JOB, fleet.incident.id) in fleet.state.timers
     fleet.run()
     fleet.expect(JobPhase.RUNNING)
@@ -89,7 +89,7 @@ def test_a_rung_that_is_impossible_is_refused_with_the_reason_and_the_next_one_t
 
 
 def test_a_node_that_cannot_prepare_fails_its_rung() -> None:
-    fleet = crashed(LADDER)
+    fleet = crashed(RECIPE)
     fleet.done("n1", Prepare, ok=False, reason="no memory")
     assert walk(fleet.incident) == [(1, 1, "restart", "failed"), (1, 2, "hot_swap", "")]
     assert "n1 could not prepare: no memory" in fleet.incident.walk[0].why
@@ -103,7 +103,7 @@ def test_a_node_that_cannot_prepare_fails_its_rung() -> None:
 
 def test_another_node_that_cannot_prepare_is_planned_around() -> None:
     """The rung is about n1, which is fine."""
-    fleet = crashed(LADDER)
+    fleet = crashed(RECIPE)
     fleet.done("n2", Prepare, ok=False, reason="no memory")
     assert walk(fleet.incident) == [(1, 1, "restart", "")]
     assert fleet.nodes() == ("n0", "n1", "n3")
@@ -118,7 +118,7 @@ def test_a_swap_goes_on_while_there_is_another_spare() -> None:
 
 
 def test_a_fault_of_the_same_node_before_every_rank_has_stepped_fails_the_rung() -> None:
-    fleet = crashed(LADDER)
+    fleet = crashed(RECIPE)
     fleet.answer_orders()
     fleet.now += 1
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
@@ -147,7 +147,7 @@ def test_ranks_that_do_not_start_fail_the_rung() -> None:
 def test_a_fault_on_another_node_or_of_the_script_or_a_service_is_the_policys_to_decide(
     node: str, blame: Blamed, error_class: str
 ) -> None:
-    fleet = crashed(LADDER)
+    fleet = crashed(RECIPE)
     fleet.answer_orders()
     fleet.now += 1
     fleet.find(FindingKind.WORKER_EXCEPTION, node, rank=1, blame=blame.value, error_class=error_class)
@@ -165,7 +165,7 @@ def test_a_fault_on_another_node_or_of_the_script_or_a_service_is_the_policys_to
 
 
 def test_a_rung_that_takes_too_long_is_followed_by_the_next() -> None:
-    fleet = crashed(LADDER)
+    fleet = crashed(RECIPE)
     fleet.answer_orders()
     fleet.wait(29)
     assert walk(fleet.incident) == [(1, 1, "restart", "")]
@@ -193,7 +193,7 @@ def test_what_a_late_swap_brought_in_leaves_with_the_next_rung() -> None:
 
 def test_a_run_that_steps_is_not_stopped_for_a_limit() -> None:
     """The reports of the first steps are lost, and others have seen a step that needed every rank."""
-    fleet = crashed(LADDER)
+    fleet = crashed(RECIPE)
     fleet.answer_orders()
     fleet.wait(20)
     fleet.beat(23)
@@ -255,7 +255,7 @@ def test_a_recipe_without_a_meaning_is_refused_as_a_whole() -> None:
 
 
 def test_the_walk_is_bounded() -> None:
-    incident = crashed(LADDER).incident
+    incident = crashed(RECIPE).incident
     for _ in range(2 * WALK_MAX):
         incident = incident.walked(*incident.walk[:1])
     assert len(incident.walk) == WALK_MAX
@@ -270,7 +270,7 @@ def test_an_answer_that_is_no_recipe_leaves_no_walk() -> None:
 def test_an_open_breaker_stops_the_walk_and_not_the_change() -> None:
     fleet = running(job(dp=3), 1)
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
-    fleet.answer(LADDER)
+    fleet.answer(RECIPE)
     fleet.answer_orders()
     config = fleet.state.config
     for _ in range(config.changes_max + 1):
@@ -314,7 +314,7 @@ def test_a_swap_makes_room_for_every_node_that_its_steps_take_out() -> None:
     assert fleet.incident.walk[0].why == "hot_swap of n1, n2 needs 2 spare nodes; free: 1"
 
 
-def test_the_operators_are_told_before_a_restart() -> None:
+def test_the_operators_are_notified_before_a_restart() -> None:
     fleet = crashed(notify("look at n1").then(restart("in place")))
     assert "look at n1" in fleet.notes()
     fleet.run()
@@ -376,7 +376,7 @@ def test_a_planned_change_that_cannot_begin_takes_the_next_rung_and_the_run_goes
 
 
 def _reset_refused(fleet: Fleet) -> None:
-    fleet.find(FindingKind.GPU_ERROR, "n1", gpu=0, ladder=(Remedy.RESET_GPU,), generation=0)
+    fleet.find(FindingKind.GPU_ERROR, "n1", gpu=0, recommended_actions=(Remedy.RESET_GPU,), generation=0)
     fleet.answer()
     for node in fleet.nodes():
         fleet.done(node, Stop)
@@ -389,7 +389,7 @@ def _reset_refused(fleet: Fleet) -> None:
     ("spares", "dp", "min_dp", "then"),
     [(1, 3, 1, ActionKind.HOT_SWAP), (0, 3, 1, ActionKind.SCALE_DOWN), (0, 2, 2, ActionKind.WAIT)],
 )
-def test_the_default_policy_walks_its_ladder_without_being_asked_again(
+def test_the_default_policy_walks_its_recipe_without_being_asked_again(
     spares: int, dp: int, min_dp: int, then: ActionKind
 ) -> None:
     fleet = running(job(dp=dp, min_dp=min_dp), spares, resets_gpus=True)
@@ -408,7 +408,7 @@ def test_the_default_policy_walks_its_ladder_without_being_asked_again(
 
 @pytest.mark.parametrize("when", ["decided", "prepared", "late", "next"])
 def test_another_leader_goes_on_with_the_walk(when: str) -> None:
-    fleet = crashed(LADDER)
+    fleet = crashed(RECIPE)
     if when == "prepared":
         fleet.answer_orders()
     if when in ("late", "next"):
@@ -451,7 +451,7 @@ def test_an_incident_of_an_earlier_version_is_read_and_goes_on() -> None:
 
 def test_the_rest_of_a_recipe_waits_with_a_job_whose_saved_steps_are_not_known() -> None:
     """What is deferred is taken up where it was: the rungs that were tried are not tried again."""
-    fleet = crashed(LADDER)
+    fleet = crashed(RECIPE)
     fleet.done("n1", Prepare, ok=False, reason="no memory")
     fleet.fold(LeaderStarted(fleet.now, fleet.state.epoch + 1, ""))
     for node in ("n0", "n2", "n3"):
@@ -464,7 +464,7 @@ def test_the_rest_of_a_recipe_waits_with_a_job_whose_saved_steps_are_not_known()
 def test_the_default_policys_first_action_is_a_rung_of_its_own() -> None:
     fleet = running(job(dp=3), 1, resets_gpus=True)
     fleet.now += 0.1
-    fleet.find(FindingKind.GPU_ERROR, "n1", gpu=0, ladder=(Remedy.RESET_GPU,), generation=0)
+    fleet.find(FindingKind.GPU_ERROR, "n1", gpu=0, recommended_actions=(Remedy.RESET_GPU,), generation=0)
     answer = default(fleet.incident, fleet.view)
     kinds = [rung.kind.value for rung in answer.rungs]
     assert kinds == ["gpu_reset", "hot_swap", "scale_down", "scale_down", "wait"] or kinds == [

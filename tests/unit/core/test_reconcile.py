@@ -51,7 +51,7 @@ def test_the_fault_is_dated_by_what_the_agent_measured() -> None:
     fleet.wait(0.2)
     fleet.workers("n1", ended=(KILLED,))
     fleet.wait(3.1)
-    assert fleet.incident.t_fault == pytest.approx(died_at)
+    assert fleet.incident.fault_at == pytest.approx(died_at)
 
 
 def test_a_finding_is_quicker_and_nothing_is_found_twice() -> None:

@@ -60,11 +60,16 @@ def lead(fleet: Fleet, started: LeaderStarted) -> tuple[Command, ...]:
 
 def corrupt(fleet: Fleet, node: str) -> None:
     """Only an operator brings it back."""
-    fleet.find(FindingKind.SILENT_CORRUPTION, node, severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
+    fleet.find(FindingKind.SILENT_CORRUPTION, node, severity=Severity.FATAL, recommended_actions=(Remedy.REPLACE_NODE,))
 
 
 def xid(fleet: Fleet, node: str) -> None:
-    fleet.find(FindingKind.GPU_ERROR, node, severity=Severity.FATAL, ladder=(Remedy.REBOOT_NODE, Remedy.REPLACE_NODE))
+    fleet.find(
+        FindingKind.GPU_ERROR,
+        node,
+        severity=Severity.FATAL,
+        recommended_actions=(Remedy.REBOOT_NODE, Remedy.REPLACE_NODE),
+    )
 
 
 def requested(fleet: Fleet) -> list[str]:
@@ -122,7 +127,7 @@ def test_a_fault_that_calls_for_another_machine_is_answered_by_one_and_by_a_boot
     fleet.boot("n3")  # an agent that can boot its machine
     fleet.report("n3", orders.Inventory(JOB, ()))
     fleet.now += 1.0
-    fleet.find(FindingKind.GPU_ERROR, "n3", severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
+    fleet.find(FindingKind.GPU_ERROR, "n3", severity=Severity.FATAL, recommended_actions=(Remedy.REPLACE_NODE,))
     for _ in range(REQUESTS_MAX):
         assert not fleet.orders(RebootNode)
         assert requested(fleet) == ["n3"]
@@ -138,7 +143,7 @@ def test_without_a_provider_it_is_booted_at_once() -> None:
     fleet.boot("n3")
     fleet.report("n3", orders.Inventory(JOB, ()))
     fleet.now += 1.0
-    fleet.find(FindingKind.GPU_ERROR, "n3", severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
+    fleet.find(FindingKind.GPU_ERROR, "n3", severity=Severity.FATAL, recommended_actions=(Remedy.REPLACE_NODE,))
     assert set(fleet.orders(RebootNode)) == {"n3"}
 
 
@@ -204,7 +209,7 @@ def test_a_spare_that_never_held_a_shard_is_replaced_and_booted_all_the_same() -
         other_machine(fleet, node)
         fleet.now += 1.0
     corrupt(fleet, "n4")
-    fleet.find(FindingKind.GPU_ERROR, "n5", severity=Severity.FATAL, ladder=(Remedy.REBOOT_NODE,))
+    fleet.find(FindingKind.GPU_ERROR, "n5", severity=Severity.FATAL, recommended_actions=(Remedy.REBOOT_NODE,))
     assert requested(fleet) == []
     assert "it has not reported which shards it holds" in standing(fleet, "n4")
     fleet.wait(LOOK_S + 1)

@@ -39,7 +39,7 @@ def running(spec: JobSpec, spares: int = 0, *, decide: bool = True, resets_gpus:
 
 def xid(fleet: Fleet, node: str, gpu: int | None = 0, **changes: object) -> None:
     fleet.now += 0.1
-    fleet.find(FindingKind.GPU_ERROR, node, gpu=gpu, ladder=RESET_CLASS, generation=0, **changes)  # type: ignore[arg-type]
+    fleet.find(FindingKind.GPU_ERROR, node, gpu=gpu, recommended_actions=RESET_CLASS, generation=0, **changes)  # type: ignore[arg-type]
 
 
 def stop_answered(fleet: Fleet, *nodes: str) -> None:
@@ -232,7 +232,13 @@ def test_an_idle_node_is_reset_and_after_its_hold_down_is_a_spare_again() -> Non
 
 def test_a_warning_demands_no_reset() -> None:
     fleet = running(job(dp=2))
-    fleet.find(FindingKind.GPU_ERROR, "n1", gpu=0, severity=Severity.WARNING, ladder=(Remedy.WATCH, Remedy.RESET_GPU))
+    fleet.find(
+        FindingKind.GPU_ERROR,
+        "n1",
+        gpu=0,
+        severity=Severity.WARNING,
+        recommended_actions=(Remedy.WATCH, Remedy.RESET_GPU),
+    )
     assert fleet.state.nodes["n1"].reset_due is None
     fleet.expect(JobPhase.RUNNING)
 
@@ -312,7 +318,7 @@ def test_a_second_node_whose_reset_is_demanded_meanwhile_is_waited_for_whatever_
 def breaker_opens(fleet: Fleet, *nodes: str) -> None:
     for node in nodes:
         fleet.now += 1.0
-        fleet.find(FindingKind.GPU_ERROR, node, severity=Severity.FATAL, ladder=(Remedy.REPLACE_NODE,))
+        fleet.find(FindingKind.GPU_ERROR, node, severity=Severity.FATAL, recommended_actions=(Remedy.REPLACE_NODE,))
     assert fleet.state.breaker.open_until is not None
 
 
@@ -477,7 +483,7 @@ def test_no_order_goes_to_an_agent_that_does_not_know_it() -> None:
 
 def test_a_policy_may_want_a_reset_that_nobody_demanded() -> None:
     fleet = running(job(dp=2), decide=False)
-    fleet.find(FindingKind.GPU_ERROR, "n1", gpu=1, ladder=(Remedy.RESTART_PROCESS, Remedy.RESET_GPU))
+    fleet.find(FindingKind.GPU_ERROR, "n1", gpu=1, recommended_actions=(Remedy.RESTART_PROCESS, Remedy.RESET_GPU))
     fleet.answer(gpu_reset("we always reset"), "policy.py")
     stop_answered(fleet, "n1")
     assert resets(fleet) == {"n1": (1,)}

@@ -39,7 +39,7 @@ def pending(fleet: Fleet, node: str = "n1", *, confidence: float = 0.95, since: 
         generation=fleet.job.number,  # as diagnostics knows it
         gpu=GPU,
         confidence=confidence,
-        ladder=(Remedy.WATCH, Remedy.RESET_GPU),
+        recommended_actions=(Remedy.WATCH, Remedy.RESET_GPU),
     )
     fleet.fold(FindingArrived(fleet.now, finding))
     return finding
@@ -121,7 +121,7 @@ def test_a_reset_that_fails_after_the_save_does_not_keep_the_job_from_running() 
     assert fleet.nodes() == ("n0", "n2"), "the node is out of service, and the others go on"
 
 
-def test_a_gpu_that_cannot_be_reset_stays_and_the_operators_are_told_once() -> None:
+def test_a_gpu_that_cannot_be_reset_stays_and_the_operators_are_notified_once() -> None:
     for spares in (0, 1):
         fleet = running(spares, resets_gpus=False)
         pending(fleet)

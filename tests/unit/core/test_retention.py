@@ -1,4 +1,4 @@
-"""The step that every node has is told to every node, once, when it is a newer one."""
+"""The newest step that every node has is sent to every node, once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Saving(Fleet):
         ]
         self.report(generation.node_of(rank), Inventory(JOB, tuple(records)))
 
-    def told(self) -> dict[str, int]:
+    def reported(self) -> dict[str, int]:
         """What each node heard last; and forget it."""
         heard = {tell.node: tell.message.step for tell in self.said}
         self.said.clear()
@@ -43,15 +43,15 @@ def fleet_of_three() -> Saving:
     return fleet
 
 
-def test_what_all_have_on_disk_and_with_a_peer_is_told_to_all() -> None:
+def test_the_step_that_all_have_on_disk_and_with_a_peer_is_sent_to_all() -> None:
     fleet = fleet_of_three()
     for rank in range(DP):
         fleet.hold(rank, 10)
-    assert fleet.told() == {}, "in a moment: the disks are not done when the memory is"
+    assert fleet.reported() == {}, "in a moment: the disks are not done when the memory is"
     fleet.wait(3)
-    assert fleet.told() == {"n0": 10, "n1": 10, "n2": 10}
+    assert fleet.reported() == {"n0": 10, "n1": 10, "n2": 10}
     fleet.wait(60)
-    assert fleet.told() == {}
+    assert fleet.reported() == {}
 
 
 def test_one_that_lags_holds_the_word_back() -> None:
@@ -59,17 +59,17 @@ def test_one_that_lags_holds_the_word_back() -> None:
     for rank in range(DP):
         fleet.hold(rank, 10)
     fleet.wait(3)
-    fleet.told()
+    fleet.reported()
     fleet.hold(0, 10, 20)
     fleet.hold(1, 10, 20)
     fleet.hold(2, 10, 20, disk=False)
     fleet.wait(3)
-    assert fleet.told() == {}
+    assert fleet.reported() == {}
     fleet.hold(2, 10, 20)
     for rank in range(DP):
         fleet.hold(rank, 20, 30)
     fleet.wait(3)
-    assert fleet.told() == {"n0": 30, "n1": 30, "n2": 30}
+    assert fleet.reported() == {"n0": 30, "n1": 30, "n2": 30}
 
 
 def test_a_step_that_would_not_survive_a_node_is_not_what_all_have() -> None:
@@ -77,7 +77,7 @@ def test_a_step_that_would_not_survive_a_node_is_not_what_all_have() -> None:
     for rank in range(DP):
         fleet.hold(rank, 10, copied=rank != 1)
     fleet.wait(3)
-    assert fleet.told() == {}
+    assert fleet.reported() == {}
 
 
 def test_a_new_attempt_begins_anew_and_the_word_survives_a_change_of_leader() -> None:
@@ -86,18 +86,18 @@ def test_a_new_attempt_begins_anew_and_the_word_survives_a_change_of_leader() ->
         fleet.hold(rank, 10)
     fleet.wait(3)
     first = fleet.job.checkpoints.saved_by_all
-    fleet.told()
+    fleet.reported()
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     fleet.run()
     assert fleet.job.checkpoints.saved_by_all == first
     for rank in range(DP):
         fleet.hold(rank, 20)
     fleet.wait(3)
-    assert fleet.told() == {"n0": 20, "n1": 20, "n2": 20}
+    assert fleet.reported() == {"n0": 20, "n1": 20, "n2": 20}
     assert fleet.job.checkpoints.saved_by_all > first
 
 
-def test_a_step_that_the_next_generation_gives_up_is_not_told() -> None:
+def test_a_step_that_the_next_generation_abandons_is_not_sent() -> None:
     """The node that saved it was lost when the next generation was planned, and comes back before that one starts."""
     fleet = running(job(dp=1), spares=1, saved=10)
     assert fleet.job.running is not None
@@ -124,7 +124,7 @@ def test_a_job_that_has_ended_says_nothing() -> None:
         fleet.hold(rank, 10)
     fleet.finish()
     fleet.wait(3)
-    assert fleet.told() == {}
+    assert fleet.reported() == {}
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12))

@@ -257,7 +257,7 @@ def test_wrong_results_are_for_an_operator_to_judge() -> None:
     assert "comes back only by `holdfast nodes repair n1`" in standing(fleet, "n1")
 
 
-def test_what_is_told_again_after_the_return_is_history() -> None:
+def test_a_finding_repeated_after_the_return_is_ignored() -> None:
     fleet = training()
     fleet.find(FindingKind.GPU_ERROR, "n2", severity=Severity.FATAL, name="xid")
     boot(fleet, "n2")
@@ -268,7 +268,7 @@ def test_what_is_told_again_after_the_return_is_history() -> None:
     assert "has come back from it since" in fleet.notes()
 
 
-def test_what_is_told_again_while_a_booted_node_is_held_down_boots_it_no_second_time() -> None:
+def test_a_finding_repeated_while_a_booted_node_is_held_down_does_not_boot_it_again() -> None:
     fleet = training()
     for name in ("xid", "nvml"):
         fleet.find(FindingKind.GPU_ERROR, "n2", severity=Severity.FATAL, name=name)
@@ -286,7 +286,7 @@ def test_what_is_told_again_while_a_booted_node_is_held_down_boots_it_no_second_
 
 
 def reset_due(fleet: Fleet, node: str) -> None:
-    fleet.find(FindingKind.GPU_ERROR, node, gpu=0, ladder=(Remedy.RESET_GPU, Remedy.REBOOT_NODE))
+    fleet.find(FindingKind.GPU_ERROR, node, gpu=0, recommended_actions=(Remedy.RESET_GPU, Remedy.REBOOT_NODE))
 
 
 def test_a_boot_resets_the_gpus_of_a_node_that_cannot() -> None:

@@ -105,7 +105,7 @@ def test_what_is_damaged_in_the_store_is_passed_over_until_somebody_finds_it_who
     fleet.wait(fleet.state.config.scratch_s + 1)
     fleet.run()
     assert fleet.job.checkpoints.stored == (), (
-        "every node lists the store anew with a generation: what is whole is told again"
+        "every node lists the store anew with a generation: complete steps are reported again"
     )
 
 
@@ -227,7 +227,7 @@ def test_sharded_state_is_put_together_when_a_replica_leaves() -> None:
 def test_after_a_time_without_a_leader_the_newest_step_is_elected_and_not_the_newest_known(
     cut_off: tuple[str, ...],
 ) -> None:
-    """Nodes save while nobody leads. The finding is read before they have come back and told what they hold."""
+    """Nodes save while nobody leads. The finding is read before they have come back and reported their shards."""
     fleet = running(job(dp=3), saved=10)
     old = fleet.job.generation
     assert old is not None
@@ -304,7 +304,7 @@ def test_a_planned_change_saves_first_when_its_mesh_can_restore_only_an_old_step
     assert (fleet.job.phase, restored(fleet)) == (JobPhase.PREPARING, asked.at_step)
 
 
-def test_a_change_that_waits_for_saved_steps_is_decided_again_when_there_is_news_and_not_before() -> None:
+def test_a_change_that_waits_for_saved_steps_is_decided_again_when_inventories_change_and_not_before() -> None:
     fleet = without_two_replicas(10, 20)
     fleet.connect("n1")
     fleet.wait(2.1)
@@ -316,7 +316,7 @@ def test_a_change_that_waits_for_saved_steps_is_decided_again_when_there_is_news
     stops = {send.node: send.command_id for send in fleet.sent if isinstance(send.order, Stop)}
     fleet.done("n0", Stop)
     left = {send.node: send.command_id for send in fleet.sent if isinstance(send.order, Stop)}
-    assert left == {node: stops[node] for node in ("n1", "n3")}, "an answer about workers is no news of what was saved"
+    assert left == {node: stops[node] for node in ("n1", "n3")}, "an answer about workers contains no saved steps"
     fleet.answer_orders()
     first = fleet.job.checkpoints.lineage[-1]
     fleet.inventory("n1", ShardRecord(ShardKey(first.attempt, 20, 1), Mesh.of({"dp": 3}), "memory", 1, "20@0", "n1"))

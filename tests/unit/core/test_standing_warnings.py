@@ -100,7 +100,7 @@ def test_a_node_that_costs_more_than_its_swap_is_swapped_at_the_next_checkpoint(
     assert fleet.state.nodes["n1"].usable, "a warning condemns no node"
 
 
-def test_a_node_that_costs_less_than_its_swap_stays_and_the_operators_are_told_once() -> None:
+def test_a_node_that_costs_less_than_its_swap_stays_and_the_operators_are_notified_once() -> None:
     fleet = running(evolve(job(dp=3), steps=30), spares=1, saved=10)
     fleet.train(20)
     for _ in range(20):

@@ -77,9 +77,9 @@ def test_a_clock_that_went_back_begins_anew() -> None:
 
 
 def test_a_job_that_is_slower_since_tells_the_cost() -> None:
-    told = cost(series(slower(1800.0, 0.25)), AT + 1800.0, AT + 1830.0)
-    assert told.share == pytest.approx(0.2)
-    assert told.why == "a step took 1 s in the 20 min before it, and 1.25 s since"
+    reported = cost(series(slower(1800.0, 0.25)), AT + 1800.0, AT + 1830.0)
+    assert reported.share == pytest.approx(0.2)
+    assert reported.why == "a step took 1 s in the 20 min before it, and 1.25 s since"
 
 
 def test_a_detector_may_be_late_by_the_time_that_it_needs() -> None:
@@ -100,14 +100,14 @@ def test_a_detector_may_be_late_by_the_time_that_it_needs() -> None:
     ],
 )
 def test_where_it_is_not_plain_nothing_is_known(step_s: Callable[[float], float], began_s: float, why: str) -> None:
-    told = cost(series(step_s), AT + began_s, AT + began_s)
-    assert told.share is None
-    assert why in told.why
+    reported = cost(series(step_s), AT + began_s, AT + began_s)
+    assert reported.share is None
+    assert why in reported.why
 
 
 def test_a_pause_is_no_cost() -> None:
-    told = cost(series(lambda at: 60.0 if 2400.0 <= at < 2520.0 else 1.0), AT + 1800.0, AT + 1800.0)
-    assert told.share is None
+    reported = cost(series(lambda at: 60.0 if 2400.0 <= at < 2520.0 else 1.0), AT + 1800.0, AT + 1800.0)
+    assert reported.share is None
 
 
 def test_a_job_without_steps_has_no_cost_that_is_known() -> None:
@@ -202,7 +202,7 @@ def test_a_node_that_slows_its_job_down_is_swapped_at_the_next_checkpoint(kind: 
     assert fleet.nodes() == ("n0", "n3", "n2")
 
 
-def test_a_warning_that_costs_nothing_is_told_once() -> None:
+def test_a_warning_that_costs_nothing_is_reported_once() -> None:
     fleet = training()
     incident = lasts(fleet, FindingKind.DEGRADATION, 1.0)
     assert incident.cost_share is None

@@ -295,7 +295,9 @@ def test_a_node_comes_back_when_it_passes_its_tests_after_the_hold_down() -> Non
 
 def test_a_fault_that_kills_the_card_is_not_tested_but_replaced() -> None:
     fleet = running(job(dp=3), spares=1)
-    fleet.find(FindingKind.GPU_ERROR, "n1", severity=Severity.FATAL, generation=0, ladder=(Remedy.REPLACE_NODE,))
+    fleet.find(
+        FindingKind.GPU_ERROR, "n1", severity=Severity.FATAL, generation=0, recommended_actions=(Remedy.REPLACE_NODE,)
+    )
     assert set(fleet.nodes()) == {"n0", "n2", "n3"}
     assert suspects(fleet) == {}
     assert fleet.state.jobs[JOB].change is not None

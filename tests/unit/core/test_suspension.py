@@ -1,9 +1,9 @@
-"""All nodes of a job are told to end: it is suspended at a step that is saved, and goes on from there when nodes come."""
+"""All nodes of a job are asked to end: it is suspended at a step that is saved, and goes on from there when nodes come."""
 
 from __future__ import annotations
 
 import pytest
-from fleet import JOB, Fleet, job, running, told_to_end
+from fleet import JOB, Fleet, asked_to_end, job, running
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, IncidentState
@@ -23,9 +23,9 @@ GRACE_S = 25.0
 
 
 def ends(fleet: Fleet, *nodes: str) -> None:
-    """Agents are told to end, all within a moment, and what is done about it begins."""
+    """Agents are asked to end, all within a moment, and what is done about it begins."""
     for name in nodes or fleet.nodes():
-        told_to_end(fleet, name)
+        asked_to_end(fleet, name)
     fleet.wait(TOGETHER_S)
 
 
@@ -64,7 +64,7 @@ def test_an_allocation_ends_and_another_begins_and_no_step_is_done_again() -> No
     assert step > 12
     assert (fleet.job.phase, suspended(fleet).step) == (JobPhase.SUSPENDED, step)
     assert fleet.job.reason == (
-        f"all of its nodes were told to end; it goes on from step {step} when nodes are there again"
+        f"all of its nodes were asked to end; it goes on from step {step} when nodes are there again"
     )
     assert fleet.incident.kind == MAINTENANCE
     assert fleet.incident.outcome == "all nodes of the job leave: it is suspended"
@@ -82,10 +82,10 @@ def test_an_allocation_ends_and_another_begins_and_no_step_is_done_again() -> No
 
 @pytest.mark.parametrize("apart_s", [0.002, TOGETHER_S / 2])
 def test_the_end_of_an_allocation_is_one_incident_whichever_node_is_heard_first(apart_s: float) -> None:
-    """The agent that is heard second was told first: its grace ends a moment earlier."""
+    """The agent whose notice arrives second got its signal first: its grace ends a moment earlier."""
     fleet = running(job(dp=2), saved=10, decide=False)
-    told_to_end(fleet, "n1", grace_s=GRACE_S)
-    told_to_end(fleet, "n0", grace_s=GRACE_S - 2 * apart_s, after_s=apart_s)
+    asked_to_end(fleet, "n1", grace_s=GRACE_S)
+    asked_to_end(fleet, "n0", grace_s=GRACE_S - 2 * apart_s, after_s=apart_s)
     fleet.wait(TOGETHER_S - apart_s)  # the first has waited for the others, the second has not yet
     (asked,) = fleet.state.incidents
     fleet.wait(apart_s)
@@ -157,7 +157,7 @@ def test_a_long_grace_is_used_to_train() -> None:
     fleet = running(job(dp=2), saved=10)
     lead_s = fleet.state.config.notice_lead_s
     for name in fleet.nodes():
-        told_to_end(fleet, name, grace_s=lead_s + 120.0)
+        asked_to_end(fleet, name, grace_s=lead_s + 120.0)
     fleet.wait(TOGETHER_S)
     fleet.expect(JobPhase.RUNNING)
     fleet.answer_orders()
@@ -184,7 +184,7 @@ def test_a_supervisor_that_was_away_hears_of_it_when_it_is_back() -> None:
     fleet.now += 60.0
     fleet.fold(LeaderStarted(fleet.now, 2))
     for name in fleet.nodes():
-        told_to_end(fleet, name)
+        asked_to_end(fleet, name)
     fleet.wait(60.0)
     assert suspended(fleet).step == 10
 
@@ -196,11 +196,11 @@ def test_without_a_notice_the_loss_of_all_nodes_is_no_suspension() -> None:
     fleet.expect(JobPhase.WAITING)
 
 
-def test_a_job_that_waits_when_the_rest_of_its_nodes_is_told_to_end_is_suspended() -> None:
+def test_a_job_that_waits_when_the_rest_of_its_nodes_is_asked_to_end_is_suspended() -> None:
     fleet = running(job(dp=2, min_dp=2), saved=10)
     fleet.lose("n1")
     fleet.expect(JobPhase.WAITING)
-    told_to_end(fleet, "n0")
+    asked_to_end(fleet, "n0")
     assert suspended(fleet).step == 10
 
 
@@ -359,7 +359,7 @@ def test_services_that_are_started_again_with_the_same_state_go_on_with_it() -> 
     assert fleet.job.generation.restore.step == step
 
 
-def test_nodes_that_left_as_they_were_told_are_not_held_down_nor_counted() -> None:
+def test_nodes_that_left_on_request_are_not_held_down_nor_counted() -> None:
     fleet = running(job(dp=4, min_dp=4), saved=10)
     for _ in range(3):
         ends(fleet)

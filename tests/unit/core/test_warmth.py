@@ -6,7 +6,7 @@ import pytest
 from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.nodes import TemplateState
-from holdfast.domain.orders import Hello, RanksStepping, Warm, WorkersChanged
+from holdfast.domain.orders import Hello, PrepareTemplate, RanksStepping, WorkersChanged
 
 WARM = TemplateState((JOB,), True)
 COLD = TemplateState((), True)  # its own first template, which no job has asked for
@@ -27,7 +27,7 @@ def connect(fleet: Fleet, node: str, state: TemplateState | None) -> None:
 def fleet() -> Fleet:
     fleet = running(job(dp=2), spares=1)
     fleet.answer_orders()
-    assert fleet.orders(Warm) == {}
+    assert fleet.orders(PrepareTemplate) == {}
     assert fleet.state.nodes["n2"].warmed == (JOB,)
     template(fleet, "n2", WARM)
     return fleet
@@ -35,35 +35,35 @@ def fleet() -> Fleet:
 
 def test_a_spare_that_was_restarted_is_warmed_again(fleet: Fleet) -> None:
     connect(fleet, "n2", COLD)
-    assert set(fleet.orders(Warm)) == {"n2"}
+    assert set(fleet.orders(PrepareTemplate)) == {"n2"}
     fleet.answer_orders()
     template(fleet, "n2", WARM)
-    assert fleet.orders(Warm) == {}
+    assert fleet.orders(PrepareTemplate) == {}
 
 
 def test_a_spare_that_joins_while_the_job_runs_is_warmed(fleet: Fleet) -> None:
     connect(fleet, "n7", COLD)
-    assert set(fleet.orders(Warm)) == {"n7"}
+    assert set(fleet.orders(PrepareTemplate)) == {"n7"}
 
 
 def test_a_template_that_is_made_again_by_its_agent_is_not_ordered_again(fleet: Fleet) -> None:
     template(fleet, "n2", TemplateState((JOB,), False))
     template(fleet, "n2", WARM)
-    assert fleet.orders(Warm) == {}
+    assert fleet.orders(PrepareTemplate) == {}
 
 
 def test_a_spare_that_has_none_any_more_is_asked_once(fleet: Fleet) -> None:
     template(fleet, "n2", COLD)
-    assert set(fleet.orders(Warm)) == {"n2"}
-    before = fleet.orders(Warm)["n2"]
+    assert set(fleet.orders(PrepareTemplate)) == {"n2"}
+    before = fleet.orders(PrepareTemplate)["n2"]
     template(fleet, "n2", TemplateState())
-    assert fleet.orders(Warm)["n2"] == before
+    assert fleet.orders(PrepareTemplate)["n2"] == before
     assert len(list(fleet.state.sends())) == 1
 
 
 def test_nothing_is_known_of_agents_that_do_not_say(fleet: Fleet) -> None:
     connect(fleet, "n2", None)
-    assert fleet.orders(Warm) == {}
+    assert fleet.orders(PrepareTemplate) == {}
 
 
 def test_members_are_not_warmed_and_jobs_that_do_not_run_want_nobody() -> None:
@@ -71,11 +71,11 @@ def test_members_are_not_warmed_and_jobs_that_do_not_run_want_nobody() -> None:
     for node, ranks in (("n0", (0,)), ("n1", (1,))):
         fleet.workers(node, *ranks)
     template(fleet, "n0", COLD)
-    assert fleet.orders(Warm) == {}
+    assert fleet.orders(PrepareTemplate) == {}
     waiting = Fleet(1)
     waiting.submit(job(dp=3))
     connect(waiting, "n0", COLD)
-    assert waiting.orders(Warm) == {}
+    assert waiting.orders(PrepareTemplate) == {}
 
 
 def test_one_template_serves_one_of_several_jobs_and_is_left_alone() -> None:
@@ -89,9 +89,9 @@ def test_one_template_serves_one_of_several_jobs_and_is_left_alone() -> None:
     fleet.answer_orders()
     assert set(fleet.state.nodes["n4"].warmed) == {JOB, "other"}
     template(fleet, "n4", TemplateState(("other",), True))
-    assert fleet.orders(Warm) == {}
+    assert fleet.orders(PrepareTemplate) == {}
     template(fleet, "n4", COLD)
-    assert set(fleet.orders(Warm)) == {"n4"}
+    assert set(fleet.orders(PrepareTemplate)) == {"n4"}
 
 
 def test_a_template_that_keeps_dying_is_said_once_and_so_is_its_return(fleet: Fleet) -> None:
@@ -102,4 +102,4 @@ def test_a_template_that_keeps_dying_is_said_once_and_so_is_its_return(fleet: Fl
     template(fleet, "n2", WARM)
     template(fleet, "n2", WARM)
     assert fleet.notes().count("has a worker template again") == 1
-    assert fleet.orders(Warm) == {}
+    assert fleet.orders(PrepareTemplate) == {}

@@ -45,7 +45,7 @@ def test_classes(type_: str, message: str, expected: ErrorClass) -> None:
     assert class_of(WorkerError(type_, message)) is expected
 
 
-def test_a_kill_for_memory_is_told_from_a_kill() -> None:
+def test_a_kill_for_memory_is_distinguished_from_a_kill() -> None:
     assert class_of(None, 9, host_oom=True) is ErrorClass.HOST_OOM
     assert class_of(None, 9) is ErrorClass.CRASH
     assert class_of(None, 11, host_oom=True) is ErrorClass.CRASH
@@ -146,7 +146,7 @@ def test_an_xid_beside_it_blames_the_node() -> None:
     fleet.exits(1, error=BUG)
     last = fleet.found[-1]
     assert (last.kind, last.evidence["blame"]) == (FindingKind.WORKER_EXCEPTION, "hardware")
-    assert last.ladder == (Remedy.REPLACE_NODE,)
+    assert last.recommended_actions == (Remedy.REPLACE_NODE,)
 
 
 def test_an_xid_from_before_the_job_does_not() -> None:

@@ -141,7 +141,7 @@ def test_an_exceptions_own_time_counts_by_that_clock_too(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
-def test_of_errors_of_communication_the_first_is_told_by_that_clock(fleet: Fleet, jump_s: float) -> None:
+def test_the_first_of_several_communication_errors_is_found_by_that_clock(fleet: Fleet, jump_s: float) -> None:
     for rank, at, uptime_s in ((1, 5.2 + jump_s, 300.2), (2, 5.0, 300.0), (0, 5.3 + jump_s, 300.3)):
         error = replace(COLLECTIVE, at=T0 + at, uptime_s=uptime_s)
         fleet.fold(of_node(replace(fleet.exit_of(rank, at=at + 0.1, error=error), uptime_s=uptime_s + 0.1), "n1"))

@@ -1,4 +1,4 @@
-"""Degradation: trends are told with their numbers; bursts, resets, gaps and steady levels are not."""
+"""Degradation: trends are reported with their numbers; bursts, resets, gaps and steady levels are not."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.engine import Engine, Folded
-from holdfast.diagnostics.intake import Intake, NodeStream
+from holdfast.diagnostics.intake import Intake
 from holdfast.diagnostics.plausible import Plausibility
 from holdfast.diagnostics.publisher import Publisher
+from holdfast.diagnostics.ticks import NodeStream
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.signals import ClockTick, NodeSignal, ObservedSteps, Signal, StepColumns, Tick

@@ -27,7 +27,7 @@ def test_off_the_bus_is_fatal_and_names_the_job(fleet: Fleet) -> None:
     fleet.xid(79, "n1", gpu=3)
     found = fleet.only()
     assert (found.kind, found.severity, found.node, found.gpu) == (FindingKind.GPU_ERROR, Severity.FATAL, "n1", 3)
-    assert found.ladder == (Remedy.REPLACE_NODE,)
+    assert found.recommended_actions == (Remedy.REPLACE_NODE,)
     assert (found.job, found.generation) == ("gpt", 1)
     assert found.evidence["xid"] == "79"
     assert "Xid 79" in found.summary
@@ -52,7 +52,7 @@ def test_154_alone_is_obeyed_once(fleet: Fleet) -> None:
             154, gpu=gpu, text="Xid: 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
         )
     found = fleet.only()
-    assert (found.severity, found.ladder[0]) == (Severity.ERROR, Remedy.RESET_GPU)
+    assert (found.severity, found.recommended_actions[0]) == (Severity.ERROR, Remedy.RESET_GPU)
 
 
 def test_154_back_to_none_is_nothing(fleet: Fleet) -> None:
@@ -72,7 +72,7 @@ def test_a_programs_error_never_condemns_a_node_however_often(fleet: Fleet, code
         fleet.xid(code)
     assert fleet.found
     assert {finding.severity for finding in fleet.found} == {Severity.INFO}
-    assert all(finding.ladder in ((Remedy.WATCH,), (Remedy.RESTART_PROCESS,)) for finding in fleet.found)
+    assert all(finding.recommended_actions in ((Remedy.WATCH,), (Remedy.RESTART_PROCESS,)) for finding in fleet.found)
 
 
 def test_our_own_kill_makes_a_45(fleet: Fleet) -> None:
@@ -97,7 +97,7 @@ def test_our_own_kill_makes_a_45(fleet: Fleet) -> None:
 )
 def test_first_actions(fleet: Fleet, code: int, severity: Severity, first: Remedy) -> None:
     fleet.xid(code)
-    assert (fleet.only().severity, fleet.only().ladder[0]) == (severity, first)
+    assert (fleet.only().severity, fleet.only().recommended_actions[0]) == (severity, first)
 
 
 def test_a_second_time_within_a_day_goes_one_rung_further(fleet: Fleet) -> None:

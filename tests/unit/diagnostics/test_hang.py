@@ -43,7 +43,7 @@ def test_a_stopped_rank_is_named_wherever_it_stands(dp: int, pp: int, per_node: 
         assert (found.kind, found.rank, found.node) == (FindingKind.HANG, stopped, fleet.node_of(stopped))
         assert "stopped" in found.summary
         assert T0 + 4.9 <= found.since <= T0 + 5.1
-        assert found.ladder[0] is Remedy.RESTART_PROCESS
+        assert found.recommended_actions[0] is Remedy.RESTART_PROCESS
         assert f"rank {stopped} " in found.evidence["ranks"].splitlines()[0]
 
 

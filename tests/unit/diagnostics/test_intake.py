@@ -13,8 +13,10 @@ from waiting import VIRTUAL_TIME, wait_until_async
 
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.engine import Engine
-from holdfast.diagnostics.intake import SETTLE_S, Intake, NodeStream, Replaced, SeqWindow
+from holdfast.diagnostics.intake import Intake
 from holdfast.diagnostics.publisher import Publisher
+from holdfast.diagnostics.seq_window import SeqWindow
+from holdfast.diagnostics.ticks import SETTLE_S, NodeStream, Replaced
 from holdfast.domain.errors import MalformedMessage, Unavailable
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.job import HangSpec

@@ -33,7 +33,7 @@ def test_a_broken_stream_is_a_lost_node_after_the_grace(fleet: Fleet) -> None:
         1,
         3,
     )
-    assert found.ladder == (Remedy.REPLACE_NODE,)
+    assert found.recommended_actions == (Remedy.REPLACE_NODE,)
     assert T0 + 4.8 <= found.since <= T0 + 5.0
 
 

@@ -78,7 +78,7 @@ def test_one_step_without_a_number_is_a_warning_five_are_an_error() -> None:
     assert [f.severity for f in found] == [Severity.WARNING, Severity.ERROR]
     assert found[1].evidence["verified_step"] == "40"
     assert found[1].evidence["ranks"] == "1"
-    assert found[1].ladder[0].value == "stop_job"
+    assert found[1].recommended_actions[0].value == "stop_job"
 
 
 def test_a_loss_scaler_is_no_error() -> None:

@@ -88,10 +88,10 @@ def test_a_rank_that_is_stopped_or_gone_is_named_within_three_seconds(state: str
 def test_a_rank_that_idles_outside_of_a_collective_that_all_others_have_entered_is_named() -> None:
     fleet = fleet_of()
     waits_for(fleet, 3)
-    told_at = fleet.now
+    reported_at = fleet.now
     fleet.run(until=fleet.now + 3.0)
     assert (fleet.only().severity, fleet.only().rank) == (Severity.ERROR, 3)
-    assert fleet.only().at - T0 <= told_at + 2.0
+    assert fleet.only().at - T0 <= reported_at + 2.0
 
 
 @pytest.mark.parametrize("standing", ["mismatch", "ended"])

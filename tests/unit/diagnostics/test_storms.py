@@ -117,7 +117,7 @@ def test_the_same_signals_give_the_same_findings(seed: int) -> None:
     assert story() == story()
 
 
-def test_steps_go_on_when_a_restarted_diagnostics_is_told_of_the_generation() -> None:
+def test_steps_continue_when_the_generation_is_reported_to_a_restarted_diagnostics() -> None:
     fleet = Fleet(nodes=2)
     fleet.start()
     announced = [fleet.started(node) for node in fleet.names]

@@ -29,7 +29,7 @@ NODE = 4
 
 @dataclass
 class Job:
-    """A job whose ranks work as told, in virtual time. `measured`: agents know what a rank waited for others."""
+    """A job whose ranks work as the test prescribes, in virtual time. `measured`: agents know what a rank waited for others."""
 
     dims: Mapping[str, int]
     measured: bool = True
@@ -190,7 +190,7 @@ def test_a_slow_network_is_the_network_s() -> None:
     assert job.found[0].rank is None
 
 
-def test_slow_data_is_told_from_slow_work() -> None:
+def test_slow_data_is_distinguished_from_slow_work() -> None:
     job = Job({"dp": 8}, measured=False)
     job.run(40)
 
@@ -257,7 +257,7 @@ def test_lost_telemetry_withdraws_nothing() -> None:
     assert not [finding for finding in job.found if finding.severity is Severity.INFO]
 
 
-def test_a_second_slow_rank_of_the_same_node_is_news() -> None:
+def test_a_second_slow_rank_of_the_same_node_is_reported() -> None:
     job = Job({"dp": 16})
     job.run(30, slower(5, 0.5))
 

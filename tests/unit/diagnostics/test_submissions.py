@@ -1,4 +1,4 @@
-"""Submissions of one name are told apart by what they are, never by anybody's clock."""
+"""Submissions of one name are distinguished by their ids, never by a clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.job import HangSpec
 
 
-@pytest.mark.parametrize("submission", ["s1", ""], ids=["told", "an agent that does not say"])
+@pytest.mark.parametrize("submission", ["s1", ""], ids=["reported", "not reported"])
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
 def test_hangs_of_a_job_are_found_although_one_clock_is_an_hour_off(ahead_s: float, submission: str) -> None:
     fleet = Fleet(nodes=3, hang=HangSpec(floor_s=3.0), submission=submission, clock_ahead_s={"n1": ahead_s})
@@ -25,7 +25,7 @@ def test_hangs_of_a_job_are_found_although_one_clock_is_an_hour_off(ahead_s: flo
     assert (fleet.only().kind, fleet.only().rank) == (FindingKind.HANG, 2)
 
 
-@pytest.mark.parametrize("submission", ["s2", ""], ids=["told", "an agent that does not say"])
+@pytest.mark.parametrize("submission", ["s2", ""], ids=["reported", "not reported"])
 def test_a_later_submission_starts_anew(submission: str) -> None:
     """Stopped at generation 3, then run again under its name: what the first one did is not counted against it."""
     fleet = Fleet(nodes=2, submission="s1" if submission else "")

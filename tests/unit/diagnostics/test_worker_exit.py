@@ -9,7 +9,7 @@ from diagnosing import BUG, COLLECTIVE, T0, Fleet
 
 from holdfast.diagnostics.detectors.liveness import UNWITNESSED_GRACE_S
 from holdfast.domain.findings import Blamed, FindingKind, Remedy
-from holdfast.domain.signals import WorkerError
+from holdfast.domain.signals import ClockTick, WorkerError
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_signal_sent_again_says_nothing_new(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"expected": True, "signal": 9}, {"exit_code": 0}], ids=["told to stop", "clean end"]
+    "fields", [{"expected": True, "signal": 9}, {"exit_code": 0}], ids=["ordered to stop", "clean end"]
 )
 def test_no_failure(fleet: Fleet, fields: dict[str, object]) -> None:
     fleet.fold(fleet.exit_of(1, **fields))  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_the_same_exception_at_the_same_step_stops_the_job(fleet: Fleet) -> None
     fails_again(fleet, generation=2, step=fleet.ranks[1].step, error=other_message, rank=2)
     first, second = fleet.found
     assert first.kind is FindingKind.WORKER_EXCEPTION
-    assert (second.kind, second.ladder) == (FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,))
+    assert (second.kind, second.recommended_actions) == (FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,))
     assert second.evidence["tries"] == "2"
     assert second.rank == 2
     for word in ("ValueError", "Rank 2", "step 10", "2nd time"):
@@ -332,3 +332,15 @@ def test_an_estimated_date_is_called_one(fleet: Fleet) -> None:
     fleet.breaks("n1")
     fleet.run(until=fleet.now + UNWITNESSED_GRACE_S + 1.0)
     assert fleet.found[-1].evidence["dated"] == "estimate: its last sign of life"
+
+
+def test_a_communication_error_before_any_start_is_reported_names_no_node() -> None:
+    """How many ranks the generation has is not known then: other nodes may belong to it."""
+    fleet = Fleet(nodes=3)
+    fleet.connects("n1", "n1-a")
+    fleet.exits(1, error=COLLECTIVE)
+    fleet.now += 12.0
+    fleet.fold(ClockTick(T0 + fleet.now))
+    found = fleet.only()
+    assert (found.node, found.rank) == ("", None)
+    assert found.evidence["first"] == "rank 1 on n1"

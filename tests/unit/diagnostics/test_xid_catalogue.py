@@ -55,10 +55,10 @@ def test_every_code_gets_the_action_of_its_row(row: dict[str, str]) -> None:
     if row["proposed_class"].startswith(NOT_THE_MACHINE):
         wanted = Remedy.RESTART_PROCESS if action == "RESTART_PROCESS" else Remedy.WATCH
         assert found.severity in (Severity.INFO, Severity.WARNING), "a program's error stops nobody else"
-        assert found.ladder == (wanted,)
+        assert found.recommended_actions == (wanted,)
     else:
-        assert (found.severity, found.ladder[0]) == HARDWARE[action]
-    assert found.evidence["ladder"]
+        assert (found.severity, found.recommended_actions[0]) == HARDWARE[action]
+    assert found.evidence["recommended_actions"]
     assert found.evidence["catalogue"] == CATALOGUE.version
 
 
@@ -134,10 +134,10 @@ def test_a_pci_address_is_one_gpu_however_it_is_written() -> None:
 # ------------------------------------------------------------------ escalation
 
 
-def test_corrected_errors_that_repeat_are_told_and_stop_nothing() -> None:
+def test_corrected_errors_that_repeat_are_reported_and_stop_nothing() -> None:
     found = judge(*(line(63, at=i * 3600.0) for i in range(3)))
     assert [f.severity for f in found] == [Severity.WARNING] * 3
-    assert found[-1].ladder == (Remedy.REPLACE_NODE,)
+    assert found[-1].recommended_actions == (Remedy.REPLACE_NODE,)
 
 
 def test_a_link_counts_by_itself() -> None:
@@ -163,7 +163,7 @@ def test_a_link_counts_by_itself() -> None:
 def test_sub_codes_of_nvlink5(words: str, severity: Severity, blame: str) -> None:
     (found,) = judge(line(149, text=f"NVRM: Xid (PCI:0009:01:00): 149, {words}"))
     assert (found.severity, found.evidence.get("blame", "")) == (severity, blame)
-    assert Remedy.REPLACE_NODE not in found.ladder or not blame
+    assert Remedy.REPLACE_NODE not in found.recommended_actions or not blame
 
 
 def test_the_parts_of_an_nvlink5_line() -> None:

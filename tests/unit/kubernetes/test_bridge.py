@@ -11,7 +11,7 @@ import anyio
 import certificates
 import pytest
 from kube_cluster import ClusterApi, node, pod, serving
-from kube_fleet import Told
+from kube_fleet import KnownFleet
 from waiting import wait_until_async
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def running(api: ClusterApi, fleet: Told, token: Path | None = None) -> AsyncIterator[Bridge]:
+async def running(api: ClusterApi, fleet: KnownFleet, token: Path | None = None) -> AsyncIterator[Bridge]:
     with serving(api) as url:
         shell = Bridge(Options(access=Access(url=url, token_file=token, ca_file=None), namespaces=("ml",)), time.time)
         async with anyio.create_task_group() as tasks:
@@ -49,8 +49,11 @@ async def until(what: str, condition: Callable[[], object]) -> None:
     await wait_until_async(condition, description=what)
 
 
-async def test_what_is_there_and_what_changes_is_told_once() -> None:
-    api, fleet = ClusterApi(node("m1", unschedulable=True), node("m2"), node("m3")), Told("m1", "m2", "p3", "away")
+async def test_nodes_and_their_changes_are_reported_once() -> None:
+    api, fleet = (
+        ClusterApi(node("m1", unschedulable=True), node("m2"), node("m3")),
+        KnownFleet("m1", "m2", "p3", "away"),
+    )
     api.page = 2
     api.put(pod("p3", "m3"))
     async with running(api, fleet):
@@ -65,7 +68,7 @@ async def test_what_is_there_and_what_changes_is_told_once() -> None:
 
 
 async def test_a_watch_that_breaks_goes_on_where_it_was() -> None:
-    api, fleet = ClusterApi(node("m1")), Told("m1")
+    api, fleet = ClusterApi(node("m1")), KnownFleet("m1")
     async with running(api, fleet):
         await until("both watches", lambda: api.watching == 2)
         listed = api.requests.count("GET nodes")
@@ -76,7 +79,7 @@ async def test_a_watch_that_breaks_goes_on_where_it_was() -> None:
 
 
 async def test_a_version_that_is_not_kept_any_more_is_listed_again_and_nothing_is_missed() -> None:
-    api, fleet = ClusterApi(node("m1"), node("m2")), Told("m1", "m2")
+    api, fleet = ClusterApi(node("m1"), node("m2")), KnownFleet("m1", "m2")
     async with running(api, fleet):
         await until("both watches", lambda: api.watching == 2)
         api.delete("nodes", "m2")
@@ -90,7 +93,7 @@ async def test_a_version_that_is_not_kept_any_more_is_listed_again_and_nothing_i
 
 
 async def test_an_api_server_that_is_away_takes_no_notice_back() -> None:
-    api, fleet = ClusterApi(node("m1", unschedulable=True)), Told("m1", "m2")
+    api, fleet = ClusterApi(node("m1", unschedulable=True)), KnownFleet("m1", "m2")
     async with running(api, fleet) as shell:
         await fleet.until({"m1": CORDONED})
         api.down = True
@@ -106,7 +109,7 @@ async def test_an_api_server_that_is_away_takes_no_notice_back() -> None:
 
 
 async def test_rights_that_are_missing_are_named_and_cost_no_more_than_they_give() -> None:
-    api, fleet = ClusterApi(node("m1", unschedulable=True), pod("p2", "m1")), Told("m1", "p2")
+    api, fleet = ClusterApi(node("m1", unschedulable=True), pod("p2", "m1")), KnownFleet("m1", "p2")
     api.refuse["pods"] = 403
     async with running(api, fleet) as shell:
         await fleet.until({"m1": CORDONED})  # pods are needed only where machines are shared
@@ -119,7 +122,7 @@ async def test_rights_that_are_missing_are_named_and_cost_no_more_than_they_give
 
 
 async def test_a_token_that_expires_is_read_again(tmp_path: Path) -> None:
-    api, fleet, token = ClusterApi(node("m1")), Told("m1"), tmp_path / "token"
+    api, fleet, token = ClusterApi(node("m1")), KnownFleet("m1"), tmp_path / "token"
     token.write_text("old\n")
     api.token = "old"
     async with running(api, fleet, token) as shell:
@@ -137,7 +140,7 @@ async def test_a_token_that_expires_is_read_again(tmp_path: Path) -> None:
 
 async def test_two_terms_in_a_row_and_both_at_once_say_the_same() -> None:
     """A leader that does not know yet that it is none, and its successor: the supervisor's state decides."""
-    api, fleet = ClusterApi(node("m1", unschedulable=True)), Told("m1")
+    api, fleet = ClusterApi(node("m1", unschedulable=True)), KnownFleet("m1")
     with serving(api) as url:
         options = Options(access=Access(url=url, token_file=None, ca_file=None))
         async with anyio.create_task_group() as tasks:
@@ -153,7 +156,7 @@ async def test_two_terms_in_a_row_and_both_at_once_say_the_same() -> None:
 
 async def test_a_bug_of_the_bridge_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "FAILED_PAUSE_S", 0.01)
-    api, fleet = ClusterApi(node("m1", unschedulable=True)), Told("m1")
+    api, fleet = ClusterApi(node("m1", unschedulable=True)), KnownFleet("m1")
     failures = [RuntimeError("one"), RuntimeError("two")]
     known = fleet.known
 
@@ -176,7 +179,7 @@ async def test_an_authority_that_cannot_be_read_shows_until_it_can(
     shell = Bridge(Options(access=Access(url="https://127.0.0.1:1", token_file=None, ca_file=missing)), lambda: 1000.0)
     assert shell.sights() == []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(shell.run, Told("m1"))
+        tasks.start_soon(shell.run, KnownFleet("m1"))
         await until("the failure", shell.sights)
         (sight,) = shell.sights()
         assert sight.problem.startswith("the bridge failed, and begins again: InvalidSpec: HOLDFAST_KUBERNETES_CA_FILE")

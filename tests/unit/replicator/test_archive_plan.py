@@ -33,7 +33,7 @@ Age = CheckpointId
 
 
 def saves(steps: Sequence[int], *, every_s: float = 1.0, attempt: int = 1, start: float = 1e9) -> tuple[Save, ...]:
-    """One second per step, unless told otherwise."""
+    """One second per step, by default."""
     return tuple(Save(attempt, step, start + step * every_s) for step in steps)
 
 

@@ -241,7 +241,7 @@ def test_rot_is_asked_for_again_and_then_refused(
         fetch(bucket, inbox)
 
 
-def test_what_was_damaged_on_the_way_is_told_from_what_lies_there_damaged(
+def test_damage_in_transit_is_distinguished_from_a_damaged_object(
     bucket: Bucket, store: InMemory, images: ImageTier
 ) -> None:
     archive(bucket, images)

@@ -68,7 +68,7 @@ def test_a_call_that_hangs_does_not_keep_the_process() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_retrieval_that_nobody_waits_for_any_more_is_told_so() -> None:
+async def test_a_retrieval_that_no_caller_waits_for_is_cancelled() -> None:
     threads = Threads(urgent=1, transfers=1, background=1)
     cancelled, begun, ended = threading.Event(), anyio.Event(), threading.Event()
 

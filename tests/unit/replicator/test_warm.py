@@ -173,7 +173,7 @@ def test_copies_take_a_share_of_memory_and_leave_one(
     assert not warm.has_room(1 << 20)
 
 
-def test_a_sender_that_knows_the_disk_only_is_told_when_it_is_there(here: Here, tmp_path: Path) -> None:
+def test_a_sender_that_knows_only_the_disk_gets_its_answer_when_the_copy_is_on_disk(here: Here, tmp_path: Path) -> None:
     """Version 1: one connection, everything from one span on."""
     with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
         host, _, port = peer.endpoint.rpartition(":")
@@ -271,8 +271,8 @@ def bring(sock: socket.socket, shard: OpenShard, spans: list[int]) -> None:
 
 
 def receipt(sock: socket.socket) -> None:
-    if not (told := frames.receive(sock).fields)["ok"]:
-        raise Unavailable(str(told["reason"]))
+    if not (reported := frames.receive(sock).fields)["ok"]:
+        raise Unavailable(str(reported["reason"]))
 
 
 def connect(peer: ShardSource) -> socket.socket:

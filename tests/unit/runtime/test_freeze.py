@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-async def test_a_freeze_is_told_with_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_freeze_is_reported_with_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = keep(monkeypatch)
     heard: list[float] = []
     before_s = frozen_s()
@@ -41,7 +41,7 @@ async def test_a_freeze_is_told_with_its_length(monkeypatch: pytest.MonkeyPatch)
     assert sink.recorded == [(metrics.FROZEN.name, length_s, {})]
 
 
-async def test_a_machine_that_slept_is_told_too() -> None:
+async def test_a_machine_that_slept_is_reported_too() -> None:
     """The loop's clock stands still meanwhile, and no time-out has run on."""
     heard: list[float] = []
     slept_s = 0.0

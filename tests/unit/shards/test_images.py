@@ -122,7 +122,7 @@ def test_a_closed_reader_gives_up_its_lock_though_views_live_on(tmp_path: Path) 
     assert len(view) == 128
 
 
-def test_a_reader_of_an_image_being_written_is_told_so(tmp_path: Path) -> None:
+def test_a_reader_of_an_image_being_written_gets_an_error(tmp_path: Path) -> None:
     image = Image.create(tmp_path / "a.image", PLAN)
     assert image.try_lock()
     image.begin(stamp(1))

@@ -34,7 +34,7 @@ ALL = frozenset(Topic)
 CRASH = Incident(
     "i-1", "llm", "worker_crash", "Rank 3 on n1 was killed by SIGKILL after step 90.", IncidentState.RESOLVED, 2,
     node="n1", action=Action(ActionKind.RESTART, "seen once"), severity="error",
-    t_fault=100.0, t_detected=100.1, t_decided=100.2, t_first_step=100.75, outcome="generation 3 steps from step 80 on",
+    fault_at=100.0, detected_at=100.1, decided_at=100.2, first_step_at=100.75, outcome="generation 3 steps from step 80 on",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_an_incident_is_one_alert_when_it_is_over() -> None:
 )
 def test_warnings(kind: ActionKind, topic: Topic | None) -> None:
     """What led to no change is an alert only if the policy says so."""
-    warned = replace(CRASH, kind="straggler", severity="warning", action=Action(kind, "too little"), t_first_step=None)
+    warned = replace(CRASH, kind="straggler", severity="warning", action=Action(kind, "too little"), first_step_at=None)
     found = alert_of(IncidentChanged(101.0, warned), ALL)
     assert (found.topic if found else None) is topic
 
@@ -210,7 +210,7 @@ async def test_apprise_delivers(status: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @dataclass
 class Recorder:
-    """A notifier that fails as it is told to."""
+    """A notifier that fails on request."""
 
     name: str = "recorder"
     failures: Iterator[Exception | None] = field(default_factory=lambda: iter(()))

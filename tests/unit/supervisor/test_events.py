@@ -53,7 +53,7 @@ async def test_events_resume_after_the_last_one_seen(sup: Running) -> None:
         assert await read_events(sup, 6 - seen, **{"Last-Event-ID": everything[seen - 1][0]}) == everything[seen:]
 
 
-async def test_without_an_id_only_news_is_told(sup: Running) -> None:
+async def test_without_an_id_only_later_events_are_sent(sup: Running) -> None:
     await sup.post("/v1/jobs", job_body(name="old"))
     found: list[Any] = []
     async with anyio.create_task_group() as tasks:

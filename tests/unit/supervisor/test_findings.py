@@ -32,7 +32,7 @@ CRASH = Finding(
     generation=1,
     rank=2,
     evidence={"signal": "9", "blame": "unknown", "because": "seen once"},
-    ladder=(Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
+    recommended_actions=(Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
 )
 FULL = replace(
     CRASH, id="pressure:n3:disk:/data:1001", kind=FindingKind.HOST_PRESSURE, severity=Severity.WARNING, node="n3"
@@ -40,10 +40,10 @@ FULL = replace(
 INCIDENT = Incident("i-1", "gpt", "worker_crash", "rank 2 died", IncidentState.OPEN, 1, node="n2")
 
 
-async def tell(history: SqliteHistory, *told: Record) -> None:
+async def tell(history: SqliteHistory, *reported: Record) -> None:
     start = int((await history.cursors())[0])
-    positions = [str(start + n + 1) for n in range(len(told))]
-    await history.add_events([EventEntry(*each) for each in zip(positions, told, strict=True)], positions[-1])
+    positions = [str(start + n + 1) for n in range(len(reported))]
+    await history.add_events([EventEntry(*each) for each in zip(positions, reported, strict=True)], positions[-1])
 
 
 async def test_findings_are_listed_newest_first_and_one_is_explained(api: Any) -> None:
@@ -58,7 +58,7 @@ async def test_findings_are_listed_newest_first_and_one_is_explained(api: Any) -
     found = (await api.http.get(f"/v1/findings/{CRASH.id}")).json()
     assert found["verdict"] == "opened i-1"
     assert found["incident"] == "i-1"
-    assert found["ladder"] == ["restart_process", "replace_node"]
+    assert found["recommended_actions"] == ["restart_process", "replace_node"]
     assert found["rule"] == RULES[FindingKind.WORKER_CRASH].rule
     assert (await api.http.get(f"/v1/findings/{FULL.id}")).json()["node"] == "n3", "an id may hold a path"
 

@@ -48,13 +48,13 @@ from holdfast.wire.jobfile import parse_job
 
 pytestmark = pytest.mark.anyio
 
-INCIDENT = Incident("i-1", "gpt", "hang", "rank 2 hangs", IncidentState.OPEN, 1, t_fault=10.0, t_detected=11.0)
+INCIDENT = Incident("i-1", "gpt", "hang", "rank 2 hangs", IncidentState.OPEN, 1, fault_at=10.0, detected_at=11.0)
 DECIDED = replace(
     INCIDENT,
     state=IncidentState.DECIDED,
     action=Action(ActionKind.RESTART, "healthy nodes"),
     decided_by="default policy",
-    t_decided=11.5,
+    decided_at=11.5,
 )
 
 
@@ -65,7 +65,7 @@ async def history(tmp_path: Path) -> AsyncIterator[SqliteHistory]:
     await history.aclose()
 
 
-def told(*found: Published, first: int = 1) -> list[EventEntry]:
+def entries(*found: Published, first: int = 1) -> list[EventEntry]:
     return [EventEntry(f"{number}-0", record) for number, record in enumerate(found, start=first)]
 
 
@@ -76,7 +76,7 @@ def steps(count: int, *, first: int = 1, generation: int = 1, begin: float = 101
 
 
 async def test_an_entry_is_kept_once(history: SqliteHistory) -> None:
-    events = told(IncidentChanged(11.0, INCIDENT), IncidentChanged(11.5, DECIDED))
+    events = entries(IncidentChanged(11.0, INCIDENT), IncidentChanged(11.5, DECIDED))
     await history.add_events(events, "2-0")
     await history.add_events(events, "2-0")
     assert await history.incidents(job="gpt", before=None, limit=9) == [(1, DECIDED)]
@@ -87,15 +87,15 @@ async def test_an_entry_is_kept_once(history: SqliteHistory) -> None:
     assert await history.incident("i-2") is None
 
 
-async def test_an_old_record_told_again_does_not_undo_a_newer_one(history: SqliteHistory) -> None:
-    await history.add_events(told(IncidentChanged(11.0, INCIDENT), IncidentChanged(11.5, DECIDED)), "2-0")
-    await history.add_events(told(IncidentChanged(11.0, INCIDENT)), "2-0")
+async def test_an_old_record_delivered_again_does_not_undo_a_newer_one(history: SqliteHistory) -> None:
+    await history.add_events(entries(IncidentChanged(11.0, INCIDENT), IncidentChanged(11.5, DECIDED)), "2-0")
+    await history.add_events(entries(IncidentChanged(11.0, INCIDENT)), "2-0")
     assert await history.incident("i-1") == DECIDED
 
 
 async def test_pages_are_newest_first(history: SqliteHistory) -> None:
     found = [replace(DECIDED, id=f"i-{n}", job="a" if n % 2 else "b") for n in range(6)]
-    await history.add_events(told(*(IncidentChanged(11.5, each) for each in found)), "6-0")
+    await history.add_events(entries(*(IncidentChanged(11.5, each) for each in found)), "6-0")
     first = await history.incidents(job="a", before=None, limit=2)
     rest = await history.incidents(job="a", before=first[-1][0], limit=2)
     assert [incident.id for _, incident in first + rest] == ["i-5", "i-3", "i-1"]
@@ -105,7 +105,7 @@ async def test_pages_are_newest_first(history: SqliteHistory) -> None:
 async def test_operations_and_leaders(history: SqliteHistory) -> None:
     done = OperationDone(5.0, "op-1", False, "a job named gpt is running", "f")
     await history.add_events(
-        told(LeaderChanged(1.0, 1, "a", "http://a"), LeaderChanged(2.0, 2, "b", "http://b"), done), "3-0"
+        entries(LeaderChanged(1.0, 1, "a", "http://a"), LeaderChanged(2.0, 2, "b", "http://b"), done), "3-0"
     )
     assert await history.operation("op-1") == done
     assert await history.operation("op-2") is None
@@ -119,8 +119,8 @@ async def test_it_stays_bounded(history: SqliteHistory) -> None:
         await history.add_steps(steps(40, first=1 + 40 * n, begin=101.0 + 40 * n), "1-0")
     for n in range(8):
         many = [NodeChanged(1.0, "n", NodeState.SPARE, "", "") for _ in range(20)]
-        await history.add_events(told(*many, first=1 + 20 * n), "1-0")
-    await history.add_events(told(JobAccepted(100.0, "gpt", parse_job(job_body())), first=1000), "1-0")
+        await history.add_events(entries(*many, first=1 + 20 * n), "1-0")
+    await history.add_events(entries(JobAccepted(100.0, "gpt", parse_job(job_body())), first=1000), "1-0")
     run = await history.run("gpt")
     assert run is not None
     assert 50 <= len(run.steps) <= 90
@@ -130,7 +130,7 @@ async def test_it_stays_bounded(history: SqliteHistory) -> None:
 
 async def test_steps_that_are_kept_no_more_stay_in_the_goodput_over_a_restart_too(tmp_path: Path) -> None:
     history = await SqliteHistory.open(tmp_path / "h.sqlite3", steps_max=50)
-    await history.add_events(told(JobAccepted(100.0, "gpt", parse_job(job_body(nodes=2)))), "1-0")
+    await history.add_events(entries(JobAccepted(100.0, "gpt", parse_job(job_body(nodes=2)))), "1-0")
     for n in range(4):
         await history.add_steps(steps(100, first=1 + 100 * n, begin=101.0 + 100 * n), "1-0")
     await history.aclose()
@@ -147,7 +147,7 @@ async def test_steps_that_are_kept_no_more_stay_in_the_goodput_over_a_restart_to
 
 async def test_a_file_from_before_steps_were_booked_is_brought_up_to_date(tmp_path: Path) -> None:
     history = await SqliteHistory.open(tmp_path / "h.sqlite3")
-    await history.add_events(told(JobAccepted(100.0, "gpt", parse_job(job_body()))), "1-0")
+    await history.add_events(entries(JobAccepted(100.0, "gpt", parse_job(job_body()))), "1-0")
     await history.add_steps(steps(10), "1-0")
     await history.aclose()
     database = sqlite3.connect(tmp_path / "h.sqlite3")
@@ -167,7 +167,7 @@ async def test_a_run_becomes_a_ledger_whose_seconds_add_up(history: SqliteHistor
     spec = parse_job(job_body())
     generation = Generation(1, 1, Mesh.of({"dp": 2}), (Placement(0, "n1", 0, 1), Placement(1, "n2", 1, 1)))
     await history.add_events(
-        told(
+        entries(
             NodeChanged(90.0, "n1", NodeState.SPARE, "", ""),
             NodeChanged(90.0, "n2", NodeState.SPARE, "", ""),
             NodeChanged(90.0, "n3", NodeState.SPARE, "", ""),
@@ -201,7 +201,7 @@ async def test_the_time_of_a_run_without_steps_is_known_as_such(history: SqliteH
     after = replace(generation, number=2)
     stepping = GenerationStage.STEPPING
     await history.add_events(
-        told(
+        entries(
             JobAccepted(100.0, "gpt", parse_job(job_body())),
             JobChanged(100.0, "gpt", JobPhase.PREPARING, ""),
             GenerationChanged(101.0, "gpt", GenerationStage.STARTED, generation, ""),
@@ -225,7 +225,7 @@ async def test_the_time_of_a_run_without_steps_is_known_as_such(history: SqliteH
 
 async def test_a_second_run_of_a_name_is_another_run(history: SqliteHistory) -> None:
     spec = parse_job(job_body())
-    await history.add_events(told(JobAccepted(100.0, "gpt", spec), JobAccepted(200.0, "gpt", spec)), "2-0")
+    await history.add_events(entries(JobAccepted(100.0, "gpt", spec), JobAccepted(200.0, "gpt", spec)), "2-0")
     await history.add_steps(steps(3) + steps(2, begin=201.0), "1-0")
     run = await history.run("gpt")
     assert run is not None
@@ -320,9 +320,9 @@ def asked(at: float, job: str = "gpt", action: Action | None = None) -> PolicyAs
 
 
 async def test_questions_to_policies_are_kept_and_found_by_job_and_time(history: SqliteHistory) -> None:
-    told_twice = told(*(asked(100.0 + n) for n in range(6)), asked(200.0, "other"))
-    await history.add_events(told_twice, "7-0")
-    await history.add_events(told_twice, "7-0")
+    added_twice = entries(*(asked(100.0 + n) for n in range(6)), asked(200.0, "other"))
+    await history.add_events(added_twice, "7-0")
+    await history.add_events(added_twice, "7-0")
     newest = await history.asked("gpt", since=102.0, before=None, limit=3)
     assert [each.at for _, each in newest] == [105.0, 104.0, 103.0]
     rest = await history.asked("gpt", since=102.0, before=newest[-1][0], limit=3)
@@ -332,18 +332,18 @@ async def test_questions_to_policies_are_kept_and_found_by_job_and_time(history:
 
 async def test_old_questions_go_when_there_are_too_many(history: SqliteHistory) -> None:
     for n in range(5):
-        many = told(*(asked(100.0 + 20 * n + k) for k in range(20)), first=1 + 20 * n)
+        many = entries(*(asked(100.0 + 20 * n + k) for k in range(20)), first=1 + 20 * n)
         await history.add_events(many, f"{n}-0")
     kept = await history.asked("gpt", since=0.0, before=None, limit=100)
     assert kept[0][1].at == 199.0
     assert len(kept) < 100
 
 
-async def test_the_policies_of_a_run_are_told_from_its_submission_on(history: SqliteHistory) -> None:
+async def test_the_policies_of_a_run_are_listed_from_its_submission_on(history: SqliteHistory) -> None:
     spec = parse_job(job_body()).with_policy(PolicySpec("a.py", "x = 1\n"))
     other = PolicySpec("b.py", "x = 2\n", {"swaps": 3})
     await history.add_events(
-        told(
+        entries(
             JobAccepted(50.0, "gpt", spec),
             PolicyChanged(60.0, "gpt", PolicySpec("of the run before")),
             JobAccepted(100.0, "gpt", spec),
@@ -360,13 +360,13 @@ async def test_the_policies_of_a_run_are_told_from_its_submission_on(history: Sq
 
 async def test_a_file_from_before_questions_were_kept_is_brought_up_to_date(tmp_path: Path) -> None:
     history = await SqliteHistory.open(tmp_path / "h.sqlite3")
-    await history.add_events(told(JobAccepted(100.0, "gpt", parse_job(job_body()))), "1-0")
+    await history.add_events(entries(JobAccepted(100.0, "gpt", parse_job(job_body()))), "1-0")
     await history.aclose()
     database = sqlite3.connect(tmp_path / "h.sqlite3")
     database.executescript("DROP TABLE asked; ALTER TABLE steps DROP COLUMN flops; PRAGMA user_version = 3;")
     database.close()
     history = await SqliteHistory.open(tmp_path / "h.sqlite3")
-    await history.add_events(told(asked(101.0), first=2), "2-0")
+    await history.add_events(entries(asked(101.0), first=2), "2-0")
     assert len(await history.asked("gpt", since=0.0, before=None, limit=5)) == 1
     assert await history.run("gpt") is not None
     await history.aclose()

@@ -193,17 +193,17 @@ async def show(api: Any, fleet: Fleet) -> None:
     await api.history.add_events(entries, "0")
 
 
-async def test_every_rank_is_told_and_what_is_not_known_is_null(make_api: MakeApi) -> None:
+async def test_every_rank_is_listed_and_unknown_values_are_null(make_api: MakeApi) -> None:
     fleet = running(job(dp=3), spares=0)
     agents = Agents(placed(fleet))
     api = await make_api(agents=agents)
     await show(api, fleet)
     agents.silent = {agents.generation.node_of(1)}
-    told = (await api.http.get("/v1/jobs/job/ranks/measurements")).json()
-    assert (told["generation"], told["nodes"], told["answered"]) == (agents.generation.number, 3, 2)
-    assert told["step_s"] == [10.0, None, 12.0]
-    assert told["wait_s"] == [None] * 3
-    assert told["temperature_c"] == [60.0, None, 60.0]
+    reported = (await api.http.get("/v1/jobs/job/ranks/measurements")).json()
+    assert (reported["generation"], reported["nodes"], reported["answered"]) == (agents.generation.number, 3, 2)
+    assert reported["step_s"] == [10.0, None, 12.0]
+    assert reported["wait_s"] == [None] * 3
+    assert reported["temperature_c"] == [60.0, None, 60.0]
     assert (await api.http.get("/v1/jobs/other/ranks/measurements")).status_code == 404
 
 
@@ -213,18 +213,18 @@ async def test_without_a_generation_nobody_is_asked_and_without_sessions_it_says
     agents = Agents(placed(running(job(dp=3), spares=0)))
     api = await make_api(agents=agents)
     await show(api, fleet)
-    told = (await api.http.get("/v1/jobs/job/ranks/measurements")).json()
-    assert (told["step_s"], told["nodes"], agents.asked) == ([], 0, [])
+    reported = (await api.http.get("/v1/jobs/job/ranks/measurements")).json()
+    assert (reported["step_s"], reported["nodes"], agents.asked) == ([], 0, [])
 
 
 def test_an_agent_s_word_about_ranks_of_others_counts_for_nothing() -> None:
     generation = placed(running(job(dp=3), spares=0))
     liar = MeasuredRanks(generation.number, (0, 1, 2, 99), (7.0,) * 4, (1.0,) * 4, (50.0,) * 4)
-    told = rank_views.measurements(
+    reported = rank_views.measurements(
         "job", generation, {generation.node_of(1): rank_measuring.Measured(3.0, liar)}, 1000.0
     )
-    assert told.step_s == [None, 7.0, None]
-    assert told.oldest_s == 3.0
+    assert reported.step_s == [None, 7.0, None]
+    assert reported.oldest_s == 3.0
 
 
 # ---------------------------------------------------------------- exceptions
@@ -245,11 +245,11 @@ async def test_the_rank_of_the_incident_is_the_first_failure_whatever_the_clocks
     }
     api = await make_api(agents=agents)
     await show(api, fleet)
-    told = (await api.http.get("/v1/jobs/job/errors")).json()
-    assert [(each["rank"], each["message"]) for each in told["errors"]] == [
+    reported = (await api.http.get("/v1/jobs/job/errors")).json()
+    assert [(each["rank"], each["message"]) for each in reported["errors"]] == [
         (2, "loss is not finite"), (0, "connection closed by peer"),
     ]  # fmt: skip
-    assert (told["decided_by"], told["generation"], told["answered"]) == ("incident", number, 3)
+    assert (reported["decided_by"], reported["generation"], reported["answered"]) == ("incident", number, 3)
     assert agents.asked[0] == agents.generation.node_of(2), "the node of the incident is asked first"
 
 
@@ -265,9 +265,9 @@ async def test_without_an_incident_the_time_decides_and_the_bound_holds(
     }
     api = await make_api(agents=agents)
     await show(api, fleet)
-    told = (await api.http.get("/v1/jobs/job/errors")).json()
-    assert ([each["rank"] for each in told["errors"]], told["decided_by"]) == ([1, 0], "time")
-    assert (told["nodes"], told["asked"], told["incident"]) == (3, 2, "")
+    reported = (await api.http.get("/v1/jobs/job/errors")).json()
+    assert ([each["rank"] for each in reported["errors"]], reported["decided_by"]) == ([1, 0], "time")
+    assert (reported["nodes"], reported["asked"], reported["incident"]) == (3, 2, "")
 
 
 async def test_what_an_earlier_run_of_the_name_has_left_does_not_count(make_api: MakeApi) -> None:
@@ -277,7 +277,7 @@ async def test_what_an_earlier_run_of_the_name_has_left_does_not_count(make_api:
     agents.raised = {first: raised(agents.generation.number, 0, "old", 12.0), second: raised(70, 1, "old", fleet.now)}
     api = await make_api(agents=agents)
     await show(api, fleet)
-    told = (await api.http.get("/v1/jobs/job/errors")).json()
-    assert (told["errors"], told["generation"], told["decided_by"]) == ([], 0, "")
+    reported = (await api.http.get("/v1/jobs/job/errors")).json()
+    assert (reported["errors"], reported["generation"], reported["decided_by"]) == ([], 0, "")
     assert (await api.http.get("/v1/jobs/job/errors?generation=70")).status_code == 422
     assert (await api.http.get("/v1/jobs/other/errors")).status_code == 404

@@ -45,24 +45,26 @@ async def get(api: Any, path: str) -> Any:
 
 async def test_the_report_of_a_job_needs_nothing_but_its_job_file(api: Any, world: browsed.World) -> None:
     await fill(api.history, world)
-    told = await get(api, "/v1/jobs/llm-70b/report")
-    assert (told["ranks"], told["currency"], told["all_faults"]["count"]) == (512, "€", 4)
-    assert sum(each["seconds"] for each in told["shares"]) == pytest.approx(told["wall_s"])
-    assert told["cost"] == pytest.approx(told["wall_s"] / HOUR_S * 512 * 2.5)
+    reported = await get(api, "/v1/jobs/llm-70b/report")
+    assert (reported["ranks"], reported["currency"], reported["all_faults"]["count"]) == (512, "€", 4)
+    assert sum(each["seconds"] for each in reported["shares"]) == pytest.approx(reported["wall_s"])
+    assert reported["cost"] == pytest.approx(reported["wall_s"] / HOUR_S * 512 * 2.5)
     ledger = await get(api, "/v1/jobs/llm-70b/goodput")
-    assert told["goodput"] == pytest.approx(told["scheduling"] * told["runtime"])
-    assert told["goodput"] == pytest.approx(ledger["goodput_job"], rel=1e-3)  # a moment later
-    assert told["mfu"] == pytest.approx(ledger["fault_free_tokens_per_s"] * 4.2e11 / (512 * 989e12))
-    assert (told["comparison"]["faults"], told["comparison"]["left_out"]) == (3, 1)
-    assert "restart of 4.2 min" in told["comparison"]["text"]
-    assert told["summary"].startswith("5.7 h on 512 ranks, €")
+    assert reported["goodput"] == pytest.approx(reported["scheduling"] * reported["runtime"])
+    assert reported["goodput"] == pytest.approx(ledger["goodput_job"], rel=1e-3)  # a moment later
+    assert reported["mfu"] == pytest.approx(ledger["fault_free_tokens_per_s"] * 4.2e11 / (512 * 989e12))
+    assert (reported["comparison"]["faults"], reported["comparison"]["left_out"]) == (3, 1)
+    assert "restart of 4.2 min" in reported["comparison"]["text"]
+    assert reported["summary"].startswith("5.7 h on 512 ranks, €")
 
 
 async def test_what_the_request_gives_comes_before_the_job_file(api: Any, world: browsed.World) -> None:
     await fill(api.history, world)
-    told = await get(api, "/v1/jobs/llm-70b/report?price_per_gpu_hour=5&currency=CHF&restart_s=1&checkpoint_every_s=2")
-    assert (told["currency"], told["comparison"]["restart_s"]) == ("CHF", 1.0)
-    assert told["cost"] == pytest.approx(told["wall_s"] / HOUR_S * 512 * 5)
+    reported = await get(
+        api, "/v1/jobs/llm-70b/report?price_per_gpu_hour=5&currency=CHF&restart_s=1&checkpoint_every_s=2"
+    )
+    assert (reported["currency"], reported["comparison"]["restart_s"]) == ("CHF", 1.0)
+    assert reported["cost"] == pytest.approx(reported["wall_s"] / HOUR_S * 512 * 5)
     unstated = await get(api, "/v1/jobs/old-run/report")
     assert (unstated["cost"], unstated["comparison"], unstated["mfu"]) == (None, None, None)
     for wrong in ("restart_s=9", "flops_per_token=1e9", "price_per_gpu_hour=-1", "peak_flops=0", "currency="):
@@ -80,16 +82,18 @@ def test_of_a_pair_one_may_be_stated_and_the_other_given() -> None:
 
 async def test_the_fleet_is_the_sum_of_its_jobs(api: Any, world: browsed.World) -> None:
     await fill(api.history, world)
-    told = await get(api, "/v1/report")
-    jobs = {each["job"]: each for each in told["jobs"]}
+    reported = await get(api, "/v1/report")
+    jobs = {each["job"]: each for each in reported["jobs"]}
     assert set(jobs) == {"llm-70b", "old-run", "waits"}
-    assert told["gpu_hours"] == pytest.approx(sum(each["wall_s"] * each["ranks"] for each in jobs.values()) / HOUR_S)
-    assert told["cost"] == jobs["llm-70b"]["cost"]
-    assert told["all_faults"]["count"] == sum(each["all_faults"]["count"] for each in jobs.values()) == 4
-    assert sum(each["count"] for each in told["by_kind"]) == sum(each["count"] for each in told["by_node"]) == 4
-    assert sum(each["share"] for each in told["shares"]) == pytest.approx(1.0)
-    assert told["saved"] == jobs["llm-70b"]["comparison"]["saved"]
-    assert any("2 of 3 jobs have no price" in note for note in told["notes"])
+    assert reported["gpu_hours"] == pytest.approx(
+        sum(each["wall_s"] * each["ranks"] for each in jobs.values()) / HOUR_S
+    )
+    assert reported["cost"] == jobs["llm-70b"]["cost"]
+    assert reported["all_faults"]["count"] == sum(each["all_faults"]["count"] for each in jobs.values()) == 4
+    assert sum(each["count"] for each in reported["by_kind"]) == sum(each["count"] for each in reported["by_node"]) == 4
+    assert sum(each["share"] for each in reported["shares"]) == pytest.approx(1.0)
+    assert reported["saved"] == jobs["llm-70b"]["comparison"]["saved"]
+    assert any("2 of 3 jobs have no price" in note for note in reported["notes"])
 
 
 async def test_a_range_has_only_what_happened_in_it(api: Any, world: browsed.World) -> None:
@@ -114,17 +118,17 @@ async def test_amounts_in_different_currencies_are_not_added_up(api: Any, world:
     run = await api.history.run("llm-70b")
     euros = report_of_run(run, Terms(), time.time())
     dollars = report_of_run(run, Terms(currency="$"), time.time())
-    told = fleet_report([euros, replace(dollars, job="other")], 0.0, 1.0)
-    assert (told.cost, told.saved, told.all_faults.cost) == (None, None, None)
-    assert any("Prices are in $, €" in note for note in told.notes)
-    assert told.all_faults.count == 8
-    assert told.all_faults.mttr_s == pytest.approx(euros.all_faults.mttr_s)
+    reported = fleet_report([euros, replace(dollars, job="other")], 0.0, 1.0)
+    assert (reported.cost, reported.saved, reported.all_faults.cost) == (None, None, None)
+    assert any("Prices are in $, €" in note for note in reported.notes)
+    assert reported.all_faults.count == 8
+    assert reported.all_faults.mttr_s == pytest.approx(euros.all_faults.mttr_s)
 
 
 async def test_more_jobs_than_a_report_has_are_counted(api: Any, world: browsed.World) -> None:
     await fill(api.history, world)
-    told = await make_fleet_report(api.history, Terms(), Range(0.0, time.time()), time.time(), jobs_max=1)
-    assert ([each.job for each in told.jobs], told.jobs_left_out) == (["waits"], 2), "the newest one stays"
+    reported = await make_fleet_report(api.history, Terms(), Range(0.0, time.time()), time.time(), jobs_max=1)
+    assert ([each.job for each in reported.jobs], reported.jobs_left_out) == (["waits"], 2), "the newest one stays"
 
 
 # ---------------------------------------------------------------- without a supervisor

@@ -53,8 +53,8 @@ def test_a_negative_time_is_refused(environment: pytest.MonkeyPatch) -> None:
 
 def shown(*, state: NodeState = NodeState.CORDONED, reason: str = "", **row: object) -> tuple[object, ...]:
     node = Node(FACTS, True, state, unschedulable_reason=reason, preflight=TESTED)
-    told = views.node(Picture(State(), leading=True), dataclasses.replace(node, **row), AT)  # type: ignore[arg-type]
-    return told.hold_until, told.probation_until, told.returns_by, told.reason
+    reported = views.node(Picture(State(), leading=True), dataclasses.replace(node, **row), AT)  # type: ignore[arg-type]
+    return reported.hold_until, reported.probation_until, reported.returns_by, reported.reason
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_node_says_what_would_bring_it_back(removal: Removal | None, expected:
 
 
 def test_a_spare_says_that_it_is_on_probation() -> None:
-    told = shown(state=NodeState.SPARE, probation=Probation(AT - 60, AT + 1920, "Xid 79 on GPU 3"))
-    assert told == (None, AT + 1920, "", "on probation until 08:32 UTC after Xid 79 on GPU 3")
+    reported = shown(state=NodeState.SPARE, probation=Probation(AT - 60, AT + 1920, "Xid 79 on GPU 3"))
+    assert reported == (None, AT + 1920, "", "on probation until 08:32 UTC after Xid 79 on GPU 3")
 
 
 def test_a_spare_that_failed_its_tests_says_what_would_bring_it_back() -> None:

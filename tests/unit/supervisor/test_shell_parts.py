@@ -183,14 +183,14 @@ async def test_reports_that_wait_together_are_one_entry_which_every_leader_reads
             inbox.put(gone_entry(gone), partial(order.append, -1))
         inbox.report(event, raw, partial(order.append, number))
     await inbox.write()
-    told = [*(event for event, _ in reports[:99]), gone, *(event for event, _ in reports[99:])]
+    answer = [*(event for event, _ in reports[:99]), gone, *(event for event, _ in reports[99:])]
     assert order == [*range(99), -1, *range(99, 150)]
     deliveries = await log.read(INBOX)
     assert len(deliveries) == -(-99 // REPORTS_MAX) + 1 + -(-51 // REPORTS_MAX), (
         "the end of a session is an entry of its own"
     )
     for decoded in (inbox.decoded, lambda _: None):  # as kept by who wrote them, and by a leader who did not
-        assert [each.event for each in take(deliveries, 9.0, decoded).inputs] == told
+        assert [each.event for each in take(deliveries, 9.0, decoded).inputs] == answer
     assert inbox.decoded(deliveries[0].entry.id) is None, "kept until it is read"
 
 
@@ -293,7 +293,7 @@ def test_a_request_said_twice_is_folded_once_and_a_refused_one_says_why() -> Non
     assert "gpt is pending" in answers["op-2"].reason
 
 
-def test_the_state_is_kept_only_when_it_is_told_and_written_only_when_it_changed() -> None:
+def test_the_state_is_kept_only_when_it_is_announced_and_written_only_when_it_changed() -> None:
     folder = Folder(State(), 5)
     folded = folder.fold([Input(submit())], 99.0)
     assert folder.state == State()
@@ -362,8 +362,8 @@ def test_the_text_of_a_policy_is_written_once() -> None:
 
 def test_a_snapshot_that_lacks_a_part_or_is_of_a_newer_version_is_refused() -> None:
     parts = {name: raw for name, raw in snapshot.changes(None, running(job(dp=2)).state).items() if raw is not None}
-    with pytest.raises(MalformedMessage, match=r"snapshot\.format: '7', and this version reads up to 6"):
-        snapshot.load(parts | {"format": b"7"})
+    with pytest.raises(MalformedMessage, match=r"snapshot\.format: '8', and this version reads up to 7"):
+        snapshot.load(parts | {"format": b"8"})
     del parts["jobs/job:spec"]
     with pytest.raises(MalformedMessage, match=r"snapshot\.jobs/job: a part of the row is missing .*'spec'"):
         snapshot.load(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.supervisor.leader.steady_clock import DRIFT_MAX, SteadyClock
+from holdfast.runtime.steady_clock import DRIFT_MAX, SteadyClock
 
 HOUR_S = 3600.0
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from warm_processes import SCRIPTS, warm
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
@@ -23,11 +24,18 @@ os._exit(0)  # as workers end: past the teardown of a C++ runtime whose threads 
 """
 
 
+def written_by(text: str, file: Path, environment: Mapping[str, str]) -> object:
+    script = file.with_name("script.py")
+    script.write_text(text)
+    code, out, err = warm(SCRIPTS)([str(script), str(file)], Path.cwd(), environment, 100.0)
+    assert code == 0, out + err
+    return json.loads(file.read_text())
+
+
 def test_the_last_collectives_of_each_group_are_in_the_error_file(tmp_path: Path) -> None:
     file = tmp_path / "error.json"
     environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
-    subprocess.run([sys.executable, "-c", SCRIPT, str(file)], check=True, env=environment, timeout=100)
-    written = json.loads(file.read_text())
+    written = written_by(SCRIPT, file, environment)
     calls = _find(written, "collectives")
     assert isinstance(calls, list)
     assert len(calls) == 8
@@ -40,8 +48,7 @@ def test_the_last_collectives_of_each_group_are_in_the_error_file(tmp_path: Path
 def test_without_torch_there_is_nothing_to_say_of_them(tmp_path: Path) -> None:
     file = tmp_path / "error.json"
     script = "import sys\nfrom holdfast.train import error_file\nerror_file.write(sys.argv[1], ValueError('x'))"
-    subprocess.run([sys.executable, "-c", script, str(file)], check=True, timeout=100)
-    assert _find(json.loads(file.read_text()), "collectives") == []
+    assert _find(written_by(script, file, os.environ), "collectives") == []
 
 
 def _find(tree: object, name: str) -> object:

@@ -52,9 +52,9 @@ class Script:
             raise self.failure
         return self.waited_s
 
-    def step(self, took_s: float, count: int = 1) -> None:
+    def step(self, duration_s: float, count: int = 1) -> None:
         for _ in range(count):
-            self.now += took_s
+            self.now += duration_s
             self.optimizer.step()
             self.listen()
 

@@ -39,7 +39,7 @@ def test_moments_are_called_as_torch_calls_them() -> None:
     assert ours == {f"optim.state.{name}.{key}" for name, slots in theirs.items() for key in slots}
 
 
-def test_parameters_of_several_modules_are_told_apart_by_their_paths() -> None:
+def test_parameters_of_several_modules_are_distinguished_by_their_paths() -> None:
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = stepped(torch.optim.AdamW([*one.parameters(), *other.parameters()]))
     assert moments({"nets": {"one": one, "other": other}, "optim": optimizer}) == {

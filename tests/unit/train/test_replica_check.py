@@ -20,8 +20,8 @@ class Said:
     def __init__(self) -> None:
         self.checks: list[tuple[int, str, bool]] = []
 
-    def replica_check(self, *, step: int, digest: str, took_s: float, restored: bool) -> None:
-        assert took_s >= 0
+    def replica_check(self, *, step: int, digest: str, duration_s: float, restored: bool) -> None:
+        assert duration_s >= 0
         self.checks.append((step, digest, restored))
 
 

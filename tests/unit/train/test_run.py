@@ -330,7 +330,7 @@ def test_a_restart_continues_where_it_was_saved(agent: Agent, restart: StartRun)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_resize_is_told_once_whenever_the_callback_comes(when: str, restart: StartRun) -> None:
+def test_on_resize_is_called_once_whenever_the_callback_is_registered(when: str, restart: StartRun) -> None:
     run, calls = restart(Mesh.of({"dp": 3})), []
 
     def resized(old: hf.World, new: hf.World) -> None:
@@ -364,7 +364,7 @@ def test_the_error_of_an_on_resize_callback_ends_the_script_and_names_it(when: s
     assert "scale (" in caught.value.__notes__[0]
 
 
-def test_the_world_that_saved_is_told_with_the_rank_whose_shard_this_is(restart: StartRun) -> None:
+def test_the_world_that_saved_is_passed_with_the_rank_of_this_shard(restart: StartRun) -> None:
     run, worlds = restart(Mesh.of({"dp": 3})), []
     run.restore({"w": torch.zeros(2)})
     run.on_resize(lambda old, new: worlds.extend([old, new]))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from waiting import wait_until
+from warm_processes import SCRIPTS, warm
 
 from holdfast.train.selftest import gemm, memory, quick
 from holdfast.train.selftest.__main__ import main
@@ -99,7 +100,7 @@ def test_the_quick_test_ends_when_its_time_is_over() -> None:
     assert "products" not in report["devices"][0]
 
 
-def in_forks(code: str) -> list[dict[str, Any]]:
+def in_forks(directory: Path, code: str) -> list[dict[str, Any]]:
     """What `quick._collect` makes of these tests, in another process."""
     program = f"""
 import json, os, signal, time, torch
@@ -108,13 +109,17 @@ from holdfast.train.selftest import quick
 found = quick._collect(tests, time.monotonic() + within_s)
 print(json.dumps(found))
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    found: list[dict[str, Any]] = json.loads(ended.stdout)
+    script = directory / "tests.py"
+    script.write_text(program)
+    ended, out, err = warm(SCRIPTS)([str(script)], directory, os.environ, 100.0)
+    assert ended == 0, out + err
+    found: list[dict[str, Any]] = json.loads(out)
     return found
 
 
-def test_what_a_device_has_found_counts_although_another_one_hangs_raises_or_is_taken() -> None:
+def test_what_a_device_has_found_counts_although_another_one_hangs_raises_or_is_taken(tmp_path: Path) -> None:
     found = in_forks(
+        tmp_path,
         """
         within_s = 3.0
         def well(say): say("products", []); say("memory_gb_s", 1.0)
@@ -124,7 +129,7 @@ def test_what_a_device_has_found_counts_although_another_one_hangs_raises_or_is_
         def bug(say): raise KeyError("x")
         def dies(say): os.kill(os.getpid(), signal.SIGSEGV)
         tests = [well, hangs, raises, full, bug, dies]
-        """
+        """,
     )
     assert found[0] == {"products": [], "memory_gb_s": 1.0, "ended": True}
     assert found[1] == {"products": [], "unfinished": quick.NOT_ENDED}
@@ -134,8 +139,9 @@ def test_what_a_device_has_found_counts_although_another_one_hangs_raises_or_is_
     assert found[5] == {"unfinished": quick.NOT_ENDED}
 
 
-def test_none_of_its_processes_outlives_the_quick_test() -> None:
+def test_none_of_its_processes_outlives_the_quick_test(tmp_path: Path) -> None:
     found = in_forks(
+        tmp_path,
         """
         within_s = 0.5
         def hangs(say):
@@ -143,16 +149,17 @@ def test_none_of_its_processes_outlives_the_quick_test() -> None:
             say("pid", os.getpid())
             time.sleep(600)
         tests = [hangs, hangs]
-        """
+        """,
     )
     places = [Path("/proc", str(each["pid"])) for each in found]
     wait_until(lambda: not any(place.exists() for place in places), description="the end of the tests")
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_a_wrong_sum_is_found(wrong: int) -> None:
+def test_a_wrong_sum_is_found(tmp_path: Path, wrong: int) -> None:
     """Two processes, one of which adds a number that it should not have."""
     (first, second) = in_forks(
+        tmp_path,
         f"""
         within_s = 20.0
         store = os.memfd_create("store")
@@ -167,6 +174,6 @@ def test_a_wrong_sum_is_found(wrong: int) -> None:
                 say("all_reduce", quick._all_reduce(number, 2, torch.device("cpu"), where, 20.0))
             return test
         tests = [rank(0), rank(1)]
-        """
+        """,
     )
     assert (first["all_reduce"], second["all_reduce"]) == (wrong, wrong)

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = """
+from holdfast.train import title
+
+# The file alone: the package imports torch.
+IMPORT = f"""
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("title", {title.__file__!r})
+title = module_from_spec(spec)
+spec.loader.exec_module(title)
+"""
+PROGRAM = f"""
 import sys
 from pathlib import Path
-from holdfast.train.title import set_title
-set_title(sys.argv[1], sys.argv[2])
+{IMPORT}
+title.set_title(sys.argv[1], sys.argv[2])
 print(Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").decode())
 print(Path("/proc/self/environ").read_bytes().split(b"\\0")[0].decode())
 """
@@ -29,8 +38,8 @@ def shown(directory: Path, job: str, rank: str) -> tuple[str, str]:
         env={"HOLDFAST_FIRST": "kept"},
         check=True,
     )
-    title, first = done.stdout.splitlines()
-    return title, first
+    words, first = done.stdout.splitlines()
+    return words, first
 
 
 def test_the_job_and_the_rank_are_shown(tmp_path: Path) -> None:
@@ -39,12 +48,12 @@ def test_the_job_and_the_rank_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("job", ["a" * 63, "é" * 63])
 def test_of_a_long_name_as_much_as_there_is_room_for_and_the_rank(tmp_path: Path, job: str) -> None:
-    title, first = shown(tmp_path, job, "12345")
+    words, first = shown(tmp_path, job, "12345")
     assert first == "HOLDFAST_FIRST=kept"
-    assert title.startswith(f"holdfast: {job[:10]}")
+    assert words.startswith(f"holdfast: {job[:10]}")
 
 
 def test_a_path_with_less_room_than_the_name_needs_leaves_the_rank(tmp_path: Path) -> None:
-    program = "from holdfast.train.title import set_title; set_title('j' * 5000, '7'); print(open('/proc/self/cmdline').read())"
+    program = f"{IMPORT}\ntitle.set_title('j' * 5000, '7')\nprint(open('/proc/self/cmdline').read())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip("\0\n").endswith("j rank 7")

@@ -145,8 +145,8 @@ def agent(
 
 
 def _join(invitation: Invitation | None, name: str, own: Path) -> Joined | None:
-    """Use the invitation, if there is one; else return what was joined by an earlier one. None: certificates are configured, or
-    there are none."""
+    """Join with the invitation, if one is given; otherwise return the files of an earlier join. None: certificates are
+    configured, or the node has never joined."""
     if os.environ.get(CERT):
         if invitation is not None:
             raise InvalidSpec(CERT, os.environ[CERT], "no value, because the invitation brings a certificate")

@@ -1,8 +1,8 @@
 """The API tokens of stacks that this user has started on this machine, so that the user's commands and browser find them.
 
-A loopback address is reached by every user and every program of the machine, and whoever may submit a job runs code as the
-user of the agents. So a stack makes a token for its API, in `<directory>/api-token`, unless it was given one. Links to these
-files stand in `~/.local/state/holdfast/api`, by port.
+Every user and every program of the machine can connect to a loopback address, and a submitted job runs code as the user of the
+agents. So a stack creates a token for its API, in `<directory>/api-token`, unless a token is configured. Links to these files
+are in `~/.local/state/holdfast/api`, by port.
 """
 
 from __future__ import annotations

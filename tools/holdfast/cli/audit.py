@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.connection import default_url
 from holdfast.cli.tables import Api, AsJson, show_list
 
 app = typer.Typer(help="Requests that changed something: list.", no_args_is_help=True)

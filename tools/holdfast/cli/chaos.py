@@ -303,13 +303,13 @@ class Campaign:
                 self.say(f"the API has not answered for {self.away_s:.0f} s after {fault.kind}")
             return
         faults = [each for each in new if each["kind"] not in PLANNED_KINDS]
-        first = min(faults, key=lambda each: float(each["t_detected"]), default=None)
+        first = min(faults, key=lambda each: float(each["detected_at"]), default=None)
         if first is not None:
             fault.incident, fault.found_as = str(first["id"]), str(first["kind"])
             fault.action = str((first["action"] or {}).get("kind", ""))
-            fault.found_after_s = round(max(0.0, float(first["t_detected"]) - fault.at), 3)
-            if first["t_first_step"] is not None:
-                fault.steps_after_s = round(max(0.0, float(first["t_first_step"]) - fault.at), 3)
+            fault.found_after_s = round(max(0.0, float(first["detected_at"]) - fault.at), 3)
+            if first["first_step_at"] is not None:
+                fault.steps_after_s = round(max(0.0, float(first["first_step_at"]) - fault.at), 3)
         if view["phase"] == "failed":
             fault.outcome = "not survived"
         elif fault.kind in CONTROL_PLANE:

@@ -26,7 +26,8 @@ from rich.progress import (
 
 from holdfast.cli import checkpoint_rows, node_checkpoints
 from holdfast.cli.checkpoint_rows import Json, Stored
-from holdfast.cli.client import Client, NoApi
+from holdfast.cli.client import Client
+from holdfast.cli.connection import NoApi
 from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, console, mesh, show_list, show_one, table
 from holdfast.cli.terminal import Terminal

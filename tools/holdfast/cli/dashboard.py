@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 
 from holdfast.cli import api_token
-from holdfast.cli.client import Client, is_local
+from holdfast.cli.client import Client
+from holdfast.cli.connection import is_local
 from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api
 

@@ -22,7 +22,8 @@ from rich.table import Table
 
 from holdfast import plugins
 from holdfast.cli.agent import AGENT_DIRECTORY, MEMORY_DIRECTORY
-from holdfast.cli.client import Client, Untrusted, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.connection import Untrusted, default_url
 from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.distribution import install_command
@@ -37,12 +38,12 @@ from holdfast.stores import StoreKind
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
 TEMPORARY_BYTES_MAX = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # of TMPDIR's path
-EXPIRY_NOTE_SHARE, EXPIRY_PROBLEM_SHARE = 1 / 3, 1 / 10  # of a certificate's life that is left
+EXPIRY_NOTE_SHARE, EXPIRY_PROBLEM_SHARE = 1 / 3, 1 / 10  # of a certificate's validity, remaining
 CLUSTER_ADVICE = (
-    "until it is mended, cordons and maintenance of machines are not noticed, and notices end within the hour "
+    "until it is repaired, cordons and maintenance of machines are not noticed, and notices end within the hour "
     "(docs/kubernetes.md, the bridge)"
 )
-_PLUGIN_KINDS: dict[Group, tuple[str, Any]] = {  # what each is called, and the type that the service asks for
+_PLUGIN_KINDS: dict[Group, tuple[str, Any]] = {  # name in messages, and the type that the service expects
     Group.COLLECTORS: ("collector", Callable),
     Group.DETECTORS: ("detector", Callable),
     Group.STORES: ("object store", StoreKind),
@@ -243,7 +244,7 @@ def _cluster(client: Client) -> Iterator[Check]:
 
 
 def _certificates() -> Iterator[Check]:
-    """What is configured for this shell; services may have other files."""
+    """Check the TLS files that this shell's environment names; services may have other files."""
     given = {name: Path(value) for name in (CERT, KEY, CA) if (value := os.environ.get(name))}
     if not given:
         return
@@ -280,7 +281,7 @@ def _api_certificate() -> Iterator[Check]:
 
 
 def _expiry(what: str, lifetime: Lifetime, now: float, advice: str) -> Check:
-    """A note when a third of its life is left, a problem when a tenth is."""
+    """Return a note if less than a third of the validity remains, and a problem if less than a tenth does."""
     left_s = lifetime.ends_at - now
     share = left_s / (lifetime.ends_at - lifetime.begins_at)
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(lifetime.ends_at))

@@ -21,7 +21,7 @@ COLUMNS = ("id", "kind", "severity", "node", "rank", "at", "verdict")
 # Evidence that other lines show.
 _SAID = ("rule", "source", "traceparent")
 _INCIDENT = "i-"  # prefix of incident ids; ids of findings begin with the job, node or other subject
-_LADDER = {
+_ACTIONS = {
     "watch": "watch",
     "restart_process": "restart the process",
     "reset_gpu": "reset the GPU",
@@ -95,8 +95,8 @@ def _finding(finding: dict[str, Any]) -> Iterator[Text]:
     for name, value in sorted(finding["evidence"].items()):
         if name not in _SAID and value:
             yield _line(f"  {name}", _indented(value))
-    ladder = " → ".join(_LADDER.get(rung, rung) for rung in finding["ladder"]) or "none"
-    yield _line("recommended", ladder)
+    recommended_actions = " → ".join(_ACTIONS.get(rung, rung) for rung in finding["recommended_actions"]) or "none"
+    yield _line("recommended", recommended_actions)
     yield _line("advice", finding["advice"])
     yield _line("expires", f"{_moment(finding['at'] + finding['ttl_s'])} ({finding['ttl_s']:g} s)")
     yield _line("result", f"{finding['verdict']}, at {_moment(finding['judged_at'])}")

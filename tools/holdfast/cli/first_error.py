@@ -17,7 +17,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The exception that a rank has left."""
+    """The exception that a rank has recorded."""
 
     generation: int
     rank: int
@@ -27,8 +27,8 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class FirstError:
-    """`raised`: of one generation, the first failure first; empty = none is known. `reason`: how it is known which was the
-    first. `silent`: which nodes were not reached."""
+    """`raised`: the exceptions of one generation, the first failure first; empty = none is known. `reason`: how the first
+    failure was determined. `silent`: which nodes were not reached."""
 
     raised: Sequence[Raised]
     reason: str = ""
@@ -36,8 +36,8 @@ class FirstError:
 
 
 def of_agents(client: Client, job: str, generation: int) -> Json | None:
-    """What the agents say; None if the supervisor does not know the job any more, or cannot ask (one of an earlier version).
-    `generation` 0 = the newest one in which a rank has left an exception."""
+    """Return the exceptions that the agents report; None if the supervisor no longer knows the job, or is of a version that
+    cannot ask agents. `generation` 0 = the newest generation in which a rank has recorded an exception."""
     try:
         return client.rank_errors(job, generation)
     except HoldfastError:
@@ -46,7 +46,7 @@ def of_agents(client: Client, job: str, generation: int) -> Json | None:
 
 def first_error(answer: Json | None, here: Iterable[Raised]) -> FirstError:
     """Join the exceptions that agents have reported, `answer`, with those in files of this machine, `here`, which include
-    those of agents that are not connected. Only the newest generation counts."""
+    exceptions on nodes whose agents are not connected. Only the newest generation counts."""
     remote = [] if answer is None else [_raised(answer, each) for each in answer["errors"]]
     known = {(each.generation, each.rank) for each in remote}
     every = [*remote, *(each for each in here if (each.generation, each.rank) not in known)]
@@ -65,7 +65,7 @@ def _raised(answer: Json, each: Json) -> Raised:
 
 
 def _silent(answer: Json | None) -> str:
-    """Which agents said nothing; empty = all were asked and have answered."""
+    """Describe how many agents did not answer; empty = all have answered."""
     if answer is None or answer["answered"] == answer["nodes"]:
         return ""
     nodes = plural(answer["nodes"], "node")
@@ -85,7 +85,7 @@ def headline(found: FirstError) -> str:
 
 
 def nothing(found: FirstError, job: str, generation: int) -> str:
-    """Say that no exception was found, and where none was looked for."""
+    """Return the message that no exception was found, with the nodes that were not reached."""
     where = f"generation {generation} of {job}" if generation else job
     asked = f"; {found.silent}" if found.silent else ""
     return f"no rank of {where} has left an exception on a node that was reached{asked}"

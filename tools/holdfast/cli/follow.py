@@ -35,7 +35,7 @@ class How:
 
 
 def by_command(name: str) -> How:
-    """For a job on a permanent installation."""
+    """Return the commands for a job on a permanent installation."""
     return How(f"holdfast jobs resume {name}", f"holdfast checkpoints prune {name}")
 
 
@@ -152,7 +152,7 @@ def _incident_lines(client: Client, name: str, seen: set[tuple[str, str]], submi
     for incident in reversed(list(client.incidents(name))):
         if (
             incident["state"] in ("resolved", "failed")
-            and (incident["t_decided"] or incident["t_detected"]) < submitted_at
+            and (incident["decided_at"] or incident["detected_at"]) < submitted_at
         ):
             continue
         if (key := (incident["id"], incident["state"])) in seen:
@@ -172,8 +172,8 @@ def describe(incident: Mapping[str, Any]) -> str:
     match incident["state"]:
         case "open":
             return f"[yellow]detected[/]  {cause}"
-        case "resolved" if incident.get("t_first_step"):
-            took = incident["t_first_step"] - incident["t_fault"]
+        case "resolved" if incident.get("first_step_at"):
+            took = incident["first_step_at"] - incident["fault_at"]
             return f"[green]resolved[/]  {cause}: {kind}, {took:.2f} s from fault to first step"
         case "failed":
             return f"[red]stopped[/]   {cause}: {reason}"

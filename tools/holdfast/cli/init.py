@@ -21,7 +21,7 @@ HEAD = """\
 # Written by `holdfast init`. Run it: holdfast run --local {file}
 # Every key, with its default and an example: docs/job-file.md
 """
-# Each line and what is behind it as a comment. A key in a comment is off.
+# Each line, and the comment after it. A key in a comment is not set.
 LINES = (
     ("name: {name}", "of the job and of its checkpoints"),
     ("script: {script}", "relative to this file"),
@@ -118,7 +118,7 @@ def _only_diff(found: Found, shown: str) -> None:
 
 
 def _about(found: Found, shown: str) -> list[str]:
-    """What was found in the script, for people."""
+    """Return lines for the user about the script and the changes to it."""
     match found:
         case Change(diff, notes):
             added = plural(sum(line.startswith("+") for line in diff.splitlines()) - 1, "more line")
@@ -151,5 +151,5 @@ def _job_file(script: Path, path: Path, nodes: int, nproc_per_node: str) -> str:
 
 
 def _scalar(text: str) -> str:
-    """As YAML on one line, quoted where it must be."""
+    """Return the value as YAML on one line, with quotes where YAML needs them."""
     return yaml.safe_dump(text, allow_unicode=True, width=len(text) + 100).removesuffix("\n...\n").rstrip()

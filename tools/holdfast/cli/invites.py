@@ -51,7 +51,7 @@ def invite(
     ] = "",
     api: Api = "",
 ) -> None:
-    """Print the command that makes a machine a node of the fleet. The word in it is a secret until it is used."""
+    """Print the command that makes a machine a node of the fleet. The invitation in it is a secret until it is used."""
     url = api or api_url()
     ttl_s = period(ttl)
     with Client(url) as client:
@@ -72,7 +72,7 @@ def invite(
 
 @app.command("list")
 def list_invites(api: Api = "", as_json: AsJson = False) -> None:
-    """List open invitations, and those that ended within a week. The tokens are known to nobody."""
+    """List open invitations, and those that ended within a week. Tokens are not stored, so they cannot be shown."""
     with Client(api or api_url()) as client:
         rows = list(client.invites())
     shown = rows if as_json else [_row(each) for each in rows]
@@ -95,8 +95,8 @@ def _row(row: Row) -> Row:
 
 
 def _reachable(leader: str, asked: str) -> list[str]:
-    """The URLs for an invitation: of the leader and of the supervisor that was asked, if other machines reach them; else what
-    this machine uses. Raises `InvalidSpec` without TLS."""
+    """Return the URLs for an invitation: those of the leader and of the supervisor that answered, if other machines reach them;
+    otherwise the URL that this machine uses. Raises `InvalidSpec` without TLS."""
     found = list(dict.fromkeys(each.rstrip("/") for each in (leader, asked) if each.startswith("https://")))
     if not found:
         raise InvalidSpec(

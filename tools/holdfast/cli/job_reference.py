@@ -110,7 +110,7 @@ def _example(info: FieldInfo) -> str:
 
 
 def _yaml(value: object) -> str:
-    """On one line: JSON is YAML, and short texts need no quotes."""
+    """Return the value as YAML on one line: JSON, with plain text unquoted."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer():

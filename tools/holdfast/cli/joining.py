@@ -32,7 +32,7 @@ class Lost(Unavailable):
 
 
 def joined(own: Path) -> Joined | None:
-    """What an agent with this directory has joined by an invitation; None: nothing."""
+    """Return the files of an earlier join by invitation in this directory; None if there are none."""
     return Enrolled(own / DIRECTORY).joined
 
 

@@ -47,9 +47,9 @@ class JobDisplay:
         self._target = target_step
         self._clock = clock
         self._started = clock()
-        self._news: deque[str] = deque(maxlen=MESSAGES_MAX)
+        self._events: deque[str] = deque(maxlen=MESSAGES_MAX)
         self._job: Job = {}
-        self._count: tuple[Any, ...] = ()  # what is known of the steps, and since when it is the same
+        self._count: tuple[Any, ...] = ()  # counts of steps; `_count_since`: when they last changed
         self._count_since = clock()
         self._nodes: Sequence[Job] = ()
         self._last_plain = -PLAIN_EVERY_S
@@ -75,7 +75,7 @@ class JobDisplay:
         if self._live is None:
             self._console.print(markup(stamped), soft_wrap=True)
         else:
-            self._news.append(stamped)
+            self._events.append(stamped)
             self._live.refresh()
 
     def print(self, line: str) -> None:
@@ -126,7 +126,7 @@ class JobDisplay:
         return f"{step}{loss}{rate}{self._pause()}"
 
     def _pause(self) -> str:
-        """For how long a running job has taken no step, if that is long; it may evaluate, save, or hang."""
+        """Describe how long a running job has finished no step, if that is unusual; it may evaluate, save, or hang."""
         quiet_s = self._clock() - self._count_since
         if self._job["phase"] != "running" or quiet_s < max(
             PAUSE_S, PAUSE_STEPS * (self._job.get("observed_step_s") or 0.0)
@@ -148,8 +148,8 @@ class JobDisplay:
             parts += [self._mesh(), self._others()]
             if incident := self._job.get("incident"):
                 parts.append(_incident(incident))
-        if self._news:
-            parts.append(Panel(markup("\n".join(self._news)), title="events", title_align="left"))
+        if self._events:
+            parts.append(Panel(markup("\n".join(self._events)), title="events", title_align="left"))
         return Group(*parts)
 
     def _mesh(self) -> Table:
@@ -192,7 +192,7 @@ class JobDisplay:
 
 
 def _observed(job: Job) -> str:
-    """What is known of a script that reports no steps."""
+    """Describe the progress of a script that reports no steps."""
     if (count := job.get("observed_steps")) is None:
         return "steps are not reported by the script"
     return f"{count:,} optimizer step{'' if count == 1 else 's'} observed, {job['observed_step_s']:.3g} s each"

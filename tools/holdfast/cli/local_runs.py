@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from holdfast.cli.client import ENV_API, Client, NoApi, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.connection import ENV_API, NoApi, default_url
 from holdfast.domain.errors import HoldfastError, Unavailable
 
 RUNS = Path("~/.local/state/holdfast/runs")  # a local stack uses the subdirectory with the job's name

@@ -22,7 +22,7 @@ REMOTE_MAX = 8  # ranks on other machines: each read is a request
 REMOTE_EVERY_S = 1.0
 REMOTE_AGAIN_S = 30.0  # after an agent that has not answered
 REMOTE_BYTES = 256 << 10  # of one request
-LOOK_BYTES = 4 << 10  # of one that only asks where a log begins
+LOOK_BYTES = 4 << 10  # of a request that only returns the size of the log
 GENERATIONS_MAX = 2  # the newest and the previous one, whose last lines show why it ended
 
 Ranks = frozenset[int] | None
@@ -151,8 +151,8 @@ class RemoteTail(Tail):
         return f"generation {self.generation} of rank {self.rank} on another machine"
 
     def begin(self, bytes_max: int) -> str:
-        """Start at most so many bytes before the end; 0 = at the beginning. Returns where the log is. Raises what the API says
-        if there is none."""
+        """Start at most `bytes_max` bytes before the end; 0 = at the beginning. Returns node, generation and size of the log.
+        Raises the error of the API if there is no log."""
         part = self.client.rank_log(self.job, self.rank, self.generation, -bytes_max or 0, LOOK_BYTES)
         self.position = part["offset"]
         return f"rank {self.rank} on {part['node']}, generation {part['generation']}: {part['size']:,} bytes"

@@ -17,8 +17,9 @@ import typer
 
 from holdfast.agent.workers.errors import read_error_file
 from holdfast.agent.workers.logs import GENERATIONS_KEPT
-from holdfast.cli.client import Client, NoApi, default_url
+from holdfast.cli.client import Client
 from holdfast.cli.completion import names
+from holdfast.cli.connection import NoApi, default_url
 from holdfast.cli.endings import ENDED, FAILED
 from holdfast.cli.first_error import Raised, first_error, headline, nothing, of_agents
 from holdfast.cli.local_runs import RUNS, api_url
@@ -35,7 +36,7 @@ LINES = 100
 NEWEST = -1
 POLL_S = 0.2
 LOOK_EVERY = 5  # polls between checks for new generations, and for the end of the job
-TAIL_BYTES = 1 << 20  # of a log on another machine, which is not read from its beginning unless all lines are asked for
+TAIL_BYTES = 1 << 20  # of a log on another machine, which is read from its beginning only if all lines are requested
 
 _LOG = re.compile(r"g(\d+)/rank-(\d+)\.log")
 
@@ -158,8 +159,8 @@ class _Places:
 def _elsewhere(
     client: Client, places: _Places, view: Mapping[str, Any] | None, generation: int, ranks: Ranks, shown: set[int]
 ) -> list[RemoteTail]:
-    """The logs of this generation on other machines. Of an earlier generation only those of ranks that were asked for by
-    number: the supervisor knows where they were."""
+    """Return the logs of this generation on other machines. Of an earlier generation, only those of explicitly requested ranks,
+    because the supervisor knows on which nodes these ran."""
     if view is None:
         return []
     if view["generation"] == generation:
@@ -196,7 +197,7 @@ def _view(client: Client | None, job: str) -> Mapping[str, Any] | None:
 
 
 def _chosen(found: Mapping[int, list[_Log]], generation: int, view: Mapping[str, Any] | None) -> int:
-    """The number of the generation. Those of the supervisor are consecutive; without it, those that have logs here count."""
+    """Return the number of the requested generation. Without a supervisor, only generations with logs on this machine count."""
     numbers = list(found)
     if view is not None and view["generation"]:
         numbers = sorted({*numbers, *range(max(1, view["generation"] - GENERATIONS_KEPT + 1), view["generation"] + 1)})

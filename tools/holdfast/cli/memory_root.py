@@ -53,7 +53,7 @@ def sweep() -> None:
 
 
 def _remove_unless_locked(root: Path) -> None:
-    """Raises OSError if it is in use."""
+    """Remove the directory. Raises OSError if another process holds its lock."""
     lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.cli.client import Client, Json
+from holdfast.cli.client import Client
+from holdfast.cli.connection import Json
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.domain.tiers import NEARNESS

@@ -69,7 +69,7 @@ def _outcome(tested: Row) -> str:
     if not tested["at"]:
         return "in progress"
     verdict = "passed" if tested["passed"] else "failed"
-    return f"{verdict} at {text(tested['at'], 'at')}, {tested['took_s']:.1f} s"
+    return f"{verdict} at {text(tested['at'], 'at')}, {tested['duration_s']:.1f} s"
 
 
 look_at(
@@ -113,7 +113,7 @@ def _gpu(gpu: Row) -> Row:
 
 
 def _of(gpu: Row, field: str, form: str) -> str:
-    """What is not known is shown as nothing."""
+    """Return the formatted value; empty if it is not known."""
     return "" if gpu[field] is None else form.format(gpu[field])
 
 

@@ -1,6 +1,6 @@
 """Checks the protection of a stack that other machines reach: the API's token, and mutual TLS between agents and services.
 
-The settings are those of the services (docs/security.md). They are read from the environment of the command that starts the
+The services have the same settings (docs/security.md). They are read from the environment of the command that starts the
 stack, and passed on to the processes of the stack.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
-from holdfast.cli.client import ENV_TOKEN
+from holdfast.cli.connection import ENV_TOKEN
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime import oidc, oidc_keys
 from holdfast.runtime.api_certificate import API_CERT, API_KEY, API_TLS
@@ -59,7 +59,7 @@ def settings_for_parts(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def shown(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings in a form that may be stored: of the token only whether it is set."""
+    """Return the settings in a form that may be stored: instead of the token, whether it is set."""
     return {ENV_TOKEN: SET if settings.get(ENV_TOKEN) else UNSET} | {
         name: settings.get(name) or UNSET for name in (*FILES, *OIDC, *PEERS)
     }

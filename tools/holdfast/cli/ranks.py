@@ -63,7 +63,7 @@ def ranks(
 
 
 def rows_of(columns: Json, measured: Json) -> list[Row]:
-    """One row for each rank. Measurements of another generation than the columns' do not count."""
+    """Return one row per rank. Measurements of another generation than that of the columns are ignored."""
     same = measured["generation"] == columns["generation"]
 
     def known(column: str, rank: int) -> float | None:
@@ -97,7 +97,7 @@ def in_order(rows: Sequence[Row], by: By) -> list[Row]:
 
 
 def notes(rows: Sequence[Row], shown: Sequence[Row], measured: Json, by: By) -> list[str]:
-    """What the table does not say: what was left out, and what is not known."""
+    """Return notes below the table: which ranks were left out, and which values are not known."""
     lines = []
     if len(shown) < len(rows):
         lines.append(f"{plural(len(rows) - len(shown), 'more rank')}; --limit 0 shows all")

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from holdfast.cli import job_environment, torchrun
-from holdfast.cli.client import ENV_API, Client, NoApi, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.connection import ENV_API, NoApi, default_url
 from holdfast.cli.endings import ENDED, UNAVAILABLE, show_error
 from holdfast.cli.follow import How, by_command, follow
 from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, require_one_start, submit

@@ -1,4 +1,4 @@
-"""Finds the lines that let a training script report its steps, by reading it; nothing of it is run.
+"""Finds the lines to add to a training script so that it reports its steps. Reads the script; runs no code of it.
 
     import holdfast.train as hf
     …
@@ -9,7 +9,7 @@
         optimizer.step()
         run.end_step()                 after it
 
-What cannot be told from the text is answered with the reason (`Unclear`), not with a guess.
+If the text does not show where a line belongs, the answer is `Unclear` with the reason.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CONDITIONS = (ast.If, ast.Match)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`diff` applies with `patch`. `notes`: what a reader of the diff should know, each a sentence."""
+    """`diff` applies with `patch`. `notes`: sentences for the reader of the diff."""
 
     diff: str
     notes: tuple[str, ...]
@@ -65,7 +65,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """No lines can be named. `reason` is a clause about the script."""
+    """The lines to add cannot be determined. `reason` is a clause about the script."""
 
     reason: str
 
@@ -107,7 +107,7 @@ class Place:
 
 
 def step_in(tree: ast.Module) -> Place | Unclear:
-    """Where the script finishes a step: the optimizer's step in a loop, or in a function that is called in one loop."""
+    """Return the place where a step ends: the optimizer's step in a loop, or in a function that is called in one loop."""
     optimizers = _optimizers(tree)
     found = list(_places(tree.body, lambda call: _steps(call, optimizers)))
     if not found:
@@ -120,7 +120,7 @@ def step_in(tree: ast.Module) -> Place | Unclear:
         return Unclear(f"the optimizer's step in line {found[0].statement.lineno} is in no loop of this file")
     if len({id(place.loops[-1]) for place in in_loops}) > 1:
         lines = ", ".join(str(place.statement.lineno) for place in in_loops)
-        return Unclear(f"optimizers step in several loops (lines {lines}), and which of them trains cannot be told")
+        return Unclear(f"optimizers step in several loops (lines {lines}), and which of them trains is unclear")
     return in_loops[-1]  # of several optimizers, the last one ends the step
 
 
@@ -148,7 +148,7 @@ def counter_of(place: Place) -> str:
 
 
 def _optimizers(tree: ast.Module) -> set[str]:
-    """The names of variables and attributes that hold an optimizer: by what is assigned to them, or by the names themselves."""
+    """Return the names of variables and attributes that hold an optimizer, judged by assigned values and by names."""
     names = {last_name(node) for node in ast.walk(tree)}
     named = {name for name in names if "optim" in name.lower() or name == "opt"}
     for node in ast.walk(tree):
@@ -260,7 +260,7 @@ class _Text:
         """`added`: (number of lines before it, line), in the order of the result."""
         lines = list(self._lines)
         in_order = sorted(added, key=lambda each: each[0])
-        for at, line in reversed(in_order):  # from the end: what is before keeps its place
+        for at, line in reversed(in_order):  # from the end, so that the positions of earlier lines stay valid
             if at and not lines[at - 1].endswith(("\n", "\r")):
                 lines[at - 1] += self._end
             lines.insert(at, line + self._end)

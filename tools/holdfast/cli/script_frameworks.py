@@ -1,4 +1,4 @@
-"""Which training framework a script uses, by its imports and calls, and what it writes for Holdfast's integration with it."""
+"""Detects the training framework of a script by its imports and calls, and has the lines that use Holdfast's integration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Framework:
     name: str
     module: str
     marks: tuple[str, ...]
-    lines: tuple[str, ...]  # what the script writes; none: nothing
+    lines: tuple[str, ...]  # lines to add to the script; empty: none are needed
     section: str  # of docs/frameworks.md
 
 
@@ -94,7 +94,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def last_name(node: ast.AST) -> str:
-    """`c` of `a.b.c`; empty for what is no name."""
+    """`c` of `a.b.c`; empty if the node is not a name."""
     match node:
         case ast.Name(name):
             return name

@@ -19,8 +19,16 @@ def simulate(
     seeds: Annotated[int, typer.Option(help="Number of consecutive seeds to run.", min=1)] = 1,
     jobs: Annotated[int, typer.Option(help="Processes at a time; 0 = one per core.", min=0)] = 0,
     trace: Annotated[bool, typer.Option("--trace", help="Print every event and command of the run.")] = False,
+    large: Annotated[
+        int, typer.Option(help="Simulate one job of this many nodes with 8 ranks each instead.", min=0, max=100_000)
+    ] = 0,
+    faults: Annotated[int, typer.Option(help="With --large: faults, one after the other.", min=1)] = 20,
 ) -> None:
-    """Simulate the core, planner and default policy with faults, message loss and crashes; check the invariants."""
+    """Simulate the core, detectors, planner and default policy with faults, message loss and crashes; check the invariants."""
+    if large:
+        from holdfast.sim import large as large_job
+
+        raise typer.Exit(large_job.run(large, faults, seed))
     from holdfast.sim.seeds import run  # imports the supervisor's core, which no other command needs
 
     raise typer.Exit(run(seed, seeds, jobs=jobs, trace=trace))

@@ -17,14 +17,12 @@ killed or fails, they continue, and the next stack of the same directory takes t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -35,7 +33,7 @@ from rich.markup import escape
 
 from holdfast.cli import api_token, memory_root, protection, stack_record
 from holdfast.cli.claim import Claim
-from holdfast.cli.client import ENV_API, ENV_TOKEN
+from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.memory_root import MemoryRoot
 from holdfast.cli.preflight import redis_version
 from holdfast.cli.processes import STOP_TIMEOUT_S, Process, kill_tree, stop_all
@@ -46,22 +44,20 @@ from holdfast.cli.stack_options import (
     inherited,
     join_settings,
     node_name,
-    outward,
     settings_of,
 )
 from holdfast.cli.stack_power import StackPower
 from holdfast.cli.stack_record import SERVICES, StackRecord, pid_file
-from holdfast.cli.tending import Part, Tender, last_lines
-from holdfast.domain.errors import Conflict, NotFound, Unavailable
+from holdfast.cli.stack_services import Services
+from holdfast.cli.tending import Part, Tender
+from holdfast.domain.errors import Conflict, NotFound
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.children import tied
 from holdfast.runtime.fleet import JOIN_TOKEN_FILE
 from holdfast.runtime.private import close_to_others, let_pass, make_passable
 from holdfast.runtime.survivors import noted
 
-SERVICE_START_TIMEOUT_S = 60.0
 REDIS_START_TIMEOUT_S = 60.0  # includes loading its data
-POLL_S = 0.02
 
 
 class LocalStack:
@@ -75,7 +71,7 @@ class LocalStack:
         self._options = options
         self._say = say
         self._directory = options.directory
-        self._services: dict[str, Process] = {}
+        self._services = Services(options, self._spawn_service)
         self._agents: dict[str, Process] = {}  # of the nodes that are switched on
         self._redis: EmbeddedRedis | None = None
         self._stack_power: StackPower | None = None
@@ -83,11 +79,9 @@ class LocalStack:
         self._claim: Claim | None = None
         self.joining: dict[str, str] = {}  # settings with the fleet's join token
         self._api_token = ""  # made by this stack; empty: it was given one, or has none
-        self._endpoints: dict[str, dict[str, str]] = {}  # by service, as it announced them; kept over its restarts
         self._tender = Tender(say)
-        self._switching = (
-            threading.RLock()
-        )  # the stack power thread stops and starts nodes while another thread restarts parts
+        # The stack power thread stops and starts nodes while another thread restarts parts.
+        self._switching = threading.RLock()
         self._leaves_on_error = False
         self._closing = False
         self.redis_url = options.redis_url
@@ -115,10 +109,10 @@ class LocalStack:
         if self.redis_url:
             redis_version(self.redis_url)
         self._claim = Claim(self._options.directory)
-        self._directory = self._claim.path
+        self._directory = self._services.directory = self._claim.path
         if self._options.stays:
             self._take_over(self._claim)
-        self.joining = join_settings(self._options.directory, taken_over=bool(self._services or self._agents))
+        self.joining = join_settings(self._options.directory, taken_over=bool(self._services.processes or self._agents))
         self._api_token = self._made_token()
         memory_root.sweep()
         self._memory = self._memory or MemoryRoot()
@@ -131,7 +125,7 @@ class LocalStack:
             self._redis.start()
             self.redis_url = self._redis.url
         self._note()
-        if missing := [name for name in SERVICES if name not in self._services]:
+        if missing := self._services.missing:
             self._say(f"[dim]starting {' and '.join(missing)} …[/]")
         for name in missing:
             self.start_service(name)
@@ -157,15 +151,14 @@ class LocalStack:
             if self._stack_power is not None:
                 self._stack_power.close()
                 self._stack_power = None
-            stop_all(list(reversed(self._services.values())), signal.Signals[self._options.stop_signal])
-            self._services.clear()
+            self._services.stop()
             if self._redis is not None:
                 self._redis.stop()
                 self._redis = None
             if self._memory is not None:
                 self._memory.remove()
                 self._memory = None
-            if self._api_token and "supervisor" in self._endpoints:
+            if self._api_token and "supervisor" in self._services.endpoints:
                 api_token.forget(self.api_url, self._api_token_file)
             if self._claim is not None:
                 if self._options.stays:
@@ -207,12 +200,13 @@ class LocalStack:
                 "stops it"
             )
         claim.use(Path(record.path))
-        self._directory = claim.path
-        self._endpoints = {name: dict(each) for name, each in record.endpoints.items()}
+        self._directory = self._services.directory = claim.path
+        self._services.endpoints = {name: dict(each) for name, each in record.endpoints.items()}
         for name, process in running.items():
-            (self._services if name in SERVICES else self._agents)[name] = process
-            if name in SERVICES and name not in self._endpoints:
-                self._wait_ready(name)
+            if name in SERVICES:
+                self._services.adopt(name, process)
+            else:
+                self._agents[name] = process
         if "Redis" in pids:
             self._redis, self.redis_url = redis, redis.url
         self._say(f"took over {shown} of the last `holdfast up` of this directory, which was killed")
@@ -224,7 +218,7 @@ class LocalStack:
                 flags=self._options.flags,
                 path=str(self._directory),
                 memory=str(self._memory.path),
-                endpoints=self._endpoints,
+                endpoints=self._services.endpoints,
             ).write(self._directory)
 
     def _leave(self) -> None:
@@ -268,7 +262,7 @@ class LocalStack:
             return ""
         return (
             api_token.read(self._api_token_file)
-            if "supervisor" in self._services
+            if "supervisor" in self._services.processes
             else api_token.make(self._api_token_file)
         )
 
@@ -317,9 +311,8 @@ class LocalStack:
                 )
             ):
                 return  # the other parts need Redis
-            for name in list(self._services):
-                start = partial(self._spawn_service, name)
-                service, log = self._services[name], self._directory / name / f"{name}.log"
+            for name, service in list(self._services.processes.items()):
+                start, log = partial(self._services.spawn, name), self._directory / name / f"{name}.log"
                 self._tender.tend(Part(name, service.poll, start, log, partial(_pid, service)))
             for node in list(self._agents):
                 log = self._node_directory(node) / "agent.log"
@@ -329,21 +322,17 @@ class LocalStack:
 
     def check(self) -> None:
         """Raise `Unavailable`, with the end of its log, if a service has exited. Agents are not checked."""
-        for name, process in self._services.items():
-            if (code := process.poll()) is not None:
-                raise Unavailable(
-                    f"{name} exited with code {code}; the end of its log:\n{self._log_tail(self._directory / name)}"
-                )
+        self._services.check()
 
     # ------------------------------------------------------------------ what callers need
 
     @property
     def api_url(self) -> str:
-        return self._endpoints["supervisor"]["api"]
+        return self._services.api_url
 
     @property
     def control_endpoint(self) -> str:
-        return outward(self._endpoints["supervisor"]["control"])
+        return self._services.control_endpoint
 
     @property
     def directory(self) -> Path:
@@ -354,7 +343,7 @@ class LocalStack:
         return tuple(map(node_name, range(self._options.nodes)))
 
     def service_pids(self) -> dict[str, int]:
-        return {name: process.pid for name, process in (self._services | self._agents).items()}
+        return {name: process.pid for name, process in (self._services.processes | self._agents).items()}
 
     # ------------------------------------------------------------------ nodes
 
@@ -428,82 +417,14 @@ class LocalStack:
                 os.kill(self._redis.pid, signal.SIGKILL)
                 self._redis.stop()
                 return
-            process = self._services.pop(name, None)
-            if process is None:
-                raise NotFound(
-                    f"service {name!r} of this stack is not running; running services: {', '.join(self._services)}"
-                )
-            kill_tree(process.pid)
-            process.wait(STOP_TIMEOUT_S)
+            self._services.kill(name)
 
     def start_service(self, name: str) -> None:
         """Start a killed service again, with its address and data. Raises `Conflict` if it is running."""
-        if name in self._services:
-            raise Conflict(f"{name} is running (pid {self._services[name].pid})")
         if name == "redis" and self._redis is not None:
             self._redis.start()
-        elif name in SERVICES:
-            self._spawn_service(name)
-            self._wait_ready(name)
         else:
-            raise NotFound(f"this stack cannot start a service {name!r}")
-
-    def _environment_of(self, service: str) -> dict[str, str]:
-        match service:
-            case "diagnostics":
-                listen = self._address("diagnostics", "endpoint", self._options.diagnostics_port)
-                return {"HOLDFAST_DIAGNOSTICS_LISTEN": listen}
-            case _:
-                return {
-                    "HOLDFAST_SUPERVISOR_LISTEN": self._address("supervisor", "control", self._options.control_port),
-                    "HOLDFAST_API_LISTEN": self._address(
-                        "supervisor", "api", self._options.api_port, self._options.api_host
-                    ),
-                    "HOLDFAST_DATA_DIR": str(self._directory / "supervisor"),
-                    "HOLDFAST_DIAGNOSTICS": outward(self._endpoints["diagnostics"]["endpoint"]),
-                }
-
-    def _address(self, service: str, endpoint: str, port: int, host: str = "") -> str:
-        """Return the address to listen on, with the previous port of the service, so that clients reconnect; else `port`. The
-        host of an announced URL may be another one: a name of the certificate."""
-        known = self._endpoints.get(service, {}).get(endpoint, "").rstrip("/").rpartition(":")[2]
-        return f"{host or self._options.host}:{known or port}"
-
-    def _spawn_service(self, name: str) -> int:
-        directory = self._directory / name
-        directory.mkdir(parents=True, exist_ok=True)
-        ready = directory / "ready.json"
-        ready.unlink(missing_ok=True)
-        self._services[name] = self._spawn(
-            name,
-            f"holdfast.{name}",
-            directory / f"{name}.log",
-            {
-                "HOLDFAST_REDIS_URL": self.redis_url,
-                "HOLDFAST_READY_FILE": str(ready),
-                "HOLDFAST_STOP_SIGNAL": self._options.stop_signal,
-                **self._environment_of(name),
-            },
-        )
-        return self._services[name].pid
-
-    def _wait_ready(self, name: str) -> None:
-        """Wait until the service is serving. Raises `Unavailable` with the end of its log."""
-        directory, process = self._directory / name, self._services[name]
-        ready = directory / "ready.json"
-        deadline = time.monotonic() + SERVICE_START_TIMEOUT_S
-        while not ready.exists():
-            if process.poll() is not None:
-                raise Unavailable(
-                    f"{name} did not start (exit code {process.returncode}); the end of its log:\n{self._log_tail(directory)}"
-                )
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"{name} was not ready after {SERVICE_START_TIMEOUT_S:.0f} s; the end of its log:\n"
-                    f"{self._log_tail(directory)}"
-                )
-            time.sleep(POLL_S)
-        self._endpoints[name] = json.loads(ready.read_text())
+            self._services.start(name)
 
     def _embedded_redis(self) -> EmbeddedRedis:
         return EmbeddedRedis(
@@ -515,6 +436,9 @@ class LocalStack:
         self._redis.stop()
         self._redis.start()
         return self._redis.pid
+
+    def _spawn_service(self, part: str, module: str, log: Path, environment: Mapping[str, str]) -> Process:
+        return self._spawn(part, module, log, {"HOLDFAST_REDIS_URL": self.redis_url, **environment})
 
     def _spawn(self, part: str, module: str, log: Path, environment: Mapping[str, str]) -> Process:
         whole = {
@@ -543,10 +467,6 @@ class LocalStack:
             pass_fds=(self._memory.lock,) if self._options.stays and self._memory is not None else (),
             start_new_session=True,  # Ctrl-C reaches only this process, which stops the children in order
         )
-
-    def _log_tail(self, directory: Path) -> str:
-        lines = [line for log in sorted(directory.glob("*.log")) for line in last_lines(log)]
-        return "\n".join(lines) or f"(no log in {directory})"
 
 
 def _ignore_signals() -> dict[signal.Signals, Any]:

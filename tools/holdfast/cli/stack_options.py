@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.cli import protection
-from holdfast.cli.client import ENV_API, ENV_TOKEN, ENV_TOKEN_FILE
+from holdfast.cli.connection import ENV_API, ENV_TOKEN, ENV_TOKEN_FILE
 from holdfast.cli.secret_file import secret_in
 from holdfast.cli.stack_record import SERVICES
 from holdfast.runtime.api_tokens import TOKENS_FILE

@@ -91,7 +91,7 @@ def mesh(dims: Mapping[str, int]) -> str:
 
 def _is_moment(name: str) -> bool:
     """Return whether a field of the API is a time in Unix seconds, judged by its name."""
-    return name == "at" or name.startswith("t_") or name.endswith(("since", "_at", "_until"))
+    return name == "at" or name.endswith(("since", "_at", "_until"))
 
 
 def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Listing:

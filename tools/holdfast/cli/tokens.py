@@ -40,7 +40,7 @@ def create(
     days: Annotated[int, typer.Option(help="How long it is valid; 0 = until it is revoked.", min=0, max=DAYS_MAX)] = 0,
     file: File = FILE,
 ) -> None:
-    """Create a token and print it. It is not kept: whoever loses it needs another one."""
+    """Create a token and print it. It is not stored: a lost token must be replaced."""
     now = time.time()
     with _changing(file) as path:
         tokens, token = added(_read(path), name, role, now, now + days * DAY_S if days else 0.0)
@@ -82,7 +82,7 @@ def _row(token: ApiToken, now: float) -> dict[str, object]:
 
 @contextmanager
 def _changing(file: Path) -> Iterator[Path]:
-    """One command at a time changes the file. Raises `InvalidSpec` if it cannot be written."""
+    """Lock the file against other commands while it is changed. Raises `InvalidSpec` if it cannot be written."""
     path = file.expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.client import DEFAULT_API_PORT, ENV_API
+from holdfast.cli.connection import DEFAULT_API_PORT, ENV_API
 from holdfast.cli.preflight import PORT_MAX, require_ports
 from holdfast.cli.protection import require_protection, settings_for_parts
 from holdfast.cli.stack import LocalStack

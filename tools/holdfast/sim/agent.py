@@ -10,7 +10,6 @@ from __future__ import annotations
 import sqlite3
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
@@ -30,8 +29,10 @@ from holdfast.domain.orders import (
     Inventory,
     Order,
     Prepare,
+    PrepareTemplate,
     Prune,
     RanksFinished,
+    RanksStarted,
     RanksStepping,
     RebootNode,
     Report,
@@ -42,7 +43,6 @@ from holdfast.domain.orders import (
     StepReached,
     Stop,
     Tested,
-    Warm,
     WorkersChanged,
 )
 from holdfast.replicator.view import Held, View
@@ -54,6 +54,7 @@ from holdfast.sim.resets import Resets
 from holdfast.sim.returns import LOOK_S, TESTED_EVERY_S, Returns
 from holdfast.sim.store import Store
 from holdfast.sim.suspects import SelfTests
+from holdfast.sim.workers import Workers
 from holdfast.sim.world import Violation, World
 
 GATHER_S = 0.2  # changes of the workers within this time are sent in one report
@@ -64,40 +65,6 @@ RESET_LOOK_S = 0.5
 Done = Callable[[Outcome | HoldfastError], None]
 
 
-@dataclass(slots=True)
-class Workers:
-    """This node's ranks of one generation."""
-
-    order: Prepare
-    started: bool = False
-    ready: bool = False
-    dead: set[int] = field(default_factory=set)
-    hung: set[int] = field(default_factory=set)
-    done: set[int] = field(default_factory=set)  # ended with exit code 0
-    step: int = 0  # newest step that its ranks have finished
-    save_at: set[int] = field(default_factory=set)
-    intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
-
-    def due(self, step: int) -> bool:
-        """Whether these ranks save after `step`."""
-        changes = [interval for start, interval in self.intervals if start <= step]
-        interval = changes[-1] if changes else self.order.checkpoint.interval_steps
-        return step in self.save_at or (interval > 0 and step % interval == 0)
-
-    def change_interval(self, order: SetInterval) -> None:
-        self.intervals = [entry for entry in self.intervals if entry[0] < order.from_step]
-        self.intervals.append((order.from_step, order.interval_steps))
-
-    @property
-    def running(self) -> bool:
-        return self.started and not self.dead and not self.hung
-
-    @property
-    def living(self) -> tuple[int, ...]:
-        gone = self.dead | self.done
-        return tuple(rank for rank in self.order.placement.ranks if self.ready and rank not in gone)
-
-
 class Surroundings(Protocol):
     """The interface of the world that a node uses."""
 
@@ -105,7 +72,7 @@ class Surroundings(Protocol):
     def neighbour(self, node: str) -> Agent | None: ...
     def replicator_of(self, node: str) -> Replicator | None: ...
     def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None: ...
-    def workers_changed(self) -> None: ...
+    def workers_changed(self, agent: Agent) -> None: ...
     def gpus_reset(self, agent: Agent, failure: str) -> None: ...
     def booting(self, agent: Agent) -> None: ...
     def failed_tests(self, agent: Agent) -> None: ...
@@ -126,7 +93,8 @@ class Agent:
         self.session = 0  # 0 = none
         self.reports, self._reporting = Reports(), Reporting(name)
         self.epoch_seen = 0  # for the invariant: the highest epoch of an order that arrived
-        self._database = sqlite3.connect(":memory:", isolation_level=None)  # the ledger's contents, on disk
+        # The contents of the ledger, on disk. A garbage collection in another thread may close it.
+        self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._database.close)
         self.admission = self._begin_admission()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
@@ -137,6 +105,7 @@ class Agent:
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # version that was last reported
         self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
+        self.starts_in_beats = crc32(name.encode()) % 3 > 0  # otherwise of an earlier version, which answers Start
         self.replicator = Replicator(world, around, name, self.clock.now, self.report)
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
@@ -215,7 +184,7 @@ class Agent:
                 self.around.gpus_reset(self, "")
         if disk:
             self.replicator.lose_disk()
-        self.around.workers_changed()
+        self.around.workers_changed(self)
 
     # ------------------------------------------------------------ reports
 
@@ -271,11 +240,19 @@ class Agent:
             return ()
         return (StepReached(workers.order.job, workers.order.generation, workers.step),)
 
+    @property
+    def begun(self) -> tuple[RanksStarted, ...]:
+        """The generation that this node's heartbeats name as started: it has not stepped yet."""
+        workers = self.workers
+        if workers is None or not workers.started or workers.step or not self.starts_in_beats:
+            return ()
+        return (RanksStarted(workers.order.job, workers.order.generation),)
+
     def workers_changed(self) -> None:
         """Record a change of the set of workers. The training notices it at once, the supervisor gets a report after
         `GATHER_S`."""
         self.version += 1
-        self.around.workers_changed()
+        self.around.workers_changed(self)
         self.world.after(GATHER_S, self._unless_ended(self._report_workers))
 
     def _report_workers(self) -> None:
@@ -313,21 +290,26 @@ class Agent:
             )
         is_over, self.epoch_seen = epoch < self.epoch_seen, max(epoch, self.epoch_seen)
         verdict = self.admission.admit(epoch, command_id, order, self.clock.now())
-        if verdict.answer is not None and not is_over:  # otherwise the sender's session has ended
+        if is_over:  # the sender's session has ended, so it gets no answer
+            if not verdict.refused:
+                raise Violation(
+                    f"{self.name} admits {command_id} of epoch {epoch}, after an order of {self.epoch_seen}"
+                )
+            return
+        if verdict.answer is not None:
             self.report(verdict.answer)
         if not verdict.execute:
             return
-        if is_over:
-            raise Violation(f"{self.name} executes {command_id} of epoch {epoch}, after an order of {self.epoch_seen}")
         self.executed[command_id] = self.executed.get(command_id, 0) + 1
-        if self.executed[command_id] > 1 and not isinstance(order, Warm):
+        if self.executed[command_id] > 1 and not isinstance(order, PrepareTemplate):
             # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
             raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
         self.world.say(f"{self.name} executes {command_id} {describe(order)}")
 
         def done(result: Outcome | HoldfastError) -> None:
-            answer = answer_of(command_id, result, self.clock.now())
-            self.report(self.admission.finish(answer, self._version_for_answer))
+            answer = self.admission.finish(answer_of(command_id, result, self.clock.now()), self._version_for_answer)
+            if not (isinstance(order, Start) and answer.ok and self.starts_in_beats):  # heartbeats answer it
+                self.report(answer)
 
         try:
             self._carry_out(order, done)
@@ -364,7 +346,7 @@ class Agent:
             case Prune():
                 self.replicator.prune(order.job, frozenset(order.steps))
                 done(Outcome())
-            case Warm():
+            case PrepareTemplate():
                 done(Outcome())
             case ResetGpu():
                 self._reset(done)
@@ -466,8 +448,8 @@ class Agent:
         )
         tested = None
         if order.suspect_test_s and self.suspicions.faults:
-            took_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
-            delay_s = took_s if tested.failures else max(delay_s, took_s)
+            duration_s, tested = self.suspicions.outcome(order.suspect_test_s, self.clock.now())
+            delay_s = duration_s if tested.failures else max(delay_s, duration_s)
 
         def prepared() -> None:
             if not self.generations.is_current(preparation):
@@ -504,7 +486,7 @@ class Agent:
         if not workers.ready:
             raise Conflict(f"generation {order.generation} is not prepared")
         workers.started = True
-        self.around.workers_changed()
+        self.around.workers_changed(self)
 
     def _stop(self, order: Stop) -> None:
         self.generations.stop(order)
@@ -574,8 +556,8 @@ def describe(order: Order) -> str:
             return f"Inject {order.kind} into rank {order.rank}"
         case Prune():
             return f"Prune {', '.join(str(step) for _, step in order.steps)}"
-        case Warm():
-            return "Warm"
+        case PrepareTemplate():
+            return "PrepareTemplate"
         case RestartAgent():
             return "RestartAgent"
         case CheckLink():

@@ -63,7 +63,9 @@ class AllocationPromises:
     complete: Mapping[tuple[int, int], set[int]]  # (attempt, step) → ranks that saved it
     meshes: Mapping[tuple[int, int], Mesh]
     at: tuple[int, int] | None = None  # (attempt, step) at which the job is suspended; None after it continues
-    told_at_step: int | None = None  # the newest step at the SIGTERM of the agents, if the grace period was long enough
+    newest_at_sigterm: int | None = (
+        None  # the newest step at the SIGTERM of the agents, if the grace period was long enough
+    )
     ended: int = 0  # suspensions after which the job has continued
 
     def folded(self, after: State, commands: tuple[Command, ...]) -> None:
@@ -89,9 +91,9 @@ class AllocationPromises:
             return
         if (attempt, step) < self.at and self._is_left(*self.at):
             raise Violation(f"the job was suspended at (attempt, step) {self.at}, and continues from {(attempt, step)}")
-        if self.told_at_step is not None and step < self.told_at_step:
-            raise Violation(f"there was time to save, and steps {step + 1} … {self.told_at_step} are done again")
-        self.at = self.told_at_step = None
+        if self.newest_at_sigterm is not None and step < self.newest_at_sigterm:
+            raise Violation(f"there was time to save, and steps {step + 1} … {self.newest_at_sigterm} are done again")
+        self.at = self.newest_at_sigterm = None
         self.ended += 1
 
     def _is_left(self, attempt: int, step: int) -> bool:
@@ -99,10 +101,10 @@ class AllocationPromises:
         held = {key for agent in self.agents.values() for key in agent.replicator.keys(JOB) if agent.alive}
         return all(ShardKey(attempt, step, rank) in held for rank in self.complete[attempt, step])
 
-    def told(self, allocation: Allocation, newest_step: int, *, trains: bool) -> None:
+    def agents_end(self, allocation: Allocation, newest_step: int, *, trains: bool) -> None:
         """Record the SIGTERM of all agents."""
         ample = trains and allocation.grace_s >= AMPLE_S and allocation.supervisor_goes_s is None
-        self.told_at_step = newest_step if ample else None
+        self.newest_at_sigterm = newest_step if ample else None
 
     def before_return(self, state: State, *, trained: bool, known_s: float) -> None:
         """Check the job just before the next allocation starts."""

@@ -73,7 +73,7 @@ class Surroundings(Protocol):
 
     def lose_log(self, everything: bool) -> None: ...
     def crash_worker(self) -> None: ...
-    def call_lost(self, agent: Agent) -> None: ...
+    def out_of_contact(self, agent: Agent) -> None: ...
 
 
 class Hostilities:
@@ -147,8 +147,8 @@ class Hostilities:
         if self.control_plane_only and not self.around.supervisor.sees(agent):
             return  # a node without both links counts as lost, even if it runs
         self.world.say(f"FAULT telemetry link of {agent.name} is dead")
-        self.around.call_lost(agent)
         agent.telemetry_cut = True
+        self.around.out_of_contact(agent)
         self.world.after(self.world.spite.uniform(*LONG_S), lambda: setattr(agent, "telemetry_cut", False))
 
     def _restart_diagnostics(self) -> None:
@@ -156,18 +156,8 @@ class Hostilities:
         self.around.diagnostics.restart(self.world.spite.uniform(0.5, 20.0))
 
     def _freeze_diagnostics(self) -> None:
-        """Freeze diagnostics. Agents reconnect after its timeout, so that a healthy node may be reported as lost."""
         self.world.say("FAULT diagnostics freezes")
-        seconds = self.world.spite.uniform(1.0, 30.0)
-        self.around.diagnostics.freeze(seconds)
-        agent = self._some_agent()
-        if self.world.spite.random() < 0.5 and (agent.session or not self.control_plane_only):
-            self.world.after(seconds + 0.5, lambda: self._call_lost(agent))
-
-    def _call_lost(self, agent: Agent) -> None:
-        if self.control_plane_only and not self.around.supervisor.sees(agent):
-            return  # a node without both links counts as lost, even if it runs
-        self.around.call_lost(agent)
+        self.around.diagnostics.freeze(self.world.spite.uniform(1.0, 30.0))
 
     def _lose_log(self, *, everything: bool) -> None:
         """Let the log lose data, in half of the cases with the events that follow a worker crash."""

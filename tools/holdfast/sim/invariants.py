@@ -17,6 +17,7 @@ from holdfast.sim.replacements import ReplacementPromises
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
 from holdfast.sim.suspects import SuspectPromises
+from holdfast.sim.truth import Truth
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.recipes import EXHAUSTED_MAX
@@ -93,11 +94,15 @@ class Invariants:
     allocations: AllocationPromises | None = None
     replacements: ReplacementPromises | None = None
     suspects: SuspectPromises = field(default_factory=SuspectPromises)
+    truth: Truth | None = None
     job: str = JOB
 
     # ------------------------------------------------------------ decisions of the core
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
+        if not before.nodes:  # after a log that has lost everything, nobody knows of earlier notices
+            self.noticed.clear()
+            self.leaving.clear()
         if isinstance(event, NodeCordonRequested) and not event.cordoned:  # also ends the notices of the node
             self.noticed[event.node] = (event.at, False)
             self.leaving.discard(event.node)
@@ -159,6 +164,8 @@ class Invariants:
         if self.replacements is not None:
             self.replacements.folded(event, after, commands)
         self.suspects.folded(before, event, after, commands)
+        if self.truth is not None:
+            self.truth.folded(event, after, commands)
         self._plans_stop_nothing(before, after)
         if isinstance(event, FindingArrived):
             self.recorded(event, after, commands)
@@ -170,7 +177,11 @@ class Invariants:
     def _demand_reset(self, before: State, event: FindingArrived) -> None:
         """Record that a GPU must be reset, unless it was reset or repaired since the fault began."""
         finding, node = event.finding, before.nodes.get(event.finding.node)
-        if finding.severity is not Severity.ERROR or finding.ladder[:1] != (Remedy.RESET_GPU,) or node is None:
+        if (
+            finding.severity is not Severity.ERROR
+            or finding.recommended_actions[:1] != (Remedy.RESET_GPU,)
+            or node is None
+        ):
             return
         began = event.at - event.age_s - max(0.0, finding.at - finding.since)
         incidents = (*before.incidents.values(), *before.closed)
@@ -340,10 +351,10 @@ class Invariants:
             ours = (workers.order.generation, workers.order.attempt) == (generation.number, generation.attempt)
             if ours or not workers.started or not workers.living:
                 continue
-            told_at = self.stops.get((agent.name, workers.order.generation), agent.world.now)
-            asked_for_s = agent.world.now - told_at
+            ordered_at = self.stops.get((agent.name, workers.order.generation), agent.world.now)
+            asked_for_s = agent.world.now - ordered_at
             if (
-                (node.unschedulable_reason or self.repaired.get(agent.name, -1.0) >= told_at)
+                (node.unschedulable_reason or self.repaired.get(agent.name, -1.0) >= ordered_at)
                 and agent.stops_missed >= workers.order.generation
                 and asked_for_s >= 0.9 * patience_s
             ):
@@ -368,7 +379,7 @@ class Invariants:
         self.blind_takeover |= {run for run, anybody in asked.items() if not anybody}
 
     def _unknown_runs_end(self, after: State) -> None:
-        """A node that the state did not show when another generation was started is told to stop its workers as soon as the
+        """A node that the state did not show when another generation was started is ordered to stop its workers as soon as the
         state shows it, which takes seconds."""
         now = max((agent.world.now for agent in self.agents.values()), default=0.0)
         passed_s, self.folded_at = min(now - self.folded_at, FOLDED_S_MAX), now
@@ -398,7 +409,8 @@ class Invariants:
             )
 
     def recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
-        """A finding is recorded with a result and a reason when it arrives for the first time."""
+        """A finding is recorded with a result and a reason when it arrives for the first time. A repeat that leads to
+        nothing is not recorded, even if the first was lost."""
         finding = event.finding
         for command in commands:
             match command:
@@ -417,6 +429,8 @@ class Invariants:
         incidents = (*after.incidents.values(), *after.closed)
         if any(finding.id in incident.findings for incident in incidents):
             return  # a duplicate
+        if finding.repeat:
+            return
         raise Violation(f"the finding {finding.id} ({finding.summary}) left no trace")
 
     def _walks_forward(self, incident: Incident) -> None:

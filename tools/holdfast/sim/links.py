@@ -109,8 +109,8 @@ class LinkPromises:
             raise Violation(f"{out} of {len(idle)} nodes without ranks are out of service for their network")
 
     def _tests_only_idle_nodes(self, after: State, commands: tuple[Command, ...]) -> None:
-        told = [send.node for send in after.sends() if isinstance(send.order, CheckLink)]
-        for name, times in Counter(told).items():
+        measured_nodes = [send.node for send in after.sends() if isinstance(send.order, CheckLink)]
+        for name, times in Counter(measured_nodes).items():
             if times > 1:
                 raise Violation(f"{name} gets orders for {times} network tests at the same time")
         for command in commands:

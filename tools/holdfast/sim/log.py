@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.inbox import InboxQueue, gone_entry, request_entry
 from holdfast.supervisor.leader.intake import STREAMS, Intake, take
 from holdfast.supervisor.leader.term import CONSUMER
-from holdfast.supervisor.protocol import Event, FindingArrived, NodeGone, NodeReported, StepsCompleted
+from holdfast.supervisor.protocol import Event, FindingArrived, NodeGone, NodeReported
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, fingerprint
 from holdfast.wire.control import encode_report
 from holdfast.wire.events import finding_entry, step_entries
@@ -36,9 +36,9 @@ LENGTH_MAX = 1000  # entries of a stream; nobody reads the leader's events here
 class _Contents:
     """The contents of the log's server, and what its one consumer has read."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, length_max: int) -> None:
         self.clock_s = 0.0  # the server's clock at the write that is carried out
-        self.streams = Streams(self._now, stream_length_max=LENGTH_MAX, next_epoch=self._epoch)
+        self.streams = Streams(self._now, stream_length_max=length_max, next_epoch=self._epoch)
         self.lease = self._acquire("an operator")
         self.streams.commit(self.lease, Commit(snapshot=snapshot.changes(None, state)))
         self.reader = self._reader()
@@ -75,11 +75,14 @@ class _Write(NamedTuple):
 
 
 class Log:
-    def __init__(self, world: World, clock: Clock, state: State, *, flushes_late: bool = False) -> None:
+    def __init__(
+        self, world: World, clock: Clock, state: State, *, flushes_late: bool = False, length_max: int = LENGTH_MAX
+    ) -> None:
         """`flushes_late`: the last second of the log can be lost."""
         self._world, self._clock = world, clock
-        self._contents = _Contents(state)
-        self._flushed = _Contents(state) if flushes_late else None
+        self._length_max = length_max
+        self._contents = _Contents(state, length_max)
+        self._flushed = _Contents(state, length_max) if flushes_late else None
         self._unflushed: deque[_Write] = deque()  # oldest first
         self._terms = 0
         self._operations = 0
@@ -120,8 +123,6 @@ class Log:
         match event:
             case FindingArrived(finding=finding):
                 self._append(FINDINGS, finding_entry(finding))
-            case StepsCompleted():
-                self._append(STEPS, _step_entry(event))
             case NodeReported(report=report, seq=seq):
                 self._queue.report(event, encode_report(report, seq, columns=True).SerializeToString())
                 self._append_waiting()
@@ -133,6 +134,9 @@ class Log:
                 self._operations += 1
                 operation = f"operation {self._operations}"
                 self._append(INBOX, request_entry(OperatorRequest(operation, event, fingerprint(event))))
+
+    def append_steps(self, records: Sequence[StepRecord]) -> None:
+        self._append(STEPS, *step_entries(records))
 
     def _append_waiting(self) -> None:
         entries, count = self._queue.batch()
@@ -152,7 +156,7 @@ class Log:
         self._restart(self._flushed)
 
     def lose_everything(self, state: State) -> None:
-        self._restart(_Contents(state))
+        self._restart(_Contents(state, self._length_max))
 
     def _restart(self, contents: _Contents) -> None:
         self._contents = contents
@@ -167,19 +171,3 @@ class Log:
         self._unflushed.append(write)
         while self._unflushed[0].at <= self._world.now - FLUSHED_S:
             self._unflushed.popleft().carry_out(self._flushed)
-
-
-def _step_entry(event: StepsCompleted) -> Entry:
-    """As diagnostics publishes a finished step."""
-    record = StepRecord(
-        job=event.job,
-        generation=event.generation,
-        step=event.step,
-        world_size=1,
-        started_at=event.ended_at - event.step_s,
-        ended_at=event.ended_at,
-        tokens=event.tokens,
-        loss=event.loss,
-        stall_s=event.stall_s,
-    )
-    return step_entries([record])[0]

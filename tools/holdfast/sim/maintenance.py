@@ -40,7 +40,7 @@ class Maintenance:
         period."""
         if seed % 10 != 8:
             return ()
-        chance = Random(f"agents told to end in {seed}")
+        chance = Random(f"agents asked to end in {seed}")
         at_s, grace_s = chance.uniform(*ANNOUNCED_S), chance.uniform(3.0, 30.0)
         first = chance.randint(0, 99)
         return tuple(

@@ -1,6 +1,6 @@
 """What an agent sends on its sessions, and the promises about it, implemented again.
 
-* Each session begins with a Hello; the numbers of an incarnation increase, and the version of the set of workers never decreases.
+* Each session begins with a Hello. The numbers of an incarnation increase; the version of its set of workers never decreases.
 * A report that was sent and not acknowledged is sent again on the next session, in the same order, before newer ones.
 * An inventory, complete or as a difference, gives the supervisor exactly the shards in the node's memory.
 """

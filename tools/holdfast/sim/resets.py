@@ -8,8 +8,8 @@ from random import Random
 from holdfast.domain.findings import Remedy
 
 FAULTS_MAX = 3
-LADDER = (Remedy.RESET_GPU, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)  # of a finding that demands a reset
-LADDER_LATER = (Remedy.WATCH, Remedy.RESET_GPU)  # of a warning: the run may continue until its next boundary
+RESET_NOW = (Remedy.RESET_GPU, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)  # of a finding that demands a reset
+RESET_LATER = (Remedy.WATCH, Remedy.RESET_GPU)  # of a warning: the run may continue until its next boundary
 FAILED = "the command that resets GPUs failed"
 
 

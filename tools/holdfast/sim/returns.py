@@ -77,7 +77,7 @@ class ReturnPromises:
     back: dict[str, float] = field(default_factory=dict)  # node → time at which it first reported another boot id
     sent_away: dict[str, str] = field(default_factory=dict)  # node → the fault for which it was sent away
     passed_at: dict[str, float] = field(default_factory=dict)  # node → time since which its tests are passed
-    told: set[str] = field(default_factory=set)  # ids of findings that were counted
+    counted_ids: set[str] = field(default_factory=set)  # ids of findings that were counted
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         match event:
@@ -120,9 +120,9 @@ class ReturnPromises:
         if finding.severity is not Severity.FATAL or finding.kind is not FindingKind.GPU_ERROR or node is None:
             return
         began = event.at - event.age_s - max(0.0, finding.at - finding.since)
-        if finding.id in self.told:
+        if finding.id in self.counted_ids:
             return
-        self.told.add(finding.id)
+        self.counted_ids.add(finding.id)
         if began < node.repaired_at or node.name in self.cordoned:
             return
         self.condemned[node.name] = node.facts.boot_id

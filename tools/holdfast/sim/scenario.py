@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 
-from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
@@ -34,7 +34,7 @@ from holdfast.sim.own_faults import requests_of
 from holdfast.sim.recipes import Cook
 from holdfast.sim.replacements import ReplacementPromises, Replacing
 from holdfast.sim.replicator import Replicator
-from holdfast.sim.resets import LADDER, LADDER_LATER, Resets
+from holdfast.sim.resets import Resets
 from holdfast.sim.retention import keep_a_whole_step
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
@@ -43,7 +43,9 @@ from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Supervisor
 from holdfast.sim.suspects import SelfTests
 from holdfast.sim.training import Training
+from holdfast.sim.truth import Truth
 from holdfast.sim.watched import Step
+from holdfast.sim.worker_faults import WorkerFaults
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Config, Job, step
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED
@@ -70,6 +72,8 @@ INIT_S = 60.0  # limit for a rank that has not reported a step
 STEPS_IN_PEACE = 10
 SUBMITTED_AGAIN_S = 5.0
 REPAIRED_S = (60.0, 400.0)  # from the fault of a GPU until an operator marks the node as repaired
+REPORTED_LATE_S = 200.0  # a fault is reported at the latest so long after the repair
+REPAIR_LOOK_S = 20.0
 RECOVERED_S = 450.0
 LIMIT_S = 3000.0  # for the rest of the run after the faults; the breaker's window and the retries take minutes
 
@@ -213,17 +217,16 @@ class Scenario:
             log_flushes_late=self.hostility.log_tail,
         )
         self.supervisor.provider = self._request_replacement
-        self.diagnostics = Diagnostics(
-            self.world, self.supervisor.append, INIT_S, bool(self.hostility), self.hostility.diagnostics
-        )
+        self.truth = self.invariants.truth = Truth(self.world, self.agents)
         self.training = Training(
             self.world,
             self.agents,
             self.invariants,
-            self.diagnostics,
             HOSTILE_STEP_S if self.hostility else STEP_S,
             inf if self.hostility else steps,
         )
+        self.diagnostics = Diagnostics(self.world, self.agents, self.supervisor, self.training.steps_of, self.truth)
+        self.workers = WorkerFaults(self.world, self.diagnostics, self.truth)
         self.hostilities = Hostilities(self.hostility, self, control_plane_only=self.control_plane_only)
         self._submissions = 0
         self._faults: list[float] = []  # times of faults
@@ -243,6 +246,7 @@ class Scenario:
             agent.returns = self.returns if self.returns.faults else None
             agent.boot()
             self._keep_connected(agent)
+        self.diagnostics.begin()
         self.world.after(1.0, self._submit)
         self._plan_faults()
         done = self.world.run(self.world.now + FAULTS_END_S + self.hostility.peace_s + LIMIT_S, self._complete)
@@ -358,8 +362,10 @@ class Scenario:
     def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None:
         keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
 
-    def workers_changed(self) -> None:
-        self.training.changed()
+    def workers_changed(self, agent: Agent) -> None:
+        self.truth.changed(agent)
+        self.training.changed(agent)
+        self.diagnostics.changed(agent)
 
     def gpus_reset(self, agent: Agent, failure: str) -> None:
         if not failure:
@@ -438,7 +444,7 @@ class Scenario:
         self.world.say(f"FAULT telemetry partition of {agent.name}")
         self.doubted.add(agent.name)  # a node without both links counts as lost, even if it runs
         agent.telemetry_cut = True
-        self._node_lost(agent)
+        self.diagnostics.cut(agent)
         self.world.soon(0.5, 10.0, lambda: setattr(agent, "telemetry_cut", False))
 
     def _cut_all(self) -> None:
@@ -447,7 +453,7 @@ class Scenario:
             self._fault(f"full partition of {agent.name}")
             agent.control_cut = agent.telemetry_cut = True
             self.supervisor.hang_up(agent)
-            self._node_lost(agent)
+            self.diagnostics.cut(agent)
 
             def heal() -> None:
                 agent.control_cut = agent.telemetry_cut = False
@@ -492,9 +498,8 @@ class Scenario:
         if (agent := self._victim()) is not None:
             self._fault(f"agent restart: {agent.name}")
             self.supervisor.hang_up(agent)
+            self._node_lost(agent)
             agent.die(machine=False)
-            if self.world.chance.random() < 0.3:
-                self._node_lost(agent)
             self.world.soon(0.2, 3.0, agent.boot)
 
     def _lose_finding_race(self) -> None:
@@ -504,8 +509,7 @@ class Scenario:
             peer = next((a for a in self.training.members(generation) if a is not agent), None)
             if peer is not None and peer.workers is not None:
                 self._fault(f"worker crash: rank {peer.ranks[0]} on {peer.name}")
-                peer.crashed(peer.ranks[0])
-                self.diagnostics.find(FindingKind.WORKER_CRASH, peer, generation, 0.01, rank=peer.ranks[0], key="echo")
+                self.workers.fails_with_another(peer, peer.ranks[0])
             self._lose_node_now(agent)
 
     def _lose_node_now(self, agent: Agent) -> None:
@@ -520,8 +524,7 @@ class Scenario:
         if agent is not None and agent.workers is not None:
             rank = self.world.chance.choice(agent.ranks)
             self._fault(f"worker crash: rank {rank} on {agent.name}")
-            agent.crashed(rank)
-            self.diagnostics.find(FindingKind.WORKER_CRASH, agent, agent.workers.order.generation, 0.01, rank=rank)
+            self.workers.crash(agent, rank)
 
     def _segfault(self) -> None:
         """End a worker by a signal that makes its node a suspect."""
@@ -530,11 +533,9 @@ class Scenario:
         if running:
             agent = chance.choice(running)
             assert agent.workers is not None
-            rank, number = chance.choice(agent.ranks), agent.workers.order.generation
-            self._fault(f"worker crash by SIGSEGV: rank {rank} on {agent.name}")
-            agent.crashed(rank)
-            blame = {"blame": "unknown", "error_class": "crash", "signal": "11"}  # SIGSEGV
-            self.diagnostics.find(FindingKind.WORKER_CRASH, agent, number, 0.01, rank, Severity.ERROR, "", **blame)
+            rank = chance.choice(agent.ranks)
+            self._fault(f"worker crash by a POSIX signal of its own: rank {rank} on {agent.name}")
+            self.workers.crash_by_signal(agent, rank)
 
     def failed_tests(self, agent: Agent) -> None:
         repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
@@ -545,15 +546,26 @@ class Scenario:
         if agent is not None and agent.workers is not None and agent.workers.started:
             rank = self.world.chance.choice(agent.ranks)
             self._fault(f"hang: rank {rank} on {agent.name}")
-            agent.workers.hung.add(rank)
-            self.diagnostics.find(FindingKind.HANG, agent, agent.workers.order.generation, HANG_S, rank=rank)
+            self.workers.hang(agent, rank)
 
     def _xid(self) -> None:
         if (agent := self._victim()) is not None:
             self.world.say(f"FAULT Xid 79 on {agent.name}")
-            self.diagnostics.find(FindingKind.GPU_ERROR, agent, 0, 0.1, severity=Severity.FATAL)
-            repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
-            self.world.soon(5.0, 40.0, repaired)
+            self.workers.off_the_bus(agent)
+            self.world.soon(5.0, 40.0, lambda: self._repaired(agent))
+
+    def _repaired(self, agent: Agent, patience_s: float = REPORTED_LATE_S) -> None:
+        """An operator marks the node as repaired, and does so again if its fault is reported after that."""
+        self.supervisor.append(NodeRepaired(self.world.now, agent.name))
+        if patience_s > 0:
+            self.world.after(REPAIR_LOOK_S, lambda: self._look_at(agent, patience_s - REPAIR_LOOK_S))
+
+    def _look_at(self, agent: Agent, patience_s: float) -> None:
+        node = self.supervisor.committed.nodes.get(agent.name)
+        if node is not None and node.unschedulable_reason and not node.quarantined:
+            self._repaired(agent, patience_s)
+        elif patience_s > 0:
+            self.world.after(REPAIR_LOOK_S, lambda: self._look_at(agent, patience_s - REPAIR_LOOK_S))
 
     def _gpu_needs_reset(self) -> None:
         """Let a GPU need a reset. In most cases its rank ends as well, which is reported before or after the driver's
@@ -566,12 +578,10 @@ class Scenario:
         agent = chance.choice(able)
         later = self.resets.can_wait()
         self._fault(f"a GPU of {agent.name} needs a reset{', which can wait' if later else ''}")
-        self.diagnostics.find_reset_due(agent, chance.uniform(0.0, 1.5), LADDER_LATER if later else LADDER, later=later)
-        workers = agent.workers
-        if workers is not None and not later and chance.random() < 0.7:
-            rank = chance.choice(agent.ranks)
-            agent.crashed(rank)
-            self.diagnostics.find(FindingKind.WORKER_CRASH, agent, workers.order.generation, 0.01, rank=rank)
+        delay_s = chance.uniform(0.0, 1.5)
+        self.world.after(delay_s, lambda: self.workers.needs_reset(agent, later=later))
+        if agent.workers is not None and not later and chance.random() < 0.7:
+            self.workers.crash(agent, chance.choice(agent.ranks))
         repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
         self.world.after(chance.uniform(*REPAIRED_S), repaired)
 
@@ -589,7 +599,7 @@ class Scenario:
         if not agent.alive or self.returns.at_peace:
             return
         self._fault(f"Xid 79 on {agent.name}, which will be booted")
-        self.diagnostics.find(FindingKind.GPU_ERROR, agent, 0, 0.1, severity=Severity.FATAL)
+        self.workers.off_the_bus(agent)
         if chance.random() < 0.3:  # an operator first restarts the agent, which is not sufficient
             self.world.after(chance.uniform(0.5, 5.0), lambda: self._boot(agent, machine=False))
         if not self.returns.ordered:
@@ -637,18 +647,15 @@ class Scenario:
     def _announce(self, maintenance: Maintenance) -> None:
         agent = list(self.agents.values())[maintenance.node % len(self.agents)]
         self.world.say(f"maintenance of {agent.name} is announced")
-        self.diagnostics.find(
-            FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.WARNING, **maintenance.evidence(self.world.now)
-        )
+        starts_at = None if maintenance.starts_s is None else self.world.now + maintenance.starts_s
+        self.workers.announced(agent, "file", "reboot", starts_at)
 
         def take() -> None:
             if agent.alive:
                 self._lose_node_now(agent)
 
         def over() -> None:
-            self.diagnostics.find(
-                FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.INFO, source="file", withdraws="notice"
-            )
+            self.diagnostics.notice(agent, "file", "")
 
         maintenance.play(self.world.after, take, over)
 
@@ -659,7 +666,7 @@ class Scenario:
         promises, chance = self.invariants.allocations, self.allocations.chance
         self.world.say(f"FAULT the allocation ends in {allocation.grace_s:.1f} s")
         job = self.supervisor.committed.jobs.get(JOB)
-        promises.told(allocation, self.training.step, trains=job is not None and job.phase is JobPhase.RUNNING)
+        promises.agents_end(allocation, self.training.step, trains=job is not None and job.phase is JobPhase.RUNNING)
         over_at = self.world.now + allocation.grace_s
         for agent in self.agents.values():
             self.world.after(
@@ -709,11 +716,8 @@ class Scenario:
         if not agent.workers:
             ended()
             return
-        self.world.say(f"the agent of {agent.name} is told to end within {over_at - self.world.now:.1f} s")
-        evidence = {"source": TERMINATION, "event": "its agent was told to end", "starts_at": f"{over_at:.0f}"}
-        self.diagnostics.find(
-            FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.WARNING, incarnation=life, **evidence
-        )
+        self.world.say(f"the agent of {agent.name} is asked to end within {over_at - self.world.now:.1f} s")
+        self.workers.announced(agent, TERMINATION, "its agent was asked to end", over_at, life)
 
         def end() -> None:
             if agent.alive and agent.incarnation == life:
@@ -751,15 +755,16 @@ class Scenario:
     def crash_worker(self) -> None:
         self._crash_worker()
 
-    def call_lost(self, agent: Agent) -> None:
+    def out_of_contact(self, agent: Agent) -> None:
         self.doubted.add(agent.name)
-        self._node_lost(agent)
+        self.diagnostics.cut(agent)
 
     # ------------------------------------------------------------ diagnostics
 
     def _node_lost(self, agent: Agent) -> None:
-        generation = agent.workers.order.generation if agent.workers else 0
-        self.diagnostics.find(FindingKind.NODE_LOST, agent, generation, 0.4)
+        """Record that the agent, or its connection, is about to end."""
+        self.truth.out_of_contact(agent)
+        self.truth.begins(FindingKind.NODE_LOST, agent)
 
 
 def simulate(seed: int, *, tracing: bool = False, fold: Step = step, hostility: Hostility | None = None) -> Result:

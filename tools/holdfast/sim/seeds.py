@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
+from holdfast.runtime.garbage import collect_seldom
 from holdfast.sim.scenario import simulate
 from holdfast.sim.world import Violation
 
@@ -59,7 +60,7 @@ def _outcomes(seeds: Sequence[int], jobs: int, trace: bool) -> Iterator[Outcome]
             yield _simulate(seed, trace)
         return
     parts = [seeds[first : first + _TOGETHER] for first in range(0, len(seeds), _TOGETHER)]
-    pool = ProcessPoolExecutor(jobs)
+    pool = ProcessPoolExecutor(jobs, initializer=collect_seldom)  # a seed's objects are freed without collections
     try:
         for outcomes in pool.map(_simulate_all, parts, [trace] * len(parts)):
             yield from outcomes

@@ -14,7 +14,17 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import LOAN, Action, Incident
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Inject, Prepare, RebootNode, Report, ResetGpu, SetInterval, Start, Stop, Warm
+from holdfast.domain.orders import (
+    Inject,
+    Prepare,
+    PrepareTemplate,
+    RebootNode,
+    Report,
+    ResetGpu,
+    SetInterval,
+    Start,
+    Stop,
+)
 from holdfast.policy import JobView, default, ignore, wait
 from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import Agent
@@ -26,7 +36,9 @@ from holdfast.sim.sharing import FAULTS_END_S, SharingPromises
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.training import Training
+from holdfast.sim.truth import Truth
 from holdfast.sim.watched import Step
+from holdfast.sim.worker_faults import WorkerFaults
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Config, State, step
 from holdfast.supervisor.protocol import (
@@ -50,7 +62,7 @@ STEPS = (25, 110)
 LONG_STEPS = (300, 340)  # of the first job, so that it still has the nodes that other jobs lack in peace
 LOOK_S = 1.0
 LIMIT_S = 3000.0
-_OF_JOB = (Prepare, Start, Stop, SetInterval, Inject, Warm, ResetGpu, RebootNode)
+_OF_JOB = (Prepare, Start, Stop, SetInterval, Inject, PrepareTemplate, ResetGpu, RebootNode)
 
 # Short times, so that many loans happen within one run.
 CONFIG = Config(
@@ -64,9 +76,11 @@ class _Each:
 
     of: dict[str, Invariants]
     sharing: SharingPromises
+    truth: Truth
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         self.sharing.folded(before, event, after, commands)
+        self.truth.folded(event, after, commands)
         if isinstance(event, FindingArrived):
             next(iter(self.of.values())).recorded(event, after, commands)
         for name, promises in self.of.items():
@@ -120,14 +134,22 @@ class SeveralJobs:
         each = {
             spec.name: Invariants(self.agents, spec.min_dp, spec.max_dp, INTERVAL, job=spec.name) for spec in self.specs
         }
-        self.supervisor = Supervisor(self.world, self.agents, _Each(each, self.sharing), self._decide, fold, config)
-        self.diagnostics = Diagnostics(self.world, self.supervisor.append, 60.0)
+        self.truth = Truth(self.world, self.agents)
+        self.supervisor = Supervisor(
+            self.world, self.agents, _Each(each, self.sharing, self.truth), self._decide, fold, config
+        )
         self.training = {}
         for spec in self.specs:
             steps = chance.randint(*(LONG_STEPS if spec is self.specs[0] else STEPS))
-            self.training[spec.name] = Training(
-                self.world, self.agents, each[spec.name], self.diagnostics, STEP_S, steps, job=spec.name
-            )
+            self.training[spec.name] = Training(self.world, self.agents, each[spec.name], STEP_S, steps, job=spec.name)
+        self.diagnostics = Diagnostics(
+            self.world,
+            self.agents,
+            self.supervisor,
+            lambda order: self.training[order.job].steps_of(order),
+            self.truth,
+        )
+        self.workers = WorkerFaults(self.world, self.diagnostics, self.truth)
 
     # ------------------------------------------------------------ the run
 
@@ -138,6 +160,7 @@ class SeveralJobs:
             agent.patience_s = PREPARE_S
             agent.boot()
             self._keep_connected(agent)
+        self.diagnostics.begin()
         for spec in self.specs:
             self.world.soon(*SUBMITTED_S, self._submission(spec))
         self._plan_faults()
@@ -188,9 +211,11 @@ class SeveralJobs:
     def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None:
         keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
 
-    def workers_changed(self) -> None:
+    def workers_changed(self, agent: Agent) -> None:
+        self.truth.changed(agent)
         for training in self.training.values():
-            training.changed()
+            training.changed(agent)
+        self.diagnostics.changed(agent)
 
     def gpus_reset(self, agent: Agent, failure: str) -> None:
         raise Violation(f"a GPU of {agent.name} is reset, and none had a fault")
@@ -230,8 +255,7 @@ class SeveralJobs:
         if agent is not None and agent.workers is not None:
             rank = self.world.chance.choice(agent.ranks)
             self.world.say(f"FAULT worker crash: rank {rank} on {agent.name}")
-            agent.crashed(rank)
-            self.diagnostics.find(FindingKind.WORKER_CRASH, agent, agent.workers.order.generation, 0.01, rank=rank)
+            self.workers.crash(agent, rank)
 
     def _lose_node(self) -> None:
         if (agent := self._victim()) is not None:
@@ -243,14 +267,14 @@ class SeveralJobs:
     def _restart_agent(self) -> None:
         if (agent := self._victim()) is not None:
             self.world.say(f"FAULT agent restart: {agent.name}")
-            self.supervisor.hang_up(agent)
+            self._lost(agent)
             agent.die(machine=False)
             self.world.soon(0.2, 3.0, agent.boot)
 
     def _lost(self, agent: Agent) -> None:
         self.supervisor.hang_up(agent)
-        number = agent.workers.order.generation if agent.workers else 0
-        self.diagnostics.find(FindingKind.NODE_LOST, agent, number, 0.4)
+        self.truth.out_of_contact(agent)
+        self.truth.begins(FindingKind.NODE_LOST, agent)
 
 
 def _jobs(chance: Random) -> list[JobSpec]:

@@ -14,14 +14,16 @@ from typing import Protocol
 
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.faults import DIE_AFTER_S, FaultKind
+from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.orders import Hello, Report, Stop
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.log.protocol import Lease
 from holdfast.policy import JobView, default
+from holdfast.runtime.steady_clock import SteadyClock
 from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
-from holdfast.sim.log import Log
+from holdfast.sim.log import LENGTH_MAX, Log
 from holdfast.sim.watched import Step, Watched, batch_of
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.agents import beats
@@ -29,11 +31,10 @@ from holdfast.supervisor.agents.beats import Reported, patience_s
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import Config, State, as_sends, step, view
 from holdfast.supervisor.core.indexing import index_of
+from holdfast.supervisor.core.job_needs import reconcile
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.upkeep import reconcile
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.intake import Input, Intake
-from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.protocol import (
     CancelTimer,
     CauseFault,
@@ -90,13 +91,19 @@ class Supervisor:
         config: Config | None = None,
         *,
         log_flushes_late: bool = False,
+        log_length_max: int = LENGTH_MAX,
+        batch: Callable[[State], Watched] | None = None,
+        beats_s: float = BEATS_S,
+        checked_share: float = CHECKED_SHARE,
     ) -> None:
+        """`batch`: creates the batches that are observed; None = those that `fold` needs."""
         self.world, self.agents, self.observer, self.policy, self.fold = world, agents, observer, policy, fold
         self.config = config or Config()
         self.log_clock = Clock(world)
         self.committed = State(config=self.config)
-        self.log = Log(world, self.log_clock, self.committed, flushes_late=log_flushes_late)
-        self._batch = batch_of(fold)
+        self.log = Log(world, self.log_clock, self.committed, flushes_late=log_flushes_late, length_max=log_length_max)
+        self._batch = batch or batch_of(fold)
+        self._beats_s, self._checked_share = beats_s, checked_share
         self._folder: Folder | None = None
         self._watched: Watched | None = None
         self._lease: Lease | None = None
@@ -143,7 +150,7 @@ class Supervisor:
         self._terms += 1  # a new secret per term, as in the real shell: a log that lost data may issue an epoch twice
         self.tell(LeaderStarted(self.world.now, self.epoch, f"term {self._terms}"))
         epoch = self.epoch
-        self.world.after(BEATS_S, lambda: self._evaluate_heartbeats(epoch))
+        self.world.after(self._beats_s, lambda: self._evaluate_heartbeats(epoch))
 
     def crash(self, away_s: tuple[float, float] = (0.2, 4.0)) -> None:
         """End the leader. For `away_s` there is no other."""
@@ -227,10 +234,13 @@ class Supervisor:
                 self.hang_up(agent, renewed=True)
         for send in [] if self.log.is_behind else self._unanswered.due(self.committed, self.sessions, self.world.now):
             self._send(send)
+        started = [(agent.name, each) for agent in connected for each in agent.begun]
+        for seen in beats.starts_to_fold(started, self.committed, self.clock()):
+            self.tell(seen)
         reached = [(agent.name, each) for agent in connected for each in agent.steps]
         for node, each in beats.steps_to_fold(reached, self.committed, self.clock()):
             self.tell(StepSeen(self.world.now, each, node))
-        self.world.after(BEATS_S, lambda: self._evaluate_heartbeats(epoch))
+        self.world.after(self._beats_s, lambda: self._evaluate_heartbeats(epoch))
 
     def _reported(self, node: str) -> Reported | None:
         known = self.committed.nodes.get(node)
@@ -241,6 +251,11 @@ class Supervisor:
     def append(self, event: Event) -> None:
         """Append an event to its stream of the log."""
         self.log.append(event)
+        self._wake()
+
+    def append_steps(self, records: Sequence[StepRecord]) -> None:
+        """Append finished steps to their stream of the log."""
+        self.log.append_steps(records)
         self._wake()
 
     def tell(self, event: Event) -> None:
@@ -300,7 +315,7 @@ class Supervisor:
             if isinstance(last, NodeReported) and isinstance(last.report, Hello):
                 self._broken.discard(last.node)
             self.observer.folded(*fold)
-        if last is not None and self.world.chance.random() < CHECKED_SHARE:
+        if last is not None and self.world.chance.random() < self._checked_share:
             if self.log.load() != state:
                 raise Violation(f"the parts that were committed after {type(last).__name__} are not the state")
             self._check_index(state, last)

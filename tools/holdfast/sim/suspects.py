@@ -52,12 +52,12 @@ class SelfTests:
         drawn = self.chance.random()
         if drawn < self.share and self.failures:
             self.failures -= 1
-            took_s, check = self.chance.uniform(0.05, budget_s), Check("devices", False, "cuda:0: CUDA error")
+            duration_s, check = self.chance.uniform(0.05, budget_s), Check("devices", False, "cuda:0: CUDA error")
         elif drawn < self.share + 0.1:
-            took_s, check = budget_s, Check("products", None, f"not concluded within {budget_s:g} s")
+            duration_s, check = budget_s, Check("products", None, f"not concluded within {budget_s:g} s")
         else:
-            took_s, check = self.chance.uniform(0.05, budget_s), Check("products", True, "90 exact products")
-        return took_s, Preflight(now + took_s, took_s, (check,))
+            duration_s, check = self.chance.uniform(0.05, budget_s), Check("products", True, "90 exact products")
+        return duration_s, Preflight(now + duration_s, duration_s, (check,))
 
 
 @dataclass(slots=True)
@@ -66,7 +66,9 @@ class SuspectPromises:
     tests after a hold-down, or an operator has returned it to service."""
 
     failed: dict[str, float] = field(default_factory=dict)  # node → time at which the supervisor received the result
-    told: set[tuple[str, float]] = field(default_factory=set)  # (node, time of the failure), since answers may repeat
+    counted: set[tuple[str, float]] = field(
+        default_factory=set
+    )  # (node, time of the failure), since answers may repeat
     started: set[str] = field(default_factory=set)  # ids of Start orders; unanswered ones are sent again
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
@@ -91,8 +93,8 @@ class SuspectPromises:
                         )
 
     def _failed(self, node: str, tested: Preflight, at: float) -> None:
-        if (node, tested.at) not in self.told:
-            self.told.add((node, tested.at))
+        if (node, tested.at) not in self.counted:
+            self.counted.add((node, tested.at))
             self.failed[node] = at
 
     def _no_ranks(self, generation: Generation, after: State, at: float) -> None:
@@ -110,7 +112,7 @@ class SuspectPromises:
 
     def log_went_back(self, state: State) -> None:
         """Forget the results that the log has lost."""
-        self.told = {(name, at) for name, at in self.told if _failed_at(state, name) == at}
+        self.counted = {(name, at) for name, at in self.counted if _failed_at(state, name) == at}
         self.failed = {name: at for name, at in self.failed.items() if _is_out(state, name)}
 
 

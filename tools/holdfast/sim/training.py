@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Prepare
 from holdfast.sim.agent import JOB, Agent
-from holdfast.sim.diagnostics import Diagnostics
-from holdfast.sim.invariants import Invariants
+from holdfast.sim.telemetry import Finished
 from holdfast.sim.world import World
-from holdfast.supervisor.protocol import StepsCompleted
 
 STALL_S = 1e-4  # small, so that the best interval lies between the bounds
 
@@ -18,12 +18,18 @@ STALL_S = 1e-4  # small, so that the best interval lies between the bounds
 Run = tuple[object, ...]
 
 
+class Observer(Protocol):
+    """The promises about events on the nodes: `Invariants`."""
+
+    def at_most_one_runs(self, whole: list[tuple[int, int]]) -> None: ...
+    def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None: ...
+
+
 @dataclass(slots=True)
 class Training:
     world: World
     agents: dict[str, Agent]
-    invariants: Invariants
-    diagnostics: Diagnostics
+    invariants: Observer
     step_s: float
     target: float  # step that ends the job; inf = not decided yet
     step: int = 0  # the newest that was finished
@@ -32,19 +38,32 @@ class Training:
     further_at: float = 0.0  # time of `furthest`
     finished: bool = False  # all ranks of a generation have ended with exit code 0
     progress: dict[Run, int] = field(default_factory=dict)  # newest step of each run
+    finished_steps: dict[Run, list[Finished]] = field(default_factory=dict)  # oldest first
     started: dict[int, int] = field(default_factory=dict)  # started generation → number of its finished steps
     job: str = JOB
     _ticking: set[Run] = field(default_factory=set)
+    _runs: dict[str, Run] = field(default_factory=dict)  # node → the run that its ranks take part in
+    _parts: dict[Run, dict[str, Agent]] = field(default_factory=dict)  # run → the nodes whose ranks take part
+    _whole: set[Run] = field(default_factory=set)  # runs in which all ranks take part
 
-    def changed(self) -> None:
-        """Handle a change of the workers on any node."""
-        whole = self._whole()
-        self.invariants.at_most_one_runs([_attempt(run) for run in whole])
-        for run in whole:
-            self.started.setdefault(_number(run), 0)
-            if run not in self._ticking:
-                self._ticking.add(run)
-                self.world.after(self.step_s, lambda r=run: self._tick(r))  # type: ignore[misc]
+    def changed(self, agent: Agent) -> None:
+        """Handle a change of the workers on a node. Work depends on the node, not on the number of nodes."""
+        run, before = self._part_of(agent), self._runs.get(agent.name)
+        if run != before:
+            if before is not None:
+                del self._parts[before][agent.name], self._runs[agent.name]
+                if not self._parts[before]:
+                    del self._parts[before]
+            if run is not None:
+                self._runs[agent.name] = run
+                self._parts.setdefault(run, {})[agent.name] = agent
+        self._is_whole_now(before)
+        self._is_whole_now(run)
+        self.invariants.at_most_one_runs([_attempt(each) for each in sorted(self._whole, key=_number)])
+        for each in sorted(self._whole - self._ticking, key=_number):
+            self.started.setdefault(_number(each), 0)
+            self._ticking.add(each)
+            self.world.after(self.step_s, lambda r=each: self._tick(r))  # type: ignore[misc]
 
     def members(self, generation: int) -> list[Agent]:
         return [
@@ -56,30 +75,33 @@ class Training:
             and a.workers.order.generation == generation
         ]
 
-    def _whole(self) -> list[Run]:
-        """Return the runs whose ranks are all alive and running. A rank that has ended finishes no further step."""
-        ranks: dict[Run, int] = {}
-        world_size: dict[Run, int] = {}
-        for agent in self.agents.values():
-            workers = agent.workers
-            if (
-                agent.alive
-                and workers is not None
-                and workers.running
-                and not workers.done
-                and workers.order.job == self.job
-            ):
-                order = workers.order
-                ranks[_run(order)] = ranks.get(_run(order), 0) + order.placement.nproc
-                world_size[_run(order)] = order.mesh.world_size
-        return sorted((run for run, count in ranks.items() if count == world_size[run]), key=_number)
+    def steps_of(self, order: Prepare) -> Sequence[Finished]:
+        """Return the steps that the generation of `order` has finished."""
+        return self.finished_steps.get(_run(order), ())
+
+    def _part_of(self, agent: Agent) -> Run | None:
+        """Return the run of which all ranks on this node are alive and running. A rank that has ended finishes no further
+        step."""
+        workers = agent.workers
+        if not agent.alive or workers is None or not workers.running or workers.done:
+            return None
+        return _run(workers.order) if workers.order.job == self.job else None
+
+    def _is_whole_now(self, run: Run | None) -> None:
+        """Record whether all nodes of the run take part."""
+        if run is None:
+            return
+        if len(self._parts.get(run, ())) == _nnodes(run):
+            self._whole.add(run)
+        else:
+            self._whole.discard(run)
 
     def _tick(self, run: Run) -> None:
         """Finish one step if every rank can take part."""
         self._ticking.discard(run)
-        if run not in self._whole():
+        if run not in self._whole:
             return  # a rank is missing; `changed` starts the steps again
-        members = [agent for agent in self.members(_number(run)) if agent.workers and _run(agent.workers.order) == run]
+        members = list(self._parts[run].values())
         first = run not in self.progress
         start = members[0].workers.order.restore_step if members[0].workers else 0
         step = self.progress.get(run, start) + 1
@@ -100,11 +122,8 @@ class Training:
             if agent.workers is not None and agent.workers.due(step):
                 saves = 1
                 self.world.soon(0.0, 0.1, self._saving(agent, run, step))
-        ended_at = max(agent.clock.now() for agent in members)
-        steps = StepsCompleted(
-            self.world.now, self.job, _number(run), step, ended_at, 1, self.step_s, saves, saves * STALL_S
-        )
-        self.diagnostics.stepped(steps, members)
+        ended = Finished(step, self.world.now - self.step_s, self.world.now, saves * STALL_S)
+        self.finished_steps.setdefault(run, []).append(ended)
         if step >= self.target:
             self._end(members)
             return
@@ -135,6 +154,12 @@ def _number(run: Run) -> int:
     number = run[0]
     assert isinstance(number, int)
     return number
+
+
+def _nnodes(run: Run) -> int:
+    count = run[3]
+    assert isinstance(count, int)
+    return count
 
 
 def _attempt(run: Run) -> tuple[int, int]:

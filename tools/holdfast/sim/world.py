@@ -20,11 +20,13 @@ class World:
     tracing: bool = False
     now: float = 1000.0
     trace: list[str] = field(default_factory=list)
+    events_max: int = EVENTS_MAX
     loss: float = 0.0  # fraction of messages that are lost permanently, even if their sender got an acknowledgement
     chance: Random = field(init=False)
     spite: Random = field(init=False)  # used only by hostile worlds, so that other seeds are not changed by hostility
     _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: int = 0
+    events: int = 0  # that were executed
 
     def __post_init__(self) -> None:
         self.chance = Random(self.seed)
@@ -54,11 +56,14 @@ class World:
 
     def run(self, until: float, done: Callable[[], bool]) -> bool:
         """Execute actions in the order of time until `done`. Returns False if it is not reached before `until`."""
-        for _ in range(EVENTS_MAX):
+        for _ in range(self.events_max):
             if done():
                 return True
             if not self._heap or self._heap[0][0] > until:
                 return False
             self.now, _, action = heapq.heappop(self._heap)
+            self.events += 1
             action()
-        raise Violation(f"{EVENTS_MAX} events and no end at {self.now - 1000.0:.1f} s: something goes round in circles")
+        raise Violation(
+            f"{self.events_max} events and no end at {self.now - 1000.0:.1f} s: something goes round in circles"
+        )

@@ -1,10 +1,10 @@
 """Renews the certificate of a node that has joined by an invitation, while it is still valid.
 
-    two thirds of its life are over ──► a new key, a request (CSR) for it ──► Renew, over the mutual TLS of the present one
+    two thirds of its validity are over ──► a new key, a request (CSR) for it ──► Renew, over the mutual TLS of the present one
                                         ──► files replaced as a whole ──► the next connection uses them (`runtime.renewal`)
 
-The open session stays as it is, so the workers notice nothing. A supervisor that does not answer, or has no CA, is tried again,
-and so are the others, until the certificate has expired; then the node needs another invitation.
+The open session keeps its connection, so workers are not affected. If no supervisor answers, or none has a CA, all of them are
+tried again until the certificate has expired; then the node needs another invitation.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from holdfast.runtime.tls import CERT, Tls, lifetime_of, read_pem
 from holdfast.v1 import enrolment_pb2 as pb
 from holdfast.v1.enrolment_pb2_grpc import EnrolmentStub
 
-RENEWED_AT = 2 / 3  # of its life
-LOOK_S = 60.0  # the clock may jump, and somebody may replace the files
+RENEWED_AT = 2 / 3  # share of its validity
+LOOK_S = 60.0  # between two checks, because the clock may jump and the files may be replaced
 RETRY_S_MIN, RETRY_S_MAX = 5.0, 600.0
 ANSWER_TIMEOUT_S = 15.0
 BACKDATED_S = 300.0  # a certificate begins that long before it was signed
@@ -78,7 +78,7 @@ class CertificateRenewal:
             await anyio.sleep(min(wait_s, LOOK_S))
 
     async def renew(self) -> bool:
-        """Ask each supervisor once. Returns whether there is another certificate now."""
+        """Request a certificate from each supervisor until one issues it. Returns whether there is a new certificate."""
         key, csr = new_request(self._identity)
         reasons: list[str] = []
         for endpoint in self._endpoints:
@@ -100,13 +100,13 @@ class CertificateRenewal:
         return False
 
     def _due(self) -> float:
-        """When the present certificate is to be renewed, Unix seconds."""
+        """Return the time at which the present certificate is due for renewal, Unix seconds."""
         path = self._enrolled.files.cert
         try:
             lifetime = lifetime_of(read_pem(CERT, path), CERT, path)
         except InvalidSpec as error:
             log.warning("the certificate of this node cannot be read", reason=str(error))
-            return 0.0  # replace it, with the one that is in use
+            return 0.0  # unreadable files are due for renewal now, with the certificate in use
         begins_at = min(lifetime.begins_at + BACKDATED_S, lifetime.ends_at)
         return begins_at + RENEWED_AT * (lifetime.ends_at - begins_at)
 

@@ -19,7 +19,9 @@ log = structlog.get_logger("holdfast.agent.orders")
 
 
 class Executor:
-    """`carry_out` executes an order, `report` sends the answer. `workers_version` is that of `Admission.finish`."""
+    """`carry_out` executes an order, `report` sends the answer. `workers_version` is that of `Admission.finish`.
+    `starts_in_beats`: whether the supervisor learns from heartbeats that a `Start` succeeded, so that it needs no answer; if
+    the order is repeated, the answer is sent."""
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class Executor:
         carry_out: Callable[[Order], Awaitable[Outcome]],
         report: Callable[[OrderDone], None],
         workers_version: Callable[[Sequence[RunningWorker]], int] = lambda _: 0,
+        starts_in_beats: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._tasks = tasks
@@ -36,6 +39,7 @@ class Executor:
         self._carry_out = carry_out
         self._report = report
         self._workers_version = workers_version
+        self._starts_in_beats = starts_in_beats
         self._clock = clock
 
     @property
@@ -50,7 +54,12 @@ class Executor:
             self._tasks.start_soon(self._execute, command_id, order, name=f"order {name}")
             return
         say = log.warning if verdict.refused else log.debug
-        say("order refused" if verdict.refused else "order repeated", order=name, command_id=command_id, reason=verdict.reason)
+        say(
+            "order refused" if verdict.refused else "order repeated",
+            order=name,
+            command_id=command_id,
+            reason=verdict.reason,
+        )
         if verdict.answer is not None:
             self._report(verdict.answer)
 
@@ -62,7 +71,8 @@ class Executor:
             log.info(
                 "order done", order=type(order).__name__, command_id=command_id, ok=answer.ok, reason=answer.reason
             )
-            self._report(answer)
+            if not (isinstance(order, Start) and answer.ok and self._starts_in_beats()):
+                self._report(answer)
 
     async def _result(self, command_id: str, order: Order) -> Outcome | Exception:
         try:

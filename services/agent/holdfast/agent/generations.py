@@ -1,9 +1,8 @@
 """Which generation of each job this node prepares and obeys. Pure.
 
-    Prepare 4   refused if a newer generation of the run has been prepared; otherwise ends the preparation of an older one
-    Start 3     refused from then on, as every order about an older generation
-    Stop ≤ 4    ends the preparation of 4
-    Prepare 1   of another token: another run of the same name, which counts its generations from 1
+* An order to prepare a generation ends the preparation of an older one. From then on, orders about older ones are refused.
+* An order to stop ends the preparation of the generations that it stops.
+* An order to prepare with another token is about another run of the same name, which counts its generations from 1.
 """
 
 from __future__ import annotations

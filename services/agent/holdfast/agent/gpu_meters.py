@@ -1,4 +1,4 @@
-"""The node's GPUs as metrics: duty cycle, temperature, power and memory, as the newest signals say."""
+"""The node's GPUs as metrics: duty cycle, temperature, power and memory, from the newest signals."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class GpuMeters:
 
 
 def _points(node: str, gpus: Sequence[int], values: Sequence[float], there: Sequence[bool]) -> list[Point]:
-    """A GPU that does not answer, or does not say, has no series: a zero would look like an idle one."""
+    """Return the points of GPUs with a known value. Other GPUs have no series, because a zero would look like an idle GPU."""
     return [(value, {"node": node, "gpu": gpu}) for gpu, value, known in zip(gpus, values, there, strict=True) if known]

@@ -1,4 +1,4 @@
-"""The newest values of this node's GPUs, from the signals of the collectors, for whoever asks."""
+"""The newest values of this node's GPUs, from the signals of the collectors, for requests of the API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class LastReadings:
 
 class GpuStates(LastReadings):
     def newest(self) -> tuple[GpuState, ...]:
-        """One entry for each GPU of the newest sample, in its order. Empty: this node has none, or no collector reads them."""
+        """Return the state of each GPU, in the order of the newest sample. Empty if this node has no GPU, or no collector reads
+        them."""
         if (sample := self._sample) is None:
             return ()
         return tuple(self._state(sample, place) for place in range(len(sample.gpu)))
@@ -39,7 +40,7 @@ class GpuStates(LastReadings):
         gpu, health = sample.gpu[place], self._health
         state = GpuState(gpu, sample.uuid[place], sample.at, sample.lost[place])
         if state.lost:
-            return state  # what was known of it is not its state
+            return state  # its last readings are out of date
         row = health.gpu.index(gpu) if health is not None and gpu in health.gpu else None
 
         def slow(column: str) -> int | None:

@@ -49,7 +49,7 @@ class Leaving:
         if self._grace_s <= 0 or not self._workers():
             return
         at = self._clock()
-        event = "its agent was told to end"
+        event = "its agent was asked to end"
         log.warning("leaving: the job is asked to move its ranks", grace_s=self._grace_s)
         self._emit(MaintenanceNotice(self._node, at, TERMINATION, event, at + self._grace_s, self._incarnation))
         with anyio.move_on_after(self._grace_s) as grace:

@@ -1,5 +1,5 @@
-"""Answers of this agent to whoever wants to see a part of a rank's log, or what its ranks have raised. One is read at a time,
-in a thread: a file system that hangs keeps readers of logs waiting, and nobody else."""
+"""Answers requests of the API for a part of a rank's log, or for the exceptions of ranks. One request is read at a time, in a
+thread, so that a file system that hangs delays only such requests."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from holdfast.agent.replicator import Replicator
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain import spans, tracing
-from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.hosts import host_and_port
 from holdfast.domain.nodes import Preflight, RunningWorker
@@ -32,6 +32,7 @@ from holdfast.domain.orders import (
     Inject,
     Order,
     Prepare,
+    PrepareTemplate,
     Prune,
     RebootNode,
     ResetGpu,
@@ -39,7 +40,6 @@ from holdfast.domain.orders import (
     SetInterval,
     Start,
     Stop,
-    Warm,
 )
 from holdfast.domain.replication import Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 from holdfast.domain.tiers import NEARNESS, PEER
@@ -96,7 +96,7 @@ class Node:
 
     async def carry_out(self, order: Order) -> Outcome:
         match order:
-            case Warm():
+            case PrepareTemplate():
                 await self._pool.warm(order.job, order.launch)
                 return Outcome()
             case Prepare():

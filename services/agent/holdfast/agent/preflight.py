@@ -190,7 +190,11 @@ class Preflights:
 
     def _publish(self, preflight: Preflight) -> None:
         self.newest = preflight
-        log.info("pre-flight test completed", took_s=round(preflight.took_s, 2), failures=preflight.failures or "none")
+        log.info(
+            "pre-flight test completed",
+            duration_s=round(preflight.duration_s, 2),
+            failures=preflight.failures or "none",
+        )
         self._report(Tested(preflight))
         self._emit(NodeTested(self._node, preflight.at, preflight))
         self._keep(preflight)

@@ -167,10 +167,10 @@ def disk(directories: Sequence[Path]) -> Check:
         except OSError as error:
             wrong.append(f"{directory}: {error.strerror}")
             continue
-        took_s = write_latency(directory)
+        duration_s = write_latency(directory)
         if usage.used > DISK_FULL_SHARE * usage.total:
             wrong.append(f"{directory} is {usage.used / usage.total:.0%} full")
-        elif took_s is not None and took_s > WRITE_S_MAX:
+        elif duration_s is not None and duration_s > WRITE_S_MAX:
             wrong.append(f"{directory} cannot be written to within {WRITE_S_MAX:g} s")
         else:
             shown.append(f"{directory} {usage.free / 1e9:.1f} GB free")

@@ -1,7 +1,7 @@
-"""What this node's ranks of a job measure at the moment, for whoever asks: duration of their steps, temperature of their GPUs.
+"""The current measurements of this node's ranks, for requests of the API: duration of steps, temperature of GPUs.
 
-A rank's GPU is the one with the number of the rank's place on the node, counted over the entries of CUDA_VISIBLE_DEVICES if the
-job has that variable. Entries that are no numbers (UUIDs, MIG) leave the temperature unknown.
+The GPU of the rank with local rank n is GPU n of the node or, if the job sets CUDA_VISIBLE_DEVICES, the n-th entry of that
+variable. If the entry is not a number (a UUID, MIG), the temperature is unknown.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.nodes import Check, NodeFacts, RunningWorker
-from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
+from holdfast.domain.orders import Hello, Order, Prepare, PrepareTemplate, Report
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
@@ -83,7 +83,7 @@ _READS_GPUS = (nvml.NvmlCollector, nvrx.NvrxCollector)  # they have the devices 
 
 
 async def serve(settings: AgentSettings, farewell: Farewell | None = None, restart: Restart | None = None) -> None:
-    """Run one node until cancelled. Raises `HoldfastError` for what the operator can put right.
+    """Run one node until cancelled. Raises `HoldfastError` for problems that the operator can correct.
 
     `restart`: called if the process is to start again after its end; None = it cannot, and orders to do so are refused."""
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
@@ -102,7 +102,7 @@ async def serve(settings: AgentSettings, farewell: Farewell | None = None, resta
 
 @contextmanager
 def _own_files() -> Iterator[None]:
-    """What this process and the replicator create is theirs alone, because workers may pass through their directories."""
+    """Create files that other users cannot read, here and in the replicator, because workers may pass their directories."""
     before = os.umask(0o077)
     try:
         yield
@@ -140,7 +140,7 @@ class Agent:
         self._settings, self._descriptors, self._tasks = settings, descriptors, tasks
         self._incarnation = uuid.uuid4().hex
         membership = settings.membership
-        tls = settings.tls_as(Role.AGENT, settings.node)
+        tls = settings.tls_as(Role.AGENT, name=settings.node)
         marked = {MARK: str(settings.agent_dir)}
         places, site = _places(settings), _site(settings, user)
         workers_ended = anyio.Event()
@@ -243,6 +243,7 @@ class Agent:
             carry_out=self._carry_out,
             report=self._report,
             workers_version=self._workers_version,
+            starts_in_beats=lambda: self._session.starts_in_beats,
         )
         self._session = Session(
             endpoints=settings.endpoints,
@@ -253,7 +254,9 @@ class Agent:
             on_diagnostics=self._uplink.use,
             on_peers=self._preflights.know_peers,
             on_saved_by_all=self._replicator.retain,
-            beat=lambda: encode_beat(time.time(), self._pool.worker_set.version, self._pool.steps()),
+            beat=lambda: encode_beat(
+                time.time(), self._pool.worker_set.version, self._pool.steps(), self._pool.begun()
+            ),
             log_reads=LogReads(settings.agent_dir / "logs"),
             read_gpus=self._gpu_states.newest,
             read_ranks=RankMeasurements(self._pool.newest_running, self._gpu_states.newest).read,
@@ -303,14 +306,14 @@ class Agent:
     # ------------------------------------------------------------------ on the way down
 
     async def _carry_out(self, order: Order) -> Outcome:
-        if isinstance(order, Prepare | Warm):
+        if isinstance(order, Prepare | PrepareTemplate):
             self._descriptors.require()
             self._reboots.require_up()
             self._restarts.require_staying()
         if isinstance(order, Prepare):
             self._link_tests.make_way()
             await self._resets.finished()
-            self._link_tests.make_way()  # one that was let in meanwhile
+            self._link_tests.make_way()  # a test that began while the resets were awaited
             self._preflights.make_way()
             self._preflights.know_peers(peer.endpoint for peer in order.peers)
         return await self._node.carry_out(order)
@@ -422,7 +425,7 @@ def _facts(
 
 
 def _log_user(user: TrainingUser | None, asked: str) -> None:
-    """Log once whose rights training has, unless they are those of a user who is not root anyway."""
+    """Log the user as which training runs, unless the agent itself runs as an ordinary user."""
     if user is not None:
         log.info("training runs as another user", user=user.name, uid=user.uid, gid=user.gid, groups=user.groups)
     elif os.geteuid() == 0 and not asked:

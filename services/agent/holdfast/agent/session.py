@@ -40,7 +40,7 @@ log = structlog.get_logger("holdfast.agent.session")
 BEAT_S = 0.5
 RETRY_S_MAX = 1.0  # recovery waits until a new leader knows the connected nodes
 UNANSWERED_BEATS_MAX = 40  # counted in heartbeats, because a frozen agent sends none
-ANSWERS_MAX = 32  # to be sent; a supervisor that asks for more at once gets no answer to them
+ANSWERS_MAX = 32  # that wait to be sent; further requests of the supervisor are dropped
 WELCOME_TIMEOUT_S = 3.0  # a leader answers immediately; otherwise the next endpoint is tried
 # Part of a supervisor's refusal message; a gRPC status has no other field for it.
 OTHER_VERSION = "speaks protocol version"
@@ -54,6 +54,7 @@ class Session:
 
     Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old.
     `workers_in_answers`: whether the supervisor of this session takes the answer to `Prepare` as a report of the workers.
+    `starts_in_beats`: whether it takes a heartbeat that names a started generation as the answer to `Start`.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class Session:
         self._answers: deque[pb.AgentMessage] = deque()  # that need no time, to be sent
         self._membership = membership or Membership()
         self._tls = tls
-        self._news = anyio.Event()
+        self._to_send = anyio.Event()
         self._welcomed = False
-        self._columns = False  # whether the supervisor of this session accepts reports in columns
-        self.workers_in_answers = False
+        self._columns = self._runs = (
+            False  # whether the supervisor of this session accepts reports in columns, and in runs
+        )
+        self.workers_in_answers = self.starts_in_beats = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
         self._failures = Failures()
@@ -100,7 +103,7 @@ class Session:
     def report(self, report: Report) -> None:
         """Send a report to the supervisor, now or when a session is open."""
         self._reports.add(report)
-        self._news.set()
+        self._to_send.set()
 
     async def run(self) -> None:
         """Run until cancelled. Raises `IncompatibleVersion` if no supervisor has ever accepted this agent's version."""
@@ -157,7 +160,7 @@ class Session:
                 if welcome.answers_beats:
                     tasks.start_soon(self._expect_answers)
                 if self._log_reads is not None:
-                    tasks.start_soon(self._log_reads.run, self._news_to_send)
+                    tasks.start_soon(self._log_reads.run, self._wake_sender)
                 while True:
                     self._take(await read(call, pb.SupervisorMessage))
         finally:
@@ -169,11 +172,12 @@ class Session:
         if self._log_reads is not None:
             self._log_reads.forget()
         self._answers.clear()
-        self._columns = self.workers_in_answers = False  # until this supervisor accepts them
+        self._columns = self._runs = False  # until this supervisor accepts them
+        self.workers_in_answers = self.starts_in_beats = False
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
-                await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns))
+                await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns, runs=self._runs))
             if self._answers:
                 await write(call, self._answers.popleft())
                 continue
@@ -181,14 +185,14 @@ class Session:
                 await write(call, self._log_reads.answers.popleft())
                 continue
             with anyio.move_on_at(beat_at):
-                await self._news.wait()
-            self._news = anyio.Event()
+                await self._to_send.wait()
+            self._to_send = anyio.Event()
             if anyio.current_time() >= beat_at:
                 await write(call, self._beat())
                 beat_at = anyio.current_time() + BEAT_S
 
-    def _news_to_send(self) -> None:
-        self._news.set()
+    def _wake_sender(self) -> None:
+        self._to_send.set()
 
     async def _expect_answers(self) -> None:
         """Raises `Unavailable` after `UNANSWERED_BEATS_MAX` heartbeats without an answer: an open stream may not be served."""
@@ -224,6 +228,7 @@ class Session:
         self._on_peers(tuple(welcome.peers))
         self._reports.differences = welcome.inventory_differences
         self._columns, self.workers_in_answers = welcome.columns, welcome.workers_in_answers
+        self.starts_in_beats, self._runs = welcome.starts_in_beats, welcome.shard_runs
         return welcome
 
     def _take(self, message: pb.SupervisorMessage) -> None:
@@ -252,7 +257,7 @@ class Session:
     def _answer(self, answer: Callable[[], pb.AgentMessage]) -> None:
         if len(self._answers) < ANSWERS_MAX:
             self._answers.append(answer())
-            self._news_to_send()
+            self._wake_sender()
 
     def _take_command(self, command: pb.Command) -> None:
         try:

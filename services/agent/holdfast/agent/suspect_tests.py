@@ -107,7 +107,10 @@ class SuspectTests:
         tested = Preflight(time.time(), anyio.current_time() - began, tuple(checks))
         results = {check.name: check.ok for check in checks}
         log.info(
-            "suspected node tested", took_s=round(tested.took_s, 2), failures=tested.failures or "none", checks=results
+            "suspected node tested",
+            duration_s=round(tested.duration_s, 2),
+            failures=tested.failures or "none",
+            checks=results,
         )
         if tested.failures:
             self._failed(tested)

@@ -69,13 +69,7 @@ def plan(view: View) -> tuple[Step, ...]:
 def _copies(view: View) -> list[Step]:
     if view.disk_takes_nothing:
         return []
-    in_memory = _newest_by_rank(view, (Tier.IMAGE, Tier.STAGED))
-    for key in view.fresh:
-        coming = id_of(key)
-        if not (view.attempt and is_abandoned(view, coming)) and (
-            key.rank not in in_memory or id_of(in_memory[key.rank]) < coming
-        ):
-            in_memory[key.rank] = key
+    in_memory = _newest_by_rank(view, (Tier.IMAGE, Tier.STAGED), view.fresh)
     on_disk = _newest_by_rank(view, (Tier.DISK,))
     wanted = [
         key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or id_of(there) < id_of(key)
@@ -145,13 +139,12 @@ def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[Shar
     return [key for key in keys if sent.get(key.rank) != following]
 
 
-def _newest_by_rank(view: View, tiers: tuple[Tier, ...]) -> dict[int, ShardKey]:
+def _newest_by_rank(view: View, tiers: tuple[Tier, ...], coming: Iterable[ShardKey] = ()) -> dict[int, ShardKey]:
+    """Return the newest shard of each rank in these tiers, or `coming` into one of them."""
+    found = [(at, held.key.rank) for at, held in view.dated if held.tier in tiers]
     newest: dict[int, CheckpointId] = {}
-    for at, held in view.dated:
-        rank = held.key.rank
-        if held.tier not in tiers or (view.attempt and is_abandoned(view, at)):
-            continue
-        if rank not in newest or newest[rank] < at:
+    for at, rank in (*found, *((id_of(key), key.rank) for key in coming)):
+        if not (view.attempt and is_abandoned(view, at)) and (rank not in newest or newest[rank] < at):
             newest[rank] = at
     return {rank: ShardKey(*at, rank) for rank, at in newest.items()}
 

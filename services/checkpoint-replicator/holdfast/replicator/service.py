@@ -35,11 +35,12 @@ from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.links import LinkDoor, Links
-from holdfast.replicator.transport.secure import Secure, own_tls
+from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Tier
 from holdfast.runtime import freeze
 from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.identities import Role
 from holdfast.runtime.private import make_private
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
@@ -102,7 +103,8 @@ async def serve(settings: ReplicatorSettings) -> None:
         settings.replicator_io_timeout_s,
         settings.replicator_streams_per_shard_max,
     )
-    secure = Secure(own_tls(settings.tls, settings.node), optional=settings.replicator_tls == "optional")
+    tls = settings.tls_as(Role.AGENT, Role.REPLICATOR, name=settings.node)
+    secure = Secure(tls, optional=settings.replicator_tls == "optional")
     client = Client(limits, sockets, secure)
     engine = Engine(tiers, settings.disk_dir, threads)
     arrivals = Arrivals(wait_s=settings.replicator_io_timeout_s / 2)

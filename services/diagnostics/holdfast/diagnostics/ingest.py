@@ -16,8 +16,9 @@ import grpc
 import structlog
 
 from holdfast.diagnostics.backlog import Backlog, Line
-from holdfast.diagnostics.intake import Intake, NodeStream, Receipt, Replaced
+from holdfast.diagnostics.intake import Intake
 from holdfast.diagnostics.publisher import Publisher
+from holdfast.diagnostics.ticks import NodeStream, Receipt, Replaced
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage
 from holdfast.runtime.authorization import Caller
 from holdfast.runtime.grpc_access import caller

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import anyio
@@ -26,6 +25,7 @@ from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.identities import Role
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
+from holdfast.runtime.steady_clock import SteadyClock
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
 
 log = structlog.get_logger("holdfast.diagnostics")
@@ -55,10 +55,11 @@ async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
     publisher = Publisher(event_log)
     telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: publisher.steps_dropped, what="steps")
     engine = Engine((*detectors.standard(catalogue, liveness=liveness), *plugged()))
-    intake = Intake(engine, publisher, clock=time.time)
+    clock = SteadyClock()  # the machine's clock may be set
+    intake = Intake(engine, publisher, clock=clock)
     backlog = Backlog()
     telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: backlog.dropped, what="signals")
-    servicer = TelemetryServicer(intake, backlog, publisher, clock=time.time)
+    servicer = TelemetryServicer(intake, backlog, publisher, clock=clock)
     async with (
         anyio.create_task_group() as tasks,
         listen(

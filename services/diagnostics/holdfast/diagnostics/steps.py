@@ -29,7 +29,7 @@ class _Step:
 
     ranks: int = 0
     # The longest duration of any rank by its own clock, because the clocks of two machines may differ by an hour.
-    took_s: float = 0.0
+    duration_s: float = 0.0
     ended_at: float = -math.inf
     tokens: int = 0
     loss: float = 0.0
@@ -41,7 +41,7 @@ class _Step:
         """Add these rows of a node's report, at least one."""
         self.ranks += len(rows)
         started_at, ended_at = _pick(columns.started_at, rows), _pick(columns.ended_at, rows)
-        self.took_s = max(self.took_s, *(end - start for start, end in zip(started_at, ended_at, strict=True)))
+        self.duration_s = max(self.duration_s, *(end - start for start, end in zip(started_at, ended_at, strict=True)))
         self.ended_at = max(self.ended_at, *ended_at)
         self.tokens += sum(_pick(columns.tokens, rows))
         self.stall_s = max(self.stall_s, *_pick(columns.stall_s, rows))
@@ -144,7 +144,7 @@ def _record(columns: StepColumns, generation: _Generation, step: int) -> StepRec
         generation=columns.generation,
         step=step,
         world_size=generation.world_size,
-        started_at=sums.ended_at - sums.took_s,
+        started_at=sums.ended_at - sums.duration_s,
         ended_at=sums.ended_at,
         tokens=sums.tokens,
         loss=sums.loss / sums.losses if sums.losses else None,

@@ -224,7 +224,7 @@ function OpenIncidents({ fleet }: { fleet: Fleet }) {
               <Badge state={each.state} /> <a href={link("incidents", each.id)}>{each.cause}</a>
               <small>
                 {each.job && `job ${each.job}, `}
-                <When at={each.t_fault} />
+                <When at={each.fault_at} />
                 {each.action && `: ${each.action.reason}`}
               </small>
             </li>

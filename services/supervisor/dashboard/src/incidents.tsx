@@ -48,7 +48,7 @@ export function IncidentTable({ items }: { items: Incident[] }) {
       {items.map((each) => (
         <tr key={each.id}>
           <td class="nowrap">
-            <When at={each.t_fault} />
+            <When at={each.fault_at} />
           </td>
           <th scope="row">
             <a href={link("incidents", each.id)}>{each.cause}</a>
@@ -63,7 +63,7 @@ export function IncidentTable({ items }: { items: Incident[] }) {
           </td>
           <td>{each.action ? words(each.action.kind) : <span class="quiet">none yet</span>}</td>
           <td class="number">
-            {each.t_first_step ? duration(each.t_first_step - each.t_fault) : <span class="quiet">–</span>}
+            {each.first_step_at ? duration(each.first_step_at - each.fault_at) : <span class="quiet">–</span>}
           </td>
           <td class="number">{each.rework_steps}</td>
         </tr>
@@ -130,7 +130,7 @@ function Who({ incident }: { incident: Incident }) {
             "Costs",
             incident.cost_share == null ? "" : `${percent(incident.cost_share)} of the job's rate while it lasts`,
           ],
-          ["Fault", <When at={incident.t_fault} />],
+          ["Fault", <When at={incident.fault_at} />],
         ]}
       />
     </Panel>
@@ -181,24 +181,24 @@ export function NodeButtons({ node }: { node: string }) {
 }
 
 const PHASES = [
-  ["detect", "detected", "t_detected"],
-  ["decide", "decided", "t_decided"],
-  ["recover", "prepared", "t_prepared"],
-  ["startup", "first step", "t_first_step"],
+  ["detect", "detected", "detected_at"],
+  ["decide", "decided", "decided_at"],
+  ["recover", "prepared", "prepared_at"],
+  ["startup", "first step", "first_step_at"],
 ] as const;
 
 /** Fault → detected → decided → prepared → first step, to scale, and in numbers. */
 function Phases({ incident }: { incident: Incident }) {
   const parts: { name: string; tone: string; seconds: number; at: number }[] = [];
-  let before = incident.t_fault;
+  let before = incident.fault_at;
   for (const [tone, name, field] of PHASES) {
     const at = incident[field];
     if (at === null) continue;
     parts.push({ name, tone, seconds: Math.max(0, at - before), at });
     before = Math.max(before, at);
   }
-  const total_s = before - incident.t_fault;
-  const text = parts.map((each) => `${each.name} after ${duration(each.at - incident.t_fault)}`).join(", ");
+  const total_s = before - incident.fault_at;
+  const text = parts.map((each) => `${each.name} after ${duration(each.at - incident.fault_at)}`).join(", ");
   return (
     <>
       <span class="classbar tall" role="img" aria-label={`Phases: ${text || "none has ended"}`}>
@@ -214,13 +214,13 @@ function Phases({ incident }: { incident: Incident }) {
       <ol class="phases">
         <li>
           <b>fault</b>
-          <span title={absolute(incident.t_fault)}>0 s</span>
+          <span title={absolute(incident.fault_at)}>0 s</span>
         </li>
         {parts.map((each) => (
           <li key={each.name}>
             <i class={`class-${each.tone}`} />
             <b>{each.name}</b>
-            <span title={absolute(each.at)}>{duration(each.at - incident.t_fault)}</span>
+            <span title={absolute(each.at)}>{duration(each.at - incident.fault_at)}</span>
           </li>
         ))}
       </ol>

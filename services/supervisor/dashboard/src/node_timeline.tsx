@@ -80,11 +80,11 @@ function lanesOf(node: NodeDetail, findings: Schemas["Finding"][]): [string, Mar
     [
       "Incidents",
       node.incidents.map((each) => ({
-        at: each.t_fault,
-        until: each.t_first_step,
+        at: each.fault_at,
+        until: each.first_step_at,
         tone: each.severity === "warning" || !each.severity ? "busy" : "bad",
-        text: each.t_first_step
-          ? `${each.cause} Next step after ${duration(each.t_first_step - each.t_fault)}.`
+        text: each.first_step_at
+          ? `${each.cause} Next step after ${duration(each.first_step_at - each.fault_at)}.`
           : each.cause,
       })),
     ],

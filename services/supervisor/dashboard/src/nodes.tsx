@@ -293,7 +293,7 @@ function Gpu({ value }: { value: Schemas["Gpu"] }) {
 
 function Tests({ value }: { value: Schemas["Preflight"] | null }) {
   if (!value) return null;
-  const took = value.at ? `took ${duration(value.took_s)}` : "";
+  const took = value.at ? `took ${duration(value.duration_s)}` : "";
   return (
     <Panel
       title="Its tests of itself"

@@ -171,9 +171,9 @@ export interface components {
             job: string;
             judged_at: number;
             kind: components["schemas"]["FindingKind"];
-            ladder: components["schemas"]["Remedy"][];
             node: string;
             rank: number | null;
+            recommended_actions: components["schemas"]["Remedy"][];
             rule: string;
             severity: components["schemas"]["Severity"];
             since: number;
@@ -358,11 +358,15 @@ export interface components {
             /** @default 1 */
             confidence: number;
             cost_share?: number | null;
+            decided_at: number | null;
             decided_by: string;
+            detected_at: number;
             evidence: {
                 [key: string]: string;
             };
+            fault_at: number;
             findings: string[];
+            first_step_at: number | null;
             generation: number;
             gpu: number | null;
             id: string;
@@ -375,6 +379,7 @@ export interface components {
             phases_s: {
                 [key: string]: number;
             };
+            prepared_at: number | null;
             rank: number | null;
             restored_from: {
                 [key: string]: number;
@@ -383,11 +388,6 @@ export interface components {
             rework_steps: number;
             severity: string;
             state: components["schemas"]["IncidentState"];
-            t_decided: number | null;
-            t_detected: number;
-            t_fault: number;
-            t_first_step: number | null;
-            t_prepared: number | null;
             trace_id: string;
             walk: components["schemas"]["Rung"][];
         };
@@ -906,8 +906,8 @@ export interface components {
         Preflight: {
             at: number;
             checks: components["schemas"]["Check"][];
+            duration_s: number;
             passed: boolean;
-            took_s: number;
         };
         Problem: {
             detail: string;

@@ -130,7 +130,7 @@ function PeoplePanels() {
             </p>
           </>
         ) : (
-          <p>Nobody is told of incidents: HOLDFAST_ALERT_URLS is not set.</p>
+          <p>No alerts are sent: HOLDFAST_ALERT_URLS is not set.</p>
         )}
       </Panel>
     </>

@@ -107,7 +107,9 @@ def issuer_of(directory: Path | None, fleet: str, tls: Tls | None, life_s: float
         raise InvalidSpec(CA_DIR, str(directory), f"mutual TLS with it: {CERT} and the others (docs/security.md)")
     if not tls.identities and not tls.accepts.required:
         raise InvalidSpec(
-            CA_DIR, str(directory), "a certificate with an identity, because nodes are told apart by theirs"
+            CA_DIR,
+            str(directory),
+            "a certificate with an identity, because nodes are distinguished by their identities",
         )
     return Issuer(directory, fleet, tls.files[2], life_s)
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from itertools import chain
 
 from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.evolve import evolve
 from holdfast.domain.faults import FaultKind
 from holdfast.domain.findings import Finding
@@ -36,7 +37,7 @@ class JobPhase(StrEnum):
     RUNNING = "running"
     WAITING = "waiting"  # it has run and cannot run now; the reason says what it waits for
     SUSPENDED = (
-        "suspended"  # all of its nodes were told to end; it continues from a saved step when there are nodes again
+        "suspended"  # all of its nodes were asked to end; it continues from a saved step when there are nodes again
     )
     STOPPING = "stopping"
     STOPPED = "stopped"  # an operator stopped it
@@ -227,6 +228,9 @@ class NodeReported:
     session: int = 0  # grows from session to session of a node, over all terms; 0 = unknown
 
 
+node_reported = constructor_of(NodeReported)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeGone:
     """The control session of this incarnation ended. The node is not lost yet: it may reconnect, and the run may be healthy."""
@@ -264,6 +268,17 @@ class StepSeen:
     at: float
     reached: StepReached
     node: str = ""  # that sent the heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class StartsSeen:
+    """Heartbeats of these slots' nodes report that the ranks of a generation were started: they answer its `Start`. Like
+    `StepSeen`, it is lost if the leader ends; the next leader sends the order again."""
+
+    at: float
+    job: str
+    generation: int
+    slots: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +387,7 @@ Event = (
     | NodeGone
     | StepsCompleted
     | StepSeen
+    | StartsSeen
     | FindingArrived
     | PolicyAnswered
     | ProviderAnswered

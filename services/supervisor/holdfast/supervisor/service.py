@@ -27,7 +27,7 @@ from holdfast.runtime.oidc import ISSUER
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.supervisor import providers
-from holdfast.supervisor.agents.control import SERVICE, ControlServicer
+from holdfast.supervisor.agents.control import SERVICE, ControlServicer, add_to_server
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.alerts.targets import Webhook, notifiers
 from holdfast.supervisor.api.app import build
@@ -50,7 +50,6 @@ from holdfast.supervisor.published import Published
 from holdfast.supervisor.settings import SupervisorSettings
 from holdfast.supervisor.telemetry import log_memory
 from holdfast.supervisor.telemetry.meters import Meters
-from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.v1.enrolment_pb2_grpc import add_EnrolmentServicer_to_server
 from holdfast.wire import records
 
@@ -165,7 +164,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
 
         def register(server: grpc.aio.Server) -> None:
-            add_ControlServicer_to_server(control, server)
+            add_to_server(control, server)
             add_EnrolmentServicer_to_server(EnrolmentServicer(issuer), server)
 
         listening = await stack.enter_async_context(

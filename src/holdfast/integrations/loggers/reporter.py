@@ -70,16 +70,16 @@ class _Measured:
 
     def values(self) -> dict[str, float]:
         """Means over the steps. Saves between two steps are part of their time."""
-        took_s = self.ended - self.began
-        if not self.steps or took_s <= 0:
+        duration_s = self.ended - self.began
+        if not self.steps or duration_s <= 0:
             return {}  # no step, or the clock was set back
         named = {
-            "step_s": took_s / self.steps,
+            "step_s": duration_s / self.steps,
             "data_wait_s": self.data_s / self.steps,
             "checkpoint_stall_s": self.stall_s / self.steps,
         }
         if self.tokens:
-            named["tokens_per_s"] = self.tokens / took_s
+            named["tokens_per_s"] = self.tokens / duration_s
         if self.comm_wait_s is not None:
             named["comm_wait_s"] = self.comm_wait_s / self.steps
         return {f"{PREFIX}rank0/{name}": value for name, value in named.items()}

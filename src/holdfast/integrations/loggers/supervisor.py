@@ -83,7 +83,7 @@ class Supervisor:
             incidents = [
                 _entry(incident, step)
                 for incident in page["items"]
-                if incident["t_fault"] >= job["submitted_at"] and self._is_ours(incident)
+                if incident["fault_at"] >= job["submitted_at"] and self._is_ours(incident)
             ]
             return Facts(dict(_values(job, goodput)), tuple(reversed(incidents)))
         except (KeyError, TypeError, AttributeError) as error:
@@ -149,8 +149,8 @@ def _entry(incident: Mapping[str, Any], step: int) -> Entry:
     lines = [f"Cause: {incident['cause']}"] if incident["cause"] else []
     if incident["action"]:
         lines.append(f"Action: {incident['action']['kind']}. {incident['action']['reason']}")
-    if incident["t_first_step"] is not None:
-        lines.append(f"Recovered {incident['t_first_step'] - incident['t_fault']:.1f} s after the fault.")
+    if incident["first_step_at"] is not None:
+        lines.append(f"Recovered {incident['first_step_at'] - incident['fault_at']:.1f} s after the fault.")
     if incident["rework_steps"]:
         lines.append(f"Steps repeated: {incident['rework_steps']}.")
     if incident["outcome"]:

@@ -99,7 +99,7 @@ def demo(
         scenario = Scenario(client=client, console=console, out=out.resolve(), course=course, steps=steps)
         outcome = scenario.run()
         slowest = max(
-            outcome.incidents, key=lambda each: (each.get("t_first_step") or 0.0) - each["t_fault"], default=None
+            outcome.incidents, key=lambda each: (each.get("first_step_at") or 0.0) - each["fault_at"], default=None
         )
         trace = tree(client.trace(slowest["id"])) if slowest else None
         if keep_stack:

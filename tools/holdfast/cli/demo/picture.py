@@ -42,16 +42,16 @@ def draw(report: Report, path: Path) -> None:
     rate.set_ylim(0, ceiling)
     for number, incident in enumerate(report.incidents):
         for axis in (rate, world):
-            axis.axvline(incident["t_fault_s"], color="#c1121f", linewidth=0.9, linestyle="--")
-            if incident["t_first_step_s"] is not None:
+            axis.axvline(incident["fault_at_s"], color="#c1121f", linewidth=0.9, linestyle="--")
+            if incident["first_step_at_s"] is not None:
                 axis.axvspan(
-                    incident["t_fault_s"], incident["t_first_step_s"], color="#c1121f", alpha=0.12, linewidth=0
+                    incident["fault_at_s"], incident["first_step_at_s"], color="#c1121f", alpha=0.12, linewidth=0
                 )
         label = f" {incident['kind'].replace('_', ' ')} → {str(incident['action']).replace('_', ' ')}"
         height = ceiling * (1 - LABEL_STEP * (number % LABEL_ROWS))  # labels of adjacent incidents must not overlap
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # lines of the next incident
         rate.text(
-            incident["t_fault_s"], height, label, fontsize=8, verticalalignment="top", color="#780000", bbox=behind
+            incident["fault_at_s"], height, label, fontsize=8, verticalalignment="top", color="#780000", bbox=behind
         )
     for axis in (rate, world):
         axis.spines[["top", "right"]].set_visible(False)

@@ -113,11 +113,11 @@ def _incident(incident: View, zero: float) -> dict[str, Any]:
         "reason": action.get("reason"),
         "decided_by": incident.get("decided_by"),
         "generation": incident["generation"],
-        "t_fault_s": since("t_fault"),
-        "t_detected_s": since("t_detected"),
-        "t_decided_s": since("t_decided"),
-        "t_prepared_s": since("t_prepared"),
-        "t_first_step_s": since("t_first_step"),
+        "fault_at_s": since("fault_at"),
+        "detected_at_s": since("detected_at"),
+        "decided_at_s": since("decided_at"),
+        "prepared_at_s": since("prepared_at"),
+        "first_step_at_s": since("first_step_at"),
         "rework_steps": incident.get("rework_steps", 0),
         "restored_from": incident["restored_from"],
         "outcome": incident["outcome"],
@@ -132,9 +132,9 @@ def _walk(incident: View, zero: float) -> list[dict[str, Any]]:
     action = incident.get("action")
     rungs = incident.get("walk") or []
     if not rungs and action is not None:
-        over = incident.get("t_first_step")
+        over = incident.get("first_step_at")
         end = "done" if over is not None or incident.get("state") == "resolved" else None
-        times = {"began_at": incident.get("t_decided"), "ended_at": over}
+        times = {"began_at": incident.get("decided_at"), "ended_at": over}
         rungs = [{"action": action["kind"], "end": end, "reason": action["reason"], "why": "", **times}]
     return [
         {
@@ -172,7 +172,7 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
     else:
         console.print(f"[bold green]all {report.faults} faults were detected, attributed and recovered as expected[/]")
     pauses = [
-        each["t_first_step_s"] - each["t_fault_s"] for each in report.incidents if each["t_first_step_s"] is not None
+        each["first_step_at_s"] - each["fault_at_s"] for each in report.incidents if each["first_step_at_s"] is not None
     ]
     console.print(
         f"from a fault to the first step after it: median {median(pauses):.2f} s, longest {max(pauses):.2f} s, in the main job"
@@ -218,7 +218,7 @@ def _incidents_table(report: Report) -> Table:
     shown = [incident for job, which in others if job is not None for incident in job["incidents"][which]]
     for incident in [*report.incidents, *shown]:
         who = f"rank {incident['rank']}" if incident["rank"] is not None else incident["node"] or "–"
-        times = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
+        times = [incident[f"{name}_at_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
         cells = [_difference(late, early) for early, late in pairwise(times)]
         table.add_row(
             incident["kind"],

@@ -80,7 +80,7 @@ class Scenario:
             self._until("the job to complete", lambda job: job["phase"] == "completed")
             job = self._last_steps_counted()
         goodput = self._client.goodput(JOB)
-        incidents = sorted(self._client.incidents(JOB), key=lambda incident: incident["t_fault"])
+        incidents = sorted(self._client.incidents(JOB), key=lambda incident: incident["fault_at"])
         others = {}
         if not self._course.is_short:
             others = {
@@ -183,7 +183,7 @@ class Scenario:
         try:
             self._until(f"the incident after the {expected.fault} to be resolved", resolved)
         finally:
-            if failure := expected.check(next(iter(sorted(closed, key=lambda i: i["t_detected"])), None)):
+            if failure := expected.check(next(iter(sorted(closed, key=lambda i: i["detected_at"])), None)):
                 self._failures.append(failure)
                 self._display.say(f"[red]{escape(failure)}[/]")
 
@@ -272,7 +272,7 @@ class Scenario:
 
         job = self._wait_for(UNEVEN_JOB, "the swap of the slow node", swapped)
         self._client.stop(UNEVEN_JOB, "the demo has seen the swap")
-        incidents = sorted(self._client.incidents(UNEVEN_JOB), key=lambda incident: incident["t_fault"])
+        incidents = sorted(self._client.incidents(UNEVEN_JOB), key=lambda incident: incident["fault_at"])
         expected = Expectation("slow rank", "straggler", "hot_swap", node=node, rank=SLOW_RANK)
         if failure := expected.check(incidents[-1] if incidents else None):
             self._failures.append(failure)
@@ -321,7 +321,7 @@ class Scenario:
         target = (job["step"] or 0) + BEREFT_STEPS_AFTER
         job = self._wait_for(BEREFT_JOB, f"step {target}", lambda job: (job["step"] or 0) >= target)
         self._client.stop(BEREFT_JOB, "the demo is complete")
-        incidents = sorted(self._client.incidents(BEREFT_JOB), key=lambda incident: incident["t_fault"])
+        incidents = sorted(self._client.incidents(BEREFT_JOB), key=lambda incident: incident["fault_at"])
         expected = Expectation("loss of both copies", "node_lost", "hot_swap", source="object store")
         if failure := expected.check(incidents[0] if incidents else None):
             self._failures.append(failure)
@@ -364,7 +364,7 @@ class Scenario:
             }
         )
         job = self._wait_for(FAULTY_JOB, "its end", lambda job: job["phase"] in ENDED)
-        incidents = sorted(self._client.incidents(FAULTY_JOB), key=lambda incident: incident["t_fault"])
+        incidents = sorted(self._client.incidents(FAULTY_JOB), key=lambda incident: incident["fault_at"])
         self._console.print(f"[bold]{FAULTY_JOB}[/] {job['phase']}: {escape(job['reason'])}")
         expected = Expectation("user bug", "repeated_exception", "stop")
         if failure := expected.check(incidents[-1] if incidents else None):

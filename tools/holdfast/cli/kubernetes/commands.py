@@ -13,7 +13,8 @@ import typer
 import yaml
 from rich.markup import escape
 
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client
+from holdfast.cli.connection import default_url
 from holdfast.cli.kubernetes import job_source, kubectl
 from holdfast.cli.kubernetes.launch import LauncherPod
 from holdfast.cli.kubernetes.manifests import DIGEST, JOBSET_UID, Manifest, config_name, render
@@ -266,7 +267,7 @@ def _require_same(there: Manifest, name: str, namespace: str, digest: str) -> No
 
 @app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def node(context: typer.Context) -> None:
-    """Run an agent in a node's pod, and start it again if it crashes. All options are those of the agent."""
+    """Run an agent in a node's pod, and start it again if it crashes. Accepts the options of the agent."""
     raise typer.Exit(NodePod(_holdfast("agent", *context.args)).run())
 
 
@@ -277,7 +278,7 @@ def launcher(
     fresh: Fresh = False,
 ) -> None:
     """Submit or follow the job in the launcher's pod. The exit code is that of `holdfast run`."""
-    if not os.environ.get(ENV_LAUNCHER):  # the next pod would not know a token that only this pod has
+    if not os.environ.get(ENV_LAUNCHER):  # the launcher's next pod needs the same token
         raise InvalidSpec(
             ENV_LAUNCHER,
             "",

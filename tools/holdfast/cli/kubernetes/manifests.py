@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.cli.client import ENV_API, ENV_TOKEN
+from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.endings import DO_NOT_RESTART, SUSPENDED, UNAVAILABLE, USAGE_ERROR
 from holdfast.cli.kubernetes.job_source import JOB_KEY, JobSource
 from holdfast.cli.kubernetes.submission import (
@@ -327,7 +327,7 @@ def _secrets(asked: Asked) -> list[Manifest]:
 
 
 def _api_ca(asked: Asked) -> list[Manifest]:
-    """Without the key of the agents: a launcher needs the CA only."""
+    """Return the volume with the API's CA, without the key of the agents, which a launcher does not need."""
     ca = {"secretName": asked.tls_secret, "defaultMode": 0o440, "items": [_item(CA_KEY)]}
     return [{"name": "tls", "secret": ca}] if asked.tls_secret else []
 

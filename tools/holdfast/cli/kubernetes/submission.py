@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.cli.client import DEFAULT_API_PORT
+from holdfast.cli.connection import DEFAULT_API_PORT
 from holdfast.cli.kubernetes.job_source import JobSource
 from holdfast.cli.kubernetes.quantities import bytes_of, cpu
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs

@@ -121,14 +121,14 @@ def _of_job(name: str, given: Terms, history: Path | None, api: str, *, timeline
         return _Made(*offline.of_job(history, name, given))
     with Client(api or api_url(name)) as client:
         job, ledger = client.job(name), client.goodput(name)
-        incidents: list[Json] = sorted(client.incidents(name), key=lambda each: float(each["t_fault"]))
+        incidents: list[Json] = sorted(client.incidents(name), key=lambda each: float(each["fault_at"]))
         stated = Terms(**(job.get("spec", {}).get("report") or {}))
         made = report(job, ledger, incidents, joined(given, stated))
         return _Made(made, incidents, client.timeline(name) if timeline else {})
 
 
 def _of_fleet(given: Terms, last_s: float, history: Path | None, api: str) -> dict[str, Any]:
-    """The report as the API tells it."""
+    """Return the report in the form of the API."""
     now = time.time()
     part = Range(max(0.0, now - last_s), now)
     if history is not None:

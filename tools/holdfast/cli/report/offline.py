@@ -34,7 +34,7 @@ def of_job(path: Path, name: str, given: Terms) -> tuple[Report, list[Json], Jso
 
 
 def of_fleet(path: Path, given: Terms, part: Range) -> dict[str, Any]:
-    """Return the report of all jobs, as the API tells it."""
+    """Return the report of all jobs, in the form of the API."""
 
     async def make(history: History) -> dict[str, Any]:
         return fleet_values(await make_fleet_report(history, given, part, time.time()))
@@ -48,7 +48,7 @@ async def _of_job(history: History, path: Path, name: str, given: Terms) -> tupl
         raise NotFound(
             f"{path} has no job {name}; it has {', '.join(await history.jobs(before=float('inf'))) or 'none'}"
         )
-    now = newest_moment(run)  # of a run that was not over: what happened later, this file does not know
+    now = newest_moment(run)  # the file ends here if the run had not ended
     made = report_of_run(run, given, now)
     return made, list(incidents_of(run.incidents)), await _timeline(history, name, run, now)
 
@@ -74,7 +74,7 @@ def _from_copy(path: Path, make: Callable[[History], Awaitable[T]]) -> T:
 
 
 def _copy(path: Path, copy: Path) -> None:
-    """Copy the file, also while a supervisor writes it. Raises `InvalidSpec` for what is no history of this version."""
+    """Copy the file, also while a supervisor writes it. Raises `InvalidSpec` unless it is a history that this version reads."""
     expected = "a history.sqlite3 of HOLDFAST_DATA_DIR"
     if not path.is_file():
         raise InvalidSpec("--history", str(path), expected)
@@ -92,10 +92,10 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _as_uri(path: Path, copy: Path) -> str:
-    """Return how to read the database without leaving a file beside it that its supervisor might not be allowed to use.
+    """Return the URI with which SQLite creates no files next to the database, which its supervisor might not be able to write.
 
-    SQLite makes such files (-wal, -shm) when it reads a database that has none; `immutable` tells it not to. While a supervisor
-    writes, both are there. After a crash of the machine only -wal may be: then both are copied first."""
+    SQLite creates such files (-wal, -shm) when it reads a database without them, unless the URI has `immutable`. While a
+    supervisor writes, both exist. After a crash of the machine only -wal may exist; then database and -wal are copied first."""
     log, index = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
     if not log.exists():
         return f"{path.resolve().as_uri()}?mode=ro&immutable=1"

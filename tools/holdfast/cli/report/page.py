@@ -33,7 +33,7 @@ dt { color: var(--quiet); font-size: .875rem; } dd { margin: 0; font-size: 1.35r
 
 
 def page(report: Report, timeline: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]], currency: str) -> str:
-    """`timeline`, `incidents`: as the API tells them. `currency`: what stands before an amount."""
+    """`timeline`, `incidents`: in the form of the API. `currency`: symbol before an amount."""
     parts = [
         f"<h1>{escape(report.job)}</h1>",
         f'<p class="lead">{escape(summary(report, currency))}</p>',
@@ -76,7 +76,7 @@ def _facts(report: Report, currency: str) -> str:
 
 
 def _curve(timeline: Mapping[str, Any]) -> str:
-    """Steps over time: it falls where steps are done again. Below it, what the job did when."""
+    """Draw the step number over time, which falls where steps are repeated, and below it the activity of the job."""
     begin, end = float(timeline["since"]), float(timeline["until"])
     length = max(end - begin, 1e-9)
     steps = timeline["step"]
@@ -163,13 +163,13 @@ def _comparison(comparison: Comparison, currency: str) -> str:
 def _each(incidents: Iterable[Mapping[str, Any]], started_at: float) -> str:
     rows = []
     for each in incidents:
-        done = each["t_first_step"]
+        done = each["first_step_at"]
         action = each["action"]["kind"].replace("_", " ") if each["action"] else "none"
         rows.append([
-            since(each["t_fault"] - started_at),
+            since(each["fault_at"] - started_at),
             escape(each["cause"]),
             escape(action),
-            "not over" if done is None else span(max(0.0, done - each["t_fault"])),
+            "not over" if done is None else span(max(0.0, done - each["fault_at"])),
             f"{each['rework_steps']:,}",
         ])  # fmt: skip
     return rows_of_table(["At", "Fault", "Action", "#To the next step", "#Steps again"], rows)

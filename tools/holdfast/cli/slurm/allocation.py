@@ -39,7 +39,8 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from holdfast.cli.client import ENV_API, ENV_TOKEN, Client
+from holdfast.cli.client import Client
+from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.endings import SIGNALLED, SUSPENDED, UNAVAILABLE
 from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.cli.processes import stop_all
@@ -233,7 +234,7 @@ class AllocationRun:
     # ------------------------------------------------------------------ notices
 
     def _on_notice(self, *_: int | FrameType | None) -> None:
-        self._end.told_at = self._end.told_at or time.time()
+        self._end.signalled_at = self._end.signalled_at or time.time()
 
     def _on_cancel(self, *_: int | FrameType | None) -> None:
         self._end.cancelled_at = self._end.cancelled_at or time.time()

@@ -32,27 +32,27 @@ class EndWatch:
     """Decides when to notify the nodes of the end: after Slurm's signal, by the clock, or after `holdfast slurm cancel`. Pure;
     all times are Unix times.
 
-    `grace_s`: time for the nodes after a cancellation. `ends_at`: the end according to Slurm, None if unknown. `told_at`: time
-    of Slurm's signal. `cancelled_at`: time of the command. `announced`: the end that the nodes were last notified of.
+    `grace_s`: time for the nodes after a cancellation. `ends_at`: the end according to Slurm, None if unknown. `signalled_at`:
+    time of Slurm's signal. `cancelled_at`: time of the command. `announced`: the end that the nodes were last notified of.
     """
 
     notice_s: float
     grace_s: float = GRACE_S
     ends_at: float | None = None
-    told_at: float | None = None
+    signalled_at: float | None = None
     cancelled_at: float | None = None
     announced: float | None = None
 
     def is_near(self, now: float) -> bool:
         """Whether to query Slurm for the end, because the time limit can change, also after the nodes were notified."""
-        certain = self.told_at is not None or self.cancelled_at is not None or self.announced is not None
+        certain = self.signalled_at is not None or self.cancelled_at is not None or self.announced is not None
         return certain or (self.ends_at is not None and self.ends_at - now < self.notice_s)
 
     def due(self, now: float) -> float | None:
         """Return the end to announce to the nodes; None if it is not near, or has been announced."""
         if not self.is_near(now):
             return None
-        ends_at = self.ends_at or (self.told_at or now) + self.notice_s
+        ends_at = self.ends_at or (self.signalled_at or now) + self.notice_s
         if self.cancelled_at is not None:
             ends_at = min(ends_at, self.cancelled_at + self.grace_s)
         return None if self.announced is not None and abs(ends_at - self.announced) <= 1.0 else ends_at

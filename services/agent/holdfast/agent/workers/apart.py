@@ -1,6 +1,6 @@
 """Directories on a node whose workers run as another user than the agent.
 
-    <agent directory>           passable; its other files and directories are the agent's alone
+    <agent directory>           passable; its other files and directories are closed to the workers
       w/                        the workers': sockets of flight recorders, error files
       learned/  home/           the workers': lists of imported modules; home directory of a uid that has none
       notes.sock  ft.sock       the workers may send to these sockets
@@ -9,9 +9,9 @@
     <disk>/<job>/overflow/      passable
       w<local rank>/            the workers': images that do not fit into memory
 
-A directory of the workers has mode 0700 and their uid. Its parent belongs to the agent, so a worker can replace what is in the
-directory, but not the directory. What the agent and the replicator open in it is checked by descriptor (`open_untrusted`,
-`holdfast.shards.opening`). Passable: mode 0711, so that names that are not known cannot be listed.
+A directory of the workers has mode 0700 and their uid. Its parent belongs to the agent, so a worker can replace the files in
+the directory, but not the directory. The agent and the replicator check every file that they open there by its descriptor
+(`open_untrusted`, `holdfast.shards.opening`). *Passable* means mode 0711: a user can open a known name, but cannot list names.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ for path in sys.argv[1:]:
 def open_untrusted(path: Path, uid: int) -> int:
     """Open a file for reading that user `uid` may have written, in a directory of that user, and return the descriptor.
 
-    Raises OSError, also for what is not a regular file of that user: a symbolic link, a pipe, another file's second name."""
+    Raises OSError, also if the path is not a regular file of that user with one name: a symbolic link, a pipe, a hard link."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     found = os.fstat(fd)
     if stat.S_ISREG(found.st_mode) and found.st_uid == uid and found.st_nlink == 1:
@@ -79,8 +79,8 @@ def make_places(site: Site, job: str, local_rank: int) -> None:
 
 
 def prepare(site: Site, user: TrainingUser) -> None:
-    """Prepare the directories of an agent that starts: close what is the agent's, and give the images of earlier workers, which
-    may have run as another user, to this user. Raises `HoldfastError`."""
+    """Prepare the directories of an agent that starts: close the files of the agent, and give this user the images of earlier
+    workers, which may have run as another user. Raises `HoldfastError`."""
     handed = (site.apart, site.learned, site.home)
     try:
         for path in site.agent_dir.iterdir():
@@ -141,7 +141,7 @@ def _close(path: Path) -> None:
 
 
 def open_to(path: Path, user: TrainingUser | None) -> None:
-    """Let the workers send to a socket, and nobody else besides the agent. Raises OSError."""
+    """Allow only the workers and the agent to send to a socket. Raises OSError."""
     if user is not None:
         path.chmod(0o600)
         os.chown(path, user.uid, user.gid)

@@ -1,8 +1,8 @@
 """Checks the notes of workers that run as another user, and passes those about checkpoints on to the replicator.
 
-All jobs of a node share one socket, so a note says itself which rank it is of. Here it counts only if the kernel confirms its
-sender (`senders`). The replicator has no list of workers to compare with: its socket is closed to them, and it hears only what
-has been checked here."""
+All jobs of a node share one socket, and a note contains its rank. It is accepted only if the kernel confirms its sender
+(`senders`). The replicator has no list of workers to compare with: its socket is closed to workers, and it receives only notes
+that were checked here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A worker and its reaper as the template reports them, and what the agent believes of the report.
+"""A worker and its reaper as the template reports them, and the checks of such a report.
 
-Code of the job runs in the template. If the template runs as another user than the agent, a report must not make the agent
-signal or wait for any other process than a worker of this user: the agent may do what the user may not. A pidfd names one
-process for good, and a process of this user cannot become another user's, so checking it once is enough."""
+Code of the job runs in the template. If the template runs as another user, a forged report must not make the agent, which has
+more rights, signal or wait for a process that is not a worker of this user. One check is enough: a pidfd refers to the same
+process permanently, and a process of this user cannot change to another user."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def refuse_foreign(forked: Forked, uid: int) -> str:
 
 
 def pid_of(pidfd: int) -> int:
-    """Return the pid of the process that a pidfd refers to; -1 if it has ended, 0 if the descriptor is no pidfd."""
+    """Return the pid of the process that a pidfd refers to; -1 if it has ended, 0 if the descriptor is not a pidfd."""
     for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "Pid":

@@ -28,9 +28,9 @@ class _Seen:
     count: int = 0
     longest_s: float = 0.0
 
-    def add(self, took_s: float) -> None:
+    def add(self, duration_s: float) -> None:
         self.count += 1
-        self.longest_s = max(self.longest_s, took_s)
+        self.longest_s = max(self.longest_s, duration_s)
 
 
 @dataclass(slots=True)
@@ -133,8 +133,8 @@ class Watch:
 
 
 def _past(
-    what: str, took_s: float, limit_s: float | None, by: str, learned_s: float | None
+    what: str, duration_s: float, limit_s: float | None, by: str, learned_s: float | None
 ) -> Iterator[tuple[str, str]]:
     allowed_s, why = (limit_s, by) if limit_s is not None else (learned_s, "learned from earlier ones")
-    if allowed_s is not None and took_s > allowed_s:
-        yield f"{what} for {took_s:.1f} s", f"{allowed_s:.1f} s are allowed ({why})"
+    if allowed_s is not None and duration_s > allowed_s:
+        yield f"{what} for {duration_s:.1f} s", f"{allowed_s:.1f} s are allowed ({why})"

@@ -15,7 +15,7 @@ from holdfast.agent.workers.procfs import process_facts
 from holdfast.agent.workers.progress import Progress
 from holdfast.agent.workers.worker import Exit, Worker
 from holdfast.domain.notes import Note
-from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping, StepReached
+from holdfast.domain.orders import Prepare, RanksFinished, RanksStarted, RanksStepping, StepReached
 from holdfast.domain.replication import TroubleKind
 from holdfast.domain.signals import CheckpointTrouble, GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
 
@@ -51,7 +51,7 @@ class LocalGeneration:
 
     @property
     def uncleared(self) -> list[Worker]:
-        """Workers of which a process is left, possibly one that the worker has started."""
+        """Workers with a remaining process: the worker itself, or a process that it has started."""
         return [worker for worker in self.workers.values() if not worker.cleared.is_set()]
 
     @property
@@ -138,6 +138,13 @@ class LocalGeneration:
         return RanksStepping(
             self.order.job, self.order.generation, tuple(self.order.placement.ranks), step, since, phases_s
         )
+
+    @property
+    def begun(self) -> RanksStarted | None:
+        """Set from the start of the ranks until the report of their first steps."""
+        if self.started_at is None or self.stepping_reported:
+            return None
+        return RanksStarted(self.order.job, self.order.generation)
 
     def step_reached(self) -> StepReached | None:
         """The newest step of every rank, or how many optimizer steps were observed; None if neither is known."""

@@ -96,7 +96,7 @@ def log_path(logs: Path, job: str, generation: int, rank: int) -> Path:
 def read_part(logs: Path, request: LogRequest) -> LogPart:
     """Read a part of a rank's log. Raises `NotFound` if there is no such log, and `HoldfastError` if it cannot be read.
 
-    Scripts can write to the directory, so what is not a regular file is not opened, and no link is followed."""
+    Scripts can write to the directory, so only regular files are opened, and links are not followed."""
     path = log_path(logs, request.job, request.generation, request.rank)
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -120,8 +120,8 @@ def read_part(logs: Path, request: LogRequest) -> LogPart:
 
 
 def read_errors(logs: Path, job: str, generation: int) -> tuple[RaisedError, ...]:
-    """Read the exceptions that ranks of a generation have left here, earliest first; of generation 0, those of the newest one
-    in which a rank has left one. Raises `HoldfastError` if the directory cannot be read."""
+    """Read the exceptions that ranks of a generation have recorded here, earliest first. `generation` 0 = the newest generation
+    with such a record. Raises `HoldfastError` if the directory cannot be read."""
     try:
         numbers = [int(match[1]) for path in (logs / job).iterdir() if (match := _GENERATION.fullmatch(path.name))]
         for number in sorted(numbers, reverse=True):
@@ -135,7 +135,7 @@ def read_errors(logs: Path, job: str, generation: int) -> tuple[RaisedError, ...
 
 
 def _errors_of(directory: Path, generation: int) -> tuple[RaisedError, ...]:
-    """An exception without a time comes last: that it was the first is not known."""
+    """Return the exceptions in the order of their times; those without a time come last."""
     found = []
     for path in directory.iterdir():
         match = _ERROR_FILE.fullmatch(path.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,22 +21,21 @@ from holdfast.agent.workers.environment import Site, start_environment, worker_e
 from holdfast.agent.workers.ft_server import FtServer, Rank, append_to_log
 from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
-from holdfast.agent.workers.keeper import TemplateKeeper
-from holdfast.agent.workers.learned import AUTO, Learned
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.orphans import become_subreaper
 from holdfast.agent.workers.secrets import read_all
 from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.subprocess import run_subprocess
-from holdfast.agent.workers.template import Template, TemplateKey
+from holdfast.agent.workers.template import Template
+from holdfast.agent.workers.templates import Templates
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
 from holdfast.agent.workers.worker_set import WorkerSet
 from holdfast.domain import worker as worker_protocol
-from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
-from holdfast.domain.nodes import RunningWorker, TemplateState
+from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.notes import MissedNote, Note
-from holdfast.domain.orders import Prepare, Report, StepReached
+from holdfast.domain.orders import Prepare, RanksStarted, Report, StepReached
 from holdfast.domain.replication import StagedShard
 from holdfast.domain.signals import NodeSignal
 from holdfast.runtime import freeze
@@ -46,11 +44,9 @@ from holdfast.runtime.service import guarded
 log = structlog.get_logger("holdfast.agent.workers")
 
 READY_TIMEOUT_S = 20.0  # from fork to `ready`: milliseconds, unless the machine swaps
-KILL_TIMEOUT_S = (
-    30.0  # a process in an uninterruptible wait (D state) can outlive SIGKILL; then the node cannot be used
-)
-LOG_CHECK_INTERVAL_S = 1.0
-JOBS_MAX = 64  # jobs whose template is remembered
+# A process in an uninterruptible wait (D state) can outlive SIGKILL; then the node cannot be used.
+KILL_TIMEOUT_S = 30.0
+CHECK_INTERVAL_S = 1.0
 # A path, because importing the module would import torch into the agent.
 SELF_TEST = Path(worker_protocol.__file__).parents[1] / "train" / "selftest" / "__main__.py"
 
@@ -86,15 +82,10 @@ class WorkerPool:
             node=node, generations=lambda: list(self._generations.values()), emit=emit, uid=self._uid
         )
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
-        self.worker_set = WorkerSet(self.running, report, template=self._template_state)
-        self._keys: OrderedDict[str, TemplateKey] = OrderedDict()  # by job, the key of its template
+        self._templates = Templates(site, inherited, self._template_changed)
+        self.worker_set = WorkerSet(self.running, report, template=self._templates.state)
         self._steps_dropped = 0  # of ended generations
-        self._learned = Learned(site.learned, self._uid)
-        self._learning: TemplateKey | None = (
-            None  # the last learned template that was started; it is not started again while nothing changes
-        )
         self._tasks: TaskGroup | None = None
-        self._keeper: TemplateKeeper | None = None
 
     # ------------------------------------------------------------------ life
 
@@ -105,33 +96,21 @@ class WorkerPool:
             socket.unlink(missing_ok=True)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            log_path = self.site.agent_dir / "template.log"
-            self._keeper = TemplateKeeper(
-                tasks, log_path, self._inherited, self.worker_set.template_changed, self.site.user
-            )
+            self._templates.open(tasks)
             guarded(tasks, "worker notes", self._inbox.run)
-            guarded(tasks, "worker logs", self._bound_logs)
+            guarded(tasks, "worker logs", self._check_regularly)
             guarded(tasks, "standstill", self._standstill.run)
             guarded(tasks, "rank monitor", self._ft.run)
             guarded(tasks, "worker set", self.worker_set.run)
-            tasks.start_soon(self._warm_at_start, name="first template")
             try:
                 await anyio.sleep_forever()
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._end_all()
-                self._keeper.close()
+                self._templates.close()
                 if self._doorkeeper is not None:
                     self._doorkeeper.close()
                 self._ended.set()
-
-    async def _warm_at_start(self) -> None:
-        """Start the default template, which serves most jobs, because they preload no modules. The first order reports a
-        failure."""
-        try:
-            await self._template(TemplateKey())
-        except HoldfastError as error:
-            log.error("worker template not started", reason=str(error))
 
     async def _end_all(self) -> None:
         for generation in list(self._generations.values()):
@@ -142,8 +121,7 @@ class WorkerPool:
 
     async def warm(self, job: str, launch: LaunchSpec) -> None:
         """Prepare a template for this job. Raises `Unavailable` with the reason if its imports fail."""
-        await self._template(self._key(job, launch))
-        self.worker_set.template_changed()
+        await self._templates.of(job, launch)
 
     async def test_devices(self, budget_s: float, timeout_s: float) -> str:
         """Return the output of `holdfast.train.selftest`. Raises `Unavailable` if it does not end within `timeout_s`."""
@@ -154,9 +132,7 @@ class WorkerPool:
         return await self._self_test(("--within-s", str(within_s)), timeout_s)
 
     async def _self_test(self, arguments: tuple[str, ...], timeout_s: float) -> str:
-        if self._keeper is None:
-            raise Unavailable("the agent is still starting")
-        template = await self._keeper.any()
+        template = await self._templates.any()
         return await run_subprocess(template, SELF_TEST, arguments, self._inherited, timeout_s)
 
     async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
@@ -178,8 +154,7 @@ class WorkerPool:
                 if launch.env_from
                 else {}
             )
-            template = await self._template(self._key(order.job, launch))
-            self.worker_set.template_changed()
+            template = await self._templates.of(order.job, launch)
             async with (
                 anyio.create_task_group() as forks
             ):  # a reaper forks its worker while the template forks the next one
@@ -216,7 +191,7 @@ class WorkerPool:
             raise Conflict(f"generation {number} of {job} cannot start: rank(s) {dead} died while waiting for it")
         if (
             self.site.user is not None
-        ):  # with the images of an ended run, their directories may have been deleted since the fork
+        ):  # the directories may have been deleted since the fork, with the images of an ended run
             for worker in generation.workers.values():
                 make_places(self.site, job, worker.identity.local_rank)
         self._emit(generation.begin(time.time()))
@@ -266,6 +241,11 @@ class WorkerPool:
         were observed."""
         active = [each for each in self._generations.values() if not each.stopping and each.alive]
         return tuple(reached for each in active if (reached := each.step_reached()) is not None)
+
+    def begun(self) -> tuple[RanksStarted, ...]:
+        """Return the generations whose ranks were started on this node, and whose first steps are not reported yet."""
+        active = [each for each in self._generations.values() if not each.stopping and each.alive]
+        return tuple(begun for each in active if (begun := each.begun) is not None)
 
     def running_generation(self, job: str, number: int) -> LocalGeneration | None:
         """Return the generation if its ranks have been started on this node and are not being stopped; otherwise None."""
@@ -317,6 +297,9 @@ class WorkerPool:
                 if generation.progress is not None
             )
         )
+
+    def _template_changed(self) -> None:
+        self.worker_set.template_changed()
 
     def _take_note(self, note: Note, sender: int, raw: bytes) -> None:
         generation = self._generations.get((note.sender.job, note.sender.generation))
@@ -370,61 +353,6 @@ class WorkerPool:
 
     # ------------------------------------------------------------------ workers
 
-    def _key(self, job: str, launch: LaunchSpec) -> TemplateKey:
-        key, learned = self._kinds(launch)
-        if learned is not None and self._keeper is not None and self._keeper.serves(learned):
-            key = learned
-        self._keys[job] = key
-        self._keys.move_to_end(job)
-        while len(self._keys) > JOBS_MAX:
-            self._keys.popitem(last=False)
-        return key
-
-    def _kinds(self, launch: LaunchSpec) -> tuple[TemplateKey, TemplateKey | None]:
-        """Return the template that the job requests, and the one with the modules that its last workers have imported, if these
-        are known."""
-        directory = launch.script if Path(launch.script).is_dir() else os.path.dirname(launch.script) or launch.cwd
-        preload, env = tuple(name for name in launch.preload if name != AUTO), dict(launch.env)
-        modules = self._learned.modules(launch)
-        return (
-            TemplateKey.of(directory, preload, env, self._inherited),
-            TemplateKey.of(directory, preload, env, self._inherited, modules) if modules else None,
-        )
-
-    def _learn(self) -> None:
-        """Start a template with the modules that a running script has imported, in the background."""
-        for generation in self._generations.values():
-            launch = generation.order.launch
-            if AUTO not in launch.preload or generation.started_at is None or generation.stopping:
-                continue
-            _, key = self._kinds(launch)
-            if key is None or key == self._learning or self._keeper is None or self._keeper.serves(key):
-                continue
-            self._learning = key
-            assert self._tasks is not None  # generations exist only while `run` does
-            self._tasks.start_soon(self._learn_one, key, name="template with what was learned")
-            return
-
-    async def _learn_one(self, key: TemplateKey) -> None:
-        assert self._keeper is not None
-        try:
-            await self._keeper.ensure(key)
-            self.worker_set.template_changed()
-        except HoldfastError as error:
-            log.warning("template with learned modules not started", reason=str(error))
-
-    def _template_state(self) -> TemplateState:
-        if self._keeper is None or self._keeper.key is None:
-            return TemplateState()
-        kept = self._keeper.key
-        jobs = tuple(sorted(job for job, key in self._keys.items() if key == kept))
-        return TemplateState(jobs, self._keeper.ready, self._keeper.failure)
-
-    async def _template(self, key: TemplateKey) -> Template:
-        if self._keeper is None:
-            raise Unavailable("the agent is still starting")
-        return await self._keeper.ensure(key)
-
     def _job_environment(self, launch: LaunchSpec) -> dict[str, str]:
         return {**self._inherited, **dict(launch.env)}
 
@@ -449,9 +377,8 @@ class WorkerPool:
         generation.recorders[rank] = self.site.recorder(order.job, order.generation, rank)
         make_places(self.site, order.job, local_rank)
         environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited, secrets)
-        if AUTO in order.launch.preload and local_rank == 0:
-            _make_directory(self.site.learned)  # exists if it is the workers'
-            environment[worker_protocol.ENV_IMPORTS] = str(self._learned.path(order.launch))
+        if local_rank == 0 and (imports := self._templates.imports_file(order.launch)) is not None:
+            environment[worker_protocol.ENV_IMPORTS] = str(imports)
         log_fd = open_log(identity.log_path)
         try:
             if self.site.user is not None:  # so that a script can open /dev/stdout; the directory is closed to it
@@ -538,10 +465,12 @@ class WorkerPool:
             if not worker.tell(kind, **fields):
                 raise Unavailable(f"rank {worker.identity.rank} of {job} does not accept orders (pid {worker.pid})")
 
-    async def _bound_logs(self) -> None:
+    async def _check_regularly(self) -> None:
+        """Bound the logs, and learn which modules the running scripts have imported."""
         while True:
-            await anyio.sleep(LOG_CHECK_INTERVAL_S)
-            self._learn()
+            await anyio.sleep(CHECK_INTERVAL_S)
+            active = (each for each in self._generations.values() if each.started_at is not None and not each.stopping)
+            self._templates.learn(each.order.launch for each in active)
             for generation in self._generations.values():
                 for worker in generation.workers.values():
                     self._bound_log(worker.identity.log_path)
@@ -560,10 +489,3 @@ def _notes(entry: Entry, template: Template, launch: LaunchSpec) -> list[str]:
         f"not preloaded: {name}, because {why}" for name, why in template.left_out.items() if name in launch.preload
     ]
     return [entry.note, *left_out] if entry.note else left_out
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HoldfastError(f"cannot create the directory {path}: {error.strerror}") from error

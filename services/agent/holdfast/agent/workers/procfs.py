@@ -34,8 +34,8 @@ def parent_of(pid: int) -> int:
 
 
 def started_at(pid: int) -> int:
-    """Return when the process was started, in ticks since the boot, which tells processes of one pid apart; 0 if it no longer
-    exists or cannot be read."""
+    """Return when the process was started, in ticks since the boot; 0 if it no longer exists or cannot be read. The
+    value distinguishes processes that had the same pid."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return int(stat.read().rpartition(b")")[2].split()[_STARTTIME])

@@ -155,8 +155,8 @@ class Progress:
         return known if all(known) else ()
 
     def duration_of(self, rank: int) -> tuple[float, float]:
-        """Return the median duration of the rank's last steps, and of the time in them for which it waited for others, in
-        seconds. NaN = not known. Medians, because a step with a compilation or an evaluation is no measure of the rank."""
+        """Return the median duration of the rank's last steps, and the median time for which it waited for other ranks in
+        them, in seconds. NaN = not known. Medians ignore single steps with a compilation or an evaluation."""
         known = self._ranks[rank].durations
         waits = [wait_s for _, wait_s in known if not math.isnan(wait_s)]
         return median(step_s for step_s, _ in known) if known else math.nan, median(waits) if waits else math.nan
@@ -280,7 +280,7 @@ class Progress:
             rank=tuple(note.sender.rank for note in notes),
             step=tuple(note.step for note in notes),
             digest=tuple(note.digest for note in notes),
-            took_s=tuple(note.took_s for note in notes),
+            duration_s=tuple(note.duration_s for note in notes),
             restored=tuple(note.restored for note in notes),
         )
 

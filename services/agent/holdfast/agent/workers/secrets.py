@@ -1,7 +1,7 @@
 """Reads variables that a job names by reference (`env_from`), when workers are started.
 
-Workers of another user (`user`) get what this user may read: the agent would otherwise read its own keys for whoever names them
-in a job.
+If workers run as another user (`user`), files are read with the rights of this user. Otherwise a job could name the agent's own
+keys, and so read them.
 
 A value is passed from its file or command only to the environment of the workers. No message, log or error of this module
 contains a value or the output of a command."""

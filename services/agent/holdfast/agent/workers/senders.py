@@ -1,7 +1,7 @@
-"""Who has sent a datagram: the kernel says so (SCM_CREDENTIALS), and the processes of a worker are its descendants.
+"""Identifies the sender of a datagram: the kernel reports its pid (SCM_CREDENTIALS), which must be a worker or its descendant.
 
-A worker that runs as another user cannot send under a pid that is not its own. So a note that names a rank counts only if its
-sender is that rank's process, or one that this process has started."""
+A worker that runs as another user cannot send under the pid of another process. So a note that names a rank is accepted only
+from that rank's process and from processes that it has started."""
 
 from __future__ import annotations
 

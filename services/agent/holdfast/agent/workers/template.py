@@ -35,7 +35,7 @@ FORK_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TemplateKey:
-    """What makes two templates interchangeable."""
+    """Key of a template. Templates with equal keys are interchangeable."""
 
     preload: tuple[str, ...] = ()
     path: tuple[str, ...] = ()  # where to look for them first
@@ -53,19 +53,20 @@ class TemplateKey:
         inherited: Mapping[str, str],
         learned: tuple[str, ...] = (),
     ) -> TemplateKey:
-        """The template for a job; modules in `directory` can be preloaded. What `inherited` says anyway makes no difference."""
+        """The template for a job; modules in `directory` can be preloaded. Variables that equal
+        `inherited` are not part of the key."""
         sees_all = bool(learned) or any(":" in name for name in preload)  # prepare functions are code of the job
         differing = {
             name: value
             for name, value in env.items()
             if (sees_all or name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES))
             and inherited.get(name) != value
-        }  # modules that nobody has named see all that the job sets
+        }  # learned modules and prepare functions may read any variable of the job
         return cls(preload, (directory,) if preload and directory else (), tuple(sorted(differing.items())), learned)
 
 
 class Template:
-    """One template process. `run` must be running for anything to be answered; it returns when the process has ended."""
+    """One template process. Requests are answered only while `run` runs, which returns when the process has ended."""
 
     def __init__(
         self, key: TemplateKey, log_path: Path, environment: Mapping[str, str], user: TrainingUser | None = None
@@ -91,12 +92,12 @@ class Template:
 
     @property
     def ready(self) -> bool:
-        """It can fork now."""
+        """Whether the template can fork now."""
         return self._ready.is_set() and self.usable
 
     @property
     def usable(self) -> bool:
-        """It can fork, or will be able to."""
+        """Whether the template can fork, or is still starting."""
         return not self.failure and not self._draining
 
     async def wait_ready(self) -> None:
@@ -128,7 +129,7 @@ class Template:
         message: Mapping[str, Any] = {"type": "fork_failed", "reason": f"no answer within {FORK_TIMEOUT_S:g} s"}
         received: list[int] = []
         try:
-            # Shielded: a child that nobody waits for any more would be nobody's. It takes milliseconds.
+            # Shielded: without this wait, the forked child would belong to no worker. It takes milliseconds.
             with freeze.patience(FORK_TIMEOUT_S, shield=True):
                 try:
                     await self._send(raw, (theirs.fileno(), *fds))
@@ -152,18 +153,18 @@ class Template:
         raise Unavailable(f"the worker template could not fork: {why}")
 
     async def drain(self) -> None:
-        """Fork no more, and end; its workers go on."""
+        """Let the template exit without further forks; its workers continue."""
         if not self._draining and not self.failure:
             self._draining = True
             await self._send(protocol.encode("drain"))
 
     async def run(self) -> None:
-        """Hear the template until its process has ended; then everything still asked of it fails."""
+        """Receive the messages of the template until its process has ended. Pending requests to it then fail."""
         try:
             while message := _decoded(await self._receive()):
                 self._take(message)
             code = await self._process.wait()
-            self._fail(self.failure or self._epitaph(code))
+            self._fail(self.failure or self._end_reason(code))
         finally:
             self._fail(self.failure or "the agent is stopping")
             self._channel.close()
@@ -177,7 +178,7 @@ class Template:
                     socket.send_fds(self._channel, [raw], fds)
                 except BlockingIOError:
                     await anyio.wait_writable(self._channel)
-                except OSError as error:  # it has ended, or closed its end: `run` says why
+                except OSError as error:  # the template has ended or closed its end; `run` reports the reason
                     raise Unavailable(f"the worker template (pid {self.pid}) does not listen: {error}") from error
                 else:
                     return
@@ -208,7 +209,7 @@ class Template:
         self.failure = reason
         self._ready.set()
 
-    def _epitaph(self, code: int) -> str:
+    def _end_reason(self, code: int) -> str:
         if self._draining:
             return "it was replaced by another one"
         said = "; ".join(tail(self._log_path, lines_max=3))
@@ -235,7 +236,7 @@ async def receive(channel: socket.socket, descriptors: int = 0) -> tuple[bytes, 
             raw, fds, _, _ = socket.recv_fds(channel, protocol.MESSAGE_BYTES_MAX, descriptors, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             await anyio.wait_readable(channel)
-        except ConnectionResetError:  # it died with our words unread
+        except ConnectionResetError:  # it ended without reading our last messages
             return b"", []
         else:
             return raw, fds

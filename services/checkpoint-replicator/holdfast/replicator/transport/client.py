@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.lanes import lanes_for, receive_spans, side_by_side
+from holdfast.replicator.transport.sealed import encrypted
 from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.wanted import Wanted
 from holdfast.runtime.freeze import Laps
@@ -180,7 +180,7 @@ class Client:
         try:
             return frames.receive(sock, frames.HEADER_BYTES_MAX).fields
         except (TimeoutError, Unavailable) as error:
-            if isinstance(sock, ssl.SSLSocket):
+            if encrypted(sock):
                 raise
             raise type(error)(
                 f"no greeting ({error}). Replicators that use TLS wait for TLS: {', '.join(FILES)} are needed then "

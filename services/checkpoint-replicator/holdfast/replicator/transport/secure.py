@@ -3,6 +3,8 @@
 Both ends present the certificate of their node, and look at what the other one says of itself (docs/security.md, Identities).
 The secret of the job stays what admits to its shards.
 
+After the handshake, bytes travel in larger records than those of TLS, if both sides know them (`sealed`).
+
 In TLS the client speaks first; without TLS the server does. So a client notices at once that a server does not speak TLS, and a
 server that also accepts connections without TLS waits a moment for the client's first byte."""
 
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
+from holdfast.replicator.transport.sealed import ALPN, sealed_by_client, sealed_by_server
 from holdfast.runtime.identities import ANY_NAME, Role
 from holdfast.runtime.peer_certificate import examined, with_files
 from holdfast.runtime.renewal import renewed
@@ -58,20 +61,22 @@ class Secure:
             return sock
         return contexts.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
-    def admit(self, sock: socket.socket) -> None:
-        """Complete the handshake, and look at the client's certificate. Raises NotTls, OtherRole, and OSError."""
+    def admit(self, sock: socket.socket) -> socket.socket:
+        """Complete the handshake, and look at the client's certificate. Returns the connection that takes the place of `sock`.
+        Raises NotTls, OtherRole, Unavailable, and OSError."""
         if not isinstance(sock, ssl.SSLSocket):
-            return
+            return sock
         try:
             sock.do_handshake()
         except (TimeoutError, ssl.SSLEOFError, ConnectionError) as error:  # it has waited for a greeting, or given up
             raise NotTls(f"the peer has not begun TLS; {_advice()}") from error
         self._look(sock, _CLIENTS, "", "connections of the data plane are for")
+        return sealed_by_server(sock)
 
     # ------------------------------------------------------------ as a client
 
     def connect(self, address: tuple[str, int], timeout_s: float, node: str) -> socket.socket:
-        """Connect to the replicator of `node`. Raises NotTls, OtherRole, and OSError."""
+        """Connect to the replicator of `node`. Raises NotTls, OtherRole, Unavailable, and OSError."""
         contexts = self._current()
         with ExitStack() as unless_admitted:
             sock = unless_admitted.enter_context(socket.create_connection(address, timeout_s))
@@ -86,6 +91,7 @@ class Secure:
                     sock = unless_admitted.enter_context(socket.create_connection(address, timeout_s))
                 else:
                     self._look(sock, _NODES, node, f"{node} must be a node:")
+                    sock = unless_admitted.enter_context(sealed_by_client(sock))
             unless_admitted.pop_all()
             return sock
 
@@ -116,22 +122,12 @@ class Secure:
             return self._contexts
 
 
-def own_tls(tls: Tls | None, node: str) -> Tls | None:
-    """Return `tls`. Raises InvalidSpec for files that do not belong together, and for identities of which none is this
-    node's."""
-    if tls is None:
-        return None
-    tls.require_usable()
-    if not any(each.stands_for(Role.REPLICATOR, node) for each in tls.identities):
-        tls.require(Role.AGENT, node)
-    return tls
-
-
 def _contexts_of(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Raises OSError for files that cannot be used."""
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for context in (client, server):
         with_files(context, tls).verify_mode = ssl.CERT_REQUIRED
+        context.set_alpn_protocols([ALPN])
     server.num_tickets = 0  # nothing is resumed, and a client that waits for an answer must not be woken by a ticket
     return client, server
 

@@ -87,7 +87,8 @@ class Server:
             with self.strangers.connection(str(accepted.getpeername()[0])):
                 sock = stack.enter_context(self.secure.begun(accepted))
                 stack.enter_context(self.sockets.tracking(sock))
-                self.secure.admit(sock)
+                sock = stack.enter_context(self.secure.admit(sock))
+                stack.enter_context(self.sockets.tracking(sock))
                 frames.send(sock, {"version": frames.PROTOCOL_VERSION, "nonce": challenge})
                 request = frames.receive_request(
                     sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s

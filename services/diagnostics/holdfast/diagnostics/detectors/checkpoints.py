@@ -66,5 +66,5 @@ def _finding(item: CheckpointTrouble, now: float) -> Finding:
         job=item.job,
         rank=item.rank,
         evidence={"trouble": item.kind, "place": item.place, "reason": item.reason[:REASON_CHARS_MAX]},
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )

@@ -218,6 +218,6 @@ def _finding(node: str, at: float, report: Report[_Condition], now: float) -> Fi
         gpu=condition.gpu,
         confidence=0.8,
         evidence=condition.evidence,
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
         repeat=report.repeat,
     )

@@ -64,16 +64,16 @@ def report(
     summary = f"{where} {ending(exit_)} {place}."
     kind = FindingKind.WORKER_CRASH if exit_.error is None else FindingKind.WORKER_EXCEPTION
     confidence = 0.95
-    ladder: tuple[Remedy, ...] = (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE)
+    recommended_actions: tuple[Remedy, ...] = (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE)
     if cause is Cause.COLLECTIVE and is_clean(exit_):
-        confidence, ladder = 0.8, (Remedy.RESTART_PROCESS,)
+        confidence, recommended_actions = 0.8, (Remedy.RESTART_PROCESS,)
         evidence["root"] = "left early"
         evidence["collective_errors"] = str(max(1, cascading))
         summary = (
             f"{where} ended with exit code 0 {place} while others continued, and their communication with it failed."
         )
     elif cause is Cause.COLLECTIVE:
-        confidence, ladder = 0.3, (Remedy.RESTART_PROCESS,)
+        confidence, recommended_actions = 0.3, (Remedy.RESTART_PROCESS,)
         evidence["error_class"] = COMMUNICATION
         evidence["root"] = "not seen"
         evidence["collective_errors"] = str(max(1, cascading))
@@ -81,16 +81,16 @@ def report(
             f"{where} {ending(exit_)} {place}: a communication error, and no rank or node that failed first is known."
         )
     elif failure is not None and failure.tries > 1 and judged is not None and judged.who is Who.USER:
-        kind, ladder = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
+        kind, recommended_actions = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
         evidence["tries"] = str(failure.tries)
         evidence["nodes"] = str(len(failure.nodes))
         evidence["step"] = str(failure.step)
         at = f"after step {failure.step}" if failure.step > 0 else "before the first step"
         summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not help."
     elif judged is not None and judged.who is Who.HARDWARE:
-        ladder = (Remedy.REPLACE_NODE,)
+        recommended_actions = (Remedy.REPLACE_NODE,)
     elif exit_.error is not None:
-        ladder = (Remedy.RESTART_PROCESS,)
+        recommended_actions = (Remedy.RESTART_PROCESS,)
     attribution = Attribution(
         blame=Blamed(judged.who.value) if judged is not None else Blamed.NOT_JUDGED,
         error_class=evidence.get("error_class", ""),
@@ -114,7 +114,7 @@ def report(
         evidence=evidence,
         supersedes=supersedes,
         attribution=attribution,
-        ladder=ladder,
+        recommended_actions=recommended_actions,
         traceparent=exit_.traceparent,
     )
 

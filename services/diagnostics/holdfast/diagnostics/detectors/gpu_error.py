@@ -32,10 +32,10 @@ from holdfast.diagnostics.detectors.xid_judgement import (
     Details,
     Judged,
     Request,
+    actions_in_words,
     details_of,
     gpu_key,
     is_nvml_event,
-    ladder_in_words,
     of_line,
     of_request,
     of_silence,
@@ -186,36 +186,36 @@ class GpuError:
         action, why, blame = self._first_action(row, line, details)
         if action is None:
             return None
-        severity, ladder = JUDGEMENTS[action]
+        severity, recommended_actions = JUDGEMENTS[action]
         if row.source != "catalogue":
-            return Judged(action, severity, ladder, f"as configured in {row.source}", blame)
+            return Judged(action, severity, recommended_actions, f"as configured in {row.source}", blame)
         if blame:
             why = f"{why}; the fault is the {blame}'s" if blame != "cable" else f"{why}; check the cable"
-            return Judged(action, severity, ladder[:1], why, blame)
+            return Judged(action, severity, recommended_actions[:1], why, blame)
         if row.xid == _DOUBLE_BIT and any(fault.xid == _REMAP_FAILED and fault.gpu == gpu for fault in node.faults):
             why = "its memory could not be remapped before, so it must be replaced"
             return Judged(FirstAction.REPLACE_NODE, *JUDGEMENTS[FirstAction.REPLACE_NODE], why)
         if row.role not in (Role.HARDWARE, Role.VERDICT):
-            severity, ladder = Severity.INFO, (Remedy.WATCH,)
+            severity, recommended_actions = Severity.INFO, (Remedy.WATCH,)
             if row.first_action is FirstAction.REPORT:
                 severity = Severity.WARNING
             if row.first_action is FirstAction.RESTART_PROCESS:
-                ladder = (Remedy.RESTART_PROCESS,)
+                recommended_actions = (Remedy.RESTART_PROCESS,)
             if row.role is Role.APPLICATION:
                 why = _programs_own(state, job)
         for rule in row.escalations:
             count = self._count(state, node, job, row, rule, line, gpu, details)
             if count >= rule.count:
                 action = rule.then
-                worse, ladder = JUDGEMENTS[action]
+                worse, recommended_actions = JUDGEMENTS[action]
                 if row.first_action in JOB_GOES_ON and row.role is Role.HARDWARE:
                     worse = Severity.WARNING  # the job continues; the action follows when the job next stops
                 scope = {Scope.JOBS: "job with it on this GPU alone"}.get(
                     rule.scope, f"time on this {rule.scope.value}"
                 )
                 why = f"the {_ordinal(count)} {scope} within {rule.window_s / 3600:.0f} h ({rule.source})"
-                return Judged(action, worse, ladder, why)
-        return Judged(action, severity, ladder, why)
+                return Judged(action, worse, recommended_actions, why)
+        return Judged(action, severity, recommended_actions, why)
 
     def _first_action(self, row: XidRow, line: KernelLine, details: Details) -> tuple[FirstAction | None, str, str]:
         """Return (action, reason, the part that is responsible instead of this GPU)."""
@@ -268,7 +268,7 @@ class GpuError:
             "class": row.class_,
             "role": row.role.value,
             "first_action": judged.action.value,
-            "ladder": ladder_in_words(judged.ladder),
+            "recommended_actions": actions_in_words(judged.recommended_actions),
             "rule": judged.why,
             "source": row.source,
             "catalogue": self.catalogue.version,

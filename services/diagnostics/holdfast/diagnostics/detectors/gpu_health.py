@@ -35,7 +35,7 @@ class _Lack:
     uuid: str
     rule: str
     words: str
-    ladder: tuple[Remedy, ...]
+    recommended_actions: tuple[Remedy, ...]
     numbers: dict[str, str]
 
 
@@ -84,8 +84,8 @@ class GpuHealth:
             words = f"has {len(item.gpu)} of {item.expected} GPUs"
             yield _Lack(None, "", "device_count", words, (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE), numbers)
         for row, (gpu, uuid) in enumerate(zip(item.gpu, item.uuid, strict=True)):
-            for rule, words, ladder, numbers in self._of_gpu(item, row):
-                yield _Lack(gpu, uuid or str(gpu), rule, words, ladder, numbers)
+            for rule, words, recommended_actions, numbers in self._of_gpu(item, row):
+                yield _Lack(gpu, uuid or str(gpu), rule, words, recommended_actions, numbers)
 
     def _of_gpu(self, item: Health, row: int) -> Iterator[tuple[str, str, tuple[Remedy, ...], dict[str, str]]]:
         rows = {"remapped_rows": str(item.remapped_rows[row])}
@@ -123,5 +123,5 @@ def _finding(item: Health, lack: _Lack, now: float) -> Finding:
         gpu=lack.gpu,
         confidence=0.9,
         evidence={"rule": lack.rule, "uuid": lack.uuid, "source": "NVML", **lack.numbers},
-        ladder=lack.ladder,
+        recommended_actions=lack.recommended_actions,
     )

@@ -174,5 +174,5 @@ def _finding(job: _Job, item: StepColumns, outlier: _Outlier, number: int, now: 
             "step": str(number),
             "times": str(job.seen[outlier.rank]),
         },
-        ladder=(Remedy.WATCH, Remedy.REPLACE_NODE),
+        recommended_actions=(Remedy.WATCH, Remedy.REPLACE_NODE),
     )

@@ -96,7 +96,7 @@ def _pressed(item: HostSample, resource: str, used: int, total: int, now: float)
         summary=f"{item.node} has {used / total:.1%} of its {resource} in use ({(total - used) / 2**30:.2f} GiB left).",
         node=item.node,
         evidence={"resource": resource, "used_bytes": str(used), "total_bytes": str(total)},
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )
 
 
@@ -110,7 +110,7 @@ def _over(item: HostSample, resource: str, value: float, limit: float, words: st
         summary=f"On {item.node} {words}.",
         node=item.node,
         evidence={"resource": resource, "value": f"{value:.3f}", "limit": f"{limit:.3f}"},
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )
 
 
@@ -125,5 +125,5 @@ def _silent(item: CollectorSilent, now: float) -> Finding:
         node=item.node,
         confidence=0.5,
         evidence={"collector": item.collector, "misses": str(item.misses), "reason": item.reason[:500]},
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )

@@ -23,7 +23,7 @@ class _Meaning:
     kind: FindingKind
     severity: Severity
     words: str
-    ladder: tuple[Remedy, ...]
+    recommended_actions: tuple[Remedy, ...]
     # The pattern's first group is the subject, which distinguishes faults of one node.
     subject: re.Pattern[str] | None = None
 
@@ -133,6 +133,6 @@ def _finding(line: KernelLine, meaning: _Meaning, subject: str, now: float) -> F
         confidence=0.9,
         evidence={"line": line.text[:500], "event": line.event.value, "subject": subject},
         attribution=Attribution(from_outside=INJECTED in line.text),
-        ladder=meaning.ladder,
+        recommended_actions=meaning.recommended_actions,
         traceparent=line.traceparent,
     )

@@ -69,5 +69,5 @@ def _withdrawal(finding: Finding, now: float) -> Finding:
         gpu=finding.gpu,
         contradicts=finding.id,
         evidence={"contradicts": finding.id},
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )

@@ -243,7 +243,7 @@ class Liveness:
                 node=name,
                 confidence=0.9,
                 evidence={"incarnation": state.nodes[name].incarnation, "last_beat": f"{doubt.since:.3f}"},
-                ladder=(Remedy.WATCH,),
+                recommended_actions=(Remedy.WATCH,),
             ),
         )
 
@@ -320,7 +320,7 @@ class Liveness:
             summary=f"Diagnostics lost contact with {len(names)} of {seen} nodes at once: probably its own network failed.",
             confidence=0.7,
             evidence={"nodes": ", ".join(names[:32]), "count": str(len(names)), "seen": str(seen)},
-            ladder=(Remedy.WATCH,),
+            recommended_actions=(Remedy.WATCH,),
         )
 
 

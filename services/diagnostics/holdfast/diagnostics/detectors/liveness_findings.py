@@ -66,7 +66,7 @@ def node_lost(
                 rank=ranks[0] if len(ranks) == 1 else None,
                 confidence=confidence,
                 evidence=evidence,
-                ladder=(Remedy.REPLACE_NODE,) if job else (Remedy.WATCH,),
+                recommended_actions=(Remedy.REPLACE_NODE,) if job else (Remedy.WATCH,),
             )
         )
     return tuple(findings)

@@ -64,7 +64,7 @@ class Maintenance:
             node=item.node,
             evidence=evidence,
             notice=Notice(item.source, item.event, now, item.starts_at, item.incarnation),
-            ladder=(Remedy.REPLACE_NODE,),
+            recommended_actions=(Remedy.REPLACE_NODE,),
             ttl_s=self.ttl_s,
         )
 
@@ -80,5 +80,5 @@ def _withdrawn(item: MaintenanceNotice, before: str, now: float) -> Finding:
         node=item.node,
         evidence={"source": item.source, "withdraws": before},
         notice=Notice(item.source, "", now, None),
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )

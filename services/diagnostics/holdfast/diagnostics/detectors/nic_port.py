@@ -144,5 +144,5 @@ def _finding(item: NicSample, name: str, what: str, words: str, numbers: dict[st
         node=item.node,
         confidence=0.9,
         evidence={"port": name, "rule": what, **numbers},
-        ladder=(Remedy.WATCH, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE),
+        recommended_actions=(Remedy.WATCH, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE),
     )

@@ -157,5 +157,5 @@ def _stopped(name: str, job: _Job, allowance_s: float, now: float) -> Finding:
             "longest_pause_s": f"{job.longest_s:.1f}",
             "process_states": ", ".join(f"{state} {count}" for state, count in sorted(states.items())),
         },
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )

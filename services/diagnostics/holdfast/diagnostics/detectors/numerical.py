@@ -227,5 +227,5 @@ def _finding(record: StepRecord, condition: _Condition, job: _Job, times: int, n
         confidence=0.95 if lasting else 0.8,
         evidence={**condition.evidence, "step": str(record.step), "times": str(times), DATED: "the end of that step"},
         verified_step=condition.verified_step,
-        ladder=(Remedy.STOP_JOB,) if lasting else (Remedy.WATCH,),
+        recommended_actions=(Remedy.STOP_JOB,) if lasting else (Remedy.WATCH,),
     )

@@ -66,7 +66,7 @@ def _wrong(item: NodeTested, check: Check, now: float) -> Finding:
         node=item.node,
         confidence=0.99,
         evidence={"rule": "self_test", "check": check.name, "detail": check.detail},
-        ladder=(Remedy.REPLACE_NODE,),
+        recommended_actions=(Remedy.REPLACE_NODE,),
     )
 
 
@@ -86,5 +86,5 @@ def _changed(item: NodeTested, failed: list[Check], before: tuple[str, ...], now
         summary=summary,
         node=item.node,
         evidence={"rule": "preflight", **{check.name: check.detail for check in item.preflight.checks}},
-        ladder=(Remedy.WATCH, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE) if failed else (),
+        recommended_actions=(Remedy.WATCH, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE) if failed else (),
     )

@@ -37,14 +37,14 @@ class Rhythm:
         """Duration of a slow step: the 99th percentile; 0.0 without steps."""
         return p99(self.intervals_s)
 
-    def learn(self, step: int, took_s: float, allowance_s: float) -> None:
-        """Record that `step` was finished `took_s` after the previous step, with an allowance of `allowance_s`."""
-        if not self.known or took_s <= allowance_s:
-            self.intervals_s.append(took_s)
+    def learn(self, step: int, duration_s: float, allowance_s: float) -> None:
+        """Record that `step` was finished `duration_s` after the previous step, with an allowance of `allowance_s`."""
+        if not self.known or duration_s <= allowance_s:
+            self.intervals_s.append(duration_s)
             self._in_a_row.clear()
             return
-        self._pauses.append((step - 1, took_s))
-        self._in_a_row.append(took_s)
+        self._pauses.append((step - 1, duration_s))
+        self._in_a_row.append(duration_s)
         if len(self._in_a_row) >= _SLOWER_AFTER:
             self.intervals_s.extend(self._in_a_row)
             self._in_a_row.clear()
@@ -54,7 +54,7 @@ class Rhythm:
 
         Positions repeat at multiples of a step with a pause, and at the distance between two steps with pauses.
         """
-        at_multiples = (took_s for after, took_s in self._pauses if after > 0 and step % after == 0)
+        at_multiples = (duration_s for after, duration_s in self._pauses if after > 0 and step % after == 0)
         return max([*at_multiples, *self._apart(step)], default=0.0)
 
     def _apart(self, step: int) -> Iterable[float]:

@@ -74,5 +74,5 @@ def _finding(item: HealthChecks, row: int, now: float) -> Finding:
         gpu=None if gpu < 0 else gpu,
         confidence=0.7,
         evidence={"rule": f"second_opinion {check}", "source": item.tool, "reason": item.reason[row]},
-        ladder=(Remedy.WATCH, Remedy.RESET_GPU) if check == "gpu" else (Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH, Remedy.RESET_GPU) if check == "gpu" else (Remedy.WATCH,),
     )

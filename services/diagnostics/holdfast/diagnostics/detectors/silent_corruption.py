@@ -41,7 +41,7 @@ class _Step:
 
     at: float
     digests: dict[int, str] = field(default_factory=dict)
-    took_s: float = 0.0
+    duration_s: float = 0.0
     restored: bool = False
 
 
@@ -111,8 +111,8 @@ def _job(state: CorruptionState, generation: Generation) -> _Job:
 
 def _collect(job: _Job, mesh: Mesh, item: ReplicaChecks, now: float) -> list[Finding]:
     found = []
-    for rank, number, digest, took_s, restored in zip(
-        item.rank, item.step, item.digest, item.took_s, item.restored, strict=True
+    for rank, number, digest, duration_s, restored in zip(
+        item.rank, item.step, item.digest, item.duration_s, item.restored, strict=True
     ):
         if rank >= mesh.world_size:
             continue
@@ -120,7 +120,7 @@ def _collect(job: _Job, mesh: Mesh, item: ReplicaChecks, now: float) -> list[Fin
         if step is None:
             step = job.open[number] = _Step(item.at)
         step.digests[rank] = digest
-        step.took_s, step.restored = max(step.took_s, took_s), restored
+        step.duration_s, step.restored = max(step.duration_s, duration_s), restored
         if len(step.digests) == mesh.world_size:
             for done in [one for one in job.open if one <= number]:
                 del job.open[done]  # reports of older steps were dropped: these steps are not judged
@@ -213,7 +213,7 @@ def _corrupt(
         confidence=0.95 if named else 0.9,
         evidence=evidence,
         verified_step=verified,
-        ladder=(Remedy.REPLACE_NODE,) if named else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
+        recommended_actions=(Remedy.REPLACE_NODE,) if named else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
     )
 
 
@@ -250,7 +250,7 @@ def _warning(item: ReplicaChecks, number: int, now: float, words: str, evidence:
         generation=item.generation,
         confidence=0.5,
         evidence=evidence,
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )
 
 
@@ -265,7 +265,7 @@ def _evidence(job: _Job, mesh: Mesh, number: int, step: _Step, difference: _Diff
             f"rank {rank} ({nodes.get(rank, '')}): {step.digests[rank] or 'nothing'}" for rank in shown
         ),
         "others": usual,
-        "took_s": f"{step.took_s:.4f}",
+        "duration_s": f"{step.duration_s:.4f}",
         "restored": str(step.restored).lower(),
     }
 

@@ -183,7 +183,7 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
             **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
         },
         attribution=Attribution(from_outside=diagnosis.stopped),
-        ladder=(Remedy.WATCH,) if warning else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
+        recommended_actions=(Remedy.WATCH,) if warning else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
     )
 
 

@@ -296,7 +296,7 @@ def _over(record: StepRecord, condition: Condition, times: int, now: float) -> F
         generation=record.generation,
         contradicts=reported,
         evidence={"contradicts": reported},
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )
 
 
@@ -317,5 +317,7 @@ def _finding(record: StepRecord, condition: Condition, times: int, now: float, r
         cost_share=condition.cost_share,
         ttl_s=min(TTL_S, repeat_s / 2),  # within the TTL, the engine drops repeats of the finding
         evidence={**condition.evidence, "since_step": str(condition.since), "times": str(times)},
-        ladder=(Remedy.WATCH, Remedy.REPLACE_NODE) if condition.kind is FindingKind.STRAGGLER else (Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH, Remedy.REPLACE_NODE)
+        if condition.kind is FindingKind.STRAGGLER
+        else (Remedy.WATCH,),
     )

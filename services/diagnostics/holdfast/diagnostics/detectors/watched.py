@@ -209,12 +209,12 @@ def stepped(state: HangState, record: StepRecord, now: float) -> None:
     if generation is None:
         return
     active(generation, now)
-    took_s = record.ended_at - record.started_at + record.stall_s
+    duration_s = record.ended_at - record.started_at + record.stall_s
     # Without a change of phase between two steps, the time that the script spends outside of `run.step` is part of the rhythm.
     if generation.last_end and not generation.phase_changed:
-        took_s = max(took_s, record.ended_at - generation.last_end)
+        duration_s = max(duration_s, record.ended_at - generation.last_end)
     if generation.steps >= FIRST_STEPS:
-        generation.rhythm.learn(record.step, took_s, usual_s(generation))
+        generation.rhythm.learn(record.step, duration_s, usual_s(generation))
     generation.steps += 1
     generation.step = record.step
     generation.last_end, generation.phase_changed = record.ended_at, False

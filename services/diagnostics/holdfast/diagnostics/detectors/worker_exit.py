@@ -361,9 +361,10 @@ def _out_of_step(finding: Finding, why: str) -> Finding:
 
 
 def _root_unknown(finding: Finding, placed: Generation | None) -> Finding:
-    """Name no rank, because the root is not known, and name the node only if the job runs on a single node."""
+    """Name no rank, because the root is not known, and name the node only if the job is known to run on a single node. Before
+    any start of the generation is reported, the number of its ranks is not known."""
     evidence = {**finding.evidence, "first": f"rank {finding.rank} on {finding.node}"}
-    if placed is not None and len(placed.nodes) == 1 and _is_complete(placed):
+    if placed is not None and placed.world_size and len(placed.nodes) == 1 and _is_complete(placed):
         return replace(finding, evidence=evidence)
     return replace(finding, node="", rank=None, evidence=evidence)
 

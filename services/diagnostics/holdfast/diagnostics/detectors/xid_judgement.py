@@ -104,15 +104,15 @@ def recovery_in(text: str) -> tuple[FirstAction | None, str]:
     return FirstAction.WATCH, "the driver's recovery action changed"
 
 
-def ladder_in_words(ladder: tuple[Remedy, ...]) -> str:
-    return " → ".join(remedy.value.replace("_", " ") for remedy in ladder)
+def actions_in_words(recommended_actions: tuple[Remedy, ...]) -> str:
+    return " → ".join(remedy.value.replace("_", " ") for remedy in recommended_actions)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     action: FirstAction
     severity: Severity
-    ladder: tuple[Remedy, ...]
+    recommended_actions: tuple[Remedy, ...]
     why: str
     blame: str = ""
 
@@ -150,17 +150,17 @@ def of_line(
         evidence=evidence,
         supersedes=supersedes,
         attribution=Attribution(blamed(judged.blame), from_outside=INJECTED in line.text),
-        ladder=judged.ladder,
+        recommended_actions=judged.recommended_actions,
         traceparent=line.traceparent,
     )
 
 
 def of_request(sample: GpuSample, request: Request, others: list[int], now: float) -> Finding:
-    severity, ladder = JUDGEMENTS[request.action]
+    severity, recommended_actions = JUDGEMENTS[request.action]
     evidence = {
         "uuid": request.uuid,
         "first_action": request.action.value,
-        "ladder": ladder_in_words(ladder),
+        "recommended_actions": actions_in_words(recommended_actions),
         "source": "NVML",
     }
     if others:
@@ -175,7 +175,7 @@ def of_request(sample: GpuSample, request: Request, others: list[int], now: floa
         node=sample.node,
         gpu=request.gpu,
         evidence=evidence,
-        ladder=ladder,
+        recommended_actions=recommended_actions,
     )
 
 
@@ -190,5 +190,5 @@ def of_silence(item: CollectorSilent, now: float) -> Finding:
         node=item.node,
         confidence=0.5,
         evidence={"collector": item.collector, "misses": str(item.misses), "reason": item.reason[:500]},
-        ladder=(Remedy.WATCH,),
+        recommended_actions=(Remedy.WATCH,),
     )

@@ -3,6 +3,8 @@
 Every agent says twice a second how far its ranks have come. Finished steps reach the core by diagnostics; beats are the second
 witness, wanted when diagnostics is silent, or when it is in doubt whether a generation is alive. A start whose first step
 only beats have reported is over with its second step, and may have less time left than diagnostics is given.
+
+From a start until its first step is reported, beats also name the started generation: that answers the order to start it.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.domain.orders import StepReached
+from holdfast.domain.numbers import Numbers
+from holdfast.domain.orders import RanksStarted, Start, StepReached
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.binding import has_stepped_there
 from holdfast.supervisor.core.lifecycle import Starting
 from holdfast.supervisor.core.progress import has_stepped
+from holdfast.supervisor.protocol import StartsSeen
 
 SECOND_WITNESS_S = 5.0  # no step has been seen for this long by anybody
 DIFFERS_S = 3.0  # a report is on its way for less, unless the log is away
@@ -23,6 +27,7 @@ UNHEARD_S = 2.0
 
 
 NodeSteps = tuple[str, StepReached]  # a node, and how far its ranks have come
+NodeStarted = tuple[str, RanksStarted]  # a node, and a generation whose ranks were started there
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +55,21 @@ def steps_to_fold(reported: Iterable[NodeSteps], state: State, at: float) -> lis
             known = newest.get(each.job)
             newest[each.job] = (node, each) if known is None or each.step > known[1].step else known
     return [newest[name] for name in sorted(newest)]
+
+
+def starts_to_fold(started: Iterable[NodeStarted], state: State, at: float) -> list[StartsSeen]:
+    """What answers the `Start` orders that are not answered, by job."""
+    slots_of: dict[str, list[int]] = {}
+    for node, each in started:
+        broadcast = state.broadcasts.get(each.job)
+        if broadcast is None or not isinstance(broadcast.order, Start) or broadcast.order.generation != each.generation:
+            continue
+        generation = state.jobs[each.job].generation
+        slot = None if generation is None else generation.slot_of(node)
+        if slot is not None:
+            slots_of.setdefault(each.job, []).append(slot)
+    seen = []
+    for job, slots in sorted(slots_of.items()):
+        if new := Numbers(slots) & state.unanswered[job]:
+            seen.append(StartsSeen(at, job, state.broadcasts[job].order.generation, new))
+    return seen

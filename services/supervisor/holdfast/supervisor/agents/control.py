@@ -18,19 +18,19 @@ from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello
 from holdfast.runtime.grpc_access import caller
 from holdfast.runtime.grpc_server import write_whole
-from holdfast.supervisor.agents.sessions import AgentSession, Refused, Sessions
-from holdfast.supervisor.protocol import NodeReported
+from holdfast.supervisor.agents.sessions import AgentSession, Outgoing, Refused, Sessions
+from holdfast.supervisor.protocol import node_reported
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
 from holdfast.wire import gpus, rank_reads, worker_logs
-from holdfast.wire.control import decode_report, decode_steps_reached, encode_ack, encode_welcome
+from holdfast.wire.control import decode_report, decode_started, decode_steps_reached, encode_ack, encode_welcome
 
 SERVICE = "holdfast.v1.Control"
 HELLO_TIMEOUT_S = 5.0
 NOT_THE_LEADER = "not the leader"
 
 log = structlog.get_logger("holdfast.supervisor.agents.control")
-Context = grpc.aio.ServicerContext[pb.AgentMessage, pb.SupervisorMessage]
+Context = grpc.aio.ServicerContext[pb.AgentMessage, Outgoing]
 Messages = AsyncIterator[pb.AgentMessage]
 
 
@@ -94,7 +94,8 @@ class ControlServicer(pb_grpc.ControlServicer):
                 session.heard()
                 match message.WhichOneof("report"):
                     case "beat":
-                        session.beat(message.beat.workers_version, decode_steps_reached(message.beat))
+                        beat = message.beat
+                        session.beat(beat.workers_version, decode_steps_reached(beat), decode_started(beat))
                     case "log_read":
                         read = message.log_read
                         session.logs.take(read.id, partial(worker_logs.decode_answer, read))
@@ -120,11 +121,22 @@ class ControlServicer(pb_grpc.ControlServicer):
         if isinstance(report, Hello) and _name(report.facts) != (session.node, session.incarnation):
             raise MalformedMessage("hello", f"the session of {session.node} cannot become that of {report.facts.node}")
         sessions.latencies.heard(report)
-        event = NodeReported(
-            self._clock(), session.node, session.incarnation, message.seq, report, session=session.number
-        )
+        event = node_reported(self._clock(), session.node, session.incarnation, message.seq, report, session.number)
         acknowledge = partial(session.offer, encode_ack(message.seq))
         sessions.inbox.report(event, message.SerializeToString(), acknowledge)
+
+
+def add_to_server(servicer: ControlServicer, server: grpc.aio.Server) -> None:
+    """Like the generated function, for messages of which some are encoded already."""
+    session = grpc.stream_stream_rpc_method_handler(
+        servicer.Session, request_deserializer=pb.AgentMessage.FromString, response_serializer=_serialized
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
+    server.add_registered_method_handlers(SERVICE, {"Session": session})
+
+
+def _serialized(message: Outgoing) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 async def _write(session: AgentSession, context: Context) -> None:

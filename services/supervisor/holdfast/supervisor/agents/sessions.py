@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import anyio
 import grpc
@@ -14,26 +15,29 @@ import structlog
 from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.gpus import GpuState
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
-from holdfast.domain.orders import Order, StepReached
+from holdfast.domain.orders import Order, RanksStarted, StepReached
 from holdfast.domain.rank_reads import MeasuredRanks, RaisedError
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.runtime import freeze
-from holdfast.supervisor.agents.beats import NodeSteps, Reported, patience_s
+from holdfast.supervisor.agents.beats import NodeStarted, NodeSteps, Reported, patience_s
 from holdfast.supervisor.agents.questions import Questions
 from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
 from holdfast.supervisor.telemetry.meters import Latencies
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import gpus, rank_reads, worker_logs
-from holdfast.wire.control import encode_heard, encode_order, encode_slot
+from holdfast.wire.control import SlotOrders, encode_heard, encode_order
 from holdfast.wire.retention import encode_saved_by_all
 
 ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for this long may be replaced
 ANSWER_S = 2.0  # a beat is answered when nothing was sent to the agent for this long
 OUTGOING_MAX = 1024  # messages that an agent does not read
 PEERS_MAX = 4  # with which an agent is asked to test its network
+WORDS_MAX = 16  # encoded notifications that are kept: each goes to all nodes of a job
 NUMBERS_PER_EPOCH = 10**9  # session numbers grow over all terms: a later one of a node is always the higher
+
+Outgoing = pb.SupervisorMessage | bytes  # a message to an agent; bytes = encoded already
 
 log = structlog.get_logger("holdfast.supervisor.agents.sessions")
 
@@ -69,9 +73,10 @@ class AgentSession:
         self.offered_at_s = self.heard_at_s
         self.workers_version = 0  # of the workers that run there, as its newest beat says; 0 = not reported
         self.steps: tuple[StepReached, ...] = ()  # how far they have come, likewise
+        self.started: tuple[RanksStarted, ...] = ()  # generations that were started and have reported no step, likewise
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
-        self._outgoing: deque[pb.SupervisorMessage] = deque()
-        self._news = anyio.Event()
+        self._outgoing: deque[Outgoing] = deque()
+        self._changed = anyio.Event()
         self.logs = Questions[LogPart](self.node, "the log", self.offer)
         self.gpus = Questions[tuple[GpuState, ...]](self.node, "the values of its GPUs", self.offer)
         self.ranks = Questions[MeasuredRanks](self.node, "the measurements of its ranks", self.offer)
@@ -81,8 +86,10 @@ class AgentSession:
         self.heard_at_s = anyio.current_time()
         self._heard_awake_s = freeze.awake()  # its silence counts while we listen
 
-    def beat(self, workers_version: int, steps: tuple[StepReached, ...]) -> None:
-        self.workers_version, self.steps = workers_version, steps
+    def beat(
+        self, workers_version: int, steps: tuple[StepReached, ...], started: tuple[RanksStarted, ...] = ()
+    ) -> None:
+        self.workers_version, self.steps, self.started = workers_version, steps, started
         if anyio.current_time() - self.offered_at_s >= ANSWER_S:
             self.offer(encode_heard())
 
@@ -94,7 +101,7 @@ class AgentSession:
     def alive(self) -> bool:
         return freeze.awake() - self._heard_awake_s < ALIVE_S
 
-    def offer(self, message: pb.SupervisorMessage) -> None:
+    def offer(self, message: Outgoing) -> None:
         if len(self._outgoing) >= OUTGOING_MAX:
             self.close(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{OUTGOING_MAX} messages wait for this agent: it does not read"
@@ -102,7 +109,7 @@ class AgentSession:
             return
         self.offered_at_s = anyio.current_time()
         self._outgoing.append(message)
-        self._news.set()
+        self._changed.set()
 
     def renew(self, reason: str) -> None:
         """End it, for the agent to open another one, which begins with everything that it has to say."""
@@ -114,11 +121,11 @@ class AgentSession:
             self.end = End(code, message)
             self.ended.set()
 
-    async def next(self) -> pb.SupervisorMessage:
+    async def next(self) -> Outgoing:
         """The next message to write."""
         while not self._outgoing:
-            await self._news.wait()
-            self._news = anyio.Event()
+            await self._changed.wait()
+            self._changed = anyio.Event()
         return self._outgoing.popleft()
 
 
@@ -133,6 +140,7 @@ class Sessions:
         self._numbers = itertools.count(epoch * NUMBERS_PER_EPOCH)
         self._by_node: dict[str, AgentSession] = {}
         self._closed: End | None = None
+        self._saved_by_all = lru_cache(WORDS_MAX)(partial(_saved_by_all, epoch))
 
     def open(self, facts: NodeFacts, peer: str) -> AgentSession:
         """Raises `Refused`: another protocol version, or a node name that somebody else bears and is alive."""
@@ -183,15 +191,14 @@ class Sessions:
     def post(self, post: Post) -> None:
         """`send` of a broadcast: what the orders have in common is encoded once."""
         broadcast = post.broadcast
-        shared = encode_order(self.epoch, "", broadcast.order)
+        orders = SlotOrders(self.epoch, broadcast.order)
         for slot in post.slots:
             placement, command_id = broadcast.placements[slot], broadcast.id_of(slot)
             if (session := self._by_node.get(placement.node)) is not None:
                 self.latencies.sent(command_id, broadcast.order)
                 restore, peers = broadcast.of(slot)
                 session.offer(
-                    encode_slot(
-                        shared,
+                    orders.encode(
                         command_id,
                         placement,
                         restore,
@@ -204,7 +211,7 @@ class Sessions:
     def tell(self, node: str, word: CommonCheckpoint) -> None:
         """Whoever has no session now does without it."""
         if (session := self._by_node.get(node)) is not None:
-            session.offer(encode_saved_by_all(self.epoch, word))
+            session.offer(self._saved_by_all(word))
 
     async def read_log(self, node: str, request: LogRequest) -> LogPart:
         """A part of a log of this node. Raises `NotFound` without a session, `Conflict` without an answer, and what the
@@ -275,6 +282,12 @@ class Sessions:
             for reached in session.steps:
                 yield session.node, reached
 
+    def started(self) -> Iterator[NodeStarted]:
+        """The generations that the newest beats name as started, node after node."""
+        for session in self._by_node.values():
+            for started in session.started:
+                yield session.node, started
+
     def steps_of(self, node: str) -> tuple[StepReached, ...]:
         """What the node's newest beat says of its steps; empty without a session."""
         session = self._by_node.get(node)
@@ -293,3 +306,7 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._by_node)
+
+
+def _saved_by_all(epoch: int, word: CommonCheckpoint) -> bytes:
+    return encode_saved_by_all(epoch, word).SerializeToString()

@@ -19,7 +19,7 @@ class Topic(StrEnum):
 
     FAILED = "failed"  # a job has failed
     WAITING = "waiting"  # a job cannot run: it waits for nodes
-    SUSPENDED = "suspended"  # all nodes of a job were told to end
+    SUSPENDED = "suspended"  # all nodes of a job were asked to end
     COMPLETED = "completed"  # a job is done
     INCIDENT = "incident"  # an incident is over, and what it took
     NOTIFY = "notify"  # a policy answered `notify`
@@ -87,9 +87,9 @@ def _of_incident(incident: Incident, at: float) -> Alert | None:
         return None  # the end of the job is an alert of its own
     if action.kind is ActionKind.NOTIFY:
         topic, title, text = Topic.NOTIFY, f"{incident.job}: {incident.kind}", action.reason
-    elif incident.t_first_step is not None:
-        took_s = incident.t_first_step - incident.t_fault
-        took = "" if incident.planned else f", {took_s:.1f} s from fault to first step"
+    elif incident.first_step_at is not None:
+        duration_s = incident.first_step_at - incident.fault_at
+        took = "" if incident.planned else f", {duration_s:.1f} s from fault to first step"
         topic, title = Topic.INCIDENT, f"{incident.job}: {incident.kind}, {action.kind}{took}"
         text = f"{incident.cause}\n{action.kind}: {action.reason}\n{incident.outcome}"
     else:

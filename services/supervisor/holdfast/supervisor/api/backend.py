@@ -95,7 +95,7 @@ class Backend:
         """`agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a leader has.
 
         `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
-        alerts; None = nobody is told. `audit`: where lines of the audit log are kept; None = they are in the log only."""
+        alerts; None = nobody is notified. `audit`: where lines of the audit log are kept; None = they are in the log only."""
         self.audit = audit
         self.identity = identity
         self.log = log

@@ -51,7 +51,7 @@ def fleet(
     """`shown`: the jobs of the list; `accounts`: by job, where there is one."""
     state = picture.state
     by_state = Counter(node.state for node in state.nodes.values())
-    opened = sorted(state.incidents.values(), key=lambda each: (each.t_detected, each.id))
+    opened = sorted(state.incidents.values(), key=lambda each: (each.detected_at, each.id))
     return models.Fleet(
         at=at,
         jobs=[_fleet_job(picture, progress, job, accounts.get(job.name)) for job in shown],
@@ -240,8 +240,13 @@ def timeline(job: str, history: time_classes.History, run: Run, series: Series) 
         ],
         incidents=[
             models.Mark(
-                id=each.id, kind=each.kind, cause=each.cause, state=each.state, at=each.t_fault, until=each.t_first_step
+                id=each.id,
+                kind=each.kind,
+                cause=each.cause,
+                state=each.state,
+                at=each.fault_at,
+                until=each.first_step_at,
             )
-            for each in sorted(run.incidents, key=lambda each: each.t_fault)[-MARKS_MAX:]
+            for each in sorted(run.incidents, key=lambda each: each.fault_at)[-MARKS_MAX:]
         ],
     )

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.runtime.api_trust import Trust
-from holdfast.runtime.tls import state_of
+from holdfast.runtime.files import state_of
 from holdfast.supervisor.api import problems
 from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.published import LeaderChanged

@@ -65,11 +65,11 @@ class Incident(Model):
     new_generation: int | None
     action: Decision | None
     decided_by: str
-    t_fault: float
-    t_detected: float
-    t_decided: float | None
-    t_prepared: float | None
-    t_first_step: float | None
+    fault_at: float
+    detected_at: float
+    decided_at: float | None
+    prepared_at: float | None
+    first_step_at: float | None
     restored_step: int | None
     last_step: Annotated[int | None, Field(description="newest step finished before the fault")]
     rework_steps: int
@@ -154,7 +154,7 @@ class Finding(Model):
     source: Annotated[str, Field(description="where the rule comes from")]
     advice: Annotated[str, Field(description="what a person can do about it")]
     evidence: dict[str, str]
-    ladder: Annotated[list[Remedy], Field(description="recommended, mildest first")]
+    recommended_actions: Annotated[list[Remedy], Field(description="recommended, mildest first")]
     ttl_s: Annotated[float, Field(description="when it is older, nobody acts on it")]
     judged_at: float
     verdict: Annotated[str, Field(description="what the supervisor did with it")]

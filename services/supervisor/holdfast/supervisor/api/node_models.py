@@ -24,7 +24,7 @@ class Preflight(Model):
 
     at: Annotated[float, Field(description="0 = they are under way")]
     passed: bool
-    took_s: float
+    duration_s: float
     checks: list[Check]
 
 

@@ -1,4 +1,4 @@
-"""`/v1/people`: who may use this API, and who is told of incidents. No secrets: neither tokens nor addresses of alerts."""
+"""`/v1/people`: who may use this API, and who is notified of incidents. No secrets: neither tokens nor addresses of alerts."""
 
 from __future__ import annotations
 

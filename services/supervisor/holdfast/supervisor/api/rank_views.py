@@ -81,7 +81,7 @@ def errors_wanted(
     chosen = [known[number] for number in ([wanted] if wanted else newest) if number in known]
     numbers = {each.number for each in chosen}
     named = [each for each in incidents if each.rank is not None and each.node and each.generation in numbers]
-    named.sort(key=lambda each: (-each.generation, each.t_fault))
+    named.sort(key=lambda each: (-each.generation, each.fault_at))
     placed = [node for each in chosen for node in each.nodes]
     return ErrorsWanted(chosen, list(dict.fromkeys([*(each.node for each in named), *placed])), since, named)
 

@@ -49,7 +49,7 @@ async def get_errors(
         raise NotFound(f"there is no job {name}; `holdfast jobs list` shows those there are")
     wanted = rank_views.errors_wanted(
         (each.generation for each in run.generations),
-        [each for each in run.incidents if each.t_fault >= run.accepted.at],
+        [each for each in run.incidents if each.fault_at >= run.accepted.at],
         run.accepted.at,
         generation,
     )

@@ -92,7 +92,7 @@ async def serving(app: FastAPI, listener: socket.socket, tls: ssl.SSLContext | N
     over = anyio.Event()
 
     async def serve() -> None:
-        # Shielded: it ends by being told to, so that its connections end in order.
+        # Shielded: it ends on request, so that its connections end in order.
         with anyio.CancelScope(shield=True):
             try:
                 await server.serve(sockets=[listener])

@@ -46,11 +46,11 @@ def incident(value: Incident) -> incident_models.Incident:
         new_generation=value.new_generation,
         action=None if value.action is None else _decision(value.action),
         decided_by=value.decided_by,
-        t_fault=value.t_fault,
-        t_detected=value.t_detected,
-        t_decided=value.t_decided,
-        t_prepared=value.t_prepared,
-        t_first_step=value.t_first_step,
+        fault_at=value.fault_at,
+        detected_at=value.detected_at,
+        decided_at=value.decided_at,
+        prepared_at=value.prepared_at,
+        first_step_at=value.first_step_at,
         restored_step=value.restored_step,
         last_step=value.last_step,
         rework_steps=value.rework_steps,
@@ -111,7 +111,7 @@ def finding(judged: FindingJudged) -> incident_models.Finding:
         source=rule.source,
         advice=rule.advice,
         evidence=dict(value.evidence),
-        ladder=list(value.ladder),
+        recommended_actions=list(value.recommended_actions),
         ttl_s=value.ttl_s,
         judged_at=judged.at,
         verdict=judged.verdict,
@@ -155,7 +155,7 @@ def action(done: ActionEntry) -> incident_models.Action:
 def job_summary(picture: Picture, progress: Progress, job: Job) -> job_models.JobSummary:
     generation = job.generation
     open_ones = [each for each in picture.state.incidents.values() if each.job == job.name]
-    oldest = min(open_ones, key=lambda each: (each.t_detected, each.id), default=None)
+    oldest = min(open_ones, key=lambda each: (each.detected_at, each.id), default=None)
     silent = picture.unconfirmed_since(job) if job.phase is JobPhase.RUNNING else {}
     observed = picture.observed(job) if job.progress.reports_no_steps and job.phase is JobPhase.RUNNING else None
     return job_models.JobSummary(
@@ -404,7 +404,7 @@ def link_test(value: LinkTest) -> node_models.LinkTest:
 def preflight(value: Preflight) -> node_models.Preflight:
     checks = [node_models.Check(name=each.name, ok=each.ok, detail=each.detail) for each in value.checks]
     passed = bool(value.at) and not value.failures
-    return node_models.Preflight(at=value.at, passed=passed, took_s=round(value.took_s, 3), checks=checks)
+    return node_models.Preflight(at=value.at, passed=passed, duration_s=round(value.duration_s, 3), checks=checks)
 
 
 def _job_of(picture: Picture, name: str) -> str:
@@ -424,7 +424,7 @@ def reason_of_node(picture: Picture, value: Node, at: float) -> str:
         return "lost: neither its agent nor diagnostics hears of it"
     leaves = value.notice is not None and value.notice.source == TERMINATION
     if not value.connected:
-        return "left: its agent was told to end" if leaves else "no control session at the moment"
+        return "left: its agent was asked to end" if leaves else "no control session at the moment"
     if unknown := unknown_job(value, picture.state.jobs):
         return (
             f"runs workers of {unknown}, a job that is not known here: left alone until `holdfast jobs stop {unknown}`"

@@ -17,7 +17,7 @@ the state. `LeaderStarted` issues all of them again. Agents execute an order onc
     handover.py   … from PREPARE to the first steps           breaker.py  the circuit breaker of the fleet
     change_failures.py  … and what goes wrong meanwhile
     planned.py    changes of a healthy run, after a save      nodes.py    states of nodes
-    jobs.py       submission, progress, end                   upkeep.py   reconciliation: uses nodes that became free
+    jobs.py       submission, progress, end                   job_needs.py  reconciliation: uses nodes that became free
     saved.py      which saved steps are known                 pacing.py   how often to save
     reports.py    which tiers a checkpoint has reached        catalogue.py saved steps, as the API lists them
     notices.py    maintenance notices
@@ -30,7 +30,7 @@ the state. `LeaderStarted` issues all of them again. Agents execute an order onc
     link_tests.py network tests between nodes without ranks; links.py  what their results say about each node
     final_upload.py   the last checkpoint of a completed job
     retention.py  the newest saved step that every node must keep
-    fault_requests.py  injected faults
+    fault_requests.py  injected faults                        operator_requests.py  cordon, repaired, change of a policy
     pruning.py    saved steps that an operator deletes
     earlier.py    saved steps of earlier submissions of a name, and the one that a new submission continues from
     reconcile.py  compares the workers that run with those that should   wording.py   lists in messages
@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import assert_never
+from typing import Any, assert_never
 
 from holdfast.domain.evolve import evolve
 from holdfast.supervisor.core import (
@@ -57,12 +57,14 @@ from holdfast.supervisor.core import (
     findings,
     handover,
     invites,
+    job_needs,
     jobs,
     link_tests,
     loans,
     node_reports,
     nodes,
     notices,
+    operator_requests,
     planned,
     pruning,
     reboots,
@@ -74,7 +76,6 @@ from holdfast.supervisor.core import (
     retention,
     returns,
     sessions,
-    upkeep,
 )
 from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
 from holdfast.supervisor.core.earlier import check as check_earlier
@@ -84,11 +85,11 @@ from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.link_tests import STANDINGS as LINK_STANDINGS
 from holdfast.supervisor.core.link_tests import standing as link_standing
 from holdfast.supervisor.core.notices import check as check_notice
+from holdfast.supervisor.core.operator_requests import check_agent_restart
 from holdfast.supervisor.core.pruning import check as check_pruning
 from holdfast.supervisor.core.shortage import waits_for
 from holdfast.supervisor.core.state import Breaker, Config, Invite, Node, State
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.upkeep import check_agent_restart
 from holdfast.supervisor.core.views import check_submission, reserved_nodes, view
 from holdfast.supervisor.protocol import (
     AgentRestartRequested,
@@ -120,6 +121,7 @@ from holdfast.supervisor.protocol import (
     PruneRequested,
     ResizeRequested,
     SetTimer,
+    StartsSeen,
     StepsCompleted,
     StepSeen,
     TimerFired,
@@ -171,6 +173,7 @@ __all__ = [
     "Node",
     "SavedStep",
     "State",
+    "Written",
     "as_sends",
     "check_agent_restart",
     "check_earlier",
@@ -218,6 +221,9 @@ def as_sends(commands: Iterable[Command]) -> tuple[Command, ...]:
     return tuple(chain.from_iterable(each.sends() if isinstance(each, Post) else (each,) for each in commands))
 
 
+Written = Mapping[str, Mapping[Any, Iterable[str] | None]]
+
+
 class Batch:
     """Folds several events in one turn, as `step` would one by one. An event that raises an exception leaves no trace."""
 
@@ -232,8 +238,8 @@ class Batch:
         return self._turn.finish()
 
     @property
-    def written(self) -> Mapping[str, Iterable[str]]:
-        """Keys of the rows that may have changed since the first event, by table."""
+    def written(self) -> Written:
+        """By table, keys of the rows that may have changed since the first event, each with its fields, None = any."""
         return self._turn.written
 
     def step(self, event: Event) -> tuple[Command, ...]:
@@ -258,7 +264,7 @@ class Batch:
             node_reports.on_reports(self._turn, received)
         else:
             _take(self._turn, received)
-        upkeep.reconcile(self._turn)
+        job_needs.reconcile(self._turn)
         return self._turn.end()
 
     def _rebuild(self) -> None:
@@ -285,13 +291,13 @@ def _take(turn: Turn, event: Event) -> None:
         case ResizeRequested():
             jobs.request_resize(turn, event)
         case PolicyChangeRequested():
-            upkeep.change_policy(turn, event)
+            operator_requests.change_policy(turn, event)
         case NodeCordonRequested():
-            upkeep.cordon(turn, event)
+            operator_requests.cordon(turn, event)
         case NodeRepaired():
-            upkeep.repaired(turn, event)
+            operator_requests.repaired(turn, event)
         case AgentRestartRequested():
-            upkeep.restart_agent(turn, event)
+            operator_requests.restart_agent(turn, event)
         case NoticeRequested():
             notices.on_request(turn, event)
         case MachineLabelled():
@@ -308,6 +314,8 @@ def _take(turn: Turn, event: Event) -> None:
             handover.on_sign_of_step(turn, event.job, event.generation, event.step)
         case StepSeen():
             reconcile.on_step_reached(turn, event.node, event.reached)
+        case StartsSeen():
+            handover.on_started(turn, event.job, event.generation, event.slots)
         case FindingArrived():
             turn.set(diagnostics_at=event.at)
             findings.on_finding(turn, event.finding, event.age_s)
@@ -426,9 +434,9 @@ def _timer(turn: Turn, timer: Timer) -> None:
         case StopTimeout(job):
             jobs.on_stop_timer(turn, job)
         case DeferralOver(job) | RetryDue(job):
-            upkeep.retry(turn, job)
+            job_needs.retry(turn, job)
         case DegradedStart(job):
-            upkeep.start_degraded(turn, job)
+            job_needs.start_degraded(turn, job)
         case KeptOver(job):
             loans.on_kept_timer(turn, job)
         case NoticeDue(node):

@@ -14,14 +14,14 @@ one of them to reconnect, and afterwards relies on the branch alone (docs/adr/00
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from holdfast.domain import spans
 from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Generation, ShardSource, joined
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
-from holdfast.domain.orders import Inject, Prepare, RebootNode, ResetGpu, RestartAgent, Stop, Warm
+from holdfast.domain.orders import Inject, Prepare, PrepareTemplate, RebootNode, ResetGpu, RestartAgent, Stop
 from holdfast.policy import ACTIONS
 from holdfast.supervisor.core import breaker, nodes, pacing, recipes, resets, saved, suspects
 from holdfast.supervisor.core.election import Election, Origin
@@ -216,10 +216,14 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     )
     turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of, suspected)
     stay = {*claimed}.intersection(chosen.nodes)  # their published states do not change
+    holds: Mapping[str, tuple[int, ...]] = {}
+    before_it: Mapping[str, tuple[int, ...]] | None = None
     for name in chosen.nodes:
-        holds = turn.nodes[name].live_generations
-        holds = {**holds, job.name: (*holds.get(job.name, ()), number)}
-        if name in stay and turn.nodes[name].ranks_at:  # never idle since: it has no newer network test
+        held = turn.nodes[name]
+        if held.live_generations != before_it:  # nearly all nodes may have workers of the same generations
+            before_it = held.live_generations
+            holds = {**before_it, job.name: (*before_it.get(job.name, ()), number)}
+        if held.ranks_at and name in stay:  # never idle since: it has no newer network test
             turn.put_node(name, live_generations=holds)
         else:
             turn.put_node(name, live_generations=holds, ranks_at=turn.at)
@@ -324,7 +328,7 @@ def withdraw(turn: Turn, job: Job) -> None:
         # This includes Stop orders: a caller that abandons a change sends newer ones to all nodes that need them.
         # A reset concerns the node: it is needed whatever happens to the job. An injected fault is for one generation, and its
         # agent answers it.
-        if not isinstance(send.order, Warm | ResetGpu | RebootNode | RestartAgent | Inject):
+        if not isinstance(send.order, PrepareTemplate | ResetGpu | RebootNode | RestartAgent | Inject):
             turn.forget_order(send)
     for kind in (PrepareTimeout, FirstStepTimeout, FenceOver, FirstStepsDue, ResetTimeout):
         turn.cancel_timer(kind(name, job.number))

@@ -103,7 +103,7 @@ def _next_rung(turn: Turn, incident: Incident) -> None:
     assert before is not None
     for other in turn.open_incidents(job.name):  # the next rung covers the incidents that this one covered
         if other.id != incident.id and other.action == _covering(before):
-            turn.put_incident(evolve(other, state=IncidentState.OPEN, action=None, t_decided=None, decided_by=""))
+            turn.put_incident(evolve(other, state=IncidentState.OPEN, action=None, decided_at=None, decided_by=""))
     ended, why = incident.walk[-1].end, incident.walk[-1].why
     incident, chosen = recipes.choose(turn, incident, before.fallbacks, anew=False)
     if chosen is not None:
@@ -122,7 +122,7 @@ def _exhausted(turn: Turn, incident: Incident, why: str) -> None:
     """No rung is left. The policy is asked again and sees what was tried; after `EXHAUSTED_MAX` recipes the default decides."""
     count = incident.recipes_exhausted + 1
     incident = turn.put_incident(
-        evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None, decided_by="", recipes_exhausted=count)
+        evolve(incident, state=IncidentState.OPEN, action=None, decided_at=None, decided_by="", recipes_exhausted=count)
     )
     if turn.jobs[incident.job].change is not None:
         change.give_up(turn, incident.job, f"no rung of the recipe is left: {why}")
@@ -161,7 +161,7 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
     if at_once:
         incident = incident.rung_ended(turn.at, RungEnd.DONE, action.reason)
     incident = turn.put_incident(
-        evolve(incident, state=IncidentState.DECIDED, action=action, decided_by=decided_by, t_decided=turn.at)
+        evolve(incident, state=IncidentState.DECIDED, action=action, decided_by=decided_by, decided_at=turn.at)
     )
     recipes.begun(turn, incident)
     if not incident.planned and spec.effect is not Effect.CONTINUE:
@@ -249,7 +249,7 @@ def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
                     state=IncidentState.DECIDED,
                     action=_covering(action),
                     decided_by=f"{decided_by}, together with {incident.id}",
-                    t_decided=turn.at,
+                    decided_at=turn.at,
                 )
             )
 

@@ -98,7 +98,7 @@ def _is_known(turn: Turn, finding: Finding) -> bool:
         return True
     return any(
         finding.id in incident.findings
-        and (finding.repeat > 0 or finding.at <= incident.t_detected + _SAME_CONCLUSION_S)
+        and (finding.repeat > 0 or finding.at <= incident.detected_at + _SAME_CONCLUSION_S)
         for incident in turn.closed
     )
 
@@ -141,9 +141,9 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
         turn.set_timer(WitnessTimeout(finding.node), turn.at + turn.config.witness_s)
         return
     nodes.declare_lost(turn, finding.node, finding.summary)
-    left, job = turn.nodes[finding.node].told_to_end, nodes.job_of(turn, finding.node)
+    left, job = turn.nodes[finding.node].asked_to_end, nodes.job_of(turn, finding.node)
     if left and (job is None or isinstance(job.doing, Suspended)):
-        turn.judge(finding, f"{finding.node} has left: its agent was told to end")
+        turn.judge(finding, f"{finding.node} has left: its agent was asked to end")
     elif job is not None:
         if not left:
             returns.lost(turn, finding.node, finding)
@@ -260,7 +260,7 @@ def _open_root(turn: Turn, job: Job, finding: Finding) -> Incident | None:
             return incident
         if _is_node_fault(finding):
             same_node = incident.node == finding.node
-            at_once = abs(finding.since - incident.t_fault) <= turn.config.merge_s and not _is_node_kind(incident)
+            at_once = abs(finding.since - incident.fault_at) <= turn.config.merge_s and not _is_node_kind(incident)
             if same_node or (at_once and incident.state is not IncidentState.STARTING):
                 return incident
         elif incident.generation == (finding.generation or job.number) and _same_generation(job, incident):
@@ -279,8 +279,8 @@ def _same_generation(job: Job, incident: Incident) -> bool:
 
 
 def _open(turn: Turn, job: Job, finding: Finding) -> None:
-    t_fault, dated = _dated(turn, job, finding)
-    incident = open_incident(turn, job, finding, t_fault=t_fault, dated=dated)
+    fault_at, dated = _dated(turn, job, finding)
+    incident = open_incident(turn, job, finding, fault_at=fault_at, dated=dated)
     next_rung = recipes.struck(turn, job, finding)
     planned.drop(turn, job.name, f"overtaken by {incident.id}")
     if finding.kind in _WORKER_FAULTS:
@@ -337,15 +337,15 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         severity=finding.severity,
         evidence={**incident.evidence, **finding.evidence, **_origin(incident)},
         attribution=incident.attribution.refined(finding.attribution),
-        ladder=finding.ladder or incident.ladder,
-        t_fault=min(incident.t_fault, finding.since),
+        recommended_actions=finding.recommended_actions or incident.recommended_actions,
+        fault_at=min(incident.fault_at, finding.since),
     )
     again = (incident.action is not None and not names_culprit) and (
         finding.kind is FindingKind.REPEATED_EXCEPTION or finding.node in nodes_of_change(job) or job.change is None
     )
     if again:
         incident = recipes.end(turn, incident, RungEnd.OVERTAKEN, f"another cause was found: {finding.summary}")
-        incident = evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None)
+        incident = evolve(incident, state=IncidentState.OPEN, action=None, decided_at=None)
         if finding.node in nodes_of_change(job):
             change.give_up(turn, job.name, finding.summary)
     turn.put_incident(incident)

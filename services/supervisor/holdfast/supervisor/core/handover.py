@@ -246,7 +246,7 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
                 evolve(
                     turn.incidents[incident],
                     state=IncidentState.STARTING,
-                    t_prepared=turn.at,
+                    prepared_at=turn.at,
                     restored_step=generation.restore.step,
                 )
             )
@@ -254,15 +254,26 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
     reconcile.review_generation(turn, job.name)
 
 
+def on_started(turn: Turn, name: str, number: int, slots: Iterable[int]) -> None:
+    """The ranks of these slots were started, or step: their nodes have carried out `Start`."""
+    broadcast = turn.broadcasts.get(name)
+    if broadcast is None or not isinstance(broadcast.order, Start) or broadcast.order.generation != number:
+        return
+    if answered := Numbers(slots) & turn.unanswered[name]:
+        turn.answered(name, answered)
+
+
 def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksStepping]]) -> None:
     job = turn.jobs.get(name)
-    if job is None or not isinstance(job.doing, Starting):
+    if job is None or job.generation is None:
         return
-    starting, generation = job.doing, job.generation
-    assert generation is not None
+    generation = job.generation
     taken = [each for each in reports if each[1].generation == generation.number]
-    if not taken:
+    slots = (generation.slot_of(node) for node, _ in taken)
+    on_started(turn, name, generation.number, [slot for slot in slots if slot is not None])
+    if not (taken and isinstance(job.doing, Starting)):
         return
+    starting = job.doing
     change = evolve(
         starting.change,
         phases_s=_slowest(starting.change.phases_s, (report.phases_s for _, report in taken)),
@@ -330,7 +341,7 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
             IncidentState.RESOLVED,
             outcome,
             rung_end=RungEnd.DONE,
-            t_first_step=starting.stepped_at,
+            first_step_at=starting.stepped_at,
             phases_s=change.phases_s,
             restored_from=change.restored_from,
             shares=change.shares,

@@ -4,9 +4,9 @@
       ├────► expired
       └────► revoked      by an administrator
 
-They are part of the leader's state, so that two machines that use one at the same time are told apart, whoever leads: the first
-request that is folded has it. The state has a digest of the token only. What is over is kept for a week, so that a refusal can
-say why.
+Invitations are part of the leader's state. If two machines use one at the same time, the first request that is folded gets the
+certificate, whichever supervisor leads. The state contains only a digest of the token. An invitation that is used up, expired
+or revoked is kept for a week, so that a refusal can state the reason.
 """
 
 from __future__ import annotations

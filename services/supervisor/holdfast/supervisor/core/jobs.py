@@ -193,7 +193,7 @@ def _resolve_contradicted(turn: Turn, job: Job, event: StepsCompleted) -> None:
     for incident in turn.open_incidents(job.name):
         doubtful = incident.kind in (FindingKind.NODE_LOST, FindingKind.HANG) and incident.action is None
         doubtful = doubtful and len(incident.findings) == 1  # if there were more findings since, the policy decides
-        if doubtful and incident.generation == event.generation and finished_after > incident.t_detected:
+        if doubtful and incident.generation == event.generation and finished_after > incident.detected_at:
             if incident.node in turn.nodes and incident.kind == FindingKind.NODE_LOST:
                 turn.put_node(incident.node, lost=False)
                 nodes.refresh(turn, incident.node, "its ranks are stepping")
@@ -280,7 +280,7 @@ def suspend(turn: Turn, name: str, ends_at: float) -> None:
     planned.drop(turn, name, outcome)
     for incident in turn.open_incidents(name):
         turn.close_incident(incident.id, IncidentState.RESOLVED, outcome)
-    why = "all of its nodes were told to end"
+    why = "all of its nodes were asked to end"
     left_s = ends_at - turn.at
     until = ends_at - min(turn.config.suspend_margin_s, left_s / 4)
     if job.progress.reports_no_steps or job.membership.finished or until <= turn.at:

@@ -143,7 +143,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """All of its nodes were told to end. It continues from `step` when there are nodes again."""
+    """All of its nodes were asked to end. It continues from `step` when there are nodes again."""
 
     phase: ClassVar = JobPhase.SUSPENDED
     awaited: AwaitedNodes

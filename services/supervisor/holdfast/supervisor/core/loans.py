@@ -114,12 +114,12 @@ class _Offer:
 def _choose(turn: Turn, job: Job) -> list[_Offer]:
     """The smallest loans that let `job` run as many replicas as any loans could: from the lowest priority first, and from the
     youngest job among equals. Empty if no loan would help."""
-    ladders = [steps for other in _lenders(turn, job) if (steps := _offers(turn, other, job))]
-    goal = _reaches(turn, job, [steps[-1] for steps in ladders])
+    offers = [steps for other in _lenders(turn, job) if (steps := _offers(turn, other, job))]
+    goal = _reaches(turn, job, [steps[-1] for steps in offers])
     if goal <= _reaches(turn, job, []):
         return []
     chosen: list[_Offer] = []
-    for steps in ladders:
+    for steps in offers:
         for offer in steps:
             if _reaches(turn, job, [*chosen, offer]) >= goal:
                 return _without_needless(turn, job, [*chosen, offer], goal)

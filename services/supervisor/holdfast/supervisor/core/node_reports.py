@@ -15,6 +15,7 @@ from holdfast.domain.orders import (
     Inventory,
     OrderDone,
     Prepare,
+    PrepareTemplate,
     Prune,
     RanksFinished,
     RanksStepping,
@@ -24,7 +25,6 @@ from holdfast.domain.orders import (
     RestartAgent,
     Stop,
     Tested,
-    Warm,
     WorkersChanged,
 )
 from holdfast.supervisor.core import (
@@ -147,7 +147,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             turn.note(node, f"did not delete saved steps of {send.order.job}: {done.reason}")
         case Inject():
             fault_requests.answered(turn, node, send.order, done)
-        case Warm() if not done.ok:
+        case PrepareTemplate() if not done.ok:
             turn.note(node, f"could not prepare a worker template for {send.order.job}: {done.reason}")
         case CheckpointNow() if not done.ok:
             turn.note(

@@ -36,7 +36,7 @@ def unknown_job(node: Node, jobs: Container[str]) -> str:
 
 def _state(node: Node, busy_with: str) -> NodeState:
     if node.lost:
-        return NodeState.LEFT if node.told_to_end else NodeState.LOST
+        return NodeState.LEFT if node.asked_to_end else NodeState.LOST
     if node.unschedulable_reason:
         return NodeState.CORDONED
     if busy_with:
@@ -53,7 +53,7 @@ def declare_lost(turn: Turn, name: str, reason: str) -> None:
         refresh(turn, name, reason)
         for job in turn.found(By.WANTS_NODES):  # a job that cannot start without it gives this reason
             turn.touch(job)
-        if not turn.nodes[name].told_to_end:
+        if not turn.nodes[name].asked_to_end:
             breaker.count_failed(turn, name)
 
 

@@ -5,7 +5,7 @@
 
 A notice is not a fault. The run is healthy until the machine is taken, and the node is then lost like any other: its ranks
 move, and its state comes from elsewhere. So nothing is stopped for a notice that could as well continue. If nothing is done
-about the notice, that costs one recovery. `upkeep` decides what a job needs; this module supplies the data.
+about the notice, that costs one recovery. `job_needs` decides what a job needs; this module supplies the data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OF_AGENTS = ("file", "gce", TERMINATION)  # sources that report through the node
 EVENT_CHARS_MAX = 500
 AHEAD_S_MAX = 366 * 86_400.0
 
-TOGETHER_S = 1.0  # agents that are told to end together, as at the end of an allocation, report it within this
+TOGETHER_S = 1.0  # agents that are asked to end together, as at the end of an allocation, report it within this
 
 # ---------------------------------------------------------------- incoming notices
 
@@ -49,7 +49,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
         turn.judge(finding, "ignored: the finding contains no maintenance notice")
         return
     if notice.incarnation and notice.incarnation != node.facts.incarnation:
-        turn.judge(finding, "ignored: the agent that was told to end has ended")
+        turn.judge(finding, "ignored: the agent that was asked to end has ended")
         return
     notice = evolve(notice, at=finding.at)  # by this clock
     known = {each.source: each for each in node.notices}
@@ -99,7 +99,7 @@ def forget(turn: Turn, node: Node, reason: str) -> None:
 
 
 def on_agent_restarted(turn: Turn, name: str) -> None:
-    """An agent that was told to end has ended, and the node has a new one: withdraw the notice of its end."""
+    """An agent that was asked to end has ended, and the node has a new one: withdraw the notice of its end."""
     node = turn.nodes[name]
     by_source = {each.source: each for each in node.notices}
     if (leaving := by_source.get(TERMINATION)) is not None:
@@ -149,7 +149,7 @@ def _call_off(turn: Turn, name: str) -> None:
 
 
 def _settled(notice: Notice) -> float:
-    """From when on the notice is acted on. Agents that are told to end together are given time to report it."""
+    """From when on the notice is acted on. Agents that are asked to end together are given time to report it."""
     return notice.at + TOGETHER_S if notice.source == TERMINATION else notice.at
 
 
@@ -227,7 +227,7 @@ def save(turn: Turn, name: str, node: str) -> None:
 
 
 def end_of_all(turn: Turn, incident: Incident) -> float | None:
-    """When the nodes of the incident's job end, if all of them were told to end and the time is near; None otherwise."""
+    """When the nodes of the incident's job end, if all of them were asked to end and the time is near; None otherwise."""
     job = turn.jobs[incident.job]
     if not suspension.all_leave(turn, job):
         return None

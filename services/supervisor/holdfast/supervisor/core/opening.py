@@ -10,7 +10,7 @@ from holdfast.supervisor.core.turn import Turn
 
 
 def open_incident(
-    turn: Turn, job: Job, finding: Finding, *, t_fault: float, dated: dict[str, str] | None = None
+    turn: Turn, job: Job, finding: Finding, *, fault_at: float, dated: dict[str, str] | None = None
 ) -> Incident:
     """Open an incident for the finding, and judge the finding. `dated` is added to the evidence."""
     identifier = turn.new_incident_id()
@@ -27,8 +27,8 @@ def open_incident(
             node=finding.node,
             rank=finding.rank,
             gpu=finding.gpu,
-            t_fault=t_fault,
-            t_detected=finding.at,
+            fault_at=fault_at,
+            detected_at=finding.at,
             last_step=job.progress.step if job.running is not None else None,
             trace_id=trace_id or turn.trace(identifier),
             severity=finding.severity,
@@ -38,7 +38,7 @@ def open_incident(
                 **({tracing.TRACEPARENT: finding.traceparent} if trace_id else {}),
             },
             attribution=finding.attribution,
-            ladder=finding.ladder,
+            recommended_actions=finding.recommended_actions,
             confidence=finding.confidence,
             cost_share=finding.cost_share,
         )
@@ -67,8 +67,8 @@ def planned_incident(
         state=IncidentState.OPEN,
         generation=job.number,
         node=node,
-        t_fault=turn.at,
-        t_detected=turn.at,
+        fault_at=turn.at,
+        detected_at=turn.at,
         last_step=job.progress.step,
         trace_id=turn.trace(identifier),
         evidence=evidence or {},

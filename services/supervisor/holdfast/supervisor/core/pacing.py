@@ -46,7 +46,7 @@ def recovered(turn: Turn, name: str, starting: Starting) -> None:
     survived it."""
     job, change = turn.jobs[name], starting.change
     faults = [turn.incidents[each] for each in change.incidents if each in turn.incidents]
-    fault_times = [incident.t_fault for incident in faults if not incident.planned]
+    fault_times = [incident.fault_at for incident in faults if not incident.planned]
     measured = job.checkpoints.measured
     if fault_times:
         seconds = max(0.0, starting.stepped_at - min(fault_times))

@@ -53,7 +53,7 @@ def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: s
 
     A step that was requested before and is still ahead is used again. `to_object_store`: upload it, whatever the store's
     interval; a save that is due in any case is uploaded only if the order arrives before it. The same holds for `leaving`: why
-    this generation ends after the save, which the script is told before it; empty if the generation continues.
+    this generation ends after the save, of which the script is notified before it; empty if the generation continues.
     """
     asked = turn.jobs[job.name].checkpoints.on_demand
     if asked is not None and (asked.generation != job.number or asked.at_step <= job.progress.step):

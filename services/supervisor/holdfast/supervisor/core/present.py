@@ -44,6 +44,7 @@ class Present:
         self._index = Draft(state.index or index_of(state))
         self._pooled: Memo = {}
         self._pooled_version = 0
+        self._asked: dict[tuple[str, str], tuple[Broadcast, int]] = {}  # by node and id: slots found for answers
 
     @property
     def config(self) -> Config:
@@ -131,7 +132,7 @@ class Present:
     def open_incidents(self, job: str) -> list[Incident]:
         """Oldest first."""
         mine = (self.incidents[each] for each in self._index.get(By.OPEN, job))
-        return sorted(mine, key=lambda incident: (incident.t_detected, len(incident.id), incident.id))
+        return sorted(mine, key=lambda incident: (incident.detected_at, len(incident.id), incident.id))
 
     def in_order(self, names: Iterable[str]) -> list[Job]:
         """These jobs in the order in which they get free nodes: by priority, then by submission."""
@@ -182,10 +183,16 @@ class Present:
 
     def _in_broadcast(self, node: str, command_id: str) -> tuple[Broadcast, int] | None:
         """The broadcast that includes `node`, and the slot whose unanswered order has this id."""
+        if (known := self._asked.pop((node, command_id), None)) is not None:  # found for the check of the sender
+            job = known[0].order.job
+            return known if self.broadcasts.get(job) is known[0] and known[1] in self.unanswered[job] else None
         for job in self._index.get(By.CLAIM, node):
             broadcast = self.broadcasts.get(job)
             if broadcast is not None and (slot := broadcast.slot_of(command_id)) is not None:
-                return (broadcast, slot) if slot in self.unanswered[job] else None
+                if slot not in self.unanswered[job]:
+                    return None
+                self._asked[node, command_id] = broadcast, slot
+                return broadcast, slot
         return None
 
     def pooled(self, key: Hashable, make: Callable[[], T], *of: object) -> T:

@@ -33,7 +33,7 @@ def count(turn: Turn, incident: Incident) -> None:
     spread = len(job.generation.nodes) if job is not None and job.generation is not None else 1
     weight = offenders.weight_of(incident, turn.config.offenders, spread)
     node = turn.nodes.get(incident.node)
-    if node is None or not weight or (node.told_to_end and incident.kind == FindingKind.NODE_LOST):
+    if node is None or not weight or (node.asked_to_end and incident.kind == FindingKind.NODE_LOST):
         return
     is_restart = incident.kind == FindingKind.NODE_LOST and not node.lost and node.booted_at != turn.at
     _add(turn, node, Fault(turn.at, incident.id, incident.job, weight, agent_only=is_restart))

@@ -2,14 +2,14 @@
 
     policy ──► choose: the first rung that is possible ──► decide ──► the job changes ──► every rank steps: DONE
                  ▲   each one before it: REFUSED                          │
-                 └────── upkeep, after the same event ◄── FAILED or LATE ─┘     no rung left: the policy is asked again
+                 └─── job_needs, after the same event ◄── FAILED or LATE ─┘     no rung left: the policy is asked again
 
 Theory of operation. The rest of a recipe is in the incident's action (its fallbacks), and the rungs that were tried are in the
 incident's walk. The last rung of the walk is being carried out while it has no end. A walk is thus part of the incident's row:
 every leader continues it, and it can only go forward, since tried rungs are no longer in the action. A job has one walk at a
 time: any other decision about the job ends the walk.
 
-Code that finds that a rung has failed only records it (`end`). `upkeep` finds such incidents after the event and takes the
+Code that finds that a rung has failed only records it (`end`). `job_needs` finds such incidents after the event and takes the
 next rung (`decisions.walk_on`). While the breaker is open no rung is taken: a rung that fails then is planned around, like the
 change of an action without fallbacks.
 
@@ -122,7 +122,7 @@ def overtake(turn: Turn, job: str, by: Incident) -> None:
             continue
         other = end(turn, other, RungEnd.OVERTAKEN, f"overtaken by the decision about {by.id}: {by.cause}")
         if other.kind != FindingKind.REPEATED_EXCEPTION:
-            turn.put_incident(evolve(other, state=IncidentState.OPEN, action=None, t_decided=None, decided_by=""))
+            turn.put_incident(evolve(other, state=IncidentState.OPEN, action=None, decided_at=None, decided_by=""))
 
 
 def _of_change(turn: Turn, job: Job) -> Incident | None:

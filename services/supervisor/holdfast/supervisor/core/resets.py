@@ -31,13 +31,13 @@ from holdfast.supervisor.core.turn import Turn
 def is_demanded_by(finding: Finding) -> bool:
     """Whether the mildest remedy that the finding recommends is a reset: the run has ended, or will end, and a restart on the
     same GPU is no remedy."""
-    resets = finding.ladder[:1] == (Remedy.RESET_GPU,)
+    resets = finding.recommended_actions[:1] == (Remedy.RESET_GPU,)
     return resets and bool(finding.node) and finding.severity is Severity.ERROR
 
 
 def is_wanted_by(finding: Finding) -> bool:
     """Whether the finding recommends a reset at the job's next checkpoint: until then the run can use the GPU."""
-    later = Remedy.RESET_GPU in finding.ladder and finding.severity is Severity.WARNING
+    later = Remedy.RESET_GPU in finding.recommended_actions and finding.severity is Severity.WARNING
     return later and bool(finding.node)
 
 
@@ -89,7 +89,7 @@ def targets(turn: Turn, job: Job, action: Action, incident: Incident) -> tuple[s
     for name in action.nodes or own:
         node = turn.nodes.get(name)
         is_member = generation.slot_of(name) is not None
-        if node is not None and is_member and node.reset_due is None and incident.t_fault >= node.reset_at:
+        if node is not None and is_member and node.reset_due is None and incident.fault_at >= node.reset_at:
             demand(turn, node, incident.gpu if name == incident.node else None, action.reason)
     return tuple(turn.members(generation, By.RESET_DUE))
 

@@ -3,7 +3,7 @@
     change.begin ──Stop to all──► RESETTING ──every reset done──► PREPARING on the same nodes
                                       └──a reset failed, is late, its node is lost──► the next rung, or the policy is asked
 
-resets.py handles the nodes; this module handles the job. `upkeep` calls it after every event that concerns one of the job's
+resets.py handles the nodes; this module handles the job. `job_needs` calls it after every event that concerns one of the job's
 nodes, so nothing has to be remembered between a reset and its consequence.
 """
 
@@ -105,7 +105,7 @@ def _give_up(turn: Turn, job: Job, doing: Resetting, why: str) -> None:
 def _undecided(turn: Turn, incident: Incident, why: str) -> Incident:
     evidence = {**incident.evidence, FAILURE: why}
     return turn.put_incident(
-        evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None, evidence=evidence, decided_by="")
+        evolve(incident, state=IncidentState.OPEN, action=None, decided_at=None, evidence=evidence, decided_by="")
     )
 
 

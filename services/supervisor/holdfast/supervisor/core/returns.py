@@ -59,7 +59,7 @@ def condemn(turn: Turn, name: str, finding: Finding) -> None:
     # A boot does not repair wrong products, and a test of half a second proves little: an operator must decide.
     cure = Cure.OPERATOR if finding.kind is FindingKind.SILENT_CORRUPTION else Cure.REBOOT
     removal = _removal(turn, turn.nodes[name], finding.summary, cure, hardware=True, finding=finding.id)
-    removal = evolve(removal, replace=finding.ladder[:1] == (Remedy.REPLACE_NODE,))
+    removal = evolve(removal, replace=finding.recommended_actions[:1] == (Remedy.REPLACE_NODE,))
     nodes.mark_unschedulable(turn, name, finding.summary, removal=removal)
 
 

@@ -242,10 +242,10 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     """Every shard of `step` is known now: find out whether the replicas' shards differ."""
     job = turn.jobs[name]
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
-        age = generation.attempt, step
+        attempt = generation.attempt
         keepers = (node for node in turn.group(By.KEEPS, name) if generation.slot_of(node) is not None)
         inventories = (turn.nodes[node].inventory[name] for node in keepers)
-        runs = (run for shards in inventories for run in shard_runs(shards) if run[:2] == age)
+        runs = (run for shards in inventories for run in shard_runs(shards) if run[1] == step and run[0] == attempt)
         sharded = replicas_differ(runs)
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)

@@ -176,7 +176,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         findings.record_fault(turn, finding)
         if booted and not is_other:
             returns.failed_under_ranks(turn, node.name, finding.summary)
-    if not node.told_to_end:
+    if not node.asked_to_end:
         breaker.count_agent_restart(turn, node.name)
 
 

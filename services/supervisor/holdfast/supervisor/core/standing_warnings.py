@@ -13,7 +13,7 @@ stopped stepping is a question at once: its detector has waited for minutes. A c
 cost is measured may lead to a swap, so only reports of one occurrence count for it; these have one id. A GPU that waits for a
 reset does so until it is reset, whether the finding is repeated or not. The policy is asked once about a warning while it
 lasts, however often it is reported, and a job is changed for warnings at most once per `warnings.gap_s`. Kinds of findings
-that end a run are never asked about as warnings: a policy might decide by the kind alone, and stop a healthy run. `upkeep`
+that end a run are never asked about as warnings: a policy might decide by the kind alone, and stop a healthy run. `job_needs`
 asks.
 """
 
@@ -40,7 +40,7 @@ MUCH_MORE = 1.5  # the policy is asked again if a warning costs this many times 
 
 
 def on_finding(turn: Turn, finding: Finding) -> None:
-    """Store a warning about a running job; `upkeep` asks the policy after this event."""
+    """Store a warning about a running job; `job_needs` asks the policy after this event."""
     job = turn.jobs.get(finding.job) if finding.job else nodes.job_of(turn, finding.node)
     if (
         finding.kind in RUN_ENDING

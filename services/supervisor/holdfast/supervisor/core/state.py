@@ -198,8 +198,8 @@ class Node:
         return not self.lost and not self.unschedulable_reason
 
     @property
-    def told_to_end(self) -> bool:
-        """Whether its agent was told to end, and its workers with it. This cannot be withdrawn."""
+    def asked_to_end(self) -> bool:
+        """Whether its agent was asked to end, and its workers with it. This cannot be withdrawn."""
         return any(each.source == TERMINATION and each.event for each in self.notices)
 
     @property

@@ -71,14 +71,14 @@ def suspected(turn: Turn, incidents: Iterable[str], generation: Generation) -> N
 def _suspects(turn: Turn, incident: Incident, node: Node) -> bool:
     """Whether this incident, which was not caused from outside, suspects its node."""
     blame, error_class = incident.attribution.blame, incident.attribution.error_class
-    if node.reset_at >= incident.t_fault:
+    if node.reset_at >= incident.fault_at:
         return False  # its GPUs were reset since, and it passed its tests afterwards
     if blame is Blamed.HARDWARE:
         return True
     if blame is Blamed.USER:
         return False
     if incident.kind == FindingKind.NODE_LOST:
-        return node.booted_at >= incident.t_fault  # a machine that crashed; a partition is no evidence against it
+        return node.booted_at >= incident.fault_at  # a machine that crashed; a partition is no evidence against it
     if incident.kind in _OF_THE_MACHINE or incident.kind == FindingKind.HANG:
         return True
     if incident.kind in _OF_WORKERS:
@@ -96,7 +96,7 @@ def _has_failed_before(turn: Turn, incident: Incident) -> bool:
         and each.kind in _MAY_REPEAT
         and not each.attribution.from_outside
         and each.attribution.blame is not Blamed.USER
-        and 0 <= incident.t_fault - each.t_fault <= SUSPECT_WINDOW_S
+        and 0 <= incident.fault_at - each.fault_at <= SUSPECT_WINDOW_S
         for each in (*turn.closed, *turn.incidents.values())
     )
 

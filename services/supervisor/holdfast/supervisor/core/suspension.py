@@ -1,7 +1,7 @@
 """Suspended jobs: all nodes of a job leave, as at the end of an allocation. How the job stops, and how it continues.
 
-    every node is told to end ──► the job saves ──► its workers stop ──► Suspended at that step ──► nodes connect ──► it goes on
-                                    └── no save in time, no library, the nodes disconnected: at the newest saved step
+    every node is asked to end ──► the job saves ──► workers stop ──► Suspended at that step ──► nodes connect ──► it continues
+                                     └── no save in time, no library, the nodes disconnected: at the newest saved step
 
 `notices` receives the notices and asks the policy, and `jobs` saves and stops. This module has the data of a suspended job, and
 decides when it continues.
@@ -24,10 +24,10 @@ from holdfast.supervisor.timers import RetryDue
 
 
 def all_leave(turn: Turn, job: Job) -> bool:
-    """Whether every node of the job's newest generation was told to end, or has disconnected when others were told."""
+    """Whether every node of the job's newest generation was asked to end, or has disconnected when others were asked."""
     members = [turn.nodes.get(name) for name in (job.generation.nodes if job.generation else ())]
-    gone = all(node is None or node.told_to_end or not node.connected for node in members)
-    return gone and any(node is not None and node.told_to_end for node in members)
+    gone = all(node is None or node.asked_to_end or not node.connected for node in members)
+    return gone and any(node is not None and node.asked_to_end for node in members)
 
 
 def begin(turn: Turn, name: str, reason: str) -> None:

@@ -14,7 +14,7 @@ Measured against persistent maps (`rpds-py`, `immutables`): docs/adr/0026-broadc
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from hashlib import blake2s
 from typing import Any
 
@@ -50,13 +50,17 @@ from holdfast.supervisor.protocol import (
 )
 from holdfast.supervisor.timers import PolicyTimeout, RungTimeout, Timer
 
+_NO_FIELDS: Mapping[str, Any] = {}
+_NO_ROWS: Mapping[Any, Mapping[str, Any] | None] = {}
+
 
 class Turn(Present):
-    """`commands` are those of the present event. `written`: keys of the rows that differ from `state`, by table."""
+    """`commands` are those of the present event. `written`: by table, keys of the rows that differ from `state`; of a node that
+    was in `state`, with the fields that may differ, None = any."""
 
     def __init__(self, state: State, at: float) -> None:
         super().__init__(state)
-        self.written: dict[str, dict[Any, None]] = {}
+        self.written: dict[str, dict[Any, Mapping[str, Any] | None]] = {}
         self._tables: dict[str, dict[Any, Any]] = {}
         self._heard: dict[str, dict[str, int]] = {}  # rows of `State.heard` that the turn has copied
         self.begin(at)
@@ -72,6 +76,7 @@ class Turn(Present):
         self._everything = False
         self._index.pool_changed = self._index.all_reported = False
         self._pooled.clear()
+        self._asked.clear()
         if at and not self._value("born"):
             self.set(born=at)
 
@@ -142,7 +147,10 @@ class Turn(Present):
     def put_node(self, name: str, **changes: Any) -> Node:
         old = self.nodes[name]
         node = evolve(old, **changes)
+        known = self.written.get("nodes", _NO_ROWS).get(name, _NO_FIELDS)
         self._write("nodes", name)[name] = node
+        if known is not None:
+            self.written["nodes"][name] = {**known, **changes} if known else changes
         self._index.node(old, node, changes)
         self._touched_nodes.add(name)
         if node.removal is not None:
@@ -347,7 +355,7 @@ class Turn(Present):
 
     def answered(self, job: str, slots: Iterable[int]) -> None:
         """Mark these slots as having answered the job's broadcast."""
-        left = self.unanswered[job] - Numbers(slots)
+        left = self.unanswered[job] - (slots if isinstance(slots, Numbers) else Numbers(slots))
         if left:
             self._write("unanswered", job)[job] = left
         else:

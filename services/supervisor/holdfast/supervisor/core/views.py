@@ -68,7 +68,7 @@ def reserved_nodes(state: State, job: Job) -> tuple[str, ...]:
 
 def _may_stay(node: Node, job: Job, *, after_resets: bool = False) -> bool:
     """Whether a member of the job may keep its ranks. A failed pre-flight test excludes it unless it has workers of the job."""
-    if node.told_to_end and isinstance(job.doing, Waiting | Suspended | Deferred):
+    if node.asked_to_end and isinstance(job.doing, Waiting | Suspended | Deferred):
         return False  # workers that run there may continue, but none are started any more
     return (node.in_service if after_resets else node.usable) and (
         node.preflight is None or not node.unfit or job.name in node.live_generations
@@ -235,7 +235,7 @@ def _job_view(turn: Turn, job: Job) -> JobView:
         change_s=measured.change_s or measured.recovery_s or turn.config.change_unmeasured_s,
         restarts_without_progress_max=job.spec.limits.restarts_without_progress_max,
         params=job.spec.policy_params,
-        recent=tuple(i for i in turn.closed if i.job == job.name and i.t_fault >= job.submitted_at)[-RECENT_MAX:],
+        recent=tuple(i for i in turn.closed if i.job == job.name and i.fault_at >= job.submitted_at)[-RECENT_MAX:],
         reports_steps=not job.progress.reports_no_steps,
     )
 

@@ -11,7 +11,7 @@ An agent replaces a template that ended. If templates end repeatedly, that is no
 from __future__ import annotations
 
 from holdfast.domain.nodes import TemplateState
-from holdfast.domain.orders import Warm
+from holdfast.domain.orders import PrepareTemplate
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.spares import is_spare_for, spares_for
 from holdfast.supervisor.core.turn import Turn
@@ -50,7 +50,7 @@ def review(turn: Turn, name: str) -> None:
     ]
     if not wanted or any(job.name in node.template.jobs for job in wanted):
         return
-    if not any(isinstance(send.order, Warm) for send in turn.orders(node=name)):
+    if not any(isinstance(send.order, PrepareTemplate) for send in turn.orders(node=name)):
         ordered = [job for job in wanted if job.name in node.warmed]
         _warm(turn, name, (ordered or wanted)[0])
 
@@ -60,4 +60,4 @@ def _warm(turn: Turn, name: str, job: Job) -> None:
     others = (each for each in turn.nodes[name].warmed if each != job.name)
     unfinished = (each for each in others if each in turn.jobs and not turn.jobs[each].phase.finished)
     turn.put_node(name, warmed=(*unfinished, job.name))
-    turn.send(name, Warm(job.name, job.spec.launch))
+    turn.send(name, PrepareTemplate(job.name, job.spec.launch))

@@ -77,9 +77,9 @@ class Accounts:
             account = await self._account(each)
             if account is not None:
                 self._known[each] = account
-            took_s = anyio.current_time() - before
+            duration_s = anyio.current_time() - before
             over = each.finished and account is not None
-            self._due[each] = math.inf if over else before + max(AGE_MIN_S, REST * took_s)
+            self._due[each] = math.inf if over else before + max(AGE_MIN_S, REST * duration_s)
 
     async def _account(self, wanted: Wanted) -> Account | None:
         """None while the history has not heard of the run."""

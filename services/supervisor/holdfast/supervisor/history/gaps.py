@@ -44,16 +44,16 @@ def spans_of_gap(history: History, begin: float, end: float, *, startup: bool) -
 
 def _may_cause_gap(incident: Incident, begin: float, end: float) -> bool:
     """Whether the incident may have caused a gap. A planned change or a warning that led to no change may not."""
-    if incident.planned and incident.closed and incident.t_first_step is None:
+    if incident.planned and incident.closed and incident.first_step_at is None:
         return False
-    return _began(incident) < end and (incident.t_first_step is None or incident.t_first_step > begin)
+    return _began(incident) < end and (incident.first_step_at is None or incident.first_step_at > begin)
 
 
 def _began(incident: Incident) -> float:
     """When the incident may have stopped the run: a planned change does so once it is decided."""
     if not incident.planned:
-        return incident.t_fault
-    return math.inf if incident.t_decided is None else incident.t_decided
+        return incident.fault_at
+    return math.inf if incident.decided_at is None else incident.decided_at
 
 
 def _class_of(history: History, causes: Sequence[Incident], at: float, *, startup: bool) -> Class:
@@ -76,7 +76,7 @@ def _runs_unmeasured(history: History, present: Iterable[Incident], at: float) -
     if not any(begin <= at < end for begin, end in history.unmeasured):
         return False
     return not any(
-        not incident.planned and (incident.t_first_step is None or at < incident.t_first_step) for incident in present
+        not incident.planned and (incident.first_step_at is None or at < incident.first_step_at) for incident in present
     )
 
 
@@ -84,9 +84,9 @@ _STAGES = (Class.DETECT, Class.DECIDE, Class.WAIT, Class.RECOVER)
 
 
 def _stage(incident: Incident, at: float) -> Class:
-    if at < incident.t_detected:
+    if at < incident.detected_at:
         return Class.DETECT
-    if incident.t_decided is None or at < incident.t_decided:
+    if incident.decided_at is None or at < incident.decided_at:
         return Class.DECIDE
     if incident.action is not None and ACTIONS[incident.action.kind].effect is Effect.WAIT:
         return Class.WAIT
@@ -94,4 +94,4 @@ def _stage(incident: Incident, at: float) -> Class:
 
 
 def _marks(incident: Incident) -> tuple[float | None, ...]:
-    return (incident.t_fault, incident.t_detected, incident.t_decided, incident.t_first_step)
+    return (incident.fault_at, incident.detected_at, incident.decided_at, incident.first_step_at)

@@ -299,7 +299,7 @@ class SqliteHistory:
             accepted=accepted,
             changes=since("JobChanged"),
             generations=since("GenerationChanged"),
-            incidents=[incident for incident in incidents if incident.t_detected >= accepted.at],
+            incidents=[incident for incident in incidents if incident.detected_at >= accepted.at],
             nodes=[records.loads(data, Published) for (data,) in nodes],
             steps=[StepRecord(*row) for row in steps],
             booked=self._booked(accepted.job, accepted.at),
@@ -373,11 +373,11 @@ def _put_incident(database: sqlite3.Connection, incident: Incident) -> None:
         "ON CONFLICT (id) DO UPDATE SET node = excluded.node, data = excluded.data",
         (incident.id, incident.job, incident.node, data),
     )
-    if incident.action is not None and incident.t_decided is not None:
+    if incident.action is not None and incident.decided_at is not None:
         database.execute(
             "INSERT INTO actions (incident, at, job, data) VALUES (?, ?, ?, ?) "
             "ON CONFLICT (incident, at) DO UPDATE SET data = excluded.data",
-            (incident.id, incident.t_decided, incident.job, data),
+            (incident.id, incident.decided_at, incident.job, data),
         )
 
 

@@ -56,7 +56,7 @@ def _known(state: State, node: Node) -> Known:
         node=node.name,
         event=notice.event if notice is not None else "",
         starts_at=notice.starts_at if notice is not None else None,
-        told_at=notice.at if notice is not None else 0.0,
+        notified_at=notice.at if notice is not None else 0.0,
         zone=node.machine_zone,
         away=node.lost and not node.connected and not unfinished,
     )

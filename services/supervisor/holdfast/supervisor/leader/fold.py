@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -14,7 +14,7 @@ from holdfast.domain.errors import HoldfastError
 from holdfast.domain.evolve import evolve
 from holdfast.log.names import EVENTS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit, Delivery, Entry
-from holdfast.supervisor.core import Batch, State
+from holdfast.supervisor.core import Batch, State, Written
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.intake import Input, dead_letter_entry
 from holdfast.supervisor.protocol import (
@@ -47,7 +47,7 @@ class Folded:
     commands: tuple[Command, ...]
     published: tuple[Published, ...]
     dead: tuple[tuple[str, Entry], ...]
-    written: Mapping[str, Iterable[str]]  # rows of the state's tables that may have changed
+    written: Written  # rows of the state's tables that may have changed
 
 
 @dataclass(slots=True)

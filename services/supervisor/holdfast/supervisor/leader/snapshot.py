@@ -21,7 +21,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Placement, RankRestore, ShardSource
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare
-from holdfast.supervisor.core import Node, State
+from holdfast.supervisor.core import Node, State, Written
 from holdfast.supervisor.core.lifecycle import Preparing
 from holdfast.supervisor.leader import upgrades
 from holdfast.supervisor.protocol import Send
@@ -58,7 +58,10 @@ class _Group:
         self.hint: Any = self.kind if len(names) > 1 else hints[names[0]]
         self._names = names
         self._write = records.writer(self.hint)
+        self._write_fields = records.writer_of_fields({name: hints[name] for name in names})
+        self._defaults = [_default_value(each) for each in fields(self.kind)]
         self._write_same = lru_cache(SAME_MAX)(lambda items: self._write(dict(items)))
+        self._newest: tuple[Any, bytes] = (None, b"")  # the value written last: many rows in a row have the same object
 
     def dumps(self, row: Any) -> bytes | None:
         """None if all fields have their default values."""
@@ -66,10 +69,14 @@ class _Group:
         if not any(values):
             return None
         if self.hint is self.kind:
-            return self._write(self.kind(*values))
+            pairs = zip(self._names, values, self._defaults, strict=True)
+            return self._write_fields({name: value for name, value, default in pairs if value != default})
         [value] = values
-        # Thousands of nodes have equal `live_generations`.
-        return self._write_same(tuple(value.items())) if isinstance(value, Mapping) else self._write(value)
+        if value is not self._newest[0]:
+            # Thousands of nodes have equal `live_generations`.
+            same = isinstance(value, Mapping)
+            self._newest = value, self._write_same(tuple(value.items())) if same else self._write(value)
+        return self._newest[1]
 
     def loads(self, raw: bytes) -> dict[str, Any]:
         value = records.loads(raw, self.hint)
@@ -95,6 +102,10 @@ def _default_of(known: Field[Any]) -> Any:
     return field() if known.default is MISSING else field(default=known.default)
 
 
+def _default_value(known: Field[Any]) -> Any:
+    return known.default_factory() if known.default_factory is not MISSING else known.default
+
+
 class _Row:
     """Splits the rows of a table into the parts of its groups and the rest, whose name is ""."""
 
@@ -102,17 +113,19 @@ class _Row:
         self._kind = _TABLES[table]
         self.groups = {part: _Group(table, names) for part, names in _GROUPS[table].items()}
         part_of = {name: part for part, names in _GROUPS[table].items() for name in names}
-        self._fields = [(each.name, part_of.get(each.name, "")) for each in fields(self._kind)]
-        self._own = [name for name, part in self._fields if not part]
+        self._part_of = {each.name: part_of.get(each.name, "") for each in fields(self._kind)}
+        self._own = [name for name, part in self._part_of.items() if not part]
         self.rest = _part_of(self._kind, self._own)
         self._write = records.writer(self.rest)
 
-    def differing(self, was: Any, value: Any) -> set[str]:
-        """The parts in which two rows differ."""
-        before, after = vars(was).values(), vars(value).values()  # in the order of the fields, as in every copy
+    def differing(self, was: Any, value: Any, names: Iterable[str] | None = None) -> set[str]:
+        """The parts in which two rows differ. `names`: the fields that may differ; None = any."""
+        before, after = vars(was), vars(value)
+        if names is None:  # the fields are in the same order in every copy
+            names = compress(self._part_of, map(is_not, before.values(), after.values()))
         parts: set[str] = set()
-        for name, part in compress(self._fields, map(is_not, before, after)):
-            if part not in parts and getattr(was, name) != getattr(value, name):
+        for name in names:
+            if (part := self._part_of[name]) not in parts and before[name] != after[name]:
                 parts.add(part)
         return parts
 
@@ -134,8 +147,10 @@ WHOLE = ""  # name of the single part that an early version wrote
 # report. 4: the fields of a job are grouped, its state is one value, and timers are values (`upgrades`).
 # 5: the fields of a node that change together are parts of their own, shards and workers are runs, and fields of nodes, orders,
 # the breaker and its settings have the names of the glossary. 6: a job's specification, with the text of its policy, is a part
-# of its own, and a row contains no fields of its groups.
-_FORMAT, _NOW = "format", b"6"
+# of its own, and a row contains no fields of its groups. 7: incidents, findings and pre-flight tests have the names of the
+# glossary; `records` also reads the former names.
+_FORMAT, _NOW = "format", b"7"
+_SAME_PARTS = (b"6", _NOW)  # formats with the same parts and rows
 _BEFORE = tuple(str(number).encode() for number in range(1, int(_NOW)))
 _UPGRADES = {
     "jobs": upgrades.job,
@@ -175,11 +190,9 @@ def is_current(parts: Mapping[str, bytes]) -> bool:
     return parts.get(_FORMAT) == _NOW
 
 
-def changes(
-    before: State | None, after: State, written: Mapping[str, Iterable[str]] | None = None
-) -> dict[str, bytes | None]:
+def changes(before: State | None, after: State, written: Written | None = None) -> dict[str, bytes | None]:
     """Parts to write (None = to remove) so that a snapshot of `before` becomes one of `after`. If `before` is None: every part.
-    `written`: the rows that may differ, by table; None = any."""
+    `written`: the rows that may differ, by table, and their fields; None = any."""
     parts: dict[str, bytes | None] = {}
     if before is None:
         parts[_FORMAT] = _NOW
@@ -193,26 +206,28 @@ def changes(
                 parts[name] = records.dumps(new, _HINTS[name])
             continue
         old = old or {}
-        rows: Iterable[Any] = {**old, **new} if written is None else written.get(name, ())
-        changed = ((key, old.get(key), new.get(key)) for key in rows)
+        rows: Mapping[Any, Iterable[str] | None]
+        rows = dict.fromkeys((*old, *new)) if written is None else written.get(name, {})
+        changed = ((key, old.get(key), new.get(key), names) for key, names in rows.items())
         write = _timers if name == "timers" else _rows_apart if name in _APART else _rows
         write(parts, name, [each for each in changed if each[1] is not each[2]])
     return parts
 
 
-_Changed = Iterable[tuple[Any, Any, Any]]  # of rows: key, before, after; None = the row does not exist
+# Of rows: key, before, after (None = the row does not exist), names of the fields that may differ (None = any).
+_Changed = Iterable[tuple[Any, Any, Any, Iterable[str] | None]]
 
 
 def _rows(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None:
     write = records.writer(_TABLES[table])
-    for key, _, value in changed:
+    for key, _, value, _ in changed:
         parts[f"{table}/{key}"] = None if value is None else write(value)
 
 
 def _rows_apart(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None:
     row = _APART[table]
-    for key, was, value in changed:
-        for part in {"", *row.groups} if was is None or value is None else row.differing(was, value):
+    for key, was, value, names in changed:
+        for part in {"", *row.groups} if was is None or value is None else row.differing(was, value, names):
             raw = None if value is None else row.dumps(part, value)
             if raw is not None or was is not None:
                 parts[f"{table}/{key}:{part}" if part else f"{table}/{key}"] = raw
@@ -220,7 +235,7 @@ def _rows_apart(parts: dict[str, bytes | None], table: str, changed: _Changed) -
 
 def _timers(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None:
     write = records.writer(_TIMER)
-    for timer, _, due in changed:
+    for timer, _, due, _ in changed:
         parts[f"{table}/{timer}"] = None if due is None else write((timer, due))
 
 
@@ -236,7 +251,7 @@ def load(parts: Mapping[str, bytes]) -> State:
     apart: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)  # (table, row): its fields
     shared: dict[str, Prepare] = {}
     slots: dict[str, _Slot] = {}
-    current = is_current(parts)
+    current = written in _SAME_PARTS
     for part, raw in parts.items():
         name, table, key = part.partition("/")
         row, colon, group = key.rpartition(":")

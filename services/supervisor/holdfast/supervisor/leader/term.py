@@ -27,6 +27,7 @@ from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.garbage import collect_at_rest
 from holdfast.runtime.service import guarded
+from holdfast.runtime.steady_clock import SteadyClock
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.beats import Reported
 from holdfast.supervisor.agents.sessions import Sessions
@@ -42,7 +43,6 @@ from holdfast.supervisor.leader.inbox import InboxWriter
 from holdfast.supervisor.leader.intake import STREAMS, Input, Intake, take
 from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Picture
-from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.leader.timers import Timers
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.offender_rules import OffenderRules
@@ -273,6 +273,8 @@ class Term:
                 for send in self._unanswered.due(state, self.sessions.nodes, anyio.current_time()):
                     self.sessions.send(send.node, send.command_id, send.order)
                 collect_at_rest()
+            for seen in beats.starts_to_fold(self.sessions.started(), self._folder.state, self._clock()):
+                self._enqueue(Input(seen))
             for node, reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
                 self._enqueue(Input(StepSeen(self._clock(), reached, node)))
 

@@ -180,12 +180,12 @@ def report(job: Json, ledger: Json, incidents: Iterable[Json], terms: Terms) -> 
 
 def faults_of(incidents: Iterable[Json], started_at: float) -> list[Json]:
     """The faults of the run that began then."""
-    return [each for each in incidents if each["severity"] in ("error", "fatal") and each["t_fault"] >= started_at]
+    return [each for each in incidents if each["severity"] in ("error", "fatal") and each["fault_at"] >= started_at]
 
 
 def _repair_s(incident: Json) -> float | None:
-    done = incident["t_first_step"]
-    return None if done is None else max(0.0, float(done) - float(incident["t_fault"]))
+    done = incident["first_step_at"]
+    return None if done is None else max(0.0, float(done) - float(incident["fault_at"]))
 
 
 def _lost_s(faults: Sequence[Json], step_s: float) -> float:

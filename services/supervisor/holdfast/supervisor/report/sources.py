@@ -62,7 +62,7 @@ def report_of_part(run: Run, given: Terms, part: Range, now: float) -> Report | 
         "tokens": inside.tokens,
         "rework_steps": inside.rework_steps,
     }
-    incidents = [each for each in run.incidents if each.t_fault < part.until]
+    incidents = [each for each in run.incidents if each.fault_at < part.until]
     made = report(_job(run), books, incidents_of(incidents), joined(given, terms_of(run)))
     if history.booked is not None and inside.since == history.booked.cursor:
         made = replace(made, notes=(*made.notes, "Older steps are kept only as sums: the report begins after them."))
@@ -73,7 +73,7 @@ def newest_moment(run: Run) -> float:
     """When the last thing happened that the history has of this run (Unix seconds)."""
     moments: list[float] = [run.accepted.at, *(each.at for each in run.changes), *(each.at for each in run.generations)]
     moments += [record.ended_at for record in run.steps]
-    moments += [at for each in run.incidents for at in (each.t_detected, each.t_first_step) if at is not None]
+    moments += [at for each in run.incidents for at in (each.detected_at, each.first_step_at) if at is not None]
     return max(moments)
 
 
@@ -123,9 +123,9 @@ def incidents_of(incidents: Iterable[Incident]) -> Sequence[Json]:
             "state": str(each.state),
             "cause": each.cause,
             "action": {"kind": str(each.action.kind)} if each.action else None,
-            "t_fault": each.t_fault,
-            "t_first_step": each.t_first_step,
+            "fault_at": each.fault_at,
+            "first_step_at": each.first_step_at,
             "rework_steps": each.rework_steps,
         }
-        for each in sorted(incidents, key=lambda each: each.t_fault)
+        for each in sorted(incidents, key=lambda each: each.fault_at)
     ]

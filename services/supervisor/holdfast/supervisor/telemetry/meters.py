@@ -15,7 +15,7 @@ import structlog
 
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import NodeState
-from holdfast.domain.orders import Order, OrderDone
+from holdfast.domain.orders import Order, OrderDone, Start
 from holdfast.domain.tiers import STORE
 from holdfast.log.names import SUPERVISOR_GROUP
 from holdfast.log.protocol import EventLog
@@ -40,13 +40,14 @@ log = structlog.get_logger("holdfast.supervisor.telemetry.meters")
 
 
 class Latencies:
-    """Measures how long agents take to answer orders. Answers to orders of an earlier term are not measured."""
+    """Measures how long agents take to answer orders. Answers to orders of an earlier term are not measured, and neither is
+    `Start`, which takes no time and is answered by heartbeats."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def sent(self, command_id: str, order: Order) -> None:
-        if telemetry.on():
+        if telemetry.on() and not isinstance(order, Start):
             self._sent[command_id] = (time.monotonic(), type(order).__name__)
             if len(self._sent) > ORDERS_MAX:
                 self._sent.popitem(last=False)

@@ -24,16 +24,22 @@ def closed(incident: Incident) -> None:
         telemetry.write(span)
     action = incident.action.kind.value if incident.action else "none"
     telemetry.record(metrics.INCIDENTS, 1, job=incident.job, kind=incident.kind, action=action)
-    if incident.t_first_step is not None:
+    if incident.first_step_at is not None:
         for phase, seconds in _phases(incident):
             telemetry.record(metrics.RECOVERY, seconds, phase=phase)
 
 
 def _phases(incident: Incident) -> Iterator[tuple[str, float]]:
-    moments = (incident.t_fault, incident.t_detected, incident.t_decided, incident.t_prepared, incident.t_first_step)
+    moments = (
+        incident.fault_at,
+        incident.detected_at,
+        incident.decided_at,
+        incident.prepared_at,
+        incident.first_step_at,
+    )
     for name, (begin, end) in zip(_PHASES, pairwise(moments), strict=True):
         if begin is not None and end is not None:
             yield name, max(0.0, end - begin)
     yield from incident.phases_s.items()
-    if incident.t_first_step is not None:
-        yield "total", max(0.0, incident.t_first_step - incident.t_fault)
+    if incident.first_step_at is not None:
+        yield "total", max(0.0, incident.first_step_at - incident.fault_at)

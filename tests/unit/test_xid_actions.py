@@ -127,7 +127,7 @@ def test_a_code_of_the_reset_class_never_restarts_on_the_gpu_as_it_is(code: int,
 def test_a_code_that_needs_more_than_a_reset_takes_the_place_of_one_that_does_not() -> None:
     """48, and then 64 on the same GPU a second later: no spare row is left, so the board is to be replaced."""
     found = findings(48, 64)
-    assert [finding.ladder[0] for finding in found] == [Remedy.RESET_GPU, Remedy.REPLACE_NODE]
+    assert [finding.recommended_actions[0] for finding in found] == [Remedy.RESET_GPU, Remedy.REPLACE_NODE]
     fleet = running(1, resets_gpus=True)
     assert tell(fleet, found) is ActionKind.HOT_SWAP
     assert ranks_run(fleet) == ("n0", "n3", "n2")

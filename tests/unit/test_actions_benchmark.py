@@ -1,4 +1,4 @@
-"""Suite `ladder` of the detection benchmark: what it takes for right, how it counts, and that it can say no."""
+"""Suite `actions` of the detection benchmark: what it takes for right, how it counts, and that it can say no."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from benchmarks.detection import ladder, ladder_noise
-from benchmarks.detection.ladder_expected import (
+from benchmarks.detection import actions, actions_noise
+from benchmarks.detection.actions_expected import (
     NVLINK5,
     SITUATIONS,
     Rung,
@@ -20,7 +20,7 @@ from benchmarks.detection.ladder_expected import (
     right_action,
     rungs,
 )
-from benchmarks.detection.ladder_warnings import WARNINGS
+from benchmarks.detection.actions_warnings import WARNINGS
 from benchmarks.detection.score import Score
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import ActionKind
@@ -67,31 +67,31 @@ def counts(score: Score) -> tuple[int, int, int, int, int]:
 )
 @pytest.mark.parametrize("situation", [ABLE, POOR], ids=str)
 def test_codes_of_each_rung(name: str, situation: Situation) -> None:
-    score = Score("ladder")
-    ladder.judge(score, BY_NAME[name], situation, ended=False)
+    score = Score("actions")
+    actions.judge(score, BY_NAME[name], situation, ended=False)
     assert not score.mistakes
     assert score.cases == 1
 
 
 def test_an_action_that_is_not_the_rung_is_wrong_and_missed() -> None:
-    score = Score("ladder")
-    ladder.judge(score, replace(BY_NAME["79"], rung=Rung.RESET), ABLE, ended=False)
+    score = Score("actions")
+    actions.judge(score, replace(BY_NAME["79"], rung=Rung.RESET), ABLE, ended=False)
     assert counts(score) == (0, 1, 1, 0, 0)
     assert score.mistakes == ["79 (resets and boots, a spare): hot_swap instead of gpu_reset"]
-    score = Score("ladder")
-    ladder.judge(score, replace(BY_NAME["48"], rung=Rung.NOTHING), ABLE, ended=False)
+    score = Score("actions")
+    actions.judge(score, replace(BY_NAME["48"], rung=Rung.NOTHING), ABLE, ended=False)
     assert counts(score) == (0, 1, 0, 0, 1)
-    score = Score("ladder")
-    ladder.judge(score, replace(BY_NAME["92"], rung=Rung.RESTART), ABLE, ended=False)
+    score = Score("actions")
+    actions.judge(score, replace(BY_NAME["92"], rung=Rung.RESTART), ABLE, ended=False)
     assert counts(score) == (0, 0, 1, 0, 0)
 
 
 def test_what_agents_are_ordered_is_judged_as_well() -> None:
     """The right action, and yet the machine must not be booted for it."""
-    score = Score("ladder")
-    ladder.judge(score, replace(BY_NAME["151"], rung=Rung.RESET), replace(ABLE, resets=False), ended=False)
+    score = Score("actions")
+    actions.judge(score, replace(BY_NAME["151"], rung=Rung.RESET), replace(ABLE, resets=False), ended=False)
     assert not score.mistakes, "a reset that is not possible may be a boot"
-    ladder.judge(score, replace(BY_NAME["79"], rung=Rung.SWAP_LATER), ABLE, ended=False)
+    actions.judge(score, replace(BY_NAME["79"], rung=Rung.SWAP_LATER), ABLE, ended=False)
     assert "boots of ['n1']" in score.mistakes[0]
 
 
@@ -99,38 +99,38 @@ def test_what_agents_are_ordered_is_judged_as_well() -> None:
     "name", ["row remap pending", "NVMe timeout", "port flaps", "maintenance", "gradient of one rank"]
 )
 def test_warnings(name: str) -> None:
-    score = Score("ladder")
+    score = Score("actions")
     for situation in (ABLE, POOR):
-        ladder.judge_warning(score, WARNED[name], situation)
+        actions.judge_warning(score, WARNED[name], situation)
     assert not score.mistakes
     assert score.cases == 2
 
 
 def test_a_warning_that_no_detector_reports_is_missed() -> None:
-    score = Score("ladder")
-    ladder.judge_warning(score, replace(WARNED["NVMe timeout"], drive=lambda fleet: None), ABLE)
+    score = Score("actions")
+    actions.judge_warning(score, replace(WARNED["NVMe timeout"], drive=lambda fleet: None), ABLE)
     assert counts(score) == (0, 0, 1, 0, 0)
 
 
 def test_noise_changes_runs_only_with_a_reason() -> None:
     score = Score("noise")
-    ladder_noise.judge(score, np.random.default_rng(3), hours=400.0, nodes=100)
+    actions_noise.judge(score, np.random.default_rng(3), hours=400.0, nodes=100)
     assert score.facts["false_planned_changes_per_day"] == 0.0
     assert sum(score.facts["findings_per_day"].values()) > 0
 
 
 def test_a_change_without_a_reason_is_counted() -> None:
-    noise = ladder_noise.Noise(np.random.default_rng(1), nodes=20)
+    noise = actions_noise.Noise(np.random.default_rng(1), nodes=20)
     noise.now += 36_000.0
     # A rank that is called slow for two hours, and never was: of its node nothing is noted.
-    noise._slow_rank("n3", ladder_noise.Condition("slow", noise.now, noise.now + 7200.0), 0.4, 0)
+    noise._slow_rank("n3", actions_noise.Condition("slow", noise.now, noise.now + 7200.0), 0.4, 0)
     noise.run(12.0)
     assert dict(noise.evicted) == {"false": 1}
     assert noise.mistakes
 
 
 def test_a_rank_that_is_called_slow_twice_for_a_moment_costs_no_change() -> None:
-    noise = ladder_noise.Noise(np.random.default_rng(1), nodes=20)
+    noise = actions_noise.Noise(np.random.default_rng(1), nodes=20)
     noise.now += 36_000.0
     noise._slow_rank("n3", None, 0.4, 0)
     noise.at(noise.now + 600.0, lambda: noise._slow_rank("n3", None, 0.4, 0))

@@ -1,4 +1,4 @@
-"""Reconciliation: after every event, compare what the jobs need with the available nodes. Also operators' requests.
+"""Reconciliation: after every event, compare what the jobs need with the available nodes.
 
 Declarative on purpose: it compares the desired state with the actual one, so no request can be lost. A waiting job is retried
 when there are other nodes than before, a cordoned node with ranks is swapped, a job with too few replicas grows, and an
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import (
     CORDONED,
@@ -20,14 +19,12 @@ from holdfast.domain.incidents import (
     RESIZE,
     Incident,
 )
-from holdfast.domain.orders import RestartAgent
 from holdfast.supervisor.core import (
     breaker,
     change,
     decisions,
     jobs,
     loans,
-    nodes,
     notices,
     planned,
     quarantine,
@@ -45,87 +42,12 @@ from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Deferred, Pending, Replanning, Resetting, Running, Suspended, Waiting
 from holdfast.supervisor.core.opening import open_incident, planned_incident
 from holdfast.supervisor.core.planner import Plan
-from holdfast.supervisor.core.state import State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, reachable
-from holdfast.supervisor.protocol import (
-    AgentRestartRequested,
-    NodeCordonRequested,
-    NodeRepaired,
-    PolicyChanged,
-    PolicyChangeRequested,
-)
 from holdfast.supervisor.timers import DeferralOver, RetryDue
 
 _OPERATOR = "operator"
 _PASSES_MAX = 3  # per event: a node that one job releases can be assigned to another in the next pass
-
-
-# ---------------------------------------------------------------- requests
-
-
-def change_policy(turn: Turn, event: PolicyChangeRequested) -> None:
-    """The new policy applies from the next question on. If the job waits because of the old policy's decision, it is asked."""
-    job = turn.jobs.get(event.job)
-    if job is None or job.phase.finished:
-        turn.note(event.job, f"its policy is not changed: the job is {job.phase if job else 'not there'}")
-        return
-    turn.put_job(job.name, spec=job.spec.with_policy(event.policy))
-    turn.publish(PolicyChanged(turn.at, job.name, event.policy))
-    retry(turn, job.name)
-
-
-def cordon(turn: Turn, event: NodeCordonRequested) -> None:
-    node = turn.nodes.get(event.node)
-    if node is None:
-        turn.note(event.node, "not cordoned: no such node has ever connected")
-    elif event.cordoned:
-        reboots.withdraw(turn, node.name)
-        replacements.withdraw(turn, node.name)
-        nodes.mark_unschedulable(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
-    else:
-        reason = f"uncordoned by an operator: {event.reason}"
-        due = None if node.reset_due is None else evolve(node.reset_due, failure="")  # the reset may be tried again
-        node = turn.put_node(node.name, unschedulable_reason="", quarantined=False, reset_due=due)
-        node = returns.forget(turn, node.name)
-        reboots.withdraw(turn, node.name)
-        notices.forget(turn, node, reason)
-        nodes.refresh(turn, node.name, reason)
-
-
-def check_agent_restart(state: State, event: AgentRestartRequested) -> None:
-    """Raises `NotFound` or `Conflict`."""
-    node = state.nodes.get(event.node)
-    if node is None:
-        raise NotFound(f"there is no node {event.node}")
-    if not node.connected or node.unheard:
-        raise Conflict(f"{event.node} has no session: the order cannot be sent to its agent")
-    if not node.facts.restarts:
-        raise Conflict(f"the agent of {event.node} does not support this order, or is not a service of its own")
-    jobs = sorted({run.job for run in node.workers} | set(node.live_generations))
-    if jobs:
-        raise Conflict(f"{event.node} has workers of {', '.join(jobs)}, which end with its agent; cordon it first")
-
-
-def restart_agent(turn: Turn, event: AgentRestartRequested) -> None:
-    node = turn.nodes.get(event.node)
-    if node is None or not node.connected or node.live_generations or node.workers:
-        turn.note(event.node, "its agent is not restarted: the node has workers, or no session")
-    elif turn.order_to(event.node, RestartAgent) is None:
-        turn.send(event.node, RestartAgent(event.reason))
-
-
-def repaired(turn: Turn, event: NodeRepaired) -> None:
-    if event.node not in turn.nodes:
-        turn.note(event.node, "not marked as repaired: no such node has ever connected")
-        return
-    returns.begin_anew(turn, event.node)
-    resets.withdraw(turn, event.node)
-    reboots.withdraw(turn, event.node)
-    nodes.refresh(turn, event.node, "marked as repaired by an operator")
-
-
-# ---------------------------------------------------------------- what is possible now
 
 
 def reconcile(turn: Turn) -> None:
@@ -165,7 +87,7 @@ def _reconcile_job(turn: Turn, job: Job, closed: bool) -> None:
             quarantine.release_for(turn, job)
             change.first_start(turn, job.name, degraded=_may_start_degraded(turn, job))
         case Waiting() if suspension.all_leave(turn, job) and not options(turn, job):
-            suspension.begin(turn, job.name, "all of its nodes were told to end")
+            suspension.begin(turn, job.name, "all of its nodes were asked to end")
         case Suspended() as doing if closed:
             quarantine.release_for(turn, job)
             if not _policy_is_asked(turn, job) and suspension.may_go_on(turn, job, doing):
@@ -317,7 +239,7 @@ def _plan_change(turn: Turn, job: Job) -> None:
         if warning is None:
             _open(turn, job, kind, node, cause)
         else:
-            _ask(turn, open_incident(turn, job, warning, t_fault=warning.since))
+            _ask(turn, open_incident(turn, job, warning, fault_at=warning.since))
     elif current.action is not None and _has_other_options(turn, job):
         turn.put_job(job.name, doing=Running())
         _ask(turn, current)

@@ -1,10 +1,10 @@
-"""Suite `ladder`: checks that the decided action is the first safe one of the recommended actions.
+"""Suite `actions`: checks that the decided action is the first safe one of the recommended actions.
 
 The cases are every Xid of the catalogue in the notation of the driver, and every warning of docs/diagnostics.md. They run from
 the agent's reader through the real detectors and the supervisor's core to the action of the default policy and the orders to
 agents, in twelve situations: the agent can reset GPUs or not; it can boot the machine or not; a spare is free, or no spare is
 free, or no spare is free and the job runs its fewest replicas. Each Xid runs twice: alone, and with a failure of the rank on
-that GPU a second later. The right action follows from NVIDIA's catalogue (`ladder_expected`), not from the product's mapping.
+that GPU a second later. The right action follows from NVIDIA's catalogue (`actions_expected`), not from the product's mapping.
 
 Precision: right actions / decided actions. Recall: cases with the right action / cases that need an action. Clean: no action
 was needed, and none was decided. In addition, each case checks that no rank runs on a GPU that must be reset first or on a node
@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.detection import ladder_noise
-from benchmarks.detection.ladder_expected import SITUATIONS, Case, Rung, Situation, cases, right_action
-from benchmarks.detection.ladder_fleet import JOB, NODES, Fleet
-from benchmarks.detection.ladder_warnings import WARNINGS, Warned
+from benchmarks.detection import actions_noise
+from benchmarks.detection.actions_expected import SITUATIONS, Case, Rung, Situation, cases, right_action
+from benchmarks.detection.actions_fleet import JOB, NODES, Fleet
+from benchmarks.detection.actions_warnings import WARNINGS, Warned
 from benchmarks.detection.score import Score, progress
 from holdfast.agent.collectors.kernel_lines import recognise
 from holdfast.domain.findings import Severity
@@ -36,7 +36,7 @@ _COLLECTIVE = WorkerError("torch.distributed.DistBackendError", "NCCL communicat
 
 def suite(rng: np.random.Generator, noise_h: float = NOISE_H_BY_DEFAULT) -> Score:
     """Run the suite. `noise_h`: virtual hours of 12,500 nodes with noise only."""
-    score = Score("ladder")
+    score = Score("actions")
     lines, ends = score.row("xid"), score.row("xid, and the rank fails")
     for case in cases():
         for situation in SITUATIONS:
@@ -47,9 +47,9 @@ def suite(rng: np.random.Generator, noise_h: float = NOISE_H_BY_DEFAULT) -> Scor
     for warning in WARNINGS:
         for situation in SITUATIONS:
             judge_warning(warned, warning, situation)
-    progress(f"ladder: {lines.cases + ends.cases} cases of Xids, {warned.cases} of warnings")
+    progress(f"actions: {lines.cases + ends.cases} cases of Xids, {warned.cases} of warnings")
     noise = score.row("noise")
-    ladder_noise.judge(noise, rng, noise_h)
+    actions_noise.judge(noise, rng, noise_h)
     for name in ("false_planned_changes_per_day", "late_planned_changes_per_day", "virtual_hours"):
         score.facts[name] = noise.facts[name]
     return score.total(*(row.suite for row in score.rows if row is not noise))

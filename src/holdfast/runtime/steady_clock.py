@@ -1,9 +1,10 @@
-"""The clock of a leader's events. It advances steadily, even if the machine's clock is set.
+"""The clock of a leader's events and of diagnostics' signals. It advances steadily, even if the machine's clock is set.
 
-A wall clock can be set. If it were set back by an hour, every timer would wait for that hour; if it were set ahead, all timers
-would fire at once, before any agent could have answered. So a term reads the wall clock when it begins, and continues by a
-clock that is never set. It approaches the wall clock again by at most `DRIFT_MAX` of the elapsed time: an hour is corrected
-within a day. Until then the displayed times are off by the rest, while every interval is right to 5 %.
+A wall clock can be set. If it were set back by an hour, every timer would wait for that hour, and so would every conclusion
+from silence. If it were set ahead, all timers would fire at once, before any agent could have answered. So a leader's term and
+diagnostics read the wall clock when they begin, and continue by a clock that is never set. It approaches the wall clock again
+by at most `DRIFT_MAX` of the elapsed time: an hour is corrected within a day. Until then the displayed times are off by the
+rest, while every interval is right to 5 %.
 """
 
 from __future__ import annotations

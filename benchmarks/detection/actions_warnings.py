@@ -1,4 +1,4 @@
-"""Cases of suite `ladder` for every warning of docs/diagnostics.md, from the signals of agents through the real detectors to
+"""Cases of suite `actions` for every warning of docs/diagnostics.md, from the signals of agents through the real detectors to
 the action of the default policy. A run that can continue is changed for four reasons only: a node that costs more than its
 replacement, a GPU that waits for a reset, a board that has links down or is not in its NVLink fabric, and a machine that is
 taken away.
@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.detection.ladder_expected import Rung
-from benchmarks.detection.ladder_fleet import JOB, NODES, T0, Fleet
+from benchmarks.detection.actions_expected import Rung
+from benchmarks.detection.actions_fleet import JOB, NODES, T0, Fleet
 from holdfast.agent.collectors.kernel_lines import recognise
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.nodes import Check, Preflight
@@ -206,10 +206,10 @@ def _steps(
     first: int | None = None,
 ) -> None:
     """Let every rank finish `count` steps, each as long as the slowest rank needs."""
-    took_s = max(own_s) + wait_s
+    duration_s = max(own_s) + wait_s
     first = fleet.job.progress.step + 1 if first is None else first
     for step in range(first, first + count):
-        fleet.now += took_s
+        fleet.now += duration_s
         fleet.see(*(NodeBeat(node, fleet.now) for node in fleet.state.nodes if node not in fleet.nodes()))
         for rank, node in enumerate(fleet.nodes()):
             if node in silent:
@@ -218,8 +218,8 @@ def _steps(
             fleet.see(
                 NodeBeat(node, at),
                 StepColumns(
-                    node, at, JOB, number, (rank,), (step,), (at - took_s,), (at,), (0.0,), (0.0,), (tokens[rank],),
-                    (loss(step),), (norm if rank == 0 else _NAN,), (took_s - own_s[rank],), (local_norm[rank],),
+                    node, at, JOB, number, (rank,), (step,), (at - duration_s,), (at,), (0.0,), (0.0,), (tokens[rank],),
+                    (loss(step),), (norm if rank == 0 else _NAN,), (duration_s - own_s[rank],), (local_norm[rank],),
                 ),
                 RankProgress(node, at, JOB, number, (rank,), (step,), (Phase.STEP,), (at,), ("R",), (at - T0,), (-1,)),
             )  # fmt: skip

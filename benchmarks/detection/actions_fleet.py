@@ -1,4 +1,4 @@
-"""A job of three nodes for suite `ladder`: signals pass through diagnostics' engine and the supervisor's core with the default
+"""A job of three nodes for suite `actions`: signals pass through diagnostics' engine and the supervisor's core with the default
 policy, and agents execute the orders.
 
 For every decision it is checked that no GPU is reset and no machine is booted under its workers.
@@ -103,8 +103,10 @@ class Fleet:
         for signal in signals:
             folded = self.engine.fold(signal, self.now)
             for record in folded.steps:
-                took_s = record.ended_at - record.started_at
-                self._core(StepsCompleted(self.now, JOB, record.generation, record.step, record.ended_at, 1, took_s))
+                duration_s = record.ended_at - record.started_at
+                self._core(
+                    StepsCompleted(self.now, JOB, record.generation, record.step, record.ended_at, 1, duration_s)
+                )
             for finding in folded.findings:
                 self.find(finding)
         self._timers()

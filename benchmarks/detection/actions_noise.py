@@ -1,4 +1,4 @@
-"""Noise of suite `ladder`: counts the runs that are changed because of warnings, in 10,000 hours of 12,500 nodes.
+"""Noise of suite `actions`: counts the runs that are changed because of warnings, in 10,000 hours of 12,500 nodes.
 
 Only events that lead to warnings are simulated. The noise of machines passes through the real detectors, and every finding
 through the supervisor's core with the default policy. Agents save, stop, start and reset GPUs as ordered. The rates are public
@@ -155,7 +155,9 @@ class Noise:
             what()
             if self.now >= shown_at + _PROGRESS_H * 3600.0:
                 shown_at = self.now
-                progress(f"ladder: {(self.now - _T0) / 3600:.0f} of {hours:g} h; planned changes: {dict(self.changes)}")
+                progress(
+                    f"actions: {(self.now - _T0) / 3600:.0f} of {hours:g} h; planned changes: {dict(self.changes)}"
+                )
         self.now = until
 
     # ------------------------------------------------------------ the supervisor
@@ -367,7 +369,7 @@ class Noise:
                 rank=place.first_rank,
                 confidence=0.9,
                 cost_share=share,
-                ladder=(Remedy.WATCH, Remedy.REPLACE_NODE),
+                recommended_actions=(Remedy.WATCH, Remedy.REPLACE_NODE),
                 repeat=max(0, times - 1),
             )
         )

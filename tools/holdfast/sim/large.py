@@ -1,0 +1,266 @@
+"""One large job through the simulator: production's core, log, messages and detectors at the size of a whole fleet.
+
+Faults follow one another: a rank crashes, a node is lost, or a GPU falls off the bus. The next one comes when the run has
+finished some steps. A fault that is not recovered within `RECOVER_S` breaks a promise, as does a finding that blames a healthy
+node (`truth`). The promises of `invariants`, most of which compare every node after every event, are for small worlds.
+
+Compared with the small worlds, steps are longer, and telemetry and heartbeats are rarer, in proportion to each other.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from random import Random
+
+from holdfast.diagnostics.detectors.liveness import Liveness
+from holdfast.domain.findings import FindingKind
+from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Report
+from holdfast.policy import default
+from holdfast.replicator.view import Held, View
+from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.replicator import Replicator
+from holdfast.sim.store import Store
+from holdfast.sim.supervisor import Supervisor
+from holdfast.sim.training import Training
+from holdfast.sim.truth import Truth
+from holdfast.sim.watched import Unrepeated
+from holdfast.sim.worker_faults import WorkerFaults
+from holdfast.sim.world import Violation, World
+from holdfast.supervisor.core import Config, State
+from holdfast.supervisor.offender_rules import OffenderRules
+from holdfast.supervisor.protocol import Command, Event, JobPhase, JobSubmitted, NodeRepaired
+
+RANKS_PER_NODE = 8
+SPARES_MIN = 4
+STEP_S = 10.0
+SAVE_STEPS = 10
+STEPS_BETWEEN = 2  # between a recovery and the next fault
+TICK_S = 30.0  # of an agent
+BEATS_S = 10.0
+BACK_S = 60.0  # until a lost machine has booted
+RECOVER_S = 600.0
+LOOK_S = 1.0
+EVENTS_MAX = 10**12
+SHARE_CHECKED = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    nodes: int
+    recovered: int
+    virtual_s: float
+    spent_s: float  # CPU of this process
+    events: int
+    memory_mb: float  # peak, of this process
+    kinds: dict[str, int]
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(self.kinds.items()))
+        return (
+            f"{self.nodes} nodes, {self.nodes * RANKS_PER_NODE} ranks: {self.recovered} faults recovered ({kinds}) in "
+            f"{self.virtual_s:.0f} s of virtual time, {self.spent_s:.1f} s of CPU, {self.events / self.spent_s:.0f} events/s, "
+            f"peak memory {self.memory_mb:.0f} MB"
+        )
+
+
+class _Steps:
+    """What `Training` tells the invariants. Those about single shards are for small worlds."""
+
+    def at_most_one_runs(self, whole: list[tuple[int, int]]) -> None:
+        if len(whole) > 1:
+            raise Violation(f"generations {[number for number, _ in whole]} could all make progress")
+
+    def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None:
+        """Does nothing."""
+
+
+@dataclass(slots=True)
+class _Findings:
+    truth: Truth
+
+    def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
+        self.truth.folded(event, after, commands)
+
+
+class LargeJob:
+    def __init__(self, nodes: int, faults: int, seed: int = 1, say: Callable[[str], None] = lambda _: None) -> None:
+        self.world = World(seed, events_max=EVENTS_MAX)
+        self.store: Store | None = None
+        self.sharded = False
+        self.nodes, self.faults, self._say = nodes, faults, say
+        self._chance = Random(f"large job of {seed}")
+        spares = max(SPARES_MIN, nodes // 100)
+        self.agents = {
+            f"n{index}": Agent(self.world, self, f"n{index}", "", RANKS_PER_NODE) for index in range(nodes + spares)
+        }
+        self.spec = JobSpec(
+            JOB,
+            LaunchSpec("/train.py"),
+            nodes,
+            RANKS_PER_NODE,
+            Mesh.of({"dp": nodes, "tp": RANKS_PER_NODE}),
+            min_dp=1,
+            max_dp=nodes,
+            checkpoint=CheckpointSpec(SAVE_STEPS, 1),
+            hang=HangSpec(floor_s=6 * STEP_S, init_s=60 * STEP_S),
+            limits=LimitSpec(first_step_timeout_s=12 * STEP_S, restarts_without_progress_max=1000),
+        )
+        self.truth = Truth(self.world, self.agents)
+        self.supervisor = Supervisor(
+            self.world,
+            self.agents,
+            _Findings(self.truth),
+            default,
+            config=Config(offenders=OffenderRules(limit=inf)),
+            log_length_max=20 * (nodes + spares),
+            batch=Unrepeated,
+            beats_s=BEATS_S,
+            checked_share=SHARE_CHECKED,
+        )
+        self.training = Training(self.world, self.agents, _Steps(), STEP_S, inf)
+        self.diagnostics = Diagnostics(
+            self.world,
+            self.agents,
+            self.supervisor,
+            self.training.steps_of,
+            self.truth,
+            tick_s=TICK_S,
+            liveness=Liveness(silence_s=3 * TICK_S, reconnect_grace_s=1.5),
+        )
+        self.workers = WorkerFaults(self.world, self.diagnostics, self.truth)
+        self._faulted_at = -inf  # the fault that has not been recovered
+        self._generation = 0  # in which the fault occurred
+        self._kind = ""
+        self._resumed = 0  # number of finished steps at the last recovery
+        self.recovered: Counter[str] = Counter()
+
+    # ------------------------------------------------------------ the run
+
+    def run(self) -> Result:
+        begun = time.process_time()
+        self.supervisor.lead()
+        for agent in self.agents.values():
+            agent.slow_share = 0.0
+            agent.boot()
+            self.supervisor.dial(agent)
+        self.diagnostics.begin()
+        self.world.after(1.0, lambda: self.supervisor.append(JobSubmitted(self.world.now, self.spec, "token")))
+        self.world.after(LOOK_S, self._look)
+        self.world.run(inf, lambda: self.recovered.total() >= self.faults)
+        spent_s = time.process_time() - begun
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        memory_mb = peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+        return Result(
+            self.nodes,
+            self.recovered.total(),
+            self.world.now - 1000.0,
+            spent_s,
+            self.world.events,
+            memory_mb,
+            dict(self.recovered),
+        )
+
+    def _look(self) -> None:
+        for agent in self.agents.values():
+            if not agent.session and agent.alive:
+                self.supervisor.dial(agent)
+        job = self.supervisor.committed.jobs.get(JOB)
+        steps = sum(self.training.started.values())
+        if job is not None and job.phase.finished:
+            raise Violation(f"the job is {job.phase}: {job.reason}")
+        if self._kind:
+            number = job.running.number if job is not None and job.running is not None else 0
+            if number > self._generation and job is not None and job.phase is JobPhase.RUNNING:
+                self.recovered[self._kind] += 1
+                took_s = self.world.now - self._faulted_at
+                self._say(
+                    f"{self.recovered.total()} of {self.faults} faults recovered: {self._kind} in {took_s:.0f} s, "
+                    f"{self.world.events} events"
+                )
+                self._kind, self._resumed = "", steps
+            elif self.world.now > self._faulted_at + RECOVER_S:
+                state = f"{job.phase}: {job.reason}" if job is not None else "not there"
+                raise Violation(f"{self._kind}: {RECOVER_S:g} s later, the job is {state}")
+        elif job is not None and job.phase is JobPhase.RUNNING and steps >= self._resumed + STEPS_BETWEEN:
+            self._break(job.running.number if job.running is not None else 0)
+        self.world.after(LOOK_S, self._look)
+
+    def _break(self, generation: int) -> None:
+        job = self.supervisor.committed.jobs[JOB]
+        assert job.running is not None
+        agent = self.agents[self._chance.choice(job.running.nodes)]
+        self._faulted_at, self._generation = self.world.now, generation
+        self._kind = self._chance.choice(("worker crash", "worker crash", "lost node", "GPU off the bus"))
+        match self._kind:
+            case "worker crash":
+                self.workers.crash_on_device(agent, self._chance.choice(agent.ranks))
+            case "lost node":
+                self.supervisor.hang_up(agent)
+                self.truth.out_of_contact(agent)
+                self.truth.begins(
+                    FindingKind.NODE_LOST, agent, expected=False
+                )  # recovered in time, or there is a violation
+                agent.die(machine=True)
+                self.world.after(BACK_S, agent.boot)
+            case _:
+                self.workers.off_the_bus(agent)
+                repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
+                self.world.after(BACK_S, repaired)
+
+    # ------------------------------------------------------------ surroundings of the agents
+
+    def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
+        self.supervisor.deliver(agent, session, seq, report)
+
+    def neighbour(self, node: str) -> Agent | None:
+        return self.agents.get(node)
+
+    def replicator_of(self, node: str) -> Replicator | None:
+        agent = self.agents.get(node)
+        return agent.replicator if agent is not None else None
+
+    def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None:
+        """Does nothing: the promise about deletions compares the copies of all nodes."""
+
+    def workers_changed(self, agent: Agent) -> None:
+        self.truth.changed(agent)
+        self.training.changed(agent)
+        self.diagnostics.changed(agent)
+
+    def gpus_reset(self, agent: Agent, failure: str) -> None:
+        raise Violation(f"a GPU of {agent.name} is reset, and none had a fault that needs it")
+
+    def booting(self, agent: Agent) -> None:
+        raise Violation(f"{agent.name} is booted by an order, and it has no command for that")
+
+    def failed_tests(self, agent: Agent) -> None:
+        """Does nothing: no machine of this world fails its tests."""
+
+
+def run(nodes: int, faults: int, seed: int) -> int:
+    """Simulate one job. Prints its progress to stderr, at most a line in five seconds, and its result. Returns an exit code."""
+    shown_at = time.monotonic()
+
+    def say(text: str) -> None:
+        nonlocal shown_at
+        if time.monotonic() >= shown_at + 5.0:
+            shown_at = time.monotonic()
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    try:
+        result = LargeJob(nodes, faults, seed, say).run()
+    except Violation as violation:
+        sys.stdout.write(f"VIOLATION {violation}\n")
+        return 1
+    sys.stdout.write(f"{result}\n")
+    return 0
