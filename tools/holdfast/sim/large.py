@@ -231,6 +231,9 @@ class LargeJob:
     def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None:
         """Does nothing: the promise about deletions compares the copies of all nodes."""
 
+    def has_saved(self, job: str, node: str) -> None:
+        """Does nothing: the promise about copies examines each shard."""
+
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)
         self.training.changed(agent)

@@ -43,6 +43,7 @@ from holdfast.replicator.view import (
 from holdfast.replicator.wanted import Wanted
 from holdfast.shards import Manifest
 from holdfast.shards.layout import PAGE
+from holdfast.sim.durability import Undisturbed, is_on_disk
 from holdfast.sim.store import Store
 from holdfast.sim.world import World
 from holdfast.wire import records
@@ -64,6 +65,7 @@ class Surroundings(Protocol):
     def store(self) -> Store | None: ...
     def replicator_of(self, node: str) -> Replicator | None: ...
     def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None: ...
+    def has_saved(self, job: str, node: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -93,19 +95,23 @@ class Replicator:
         self._files: dict[str, dict[Held, Manifest]] = {}
         self._remembered: dict[str, bytes] = {}  # by job, on disk
         self._rotten: set[tuple[str, Held]] = set()
+        self._copying: set[tuple[str, ShardKey]] = set()  # being read; nobody overwrites these images
+        self._pausing: set[Lane] = set()  # after a step that failed
         self._planning: set[str] = set()  # jobs with a change since the last plan
         self._reporting: set[str] = set()  # jobs with a change since the last report
         self._life = 0
         self.alive = False
         self.slow_disk = world.chance.random() < SLOW_SHARE
+        self.undisturbed = Undisturbed()  # for the promises
 
     # ------------------------------------------------------------ life and death
 
     def start(self) -> None:
+        self.undisturbed.since = self.world.now
         self._life += 1
         self.alive = True
         self.jobs, self._schedule = {}, Schedule(self.world.chance)
-        self._planning, self._reporting = set(), set()
+        self._copying, self._pausing, self._planning, self._reporting = set(), set(), set(), set()
         for name in sorted({*self._files, *self._remembered}):
             job = self.jobs[name] = Job(name)
             if name in self._remembered:
@@ -117,6 +123,7 @@ class Replicator:
     def stop(self) -> None:
         self.alive = False
         self._life += 1
+        self.undisturbed.since = self.world.now
 
     def lose_memory(self) -> None:
         for files in self._files.values():
@@ -132,9 +139,22 @@ class Replicator:
     def rot(self, job: str, key: ShardKey) -> None:
         """Corrupt all copies of a shard on this node. This is detected when they are read."""
         self._rotten |= {(job, held) for held in self._files.get(job, {}) if held.key == key}
+        self.undisturbed.since = self.world.now
 
     def files(self, job: str) -> Mapping[Held, Manifest]:
         return self._files.get(job, {})
+
+    def intact(self, job: str) -> list[Held]:
+        return [held for held in self._files.get(job, {}) if (job, held) not in self._rotten]
+
+    def config_of(self, job: str) -> Configure:
+        config = self.jobs[job].config
+        assert config is not None
+        return config
+
+    @property
+    def copy_s_max(self) -> float:
+        return (COPY_SLOWLY_S if self.slow_disk else COPY_S)[1]
 
     def keys(self, job: str) -> list[ShardKey]:
         """Return the shards of which the machine has a copy, in memory or on disk."""
@@ -161,6 +181,9 @@ class Replicator:
                 first_attempt=order.first_attempt,
             )
         )
+        self.undisturbed.since = self.world.now
+        for lane in sorted(lane for lane in self._pausing if lane[0] == job.name):
+            self._resume(job, lane)  # a new configuration may name another peer
         self._remember(job)
         self._changed(job)
 
@@ -229,6 +252,8 @@ class Replicator:
             self._put(job, Held(Tier.IMAGE, key), manifest)
             job.archive.saved(manifest)
             saved.append(rank)
+            self.undisturbed.saved(job.name, key, self.world.now)
+        self.around.has_saved(job.name, self.name)
         job.release_pins_if_training()
         self._changed(job)
         return tuple(saved)
@@ -239,7 +264,8 @@ class Replicator:
         if len(images) < IMAGES:
             return True
         images.sort(key=lambda held: held.key.checkpoint)
-        victim = next((held for held in images[:-1] if job.may_delete(held)), None)
+        free = (held for held in images[:-1] if (job.name, held.key) not in self._copying)
+        victim = next((held for held in free if job.may_delete(held)), None)
         if victim is not None:
             job.drop(victim)
             self._remove(job, victim)
@@ -290,6 +316,8 @@ class Replicator:
         self._planning.discard(job.name)
         if self.jobs.get(job.name) is job:
             for lane, step in self._schedule.begin(job.name, plan(job.view())):
+                if isinstance(step, CopyToDisk):
+                    self._copying.add((job.name, step.key))
                 self.world.soon(*self._duration_s(step), self._unless_ended(partial(self._carry_out, job, step, lane)))
 
     def _carry_out(self, job: Job, step: Step, lane: Lane) -> None:
@@ -299,15 +327,20 @@ class Replicator:
             pause_s = self._schedule.pause_s(lane)
             if isinstance(step, Push) and isinstance(error, NotYet):
                 pause_s = min(pause_s, CONFIRM_S)
-            self.world.after(pause_s, self._unless_ended(partial(self._free, job, lane)))
+            self._pausing.add(lane)
+            self.world.after(pause_s, self._unless_ended(partial(self._resume, job, lane)))
         else:
             self._schedule.succeeded(lane)
-            self._free(job, lane)
+            self._schedule.free(lane)
             self._changed(job)
+        if isinstance(step, CopyToDisk):
+            self._copying.discard((job.name, step.key))
 
-    def _free(self, job: Job, lane: Lane) -> None:
-        self._schedule.free(lane)
-        self._go_on(job)
+    def _resume(self, job: Job, lane: Lane) -> None:
+        if lane in self._pausing:
+            self._pausing.discard(lane)
+            self._schedule.free(lane)
+            self._go_on(job)
 
     def _duration_s(self, step: Step) -> tuple[float, float]:
         match step:
@@ -354,12 +387,18 @@ class Replicator:
                 assert_never(step)
 
     def _push(self, job: Job, key: ShardKey, peer: str) -> None:
+        if job.config is None or peer not in {each.node for each in job.config.peers}:
+            return  # removed by a newer configuration
         manifest = self._open(job, key, (Tier.DISK, Tier.IMAGE, Tier.STAGED))
         other = self.around.replicator_of(peer)
         if other is None or self.world.loses(f"copy of {label(key)} to {peer}"):
+            self.undisturbed.reached_since = self.world.now
             raise Unavailable(f"{peer} does not answer")
         durable = other.take(job.name, job.token, manifest)
-        if not job.has_sent(key, peer, durable):
+        is_done = job.has_sent(key, peer, durable)
+        if (pushed := job.pushed.get((key.rank, peer))) is not None:
+            is_on_disk(other, job.name, pushed)
+        if not is_done:
             raise NotYet(f"{label(key)} is in the memory of {peer}, not yet on its disk")
 
     def _complete(self, job: Job, ages: Sequence[CheckpointId]) -> None:

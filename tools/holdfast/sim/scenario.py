@@ -25,6 +25,7 @@ from holdfast.sim.allocations import (
     Allocations,
 )
 from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.durability import keeps_up
 from holdfast.sim.hostility import Hostilities, Hostility
 from holdfast.sim.idle import IdleLinks
 from holdfast.sim.invariants import Invariants
@@ -361,6 +362,10 @@ class Scenario:
 
     def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None:
         keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
+
+    def has_saved(self, job: str, node: str) -> None:
+        replicators = {name: agent.replicator for name, agent in self.agents.items()}
+        keeps_up(replicators, self.store, job, node, self.world.now)
 
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey, StoredStep
@@ -17,10 +18,22 @@ URL = "gs://simulated/store"
 class Store:
     def __init__(self, world: World) -> None:
         self.world = world
-        self.away = False
+        self.undisturbed_since = -inf
+        self._away = False
         self.ever_complete: set[CheckpointId] = set()  # for the invariants
         self._stored: dict[tuple[str, CheckpointId], StoredStep] = {}
         self._shards: dict[tuple[str, ShardKey], tuple[Manifest, float]] = {}  # with the time of the upload
+
+    @property
+    def away(self) -> bool:
+        return self._away
+
+    @away.setter
+    def away(self, away: bool) -> None:
+        self._away, self.undisturbed_since = away, self.world.now
+
+    def complete(self, job: str) -> list[StoredStep]:
+        return [stored for (name, _), stored in self._stored.items() if name == job]
 
     def put(self, job: str, manifest: Manifest) -> None:
         self._shards.setdefault((job, manifest.key), (manifest, self.world.now))
