@@ -17,8 +17,8 @@ absence. While the nodes of a job are reached by no order, they have the peers o
 there, and its inventory names exactly what the machine has, in the right tier.
 
 **The election takes the newest step** (`newest_whole`, checked for each planned generation). No step is newer than the selected
-one, on the lineage, and whole: each rank's shard is on a connected node, is in the inventory that the supervisor's state shows of
-the node, and is still there, or the object store has it. What has not been reported does not count, because reports are late or lost. Nor
+one, on the lineage, and whole: each rank's shard is on a connected node, is in the node's inventory as the supervisor knows it,
+and is still there, or the object store has it. What has not been reported does not count, because reports are late or lost. Nor
 do these, because the core must not use them: steps that could not be restored, copies with different digests, and copies of the
 running attempt beyond the newest step that is known to be complete, on nodes without ranks in it.
 """
