@@ -64,6 +64,7 @@ from holdfast.supervisor.protocol import (
 
 STEP_S = 0.5
 INTERVAL = 5
+STORE_INTERVAL_S = 5.0
 HANG_S = 5.0
 RECONNECT_S = (0.05, 0.5)
 FAULTS_END_S = 30.0
@@ -133,7 +134,7 @@ class Checkpoints:
     @property
     def spec(self) -> CheckpointSpec:
         interval, store = 0 if self.auto else INTERVAL, URL if self.store else ""
-        return CheckpointSpec(interval, 2, 2 * STEP_S, INTERVAL * STEP_S, store)
+        return CheckpointSpec(interval, 2, 2 * STEP_S, INTERVAL * STEP_S, store, STORE_INTERVAL_S)
 
 
 class Scenario:
