@@ -52,11 +52,11 @@ IMAGES = 2  # of each rank, as a worker has them
 COPY_S = (0.01, 0.3)
 COPY_SLOWLY_S = (2.0, 12.0)  # longer than the interval of the saves: such a node skips some
 SLOW_SHARE = 0.15  # of the nodes
-PLAN_S = 0.1  # changes within this time are one plan
+PLAN_S = 0.2  # changes within this time are one plan
 SEND_S = (0.05, 0.4)
 STORE_S = (0.3, 3.0)
 DELETE_S = (0.0, 0.1)
-REPORT_S = (0.2, 0.9)  # changes within this time are one report: a slow reader misses intermediate states
+REPORT_S = (0.3, 1.2)  # changes within this time are one report: a slow reader misses intermediate states
 
 
 class Surroundings(Protocol):
