@@ -36,6 +36,7 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.replication import Configure
+from holdfast.replicator.schedule import ARCHIVE_PAUSE_MAX_S
 from holdfast.replicator.view import Held, Tier
 from holdfast.sim.store import Store
 from holdfast.sim.world import Violation
@@ -114,7 +115,8 @@ def _has(replicator: Replicator, job: str, due: ShardKey, tiers: tuple[Tier, ...
 
 def _reaches_store(replicators: Iterable[Replicator], store: Store, config: Configure, now: float) -> None:
     members = [each for each in replicators if _is_member(each, config)]
-    since = max((store.undisturbed_since, *(each.undisturbed.since for each in members)))
+    # After an absence of the store, each node asks again when its pause is over.
+    since = max((store.undisturbed_since + ARCHIVE_PAUSE_MAX_S, *(each.undisturbed.since for each in members)))
     ranks = {rank for each in members for rank in each.config_of(config.job).ranks}
     if len(ranks) < config.mesh.world_size or any(each.slow_disk for each in members):
         return
