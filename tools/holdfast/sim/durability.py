@@ -17,7 +17,7 @@ absence. While the nodes of a job are reached by no order, they have the peers o
 there, and its inventory names exactly what the machine has, in the right tier.
 
 **The election takes the newest step** (`newest_whole`, checked for each planned generation). No step is newer than the selected
-one, on the lineage, and whole: each rank's shard is on a connected node, is in the node's inventory as the supervisor knows it,
+one, on the lineage, and whole: each rank's shard is on a connected node, is in the node's inventory as the supervisor knew it,
 and is still there, or the object store has it. What has not been reported does not count, because reports are late or lost. Nor
 do these, because the core must not use them: steps that could not be restored, copies with different digests, and copies of the
 running attempt beyond the newest step that is known to be complete, on nodes without ranks in it.
@@ -161,20 +161,27 @@ def is_on_disk(peer: Replicator, job: str, key: ShardKey) -> None:
 
 
 def newest_whole(
-    state: State,
+    before: State,
+    after: State,
     replicators: Mapping[str, Replicator],
     store: Store | None,
     name: str,
     lineage: Mapping[int, int | None],
     now: float,
 ) -> CheckpointId | None:
-    """Return the newest step of `lineage` (attempt → its last step that counts) that is whole. `now`: of the core."""
-    job = state.jobs[name]
-    skipped = {CheckpointId(each.attempt, each.step) for each in job.checkpoints.skipped if now < each.until}
+    """Return the newest step of `lineage` (attempt → its last step that counts) that is whole. `now`: of the core.
+
+    `before` and `after` the fold that plans: what the fold itself learns may come after its election."""
+    job = before.jobs.get(name)
+    if job is None:
+        return None
+    skipped = {CheckpointId(each.attempt, each.step) for each in job.checkpoints.skipped if now < each.until} | {
+        CheckpointId(each.attempt, each.step) for each in after.jobs[name].checkpoints.skipped if now < each.until
+    }
     found: dict[CheckpointId, dict[int, set[str]]] = {}
     meshes: dict[CheckpointId, Mesh] = {}
-    for node in state.nodes.values():
-        if not node.connected:
+    for node in before.nodes.values():
+        if not (node.connected and node.name in after.nodes and after.nodes[node.name].connected):
             continue
         has = {held.key for held in replicators[node.name].intact(name)}
         takes_part = job.running is not None and job.running.placement_of(node.name) is not None

@@ -133,7 +133,7 @@ class Invariants:
                     self._full_mesh(generation)
                     self._no_new_ranks_before_maintenance(generation, before)
                     self._restorable(generation)
-                    self._newest(generation, event.at, after)
+                    self._newest(generation, event.at, before, after)
                 case Publish(record=GenerationChanged(stage=GenerationStage.STARTED, generation=generation)):
                     self._nothing_older_runs(generation, after)
                     self._branch(generation, after)
@@ -308,7 +308,7 @@ class Invariants:
                 f"restores step {point.step} of attempt {point.attempt}: no shards were saved for ranks {sorted(missing)}"
             )
 
-    def _newest(self, generation: Generation, now: float, after: State) -> None:
+    def _newest(self, generation: Generation, now: float, before: State, after: State) -> None:
         """No newer step than the selected one was whole."""
         replicators = {name: agent.replicator for name, agent in self.agents.items()}
         lineage: dict[int, int | None] = {}
@@ -319,7 +319,7 @@ class Invariants:
                 break
             ancestor = self.ancestors[attempt]
             attempt, limit = ancestor.from_attempt, ancestor.from_step
-        newest = newest_whole(after, replicators, self.store, self.job, lineage, now)
+        newest = newest_whole(before, after, replicators, self.store, self.job, lineage, now)
         selected = CheckpointId(generation.restore.attempt, generation.restore.step)
         if newest is not None and newest > selected:
             raise Violation(
