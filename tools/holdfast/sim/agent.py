@@ -1,4 +1,5 @@
-"""A simulated node: production's rules of an agent, and workers that are modelled in all respects that the supervisor can observe.
+"""A simulated node: production's rules of an agent, and workers that are modelled in all respects that the supervisor can
+observe.
 
 Orders pass production's `Admission`, whose answers are in production's `Ledger`; reports wait in production's `Reports`. The
 node's shards are its replicator's (`replicator`).
