@@ -1,4 +1,7 @@
-"""The promise of retention, checked at each deletion: the plans never delete the last checkpoint that all ranks have."""
+"""The promise of retention, checked at each deletion: the plans never delete the last checkpoint that all ranks have.
+
+The plan bounds the backlog for a node that saves nothing (it has missed an order that changes the interval): a step that is not
+known to be complete on all nodes may go when `BACKLOG_STEPS_MAX` steps beyond `keep` are newer on the node."""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
+from holdfast.replicator.plan import BACKLOG_STEPS_MAX
 from holdfast.replicator.view import Held, View, is_abandoned
 from holdfast.shards import Manifest
 from holdfast.sim.replicator import Replicator
@@ -17,6 +21,10 @@ def keep_a_whole_step(replicators: Sequence[Replicator], job: str, view: View, d
     Raises Violation."""
     others = [held for each in replicators for held in each.files(job) if (each.name, held) != (node, deleted)]
     if any(held.key == deleted.key for held in others):
+        return
+    rank, at = deleted.key.rank, deleted.key.checkpoint
+    newer = {held.key.checkpoint for held in view.held if held.key.rank == rank and held.key.checkpoint > at}
+    if len(newer) >= view.keep + BACKLOG_STEPS_MAX and view.saved_by_all != at:
         return
     meshes = {held.key: manifest for each in replicators for held, manifest in each.files(job).items()}
     before = _whole(view, meshes)
