@@ -135,6 +135,8 @@ class Job:
         the peer was asked before and does not have the shard on disk yet; at first, other shards of the step may be waiting."""
         if durable is not None:
             self.pushed[key.rank, peer] = durable
+        else:  # it has lost or deleted what it had
+            self.pushed.pop((key.rank, peer), None)
         asked_before = self.sent.get((key.rank, peer)) == key
         self.sent[key.rank, peer] = key
         return durable == key or not asked_before

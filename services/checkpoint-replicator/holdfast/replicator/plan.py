@@ -93,6 +93,8 @@ def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
 
 def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
     """Copies of shards that will be uploaded and are not the newest: the next save may overwrite them, so they come first."""
+    if view.archive is None:
+        return []
     on_disk = {held.key for held in view.held if held.tier is Tier.DISK}
     mine = {held.key for held in view.held if held.tier is Tier.IMAGE and held.key.rank in view.ranks}
     due = wanted_of(view, {id_of(key) for key in mine - on_disk})
@@ -142,9 +144,10 @@ def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[Shar
 def _newest_by_rank(view: View, tiers: tuple[Tier, ...], coming: Iterable[ShardKey] = ()) -> dict[int, ShardKey]:
     """Return the newest shard of each rank in these tiers, or `coming` into one of them."""
     found = [(at, held.key.rank) for at, held in view.dated if held.tier in tiers]
+    found += ((id_of(key), key.rank) for key in coming)
     newest: dict[int, CheckpointId] = {}
-    for at, rank in (*found, *((id_of(key), key.rank) for key in coming)):
-        if not (view.attempt and is_abandoned(view, at)) and (rank not in newest or newest[rank] < at):
+    for at, rank in found:
+        if (rank not in newest or newest[rank] < at) and not (view.attempt and is_abandoned(view, at)):
             newest[rank] = at
     return {rank: ShardKey(*at, rank) for rank, at in newest.items()}
 

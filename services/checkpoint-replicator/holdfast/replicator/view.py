@@ -102,6 +102,11 @@ class View:
         """`held`, each with its (attempt, step)."""
         return tuple((id_of(held.key), held) for held in self.held)
 
+    @cached_property
+    def whole(self) -> dict[tuple[Tier, ...], list[CheckpointId]]:
+        """The results of `whole_steps`, by tiers."""
+        return {}
+
     @property
     def disk_takes_nothing(self) -> bool:
         return self.disk_full or self.disk_fails
@@ -206,9 +211,12 @@ def is_kept(view: View, key: CheckpointId) -> bool:
 
 def whole_steps(view: View, tiers: tuple[Tier, ...]) -> list[CheckpointId]:
     """Return the steps on the lineage for which these tiers have the shards of all local ranks, oldest first."""
+    if (known := view.whole.get(tiers)) is not None:
+        return known
     ranks_at: dict[CheckpointId, set[int]] = {}
     for at, held in view.dated:
         if held.tier in tiers and not is_abandoned(view, at):
             ranks_at.setdefault(at, set()).add(held.key.rank)
     mine = set(view.ranks)
-    return sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)
+    found = view.whole[tiers] = sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)
+    return found
