@@ -142,7 +142,8 @@ class Training:
             workers = agent.workers
             if agent.alive and workers is not None and _run(workers.order) == run:
                 order = workers.order
-                for rank in agent.save(step):
+                agent.save(step)
+                for rank in agent.ranks:
                     self.invariants.saved(order.attempt, step, rank, order.mesh)
 
         return save
