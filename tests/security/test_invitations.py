@@ -69,7 +69,7 @@ def an_agent(endpoint: str, tls: Tls, node: str = "node-1") -> Session:
         endpoints=[endpoint],
         hello=lambda: Hello(facts(node)),
         inventories=lambda: (),
-        executor=cast(Executor, SimpleNamespace(epoch=0)),
+        executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
         reports=Reports(),
         on_diagnostics=lambda _: None,
         on_peers=lambda _: None,

@@ -168,7 +168,7 @@ async def agent(endpoint: str, tls: Tls) -> AsyncIterator[None]:
         endpoints=[endpoint],
         hello=lambda: Hello(facts("node-0")),
         inventories=lambda: (),
-        executor=cast(Executor, SimpleNamespace(epoch=0)),
+        executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
         reports=Reports(),
         on_diagnostics=lambda _: None,
         on_peers=lambda _: None,
@@ -189,7 +189,9 @@ async def agent(endpoint: str, tls: Tls) -> AsyncIterator[None]:
 
 
 def reasons(logs: list[Any], what: str) -> list[str]:
-    return [each["reason"] for each in logs if each["event"].startswith(what) and each["log_level"] == "warning"]
+    """Of refusals. On a busy machine the server may also be too late to show its certificate, and is asked again."""
+    warnings = [each for each in logs if each["event"].startswith(what) and each["log_level"] == "warning"]
+    return [each["reason"] for each in warnings if "no certificate within" not in each["reason"]]
 
 
 @pytest.mark.parametrize(

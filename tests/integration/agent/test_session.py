@@ -61,7 +61,7 @@ async def agent_of(supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch) -> 
             endpoints=[listening.endpoint],
             hello=lambda: Hello(facts("n1")),
             inventories=lambda: (),
-            executor=cast(Executor, SimpleNamespace(epoch=0)),
+            executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
             reports=Reports(),
             on_diagnostics=lambda _: None,
             on_peers=lambda _: None,

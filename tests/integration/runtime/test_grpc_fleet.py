@@ -72,7 +72,7 @@ async def agent(endpoints: list[str], membership: Membership) -> AsyncIterator[N
         endpoints=endpoints,
         hello=lambda: Hello(facts("n1")),
         inventories=lambda: (),
-        executor=cast(Executor, SimpleNamespace(epoch=0)),
+        executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
         reports=Reports(),
         on_diagnostics=lambda _: None,
         on_peers=lambda _: None,
