@@ -53,9 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     if config.getoption("--write-long"):
-        config.pluginmanager.register(long_tests.Meter())
+        config.pluginmanager.register(long_tests.meter())
     if config.getoption("--write-order"):
-        config.pluginmanager.register(file_order.Meter())
+        config.pluginmanager.register(file_order.meter())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from durations import Meter
 
 LIST = Path(__file__).parent / "long_files.txt"
 LONG_S = 5.0
@@ -33,17 +33,8 @@ def sort(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(file(item.nodeid), len(place)))
 
 
-class Meter:
-    """Adds up what is reported of each file; with several processes, in the one that has started the others."""
-
-    def __init__(self) -> None:
-        self._took_s: dict[str, float] = defaultdict(float)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._took_s[file(report.nodeid)] += report.duration
-
-    def pytest_sessionfinish(self) -> None:
-        write(self._took_s)
+def meter() -> Meter:
+    return Meter(file, write)
 
 
 def write(took_s: Mapping[str, float]) -> None:

@@ -5,11 +5,11 @@ A function is long when all of its cases together take `LONG_S` on a machine tha
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from durations import Meter
 
 LIST = Path(__file__).with_suffix(".txt")
 LONG_S = 0.3
@@ -35,17 +35,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if function(item.nodeid) not in long]
 
 
-class Meter:
-    """Adds up what is reported of each function; with several processes, in the one that has started the others."""
-
-    def __init__(self) -> None:
-        self._took_s: dict[str, float] = defaultdict(float)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._took_s[function(report.nodeid)] += report.duration
-
-    def pytest_sessionfinish(self) -> None:
-        write(name for name, took_s in self._took_s.items() if took_s >= LONG_S)
+def meter() -> Meter:
+    return Meter(function, lambda took_s: write(name for name in took_s if took_s[name] >= LONG_S))
 
 
 def write(names: Iterable[str]) -> None:

@@ -319,15 +319,16 @@ def _main(what: str, requests: socket.socket) -> None:
     if what == COMMANDS:
         end_at_once(main.main)
     elif what == SCRIPTS:
-        end_at_once(_script)
+        end_at_once(lambda: be_script(sys.argv[1:]))
     elif what == STACK:
         end_at_once(lambda: imports.run(*sys.argv[1:]))
     else:
         end_at_once(lambda: runpy.run_module(what, run_name="__main__", alter_sys=True))
 
 
-def _script() -> None:
-    sys.argv.pop(0)
+def be_script(argv: Sequence[str]) -> None:
+    """As `python argv[0] …` does."""
+    sys.argv = [*argv]
     sys.path.insert(0, os.path.dirname(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
 

@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from warm_processes import UNBUFFERED, WarmProcess, show_environment, write_at_once
+from warm_processes import UNBUFFERED, WarmProcess, be_script, show_environment, write_at_once
 
 if TYPE_CHECKING:
     from holdfast.cli.processes import Process
@@ -137,9 +137,7 @@ class Imports:
         if module == SCRIPT:
             if arguments[0] == "-u":
                 write_at_once()
-            sys.argv = [*arguments[arguments[0] == "-u" :]]
-            sys.path.insert(0, os.path.dirname(sys.argv[0]))
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            be_script(arguments[arguments[0] == "-u" :])
             return
         if module == TEMPLATE:
             sys.path.insert(0, os.getcwd())  # which the template drops

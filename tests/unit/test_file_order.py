@@ -36,7 +36,7 @@ def test_listed_files_come_first_and_nothing_else_changes_its_place(
 
 def test_a_file_is_as_long_as_all_its_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(file_order, "LIST", tmp_path / "list.txt")
-    meter = file_order.Meter()
+    meter = file_order.meter()
     for nodeid, phase, took_s in (
         ("a.py::one", "setup", 2.0),
         ("a.py::two[1]", "call", 3.0),

@@ -54,7 +54,7 @@ def test_all_cases_of_a_listed_test_are_left_out(monkeypatch: pytest.MonkeyPatch
 
 def test_a_function_is_as_long_as_all_its_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(long_tests, "LIST", tmp_path / "list.txt")
-    meter = long_tests.Meter()
+    meter = long_tests.meter()
     for nodeid, took_s in (("a.py::test_many[1]", 0.2), ("a.py::test_many[2]", 0.2), ("a.py::test_one", 0.2)):
         meter.pytest_runtest_logreport(
             pytest.TestReport(nodeid, ("a.py", 1, ""), {}, "passed", None, "call", duration=took_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
@@ -587,7 +588,8 @@ class Agent:
         mine = self.shards.copy_to_disk(order, step)
         for peer in order.peers:
             other = self.around.neighbour(peer.node)
-            if other is not None and other.alive and not self.world.loses(f"copy of step {step} to {other.name}"):
+            what = partial("copy of step {} to {}".format, step, peer.node)
+            if other is not None and other.alive and not self.world.loses(what):
                 other.take_copies(order.job, mine)
 
     def take_copies(self, job: str, shards: Held) -> None:

@@ -307,7 +307,7 @@ class Diagnostics:
         self.world.after(receipt.settle_s + LOST_AFTER_S, acknowledge)
 
     def _loses(self, tick: Tick) -> bool:
-        if lost := self.world.loses(f"the exit of a worker that {tick.node} reported to diagnostics"):
+        if lost := self.world.loses(lambda: f"the exit of a worker that {tick.node} reported to diagnostics"):
             self.truth.lost(tick.node)
         return lost
 
@@ -326,13 +326,13 @@ class Diagnostics:
     def _publish_steps(self, process: int) -> None:
         if process == self._process:
             records, self._records = self._records, []
-            if records and not self.world.loses(f"steps up to {records[-1].step}"):
+            if records and not self.world.loses(lambda: f"steps up to {records[-1].step}"):
                 self.log.append_steps(records)
 
     def _send_finding(self, finding: Finding) -> None:
         def deliver(what: str, waits_s: float) -> None:
             published = replace(finding, waited_s=finding.waited_s + waits_s)
-            if self.world.loses(what):
+            if self.world.loses(lambda: what):
                 self.truth.lost(finding.node)
             else:
                 self.world.after(waits_s, lambda: self.log.append(FindingArrived(self.world.now, published)))

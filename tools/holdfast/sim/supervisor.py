@@ -222,7 +222,7 @@ class Supervisor:
                 if self.sessions.get(agent.name) == session:
                     agent.acknowledged(seq)
 
-            if self.world.loss and self.world.loses(f"{type(report).__name__} of {agent.name}"):
+            if self.world.loses(lambda: f"{type(report).__name__} of {agent.name}"):
                 written()
                 return
             event = NodeReported(self.world.now, agent.name, incarnation, seq, report, session)
@@ -407,7 +407,7 @@ class Supervisor:
 
         def arrive() -> None:
             times = 2 if self.world.chance.random() < 0.05 else 1
-            if self.world.loss and self.world.loses(f"{type(send.order).__name__} {send.command_id} to {agent.name}"):
+            if self.world.loses(lambda: f"{type(send.order).__name__} {send.command_id} to {agent.name}"):
                 if isinstance(send.order, Stop):
                     agent.stops_missed = max(agent.stops_missed, send.order.generation)
                 return

@@ -43,11 +43,11 @@ class World:
         """Schedule an action after a random delay. Random delays cause reordering."""
         self.after(self.chance.uniform(least_s, most_s), action)
 
-    def loses(self, what: str) -> bool:
-        """Return whether this message is lost, by chance. Nothing is lost unless `loss` is set."""
+    def loses(self, what: Callable[[], str]) -> bool:
+        """Return whether this message is lost, by chance. `what` describes the message, if it is lost."""
         lost = self.loss > 0 and self.spite.random() < self.loss
         if lost:
-            self.say(f"LOST {what}")
+            self.say(f"LOST {what()}")
         return lost
 
     def say(self, text: str) -> None:

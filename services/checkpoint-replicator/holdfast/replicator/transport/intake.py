@@ -2,8 +2,7 @@
 
 If there is room, a copy is received in memory. The received copy survives the loss of its sender, and the sender can reuse its
 image. The plan then copies the shard to disk like every other newest shard in memory, and its digests are compared then if the
-connection was encrypted. If memory has no room, or the peer
-supports only the disk, the copy is written to disk directly."""
+connection was encrypted. If memory has no room, or the peer supports only the disk, the copy is written to disk directly."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     attempt = running.attempt
     on_disk: dict[int, int] = defaultdict(int)  # step → number of slots that hold all of their own shards
     elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
-    newest, step = job.checkpoints.saved_by_all
-    told = step if newest == attempt else 0
+    sent_attempt, sent_step = job.checkpoints.saved_by_all
+    step_min = sent_step if sent_attempt == attempt else 0
     nodes, kept, name = turn.nodes, turn.group(By.KEEPS, job.name), job.name
     for placement in running.placements:
         if placement.node not in kept:  # others are neither members nor peers of one
@@ -74,7 +74,7 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         whole: set[int] = set()
         parts: dict[int, list[_Ranks]] = {}
         for run in shard_runs(nodes[placement.node].inventory[name]):
-            if run[0] != attempt or run[1] < told:
+            if run[0] != attempt or run[1] < step_min:
                 continue
             _, step, _, tier, _, begin, width, _, _, _ = run
             end = begin + width
