@@ -1160,6 +1160,8 @@ export interface components {
             leader: boolean;
             leader_api: string;
             protocol_version: number;
+            /** @default  */
+            standby_api: string;
             supervisor: string;
             version: string;
         };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter
 
@@ -73,14 +74,15 @@ async def version(backend: Serving) -> models.Version:
         supervisor=backend.identity.supervisor,
         leader=picture.leading,
         leader_api=leader.api if leader else "",
+        standby_api=await _if_known(backend.standby_api),
         epoch=picture.state.epoch,
-        event_log=await _lifetime_of_log(backend),
+        event_log=await _if_known(backend.log.lifetime),
     )
 
 
-async def _lifetime_of_log(backend: Backend) -> str:
+async def _if_known(ask: Callable[[], Awaitable[str]]) -> str:
     try:
-        return await backend.log.lifetime()
+        return await ask()
     except Unavailable:
         return ""  # the rest is known without it
 
