@@ -1163,6 +1163,8 @@ export interface components {
             /** @default  */
             standby_api: string;
             supervisor: string;
+            /** @default  */
+            trouble: string;
             version: string;
         };
         Warnings: {

@@ -92,8 +92,10 @@ class Backend:
         audit: AuditStore | None = None,
         agents: Callable[[], Agents] | None = None,
         standby_api: Callable[[], Awaitable[str]] | None = None,
+        trouble: Callable[[], str] = lambda: "",
     ) -> None:
-        """`standby_api`: where the API of a standby answers; None = there is never one. `agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a leader has.
+        """`standby_api`: where the API of a standby answers; None = there is never one. `trouble`: why this supervisor can
+        neither lead nor stand by. `agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a leader has.
 
         `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
         alerts; None = nobody is notified. `audit`: where lines of the audit log are kept; None = they are in the log only."""
@@ -110,6 +112,7 @@ class Backend:
         self.enrolment: Enrolment | None = None  # set when the port for agents is known; None = nobody is invited
         self._agents = agents
         self._standby_api = standby_api
+        self.trouble = trouble
         self._look = look
         self._policies = policies
         self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet

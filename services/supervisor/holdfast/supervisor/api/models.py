@@ -88,7 +88,14 @@ class Version(Model):
     leader: Annotated[bool, Field(description="whether this supervisor leads")]
     leader_api: Annotated[str, Field(description="where the leader's API answers; empty = unknown")]
     standby_api: Annotated[
-        str, Field(description="where the API of a standby answers; empty = none has asked for the lead in the last seconds")
+        str,
+        Field(
+            description="where the API of a standby answers; empty = none has asked for the lead in the last seconds"
+        ),
+    ] = ""
+    trouble: Annotated[
+        str,
+        Field(description="why this supervisor can neither lead nor stand by; empty = it leads, or another one does"),
     ] = ""
     epoch: int
     event_log: Annotated[

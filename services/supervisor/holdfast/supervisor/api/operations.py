@@ -11,7 +11,7 @@ from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.supervisor.alerts.alert import test_alert
 from holdfast.supervisor.api import bodies, fleet_views, models
-from holdfast.supervisor.api.backend import Backend, Commands, Serving
+from holdfast.supervisor.api.backend import Commands, Serving
 from holdfast.supervisor.protocol import BreakerResetRequested
 
 router = APIRouter(tags=["operations"])
@@ -74,6 +74,7 @@ async def version(backend: Serving) -> models.Version:
         supervisor=backend.identity.supervisor,
         leader=picture.leading,
         leader_api=leader.api if leader else "",
+        trouble=backend.trouble(),
         standby_api=await _if_known(backend.standby_api),
         epoch=picture.state.epoch,
         event_log=await _if_known(backend.log.lifetime),

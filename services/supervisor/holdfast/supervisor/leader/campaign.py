@@ -97,6 +97,7 @@ class Leader:
             bridge=bridge,
         )
         self._term: Term | None = None
+        self.trouble = ""  # why the lease cannot be requested; empty = it can, or it is held
 
     def sessions(self) -> Sessions | None:
         return self._term.sessions if self._term is not None else None
@@ -144,10 +145,12 @@ class Leader:
             try:
                 lease = await self._log.acquire(LEADER_LEASE, holder, self._times.ttl_s)
             except Unavailable as error:
+                self.trouble = str(error)
                 if str(error) != logged or asked_at_s - logged_at_s >= SAY_AGAIN_S:
                     log.warning("no lease", reason=str(error))
                     logged, logged_at_s = str(error), asked_at_s
             else:
+                self.trouble = ""
                 if lease is not None:
                     return lease, asked_at_s
                 if not waiting:
