@@ -117,7 +117,7 @@ def test_a_node_that_goes_out_of_sight_in_a_pause_has_longer_to_come_back(fleet:
 
 
 def test_a_stream_that_breaks_by_a_keepalive_is_judged_by_the_steps_since_the_last_heartbeat(fleet: Fleet) -> None:
-    """A machine without power or network closes no connection: its stream breaks seconds after its ranks have stopped all others."""
+    """A machine without power or network closes no connection: its stream breaks seconds after the steps of all ranks stop."""
     fleet.silent.add("n3")
     fleet.training = False
     fleet.run(until=9.0)

@@ -161,8 +161,9 @@ async def test_why_a_node_is_away_says_what_to_do_and_a_goodbye_is_no_loss(api: 
     fleet.wait(30.0)
     await show(api, fleet)
     shown = {each["node"]: (each["state"], each["reason"]) for each in (await get(api, "/v1/nodes"))["items"]}
-    assert shown["n1"][0] == "lost" and "check its power, network and agent" in shown["n1"][1]
-    assert shown["n4"][0] == "left" and shown["n4"][1].startswith("left: its agent was asked to end")
+    assert (shown["n1"][0], shown["n4"][0]) == ("lost", "left")
+    assert "check its power, network and agent" in shown["n1"][1]
+    assert shown["n4"][1].startswith("left: its agent was asked to end")
 
 
 async def test_a_cordon_is_shown_although_the_node_is_on_probation(api: Any) -> None:

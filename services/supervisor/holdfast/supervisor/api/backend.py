@@ -95,7 +95,8 @@ class Backend:
         trouble: Callable[[], str] = lambda: "",
     ) -> None:
         """`standby_api`: where the API of a standby answers; None = there is never one. `trouble`: why this supervisor can
-        neither lead nor stand by. `agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a leader has.
+        neither lead nor stand by. `agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a
+        leader has.
 
         `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
         alerts; None = nobody is notified. `audit`: where lines of the audit log are kept; None = they are in the log only."""

@@ -113,8 +113,8 @@ class Leader:
         return self._term.picture if self._term is not None else None
 
     async def standby_api(self) -> str:
-        """Return where the API of a supervisor answers that has asked for the lease in vain within the last seconds; "" if there
-        is none. Raises `Unavailable`."""
+        """Return where the API of a supervisor answers that has asked for the lease in vain within the last seconds; "" if
+        there is none. Raises `Unavailable`."""
         return api_of(await self._log.candidate(LEADER_LEASE))
 
     def frozen(self, length_s: float) -> None:
