@@ -35,7 +35,7 @@ def test_a_job_that_fails_is_an_error_and_one_that_cannot_go_on_a_warning() -> N
     before = len(fleet.records)
     fleet.find(FindingKind.WORKER_CRASH, "n0", rank=0)
     assert ("error", "job", "failed") in lines(fleet.records[before:])
-    fleet = running(job(dp=2))
+    fleet = running(job(dp=2, min_dp=2))
     before = len(fleet.records)
     fleet.lose("n0")
     assert ("warning", "job", "waiting") in lines(fleet.records[before:])
