@@ -75,7 +75,7 @@ async def test_an_invitation_names_the_standby_too(
         monkeypatch.setenv("HOLDFAST_API_TOKEN", TOKEN)
 
         async def known() -> bool:
-            return (await in_thread(one.client().version))["standby_api"] == two.api
+            return bool((await in_thread(one.client().version))["standby_api"] == two.api)
 
         await wait_until_async(known, description="the leader to know the standby")
         await in_thread(lambda: invites.invite("node-1", api=one.sup.api))

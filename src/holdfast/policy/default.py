@@ -195,8 +195,8 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
         return _unusable(incident, job)
     if incident.kind == FindingKind.HANG and incident.wants_replacement and incident.node in job.nodes and job.spares:
         return hot_swap(
-            f"the other ranks wait for a rank on {incident.node}, which diagnostics has lost, too: new processes there would meet "
-            "the same network, and a spare is free",
+            f"the other ranks wait for a rank on {incident.node}, which diagnostics has lost, too: new processes there would "
+            "meet the same network, and a spare is free",
             incident.node,
         )
     # A missing rank is no evidence against its node: it may have ended by the failure of another, whose finding was lost.

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog.testing
 from fleet import asked_to_end, job, running
 
 from holdfast.domain.findings import FindingKind
+from holdfast.supervisor.published import Published
 from holdfast.supervisor.telemetry import announce
 
 
-def lines(records: list[object]) -> list[tuple[str, str, str]]:
+def lines(records: Sequence[Published]) -> list[tuple[str, str, str]]:
     """(level, event, state or phase) of what is not information."""
     with structlog.testing.capture_logs() as logged:
         for record in records:
-            announce.decision(record)  # type: ignore[arg-type]
+            announce.decision(record)
     return [
         (each["log_level"], each["event"], str(each.get("state", each.get("phase"))))
         for each in logged

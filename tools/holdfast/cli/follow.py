@@ -86,8 +86,8 @@ def follow(
                     raise
                 raise Unavailable(
                     f"the supervisor no longer knows {name}, because its state was lost; the job's workers may still train, "
-                    f"unattended: `holdfast nodes list` shows where, and `holdfast jobs stop {name}` ends them before you submit "
-                    "the job again with --resume (docs/supervisor-machine.md)"
+                    f"unattended: `holdfast nodes list` shows where, and `holdfast jobs stop {name}` ends them before you "
+                    "submit the job again with --resume (docs/supervisor-machine.md)"
                 ) from None
             if silent_since is not None:
                 silent_since = None

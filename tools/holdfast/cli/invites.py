@@ -68,8 +68,8 @@ def invite(
     )
     whom = node or (f"{uses} nodes, each under its own name" if uses > 1 else "one node of any name")
     console.print(
-        f"for {whom}, within {ttl}; it works once for each node. Supervisors: {', '.join(made.control)}; if there are more, name "
-        "them all (--api-url). On the machine:",
+        f"for {whom}, within {ttl}; it works once for each node. Supervisors: {', '.join(made.control)}; if there are more, "
+        "name them all (--api-url). On the machine:",
         soft_wrap=True,
     )
     print(f"holdfast agent --invite {made.text}")

@@ -41,7 +41,11 @@ def decision(record: Published) -> None:
             log.info("job accepted", job=record.job, mesh=str(record.spec.mesh), nodes=record.spec.nodes)
         case JobChanged():
             log.log(
-                JOB_LEVELS.get(record.phase, logging.INFO), "job", job=record.job, phase=record.phase, reason=record.reason
+                JOB_LEVELS.get(record.phase, logging.INFO),
+                "job",
+                job=record.job,
+                phase=record.phase,
+                reason=record.reason,
             )
         case GenerationChanged():
             number = record.generation.number
