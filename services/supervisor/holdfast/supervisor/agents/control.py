@@ -94,7 +94,7 @@ class ControlServicer(pb_grpc.ControlServicer):
                 await session.ended.wait()
             finally:  # not behind a message on its way to an agent that does not read
                 sessions.leave(session)
-                reason = session.end.message if session.end else "by the agent"
+                reason = session.end.message if session.end else "its agent has ended it, or the connection is broken"
                 log.info("session ended", node=session.node, reason=reason)
             tasks.cancel_scope.cancel()
         if session.end is not None and session.end.code is not grpc.StatusCode.OK:
@@ -128,7 +128,7 @@ class ControlServicer(pb_grpc.ControlServicer):
         except HoldfastError as error:
             session.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         else:
-            session.close(grpc.StatusCode.OK, "the agent has ended it")
+            session.close(grpc.StatusCode.OK, "its agent has ended it, or the connection is broken")
 
     def _take(self, sessions: Sessions, session: AgentSession, received: Received) -> None:
         message, raw = received
