@@ -282,6 +282,14 @@ def test_a_control_plane_that_is_away_is_waited_for() -> None:
     assert text.count("connected to the supervisor again") == 1
 
 
+def test_a_job_that_the_supervisor_has_lost_is_no_wrong_usage() -> None:
+    """Redis came back empty: exit code 69, how the job is doing is not known, and what to do."""
+    with pytest.raises(Unavailable, match="its state was lost; the job's workers may still train"):
+        Played(job(), NotFound("there is no job gpt")).follow()
+    with pytest.raises(NotFound):
+        Played(NotFound("there is no job gpt")).follow()
+
+
 def test_who_ends_everything_with_the_job_waits_for_its_last_checkpoint() -> None:
     views = [job(phase="completed", leaving=True), job(phase="completed", leaving=False, reason="step 40 is there")]
     code, text = Played(*views).follow(until_left=True)

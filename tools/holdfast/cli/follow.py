@@ -16,7 +16,7 @@ from holdfast.cli.endings import ENDED, exit_code
 from holdfast.cli.live import JobDisplay
 from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks
 from holdfast.cli.tables import markup
-from holdfast.domain.errors import Unavailable
+from holdfast.domain.errors import NotFound, Unavailable
 from holdfast.domain.words import plural
 
 POLL_S = 0.2
@@ -56,7 +56,7 @@ def follow(
     `until_left`: after completion, also wait until the final upload has ended. `suspended_wait_s`: how long to wait for a job
     that is suspended at the first poll to continue.
 
-    If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`.
+    If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`, and when it has lost the job.
     """
     logs = LogTail(client, name, ranks)
     seen: set[tuple[str, str]] = set()
@@ -81,6 +81,14 @@ def follow(
                     raise
                 sleep(POLL_S)
                 continue
+            except NotFound:
+                if not poll:
+                    raise
+                raise Unavailable(
+                    f"the supervisor no longer knows {name}, because its state was lost; the job's workers may still train, "
+                    f"unattended: `holdfast nodes list` shows where, and `holdfast jobs stop {name}` ends them before you "
+                    "submit the job again with --resume (docs/supervisor-machine.md)"
+                ) from None
             if silent_since is not None:
                 silent_since = None
                 display.say("connected to the supervisor again")

@@ -346,14 +346,22 @@ def _holds(node: Node, job: str, key: object) -> bool:
 def skip_checkpoint(turn: Turn, job: Job, node: str, reason: str) -> bool:
     """No source delivers the shards that `node` was to restore: skip that step for a while.
 
-    Returns False if `node` must be excluded instead: it failed with this step before, and there is a spare to try.
+    Returns False if `node` must be excluded instead, and there is a spare to try: it failed with this step before, or it has
+    failed with another step as well. Then its own network or replicator is the likely cause, and older and older steps would
+    lose work for it: what only this node could not restore is tried again without it.
     """
     assert job.change is not None
     assert job.generation is not None
     point = job.generation.restore
     mine = [each for each in job.checkpoints.skipped if (each.attempt, each.step) == (point.attempt, point.step)]
     nodes, tries = (mine[0].nodes, mine[0].tries) if mine else ((), 0)
-    if node in nodes and spares_for(turn, job):
+    others = [
+        each for each in job.checkpoints.skipped if each not in mine and node in each.nodes and turn.at < each.until
+    ]
+    if (node in nodes or others) and spares_for(turn, job):
+        if others:
+            kept = tuple(each for each in job.checkpoints.skipped if each.nodes != (node,))
+            turn.put_checkpoints(job.name, skipped=kept)
         return False
     until = turn.at + turn.config.unrestorable_s * (tries + 1)
     each = SkippedCheckpoint(point.attempt, point.step, reason, until, tries + 1, tuple(sorted({*nodes, node})))
