@@ -246,6 +246,18 @@ def test_the_exit_code_is_the_jobs(phase: str, permanent: bool | None, code: int
     assert f"gpt {phase}: because {NASTY}" in text
 
 
+def test_a_failed_job_names_the_command_that_shows_why() -> None:
+    ending = job(phase="failed", reason="rank 1 raised ValueError")
+    assert "holdfast logs gpt --first-error" in Played(ending).follow()[1]
+    assert "--first-error" not in Played(job(phase="completed")).follow()[1]
+
+
+def test_a_reason_that_contains_the_cause_is_printed_without_repeating_it() -> None:
+    action = {"kind": "stop", "reason": f"twice in a row: {NASTY}."}
+    line = describe(incident("failed", action=action))
+    assert line.count("raised ValueError") == 1
+
+
 def test_each_state_of_an_incident_is_printed_once() -> None:
     played = Played(job(), job(), job(phase="completed"))
     played.found = [incident("open")]
