@@ -214,6 +214,7 @@ class Run:
         (seed, step, rank).
         """
         self._lap("build")
+        self._checkpoints.expect(state)
         target = self._environment.restore
         if target is None or self._restored:
             return self._done

@@ -187,7 +187,11 @@ def test_a_terminal_is_drawn_and_left_in_order() -> None:
         (incident("recovering", action=None), f"recovering : {NASTY}"),
         (incident("resolved", first_step_at=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
         (incident("resolved"), "resolved  hot_swap: a spare is there [x]"),
-        (incident("failed"), f"stopped   {NASTY}: a spare is there [x]"),
+        (incident("failed"), f"failed    {NASTY}: hot_swap led to no new step"),
+        (
+            incident("failed", action={"kind": "stop", "reason": "three times [x]"}),
+            f"stopped   {NASTY}: three times [x]",
+        ),
     ],
 )
 def test_event_lines(seen: dict[str, Any], line: str) -> None:

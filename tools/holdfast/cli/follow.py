@@ -193,6 +193,8 @@ def describe(incident: Mapping[str, Any]) -> str:
         case "resolved" if incident.get("first_step_at"):
             took = incident["first_step_at"] - incident["fault_at"]
             return f"[green]resolved[/]  {cause}: {kind}, {took:.2f} s from fault to first step"
+        case "failed" if kind and kind != "stop":
+            return f"[red]failed[/]    {cause}: {kind} led to no new step"
         case "failed":
             return f"[red]stopped[/]   {reason if cause in reason else f'{cause}: {reason}'}"
         case state:
