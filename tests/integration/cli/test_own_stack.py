@@ -87,6 +87,9 @@ def test_an_interrupted_run_saves_before_it_stops(tmp_path: Path) -> None:
     )
     (tmp_path / "occupied").touch()
     shell = Shell(tmp_path, {"HOME": str(tmp_path / "occupied" / "home")})
+    # So deep that the stack uses a short symbolic link, which ends with it: no message may name it.
+    (tmp_path / "kept").symlink_to(deep := tmp_path / ("d" * 80), target_is_directory=True)
+    deep.mkdir()
     with shell.start("run", "--local", "--dir", "kept", "job.yaml") as process:
         read_until(process, r"running .* step [1-9]")
         assert not on_disk(tmp_path)
@@ -94,7 +97,7 @@ def test_an_interrupted_run_saves_before_it_stops(tmp_path: Path) -> None:
         said, errors = process.communicate(timeout=60)
     assert process.returncode == 130, said + errors
     assert on_disk(tmp_path)
-    assert "checkpoint at step" in said
+    assert f"is retained on node-0 under {deep / 'nodes' / 'node-0' / 'disk' / 'own'}. To resume" in said
     shell.assert_nothing_runs()
 
 
