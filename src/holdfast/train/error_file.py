@@ -16,8 +16,6 @@ from typing import Any, Final
 ENV: Final = "TORCHELASTIC_ERROR_FILE"
 MESSAGE_CHARS_MAX: Final = 4096
 CALLSTACK_CHARS_MAX: Final = 64 * 1024  # at most 12 bytes each in JSON; the agent reads at most 1 MiB
-    64 * 1024
-)  # it contains the message; the agent reads at most 1 MiB, and JSON takes up to 12 per char
 FRAMES_MAX: Final = 40
 GROUPS_MAX: Final = 64
 CALLS_MAX: Final = 8  # per group
