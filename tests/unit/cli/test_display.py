@@ -187,7 +187,11 @@ def test_a_terminal_is_drawn_and_left_in_order() -> None:
         (incident("recovering", action=None), f"recovering : {NASTY}"),
         (incident("resolved", first_step_at=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
         (incident("resolved"), "resolved  hot_swap: a spare is there [x]"),
-        (incident("failed"), f"stopped   {NASTY}: a spare is there [x]"),
+        (incident("failed"), f"failed    {NASTY}: hot_swap led to no new step"),
+        (
+            incident("failed", action={"kind": "stop", "reason": "three times [x]"}),
+            f"stopped   {NASTY}: three times [x]",
+        ),
     ],
 )
 def test_event_lines(seen: dict[str, Any], line: str) -> None:
@@ -244,6 +248,18 @@ def test_the_exit_code_is_the_jobs(phase: str, permanent: bool | None, code: int
     given, text = Played(job(), ended).follow()
     assert given == code
     assert f"gpt {phase}: because {NASTY}" in text
+
+
+def test_a_failed_job_names_the_command_that_shows_why() -> None:
+    ending = job(phase="failed", reason="rank 1 raised ValueError")
+    assert "holdfast logs gpt --first-error" in Played(ending).follow()[1]
+    assert "--first-error" not in Played(job(phase="completed")).follow()[1]
+
+
+def test_a_reason_that_contains_the_cause_is_printed_without_repeating_it() -> None:
+    action = {"kind": "stop", "reason": f"twice in a row: {NASTY}."}
+    line = describe(incident("failed", action=action))
+    assert line.count("raised ValueError") == 1
 
 
 def test_each_state_of_an_incident_is_printed_once() -> None:

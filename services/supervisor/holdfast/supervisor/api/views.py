@@ -191,7 +191,7 @@ def _is_without_steps(picture: Picture, job: Job, is_observed: bool) -> bool:
     if not job.progress.reports_no_steps:
         return False
     now = picture.at or picture.state.folded_at
-    return is_observed or now - job.membership.running_at >= SILENT_S
+    return is_observed or job.phase.finished or now - job.membership.running_at >= SILENT_S
 
 
 def _step(job: Job) -> int:
