@@ -91,13 +91,14 @@ def test_cpu_time_is_attached_to_a_report_and_reaches_the_process_that_writes_th
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = iter((10.0, 12.5, 13.0))
-    monkeypatch.setattr("time.process_time", lambda: next(now_s))
-    times = file_order.CpuTimes()
-    for computed_s in (2.5, 0.5):
-        making = times.pytest_runtest_makereport()
-        next(making)
-        with pytest.raises(StopIteration) as made:
-            making.send(pytest.TestReport("a.py::one", ("a.py", 1, ""), {}, "passed", None, "call", duration=3.0))
-        sent = pytestconfig.hook.pytest_report_to_serializable(config=pytestconfig, report=made.value.value)
-        arrived = pytestconfig.hook.pytest_report_from_serializable(config=pytestconfig, data=sent)
-        assert arrived.computed_s == computed_s
+    with monkeypatch.context() as patched:  # ends before the report of this test is made
+        patched.setattr("time.process_time", lambda: next(now_s))
+        times = file_order.CpuTimes()
+        for computed_s in (2.5, 0.5):
+            making = times.pytest_runtest_makereport()
+            next(making)
+            with pytest.raises(StopIteration) as made:
+                making.send(pytest.TestReport("a.py::one", ("a.py", 1, ""), {}, "passed", None, "call", duration=3.0))
+            sent = pytestconfig.hook.pytest_report_to_serializable(config=pytestconfig, report=made.value.value)
+            arrived = pytestconfig.hook.pytest_report_from_serializable(config=pytestconfig, data=sent)
+            assert arrived.computed_s == computed_s
