@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
 # HEALTHY_HOURS: 1,000 are about an hour of CPU.
-# JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. NODES, FAULTS: for `make sim-large`. MINUTES, SEED: for `make soak` and `make fuzz`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
-JOBS ?= $(shell expr $$(nproc) + 1)
+# JOBS: test processes at a time, three more than cores: tests that start processes wait for more than half of their time. SEEDS: for `make sim`. NODES, FAULTS: for `make sim-large`. MINUTES, SEED: for `make soak` and `make fuzz`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
+JOBS ?= $(shell expr $$(nproc) + 3)
 SEEDS ?= 20000
 NODES ?= 12500
 FAULTS ?= 20
@@ -85,7 +85,8 @@ setup: $(INSTALLED)  ## virtual environment with everything that demo, test and 
 demo: $(INSTALLED)  ## train a small GPT, break it nine times, watch it survive; writes out/demo/
 	$(BIN)/holdfast demo --out out/demo $(ARGS)
 
-# All at once: what waits leaves the cores to what computes. A file is run in one process; those of tests/long_files.txt come first.
+# All at once: what waits leaves the cores to what computes, and tests/file_order.py spreads what computes among what waits. A file is
+# run in one process; those of tests/long_files.txt come first.
 TESTED := tests/acceptance tests/integration tests/simulation tests/contract tests/security tests/unit
 test: $(INSTALLED)  ## every test, but for the longest variations (test-slow)
 	$(BIN)/pytest -m 'not slow' -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTED) $(ARGS)

@@ -50,12 +50,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-order"):
+        config.pluginmanager.register(file_order.CpuTimes())
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     if config.getoption("--write-long"):
         config.pluginmanager.register(long_tests.meter())
     if config.getoption("--write-order"):
-        config.pluginmanager.register(file_order.meter())
+        config.pluginmanager.register(file_order.OrderMeter())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

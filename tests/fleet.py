@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from reread import Reread
+
 from holdfast.domain import old_evidence
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.generations import ShardKey, ShardRecord
@@ -58,7 +60,6 @@ from holdfast.supervisor.protocol import (
     StepSeen,
     TimerFired,
 )
-from holdfast.wire import records
 
 JOB = "job"
 
@@ -101,6 +102,7 @@ class Fleet:
         self.answers: list[Answer] = []  # to operations
         self.said: list[SendNotification] = []  # to agents, besides orders
         self.snapshots = snapshots
+        self.reread = Reread()
         self.decide = decide  # answer policy questions at once, by the default policy
         self.seq: dict[str, int] = {}
         self.life: dict[str, int] = {}
@@ -118,7 +120,7 @@ class Fleet:
 
     def fold(self, event: Event) -> tuple[Command, ...]:
         """With `snapshots` every fold goes through one as well: what a standby decides is what the leader decides."""
-        again = records.loads(records.dumps(self.state, State), State) if self.snapshots else None
+        again = self.reread(self.state) if self.snapshots else None
         outcome = step(self.state, event)
         assert again is None or step(again, event) == outcome
         self.state, commands = outcome

@@ -24,11 +24,11 @@ def test_every_promise_holds_while_idle_nodes_test_their_network(batch: int) -> 
 
 # What is planted: (module, name, what stands there instead), what the promises say of it, and a seed near which they do.
 PLANTED: dict[str, tuple[ModuleType, str, object, str, int]] = {
-    "one partner is enough to be blamed": (links, "BLAMES_MIN", 1, "and its network is good", 6),
-    "nobody is put out": (link_tests, "_judge", lambda *of: None, "and it is in service", 0),
+    "one partner is enough to be blamed": (links, "BLAMES_MIN", 1, "and its network is good", 8),
+    "nobody is put out": (link_tests, "_judge", lambda *of: None, "and it is in service", 2),
     "nobody comes back": (links, "is_mended", lambda *of: False, "has been good for", 0),
-    "all of them may be put out": (link_tests, "OUT_SHARE_MAX", 1.0, "without ranks are out of service", 0),
-    "nodes with work are tested": (link_tests, "is_idle", lambda turn, node: node.connected, "has work", 0),
+    "all of them may be put out": (link_tests, "OUT_SHARE_MAX", 1.0, "without ranks are out of service", 4),
+    "nodes with work are tested": (link_tests, "is_idle", lambda turn, node: node.connected, "has work", 2),
 }  # fmt: skip
 
 

@@ -7,16 +7,12 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mlflow
 import pytest
 import torch
-import wandb
 from json_server import JsonHandler, serving
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from waiting import wait_until
-from wandb.proto import wandb_internal_pb2
 
 import holdfast.train as hf
 from holdfast.domain.errors import InvalidSpec
@@ -26,6 +22,9 @@ from holdfast.integrations.loggers.supervisor import Supervisor
 from holdfast.supervisor.api import incident_models, job_models
 from holdfast.train.channels import Control, Notes
 from holdfast.train.environment import Environment, RestoreTarget, World
+
+if TYPE_CHECKING:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 TWO, FOUR = Mesh.of({"dp": 2}), Mesh.of({"dp": 4})
 SOON_S, NEVER_S = 0.01, 3600.0
@@ -104,7 +103,12 @@ def api() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         yield url, incidents
 
 
+# The loggers are imported by the tests that use them: every process of tests reads this file, and three seconds go into them.
+
+
 def events(directory: Path) -> EventAccumulator:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     read = EventAccumulator(str(directory / "holdfast"))
     read.Reload()
     return read
@@ -220,6 +224,8 @@ def test_an_api_that_refuses_is_logged_once_and_nothing_is_invented(
 
 def records(directory: Path) -> list[Any]:
     """The records of one offline run: W&B's file is LevelDB's log format after a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
     (path,) = directory.glob("wandb/offline-run-*/*.wandb")
     raw, at, parts, found = path.read_bytes(), 7, b"", []
     while at + 7 <= len(raw):
@@ -242,6 +248,8 @@ def records(directory: Path) -> list[Any]:
 def test_wandb_gets_its_own_axis_in_the_rows_of_the_script(
     tmp_path: Path, api: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
@@ -285,6 +293,8 @@ def test_wandb_gets_its_own_axis_in_the_rows_of_the_script(
 def test_mlflow_continues_the_run_of_the_submission(
     tmp_path: Path, api: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import mlflow
+
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "mlruns").as_uri()
     api[1].append(incident(3))

@@ -71,8 +71,9 @@ class Launch:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(mine, TIMEOUT_S)
-        self.process.wait(TIMEOUT_S)
+        self.process.wait(TIMEOUT_S)  # first: until then it is a zombie, which `psutil` takes for a process that runs
+        _, running = psutil.wait_procs(mine, timeout=TIMEOUT_S)
+        assert not running, running
 
 
 StartLaunch = Callable[..., Launch]
