@@ -94,7 +94,7 @@ def _is_new(turn: Turn, event: NodeReported) -> bool:
     session = event.session
     if session != node.session and sessions.is_earlier(node, session):
         return False
-    if not turn.heard(event.node, event.seq, node):
+    if not turn.heard(event.node, event.seq, again=False):
         return False
     if session > node.session and not node.lost:
         # Its Hello was lost. The shell ends such a session within seconds. Until the next one, the node counts as alive.
@@ -117,10 +117,10 @@ def _orders_done(turn: Turn, reports_of: Sequence[Received[OrderDone]]) -> None:
         broadcast = turn.broadcasts[job]
         turn.answered(job, answers)
         if isinstance(broadcast.order, Prepare):
-            for slot, done in answers.items():
-                node = broadcast.placements[slot].node
-                reconcile.on_prepared(turn, node, job, broadcast.order.generation, done)
-            handover.on_prepared(turn, job, [(broadcast.placements[slot], done) for slot, done in answers.items()])
+            placed = [(broadcast.placements[slot], done) for slot, done in answers.items()]
+            of_nodes = ((place.node, done) for place, done in placed)
+            reconcile.on_prepared(turn, job, broadcast.order.generation, of_nodes)
+            handover.on_prepared(turn, job, placed)
     for node, done in others:
         _order_done(turn, node, done)
 
@@ -134,7 +134,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
     turn.forget_order(send)
     match send.order:
         case Prepare() if done.ok:  # sent by an earlier version, which stored each order of a broadcast
-            reconcile.on_prepared(turn, node, send.order.job, send.order.generation, done)
+            reconcile.on_prepared(turn, send.order.job, send.order.generation, [(node, done)])
         case Stop() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
         case RebootNode():

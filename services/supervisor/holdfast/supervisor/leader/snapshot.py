@@ -120,19 +120,33 @@ class _Row:
         self._own = [name for name, part in self._part_of.items() if not part]
         self.rest = _part_of(self._kind, self._own)
         self._write = records.writer(self.rest)
+        self._newest: tuple[Iterable[str] | None, list[tuple[str, list[str]]]] = (None, [])
 
-    def differing(self, was: Any, value: Any, names: Iterable[str] | None = None) -> set[str]:
+    def differing(self, was: Any, value: Any, names: Iterable[str] | None = None) -> list[str]:
         """The parts in which two rows differ. `names`: the fields that may differ; None = any."""
-        before, after, part_of = vars(was), vars(value), self._part_of
+        before, after = vars(was), vars(value)
         if names is None:  # the fields are in the same order in every copy
-            names = compress(part_of, map(is_not, before.values(), after.values()))
-        parts: set[str] = set()
-        for name in names:
-            if (part := part_of[name]) not in parts:
+            names = compress(self._part_of, map(is_not, before.values(), after.values()))
+            by_part = self._by_part(names)
+        elif names is self._newest[0]:  # nodes that were written together have the same object
+            by_part = self._newest[1]
+        else:
+            by_part = self._by_part(names)
+            self._newest = names, by_part
+        parts: list[str] = []
+        for part, fields_of in by_part:
+            for name in fields_of:
                 old, new = before[name], after[name]
                 if old is not new and old != new:
-                    parts.add(part)
+                    parts.append(part)
+                    break
         return parts
+
+    def _by_part(self, names: Iterable[str]) -> list[tuple[str, list[str]]]:
+        by_part: dict[str, list[str]] = {}
+        for name in names:
+            by_part.setdefault(self._part_of[name], []).append(name)
+        return list(by_part.items())
 
     def dumps(self, part: str, row: Any) -> bytes | None:
         return (
