@@ -156,13 +156,16 @@ def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
     """Whether the replicas of one step have different tensors at a position; None = no two shards can be compared."""
     seen: dict[int, tuple[str, int]] = {}  # by position: a digest, and the rank that has it
     known: dict[tuple[int, str], int] = {}  # of the runs examined: positions and digests → first rank
-    alike, mesh = None, None
+    alike, mesh, last, digests = None, None, -1, ""
     for run in runs:
-        if run.mesh is not mesh:
-            mesh, place_of = run.mesh, _places(run.mesh)
-        first = known.setdefault((place_of(run), run.digests), run.rank)
-        if first == run.rank or not run.digests.strip(","):
-            for rank, found in enumerate(run.digests.split(","), run.rank):
+        if run[5] == last and run[8] is digests and run[2] is mesh:
+            continue  # the same shards in another tier of the node
+        last, digests = run[5], run[8]
+        if run[2] is not mesh:
+            mesh, place_of = run[2], _places(run[2])
+        first = known.setdefault((place_of(run), digests), last)
+        if first == last or not digests.strip(","):
+            for rank, found in enumerate(digests.split(","), last):
                 if not found:
                     continue
                 digest, other = seen.setdefault(run.mesh.position_of(rank), (found, rank))
@@ -181,8 +184,9 @@ def _places(mesh: Mesh) -> Callable[[ShardRun], int]:
     stride, row, in_blocks = mesh.stride, mesh.stride * mesh.dp, mesh.is_dp_outermost
 
     def place_of(run: ShardRun) -> int:
-        inside = run.rank % stride
-        return run.rank // row * stride + inside if in_blocks or inside + run.width <= stride else -1 - run.rank
+        rank = run[5]
+        inside = rank % stride
+        return rank // row * stride + inside if in_blocks or inside + run[6] <= stride else -1 - rank
 
     return place_of
 

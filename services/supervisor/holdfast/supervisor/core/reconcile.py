@@ -21,7 +21,7 @@ job either. While steps continue, the node takes part in them, whatever its sess
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
@@ -210,7 +210,8 @@ def _lacks(node: Node, job: Job) -> bool:
     known = 0
     for run in worker_runs(node.workers):
         if run[:2] == mine:
-            known += max(0, min(run.end, end) - max(run.rank, first))
+            begin = run[2]
+            known += max(0, min(begin + run[3], end) - max(begin, first))
     for each in node.ended:
         known += (each.job, each.generation) == mine and each.well
     return known < job.spec.nproc_per_node

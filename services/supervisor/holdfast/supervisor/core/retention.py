@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.runs import shard_runs
 from holdfast.domain.tiers import DURABLE
@@ -21,6 +22,9 @@ from holdfast.supervisor.core.lifecycle import Preparing
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import SendNotification
 from holdfast.supervisor.timers import RetentionDue
+
+
+_send_notification = constructor_of(SendNotification)
 
 
 def expect(turn: Turn, name: str) -> None:
@@ -39,8 +43,9 @@ def review(turn: Turn, name: str) -> None:
     if step == 0 or (attempt, step) <= job.checkpoints.saved_by_all or _is_given_up(job, step):
         return
     turn.put_checkpoints(name, saved_by_all=(attempt, step))
-    for node in sorted({*job.running.nodes, *turn.group(By.KEEPS, name)}):
-        turn.commands.append(SendNotification(node, CommonCheckpoint(name, attempt, step)))
+    message = CommonCheckpoint(name, attempt, step)
+    nodes = sorted({*job.running.nodes, *turn.group(By.KEEPS, name)})
+    turn.commands += [_send_notification(node, message) for node in nodes]
 
 
 def _is_given_up(job: Job, step: int) -> bool:
@@ -62,6 +67,8 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     running = job.running
     assert running is not None
     attempt = running.attempt
+    if job.checkpoints.step and _is_everywhere(turn, job, job.checkpoints.step):
+        return job.checkpoints.step  # no newer step is complete, wherever its shards are
     on_disk: dict[int, int] = defaultdict(int)  # step → number of slots that hold all of their own shards
     elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
     sent_attempt, sent_step = job.checkpoints.saved_by_all
@@ -98,6 +105,30 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         if slots == len(running.placements) and (alone or _distinct(elsewhere[step]) == running.mesh.world_size)
     )
     return max(everywhere, default=0)
+
+
+def _is_everywhere(turn: Turn, job: Job, step: int) -> bool:
+    """Whether every node has this step on its disk, and other nodes have all of it, in runs as nodes report them. False also
+    if that is not certain: then all steps are compared."""
+    running = job.running
+    assert running is not None
+    attempt, nodes, kept, name = running.attempt, turn.nodes, turn.group(By.KEEPS, job.name), job.name
+    elsewhere: list[_Ranks] = []
+    for placement in running.placements:
+        if placement.node not in kept:
+            return False
+        first = placement.first_rank
+        behind, on_disk = first + placement.nproc, False
+        for run in shard_runs(nodes[placement.node].inventory[name]):
+            if run[1] == step and run[0] == attempt:
+                begin, width = run[5], run[6]
+                if begin == first and begin + width == behind:
+                    on_disk = on_disk or run[3] in DURABLE
+                elif begin >= behind or begin + width <= first:
+                    elsewhere.append((begin, begin + width))
+        if not on_disk:
+            return False
+    return len(running.placements) < 2 or _distinct(elsewhere) == running.mesh.world_size
 
 
 def _distinct(ranks: list[_Ranks]) -> int:

@@ -76,7 +76,6 @@ class Turn(Present):
         self._everything = False
         self._index.pool_changed = self._index.all_reported = False
         self._pooled.clear()
-        self._asked.clear()
         if at and not self._value("born"):
             self.set(born=at)
 

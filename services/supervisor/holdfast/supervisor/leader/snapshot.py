@@ -207,7 +207,8 @@ def prepare() -> None:
 
 def is_current(parts: Mapping[str, bytes]) -> bool:
     """Whether the parts have this version's format, so that changes can be written to them."""
-    return parts.get(_FORMAT) == _NOW
+    nodes = (raw for part, raw in parts.items() if part.startswith("nodes/"))
+    return parts.get(_FORMAT) == _NOW and not any(map(upgrades.has_last_seq, nodes))
 
 
 def changes(before: State | None, after: State, written: Written | None = None) -> dict[str, bytes | None]:
@@ -266,12 +267,13 @@ def load(parts: Mapping[str, bytes]) -> State:
         problem = f"{written.decode(errors='replace')!r}, and this version reads up to {_NOW.decode()}: start the newer version"
         raise MalformedMessage(f"snapshot.{_FORMAT}", problem)
     if WHOLE in parts:
-        return _upgraded(records.loads(parts[WHOLE], State, upgrades.state))
+        return _upgraded(_whole_state(parts[WHOLE]))
     values: dict[str, Any] = {name: {} for name in _TABLES}
     apart: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)  # (table, row): its fields
     shared: dict[str, Prepare] = {}
     slots: dict[str, _Slot] = {}
     current = written in _SAME_PARTS
+    numbers: dict[str, int] = {}  # node → number of its newest report, as earlier versions stored it
     for part, raw in parts.items():
         name, table, key = part.partition("/")
         row, colon, group = key.rpartition(":")
@@ -281,6 +283,8 @@ def load(parts: Mapping[str, bytes]) -> State:
                 values[name][timer] = due
             elif not colon and table and name in _TABLES:
                 values[name][key] = _read(name, raw, _row_kind(name, current), current)
+                if name == "nodes" and upgrades.has_last_seq(raw):
+                    numbers[key] = upgrades.last_seq(raw)
             elif name == "jobs" and group == _PREPARE:
                 shared[row] = records.loads(raw, Prepare)
             elif name == "outbox" and group == _SLOT:
@@ -303,7 +307,20 @@ def load(parts: Mapping[str, bytes]) -> State:
                 values[name][row] = evolve(values[name][row], **changes)
     for command, slot in slots.items():
         values["outbox"][command] = _send(command, slot, shared.get(slot.job))
+    if numbers:
+        values["heard"] = upgrades.heard(values["heard"], numbers)
     return _upgraded(State(**values))
+
+
+def _whole_state(raw: bytes) -> State:
+    numbers: dict[str, int] = {}
+
+    def upgrade(tree: Any) -> Any:
+        numbers.update({name: node.get("last_seq", 0) for name, node in tree.get("nodes", {}).items()})
+        return upgrades.state(tree)
+
+    state = records.loads(raw, State, upgrade)
+    return evolve(state, heard=upgrades.heard(state.heard, numbers))
 
 
 def _row_kind(table: str, current: bool) -> Any:
