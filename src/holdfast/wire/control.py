@@ -142,6 +142,7 @@ class SlotOrders:
         if self._prepares:
             message.command.prepare.suspect_test_s = 0.0
         self._unsuspected = message.SerializeToString()
+        self._own = pb.SupervisorMessage()  # filled again for each slot, if its order has no part of its own but the id
 
     def encode(
         self,
@@ -155,15 +156,16 @@ class SlotOrders:
     ) -> bytes:
         """Return the order of one slot, a `SupervisorMessage`. `in_runs`: the agent accepts runs. `suspected`: the node tests
         itself, if suspects are tested."""
-        command: dict[str, Any] = {"command_id": command_id}
+        own = self._own
         if self._prepares:
-            command["prepare"] = {
+            prepare = {
                 "placement": _PLACEMENT.tree(placement),
                 "restore_runs": [types.RESTORE_RUN.tree(run) for run in restore] if in_runs else (),
                 "restore": () if in_runs else map(types.RANK_RESTORE.encode, chain.from_iterable(restore)),
                 "peers": [types.SHARD_SOURCE.tree(peer) for peer in peers],
             }
-        own = pb.SupervisorMessage(command=command)
+            own = pb.SupervisorMessage(command={"prepare": prepare})
+        own.command.command_id = command_id
         return (self._shared if suspected else self._unsuspected) + own.SerializeToString()
 
 

@@ -70,8 +70,7 @@ class _Group:
         """None if all fields have their default values."""
         known = vars(row)
         if self.hint is self.kind:
-            values = {name: value for name in self._names if (value := known[name])}
-            return self._write_fields(values) if values else None
+            return self._write_fields(known)
         value = known[self._names[0]]
         if not value:
             return None
