@@ -32,7 +32,7 @@ class Saving(Fleet):
 
     def reported(self) -> dict[str, int]:
         """What each node heard last; and forget it."""
-        heard = {tell.node: tell.message.step for tell in self.said}
+        heard = {node: tell.message.step for tell in self.said for node in tell.nodes}
         self.said.clear()
         return heard
 

@@ -488,9 +488,9 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class SendNotification:
-    """A one-way message to a node. It is not acknowledged or retried, and is dropped if the node has no session."""
+    """A one-way message to these nodes. It is not acknowledged or retried, and is dropped for a node without a session."""
 
-    node: str
+    nodes: tuple[str, ...]
     message: CommonCheckpoint
 
 

@@ -173,8 +173,15 @@ def review_generation(turn: Turn, name: str) -> None:
     """A generation was started: from now on, each of its ranks should have a worker."""
     job = turn.jobs[name]
     assert job.running is not None
-    nodes = (turn.nodes[node] for node in job.running.nodes)
-    absent = {node.name: turn.at for node in nodes if _lacks(node, job)}
+    nodes, number, nproc, absent = turn.nodes, job.running.number, job.spec.nproc_per_node, {}
+    for placement in job.running.placements:
+        node = nodes[placement.node]
+        runs = worker_runs(node.workers)
+        # Nearly all nodes have exactly the ranks of their placement.
+        expected = (name, number, placement.first_rank, nproc)
+        has_all = node.connected and placement.nproc == nproc and len(runs) == 1 and runs[0][:4] == expected
+        if not has_all and _lacks(node, job):
+            absent[placement.node] = turn.at
     turn.put_membership(name, absent=absent)
     turn.put_progress(name, seen_step=job.running.restore.step, seen_at=turn.at)
     _set_timer(turn, name)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from holdfast.domain.construct import constructor_of
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.runs import shard_runs
 from holdfast.domain.tiers import DURABLE
@@ -22,9 +21,6 @@ from holdfast.supervisor.core.lifecycle import Preparing
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import SendNotification
 from holdfast.supervisor.timers import RetentionDue
-
-
-_send_notification = constructor_of(SendNotification)
 
 
 def expect(turn: Turn, name: str) -> None:
@@ -43,9 +39,8 @@ def review(turn: Turn, name: str) -> None:
     if step == 0 or (attempt, step) <= job.checkpoints.saved_by_all or _is_given_up(job, step):
         return
     turn.put_checkpoints(name, saved_by_all=(attempt, step))
-    message = CommonCheckpoint(name, attempt, step)
     nodes = sorted({*job.running.nodes, *turn.group(By.KEEPS, name)})
-    turn.commands += [_send_notification(node, message) for node in nodes]
+    turn.commands.append(SendNotification(tuple(nodes), CommonCheckpoint(name, attempt, step)))
 
 
 def _is_given_up(job: Job, step: int) -> bool:

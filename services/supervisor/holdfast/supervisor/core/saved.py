@@ -247,8 +247,9 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
         runs: list[ShardRun] = []
         for node in generation.nodes:
             if node in kept:
-                held = shard_runs(nodes[node].inventory[name])
-                runs += [run for run in held if run[1] == step and run[0] == attempt]
+                for run in shard_runs(nodes[node].inventory[name]):
+                    if run[1] == step and run[0] == attempt:
+                        runs.append(run)
         sharded = replicas_differ(runs)
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)
