@@ -135,7 +135,7 @@ class Fleet:
                 case Answer():
                     self.answers.append(command)
                 case SendNotification():
-                    self.said.append(command)
+                    self.said += [SendNotification((node,), command.message) for node in command.nodes]
                 case RequestReplacement():
                     self.requested.append(command)
                 case _:

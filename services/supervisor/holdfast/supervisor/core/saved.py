@@ -13,7 +13,7 @@ from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inventory, Prepare
-from holdfast.domain.runs import shard_runs
+from holdfast.domain.runs import ShardRun, shard_runs
 from holdfast.domain.tiers import DURABLE
 from holdfast.supervisor.core import binding
 from holdfast.supervisor.core.election import (
@@ -250,11 +250,14 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     """Every shard of `step` is known now: find out whether the replicas' shards differ."""
     job = turn.jobs[name]
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
-        saved, nodes, kept = (generation.attempt, step), turn.nodes, turn.group(By.KEEPS, name)
-        members = (nodes[node] for node in generation.nodes if node in kept)
-        sharded = replicas_differ(
-            run for node in members for run in shard_runs(node.inventory[name]) if run[:2] == saved
-        )
+        attempt, nodes, kept = generation.attempt, turn.nodes, turn.group(By.KEEPS, name)
+        runs: list[ShardRun] = []
+        for node in generation.nodes:
+            if node in kept:
+                for run in shard_runs(nodes[node].inventory[name]):
+                    if run[1] == step and run[0] == attempt:
+                        runs.append(run)
+        sharded = replicas_differ(runs)
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)
 
@@ -279,9 +282,10 @@ def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
     place_of, attempt = running.placement_of, running.attempt
     for node in nodes:
         if (placement := place_of(node.facts.node)) is not None:
-            reported.append(placement.slot)
+            slot = placement.slot
+            reported.append(slot)
             for step in _own_steps(node.inventory.get(name, ()), attempt, placement):
-                own[step].append(placement.slot)
+                own[step].append(slot)
     before, at_home, known = job.checkpoints.at_home, {}, Numbers(reported)
     for step in sorted({*before, *own}):
         slots = before.get(step, _NONE) - known | Numbers(own.get(step, ()))
@@ -298,12 +302,15 @@ def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement
     whole: set[int] = set()
     in_parts: dict[int, set[int]] = {}  # step → ranks
     for run in shard_runs(shards):
-        if run.attempt != attempt or run.step in whole or run.rank >= end or run.end <= first:
+        begin, step = run[5], run[1]
+        if begin >= end or step in whole or run[0] != attempt or (behind := begin + run[6]) <= first:
             continue
-        if run.rank <= first and end <= run.end:
-            whole.add(run.step)
+        if begin <= first and end <= behind:
+            whole.add(step)
         else:
-            in_parts.setdefault(run.step, set()).update(range(max(first, run.rank), min(end, run.end)))
+            in_parts.setdefault(step, set()).update(range(max(first, begin), min(end, behind)))
+    if not in_parts:
+        return whole
     return whole | {step for step, ranks in in_parts.items() if len(ranks) == placement.nproc}
 
 

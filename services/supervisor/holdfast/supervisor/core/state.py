@@ -128,7 +128,6 @@ class Node:
     unheard: bool = False  # connected under an earlier leader and not yet reconnected to this one
     gone_at: float = 0.0  # when the last session ended
     back_by: float = 0.0  # the supervisor ended the session: when the next one should have begun
-    last_seq: int = 0  # of this session's reports, where `State.heard` has no entry
     lost: bool = False  # declared lost: both witnesses agree, or its incarnation has ended
     unschedulable_reason: str = ""  # why the node gets no ranks; empty = it may get ranks
     repaired_at: float = 0.0  # findings about earlier faults are ignored
@@ -263,7 +262,7 @@ def heard_in(node: str) -> str:
 
 def last_seq(heard: Mapping[str, Mapping[str, int]], node: Node) -> int:
     """Number of the newest report of this incarnation."""
-    return heard.get(heard_in(node.name), {}).get(node.name, node.last_seq)
+    return heard.get(heard_in(node.name), {}).get(node.name, 0)
 
 
 @dataclass(frozen=True)
