@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.diagnostics.detectors.worker_exit import WorkerExit
 from holdfast.sim import large
+from holdfast.sim.answers import Answers
 from holdfast.sim.large import ORDERS_KEPT, LargeJob
 from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.world import Violation
@@ -52,7 +53,7 @@ def test_what_is_remembered_does_not_grow_with_the_faults() -> None:
     for agent in job.agents.values():
         assert len(agent.orders) <= ORDERS_KEPT + 1
         assert agent.executed.keys() <= agent.orders.keys()
-        answers = agent._database.execute("SELECT count(*) FROM answer").fetchone()
-        assert answers[0] <= ORDERS_KEPT
+        assert isinstance(agent._record, Answers)
+        assert len(agent._record) <= ORDERS_KEPT
     assert sum(map(len, job.diagnostics._engine._folded.values())) <= 2 * len(job.agents)
     assert not any(link.telemetry.unread for link in job.diagnostics._links.values())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 from zlib import crc32
 
-from holdfast.agent.admission import Admission
+from holdfast.agent.admission import Admission, Record
 from holdfast.agent.generations import Generations
 from holdfast.agent.ledger import ANSWERS_MAX, Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
@@ -91,8 +91,10 @@ class Agent:
         capacity: int,
         *,
         orders_kept: int = ANSWERS_MAX,
+        record: Record | None = None,
     ) -> None:
-        """`orders_kept`: number of orders that the agent's ledger and the promises about orders remember."""
+        """`orders_kept`: number of orders that the agent's ledger and the promises about orders remember. `record`: replaces
+        the ledger."""
         self.world, self.around, self.name, self.zone, self.capacity = world, around, name, zone, capacity
         self._orders_kept = orders_kept
         self.clock = Clock(world)
@@ -103,9 +105,11 @@ class Agent:
         self.session = 0  # 0 = none
         self.reports, self._reporting = Reports(), Reporting(name)
         self.epoch_seen = 0  # for the invariant: the highest epoch of an order that arrived
-        # The contents of the ledger, on disk. A garbage collection in another thread may close it.
-        self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        weakref.finalize(self, self._database.close)
+        self._record = record
+        if record is None:
+            # The contents of the ledger, on disk. A garbage collection in another thread may close it.
+            self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, self._database.close)
         self.admission = self._begin_admission()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
         self.orders: dict[str, Order] = {}  # by id
@@ -161,6 +165,8 @@ class Agent:
             self._test_itself()
 
     def _begin_admission(self) -> Admission:
+        if self._record is not None:
+            return Admission(self._record)
         return Admission(Ledger(Path(self.name), self._database, answers_max=self._orders_kept))
 
     @property

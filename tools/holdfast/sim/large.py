@@ -26,6 +26,7 @@ from holdfast.domain.orders import Report
 from holdfast.policy import default
 from holdfast.runtime.garbage import collect_seldom
 from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.answers import Answers
 from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
@@ -100,10 +101,7 @@ class LargeJob:
         self.nodes, self.faults, self._say = nodes, faults, say
         self._chance = Random(f"large job of {seed}")
         spares = max(SPARES_MIN, nodes // 100)
-        self.agents = {
-            f"n{index}": Agent(self.world, self, f"n{index}", "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT)
-            for index in range(nodes + spares)
-        }
+        self.agents = {name: self._agent(name) for name in (f"n{index}" for index in range(nodes + spares))}
         self.spec = JobSpec(
             JOB,
             LaunchSpec("/train.py"),
@@ -147,13 +145,21 @@ class LargeJob:
         self._resumed = 0  # number of finished steps at the last recovery
         self.recovered: Counter[str] = Counter()
 
+    def _agent(self, name: str) -> Agent:
+        """An agent of this version. The small worlds have agents of earlier versions, too."""
+        agent = Agent(
+            self.world, self, name, "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT, record=Answers(ORDERS_KEPT)
+        )
+        agent.slow_share = 0.0
+        agent.is_of_this_version = agent.starts_in_beats = True
+        return agent
+
     # ------------------------------------------------------------ the run
 
     def run(self) -> Result:
         begun = time.process_time()
         self.supervisor.lead()
         for agent in self.agents.values():
-            agent.slow_share = 0.0
             agent.boot()
             self.supervisor.dial(agent)
         self.diagnostics.begin()
