@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
@@ -255,7 +255,7 @@ class Agent:
         workers = self.workers
         if workers is None or not workers.started or not workers.step:
             return ()
-        return (StepReached(workers.order.job, workers.order.generation, workers.step),)
+        return (_reached(workers.order.job, workers.order.generation, workers.step),)
 
     @property
     def begun(self) -> tuple[RanksStarted, ...]:
@@ -621,6 +621,12 @@ class Agent:
         if self.around.store is not None:
             self.stored = self.around.store.listing() or self.stored
         return Inventory(job, self.shards.listing(job), self.stored)
+
+
+@lru_cache(maxsize=8)
+def _reached(job: str, generation: int, step: int) -> StepReached:
+    """The same step is in the heartbeats of all nodes."""
+    return StepReached(job, generation, step)
 
 
 def describe(order: Order) -> str:

@@ -126,7 +126,7 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
         return ()  # the number of ranks is not known yet; agents report it on every new stream
     before = generation.slowest
     for step, rows in _by_step(columns):
-        if len(rows) == len(columns.rank) and generation.advance_together(columns.rank, step):
+        if generation.advance_together(_pick(columns.rank, rows), step):
             generation.open.get_or_add(step, _Step).add(columns, rows)
             continue
         new = [
@@ -146,17 +146,26 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
 
 
 def _by_step(columns: StepColumns) -> Iterable[tuple[int, Sequence[int]]]:
-    """Return (step, rows) in order of first occurrence. Nearly always a node reports the same step for all its ranks."""
-    if len(set(columns.step)) == 1:
-        return ((columns.step[0], range(len(columns.step))),)
+    """Return (step, rows) in order of first occurrence. Nearly always the rows of a step follow one another."""
+    steps = columns.step
+    blocks = list[tuple[int, Sequence[int]]]()
+    for step in dict.fromkeys(steps):
+        first, count = steps.index(step), steps.count(step)
+        if steps[first : first + count] != (step,) * count:
+            break
+        blocks.append((step, range(first, first + count)))
+    else:
+        return blocks
     rows: dict[int, list[int]] = {}
-    for i, step in enumerate(columns.step):
+    for i, step in enumerate(steps):
         rows.setdefault(step, []).append(i)
     return rows.items()
 
 
 def _pick(column: Sequence[N], rows: Sequence[int]) -> Sequence[N]:
-    return column if len(rows) == len(column) else [column[i] for i in rows]
+    if isinstance(rows, range):
+        return column[rows.start : rows.stop]
+    return [column[i] for i in rows]
 
 
 def _record(columns: StepColumns, generation: _Generation, step: int) -> StepRecord:
