@@ -10,11 +10,12 @@ from holdfast.domain.orders import OrderDone
 
 
 class Answers:
-    """Outlives its agent. Holds the highest epoch and the newest `answers_max` answers."""
+    """Outlives its agent. Holds the highest epoch, and the answers among the last `answers_max` writes."""
 
     def __init__(self, answers_max: int) -> None:
         self._answers_max = answers_max
-        self._answers: dict[str, OrderDone] = {}  # by command, oldest first
+        self._answers: dict[str, tuple[int, OrderDone]] = {}  # by command, oldest first; with the number of the write
+        self._writes = 0
         self._epoch = 0
 
     @property
@@ -25,13 +26,16 @@ class Answers:
         self._epoch = max(epoch, self._epoch)
 
     def answer(self, command_id: str) -> OrderDone | None:
-        return self._answers.get(command_id)
+        known = self._answers.get(command_id)
+        return None if known is None else known[1]
 
     def remember(self, answer: OrderDone) -> None:
+        self._writes += 1
         self._answers.pop(answer.command_id, None)
-        self._answers[answer.command_id] = answer
-        if len(self._answers) > self._answers_max:
-            del self._answers[next(iter(self._answers))]
+        self._answers[answer.command_id] = (self._writes, answer)
+        oldest = next(iter(self._answers))
+        if self._answers[oldest][0] <= self._writes - self._answers_max:
+            del self._answers[oldest]
 
     def __len__(self) -> int:
         return len(self._answers)

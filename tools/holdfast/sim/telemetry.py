@@ -199,7 +199,7 @@ class Telemetry:
     def _stop(self, reported: _Reported, *, finished: bool = False) -> None:
         if reported.started is not None and not reported.stopped:
             reported.stopped, order = True, reported.workers.order
-            for signal in self._finished(reported):
+            for signal in self._finished(reported, self._steps(order)):
                 self._emit(signal)
             at = self.agent.clock.now()
             self._emit(GenerationStopped(self.agent.name, at, order.job, order.generation, finished))
@@ -244,8 +244,8 @@ class Telemetry:
         reported = self._reported
         if reported is None or reported.started is None or reported.stopped:
             return []
-        found = self._finished(reported)
         now, steps = self.agent.world.now, self._steps(reported.workers.order)
+        found = self._finished(reported, steps)
         step_s = steps[-1].ended_at - steps[-1].started_at if steps else 0.0
         is_still = bool(steps) and now - reported.still_since > STILL_STEPS * step_s
         found.append(self._progress(reported, is_still=is_still))
@@ -254,9 +254,8 @@ class Telemetry:
             found.append(self._snapshot(reported))
         return found
 
-    def _finished(self, reported: _Reported) -> list[NodeSignal]:
+    def _finished(self, reported: _Reported, steps: Sequence[Finished]) -> list[NodeSignal]:
         order, clock = reported.workers.order, self.agent.clock
-        steps = self._steps(order)
         if len(steps) == reported.sent:
             return []
         fresh, reported.sent = steps[reported.sent :][-STEPS_MAX:], len(steps)
