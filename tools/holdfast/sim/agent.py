@@ -16,7 +16,7 @@ from typing import Protocol
 from zlib import crc32
 
 from holdfast.agent.admission import Admission, Record
-from holdfast.agent.generations import Generations
+from holdfast.agent.generations import Generations, Preparation
 from holdfast.agent.ledger import ANSWERS_MAX, Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
 from holdfast.agent.reports import Reports
@@ -457,8 +457,10 @@ class Agent:
             self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(order, done)))
             return
 
+        begun: list[Preparation] = []  # empty after its end: otherwise these functions would be garbage with a cycle
+
         def end(result: Outcome | HoldfastError) -> None:
-            self.generations.over(preparation)
+            self.generations.over(begun.pop())
             done(result)
 
         try:
@@ -466,6 +468,7 @@ class Agent:
         except Conflict as error:
             done(error)
             return
+        begun.append(preparation)
         if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
             raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
         self.expects = ""
