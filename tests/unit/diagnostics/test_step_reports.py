@@ -17,7 +17,7 @@ RANKS, PER_NODE = 256, 8
 
 
 def report(chance: Random, newest: int) -> StepColumns:
-    """A node's report of one or more steps: in order or not, sometimes late or without some ranks, sometimes of an unknown rank."""
+    """A node's report of one or more steps: in order or not, sometimes late, without some ranks, or with an unknown rank."""
     first = chance.randrange(RANKS // PER_NODE) * PER_NODE
     numbers = chance.choice(([newest], [newest], [newest - 1, newest], [newest - 3], [newest + 1, newest - 1]))
     rows = [(first + rank, step) for step in numbers for rank in range(PER_NODE) if chance.random() < 0.97]

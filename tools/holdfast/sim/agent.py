@@ -99,6 +99,7 @@ class Agent:
         self._orders_kept = orders_kept
         self.clock = Clock(world)
         self.life = 0
+        self.incarnation = ""  # of this life
         self.alive = False
         self.control_cut = False  # partitions
         self.telemetry_cut = False
@@ -137,16 +138,13 @@ class Agent:
         self.slow_share = 0.02  # fraction of Prepare orders that take longer than their timeout
         self.patience_s = 5.0  # the timeout of Prepare orders
 
-    @property
-    def incarnation(self) -> str:
-        return f"{self.name}-life{self.life}"
-
     # ------------------------------------------------------------ life and death
 
     def boot(self) -> None:
         if self.alive:
             return  # it was started in the meantime
         self.life += 1
+        self.incarnation = f"{self.name}-life{self.life}"
         self.alive = True
         self.session, self.reports, self._reporting = 0, Reports(), Reporting(self.name)
         self.generations = Generations()
