@@ -10,13 +10,13 @@ from __future__ import annotations
 import sqlite3
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
 
-from holdfast.agent.admission import Admission
-from holdfast.agent.generations import Generations
+from holdfast.agent.admission import Admission, Record
+from holdfast.agent.generations import Generations, Preparation
 from holdfast.agent.ledger import ANSWERS_MAX, Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
 from holdfast.agent.reports import Reports
@@ -91,21 +91,26 @@ class Agent:
         capacity: int,
         *,
         orders_kept: int = ANSWERS_MAX,
+        record: Record | None = None,
     ) -> None:
-        """`orders_kept`: number of orders that the agent's ledger and the promises about orders remember."""
+        """`orders_kept`: number of orders that the agent's ledger and the promises about orders remember. `record`: replaces
+        the ledger."""
         self.world, self.around, self.name, self.zone, self.capacity = world, around, name, zone, capacity
         self._orders_kept = orders_kept
         self.clock = Clock(world)
         self.life = 0
+        self.incarnation = ""  # of this life
         self.alive = False
         self.control_cut = False  # partitions
         self.telemetry_cut = False
         self.session = 0  # 0 = none
         self.reports, self._reporting = Reports(), Reporting(name)
         self.epoch_seen = 0  # for the invariant: the highest epoch of an order that arrived
-        # The contents of the ledger, on disk. A garbage collection in another thread may close it.
-        self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        weakref.finalize(self, self._database.close)
+        self._record = record
+        if record is None:
+            # The contents of the ledger, on disk. A garbage collection in another thread may close it.
+            self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, self._database.close)
         self.admission = self._begin_admission()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
         self.orders: dict[str, Order] = {}  # by id
@@ -133,16 +138,13 @@ class Agent:
         self.slow_share = 0.02  # fraction of Prepare orders that take longer than their timeout
         self.patience_s = 5.0  # the timeout of Prepare orders
 
-    @property
-    def incarnation(self) -> str:
-        return f"{self.name}-life{self.life}"
-
     # ------------------------------------------------------------ life and death
 
     def boot(self) -> None:
         if self.alive:
             return  # it was started in the meantime
         self.life += 1
+        self.incarnation = f"{self.name}-life{self.life}"
         self.alive = True
         self.session, self.reports, self._reporting = 0, Reports(), Reporting(self.name)
         self.generations = Generations()
@@ -161,6 +163,8 @@ class Agent:
             self._test_itself()
 
     def _begin_admission(self) -> Admission:
+        if self._record is not None:
+            return Admission(self._record)
         return Admission(Ledger(Path(self.name), self._database, answers_max=self._orders_kept))
 
     @property
@@ -249,7 +253,7 @@ class Agent:
         workers = self.workers
         if workers is None or not workers.started or not workers.step:
             return ()
-        return (StepReached(workers.order.job, workers.order.generation, workers.step),)
+        return (_reached(workers.order.job, workers.order.generation, workers.step),)
 
     @property
     def begun(self) -> tuple[RanksStarted, ...]:
@@ -451,8 +455,10 @@ class Agent:
             self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(order, done)))
             return
 
+        begun: list[Preparation] = []  # empty after its end: otherwise these functions would be garbage with a cycle
+
         def end(result: Outcome | HoldfastError) -> None:
-            self.generations.over(preparation)
+            self.generations.over(begun.pop())
             done(result)
 
         try:
@@ -460,6 +466,7 @@ class Agent:
         except Conflict as error:
             done(error)
             return
+        begun.append(preparation)
         if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
             raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
         self.expects = ""
@@ -615,6 +622,12 @@ class Agent:
         if self.around.store is not None:
             self.stored = self.around.store.listing() or self.stored
         return Inventory(job, self.shards.listing(job), self.stored)
+
+
+@lru_cache(maxsize=8)
+def _reached(job: str, generation: int, step: int) -> StepReached:
+    """The same step is in the heartbeats of all nodes."""
+    return StepReached(job, generation, step)
 
 
 def describe(order: Order) -> str:

@@ -210,7 +210,9 @@ class Supervisor:
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
         """Send a report. It is acknowledged when it is in the log."""
-        self._in_flight.setdefault(session, deque()).append((seq, report))
+        if session not in self._in_flight:
+            self._in_flight[session] = deque()
+        self._in_flight[session].append((seq, report))
         incarnation = agent.incarnation
 
         def arrive() -> None:
@@ -240,7 +242,7 @@ class Supervisor:
         connected = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
         for agent in [] if self.log.is_behind else connected:
             session, known = self.sessions[agent.name], self._reported(agent.name)
-            if known == Reported(session, agent.version):
+            if known is not None and (known.session, known.version) == (session, agent.version):
                 self._differs.pop(agent.name, None)
             elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= patience_s(session, known):
                 self.world.say(f"what {agent.name} runs is not what it reported: its session ends")

@@ -150,7 +150,7 @@ class Training:
 
 
 def _run(order: Prepare) -> Run:
-    return order.generation, order.attempt, order.mesh, order.nnodes, order.restore_step
+    return order.generation, order.attempt, order.mesh.dims, order.nnodes, order.restore_step
 
 
 def _number(run: Run) -> int:
