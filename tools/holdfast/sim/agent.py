@@ -10,7 +10,6 @@ from __future__ import annotations
 import sqlite3
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32

@@ -392,7 +392,7 @@ class Replicator:
             return  # removed by a newer configuration
         manifest = self._open(job, key, (Tier.DISK, Tier.IMAGE, Tier.STAGED))
         other = self.around.replicator_of(peer)
-        if other is None or self.world.loses(f"copy of {label(key)} to {peer}"):
+        if other is None or self.world.loses(lambda: f"copy of {label(key)} to {peer}"):
             self.undisturbed.reached_since = self.world.now
             raise Unavailable(f"{peer} does not answer")
         durable = other.take(job.name, job.token, manifest)

@@ -400,7 +400,7 @@ class Supervisor:
         session, agent = self.sessions.get(node, 0), self.agents[node]
 
         def arrive() -> None:
-            if session and agent.session == session and not self.world.loses(f"{message} to {node}"):
+            if session and agent.session == session and not self.world.loses(lambda: f"{message} to {node}"):
                 agent.replicator.retain(message.job, message.checkpoint_id)
 
         self.world.soon(0.001, 0.2, arrive)
