@@ -18,9 +18,11 @@ there, and its inventory names exactly what the machine has, in the right tier.
 
 **The election takes the newest step** (`newest_whole`, checked for each planned generation). No step is newer than the selected
 one, on the lineage, and whole: each rank's shard is on a connected node, is in the node's inventory as the supervisor knew it,
-and is still there, or the object store has it. What has not been reported does not count, because reports are late or lost. Nor
-do these, because the core must not use them: steps that could not be restored, copies with different digests, and copies of the
-running attempt beyond the newest step that is known to be complete, on nodes without ranks in it.
+and is still there, or the object store has it. What has not been reported does not count, because reports are late or lost. What
+an earlier agent process of the node has reported does not count as soon as the supervisor has the Hello of the next one, whose
+inventory follows: the machine may have been booted, or replaced, in between. Nor do these, because the core must not use them:
+steps that could not be restored, copies with different digests, and copies of the running attempt beyond the newest step that
+is known to be complete, on nodes without ranks in it.
 """
 
 from __future__ import annotations
@@ -181,8 +183,11 @@ def newest_whole(
     found: dict[CheckpointId, dict[int, set[str]]] = {}
     meshes: dict[CheckpointId, Mesh] = {}
     for node in before.nodes.values():
-        if not (node.connected and node.name in after.nodes and after.nodes[node.name].connected):
+        now_known = after.nodes.get(node.name)
+        if not (node.connected and now_known is not None and now_known.connected):
             continue
+        if now_known.facts.incarnation != node.facts.incarnation:
+            continue  # this fold has its Hello: what its earlier agent process has reported may be gone
         has = {held.key for held in replicators[node.name].intact(name)}
         takes_part = job.running is not None and job.running.placement_of(node.name) is not None
         for record in node.inventory.get(name, ()):
