@@ -128,10 +128,11 @@ def _level_of(view: View, archive: Archive, held: CheckpointId) -> int:
     """Return the level of a save. If an earlier save of the attempt is unknown, the level is higher, never lower."""
     if held in archive.asked:
         return LEVEL_ASKED
-    before = [save.step for save in archive.saves if save.attempt == held.attempt and save.step < held.step]
-    if before:
-        return level(held.step, max(before))
-    return level(held.step, view.restored.step if view.restored is not None else None)
+    latest_first = reversed(archive.saves)
+    before = next((save.step for save in latest_first if save.attempt == held.attempt and save.step < held.step), None)
+    if before is None:
+        before = view.restored.step if view.restored is not None else None
+    return level(held.step, before)
 
 
 def _whole(view: View) -> list[CheckpointId]:
