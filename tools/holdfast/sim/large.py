@@ -234,7 +234,7 @@ class LargeJob:
         agent = self.agents.get(node)
         return agent.replicator if agent is not None else None
 
-    def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None:
+    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
         """Does nothing: the promise about deletions compares the copies of all nodes."""
 
     def has_saved(self, job: str, node: str) -> None:

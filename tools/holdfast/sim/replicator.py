@@ -52,11 +52,11 @@ IMAGES = 2  # of each rank, as a worker has them
 COPY_S = (0.01, 0.3)
 COPY_SLOWLY_S = (2.0, 12.0)  # longer than the interval of the saves: such a node skips some
 SLOW_SHARE = 0.15  # of the nodes
-PLAN_S = 0.2  # changes within this time are one plan
+PLAN_S = 0.4  # changes within this time are one plan
 SEND_S = (0.05, 0.4)
 STORE_S = (0.3, 3.0)
 DELETE_S = (0.0, 0.1)
-REPORT_S = (0.3, 1.2)  # changes within this time are one report: a slow reader misses intermediate states
+REPORT_S = (0.6, 2.0)  # changes within this time are one report: a slow reader misses intermediate states
 
 
 class Surroundings(Protocol):
@@ -65,7 +65,7 @@ class Surroundings(Protocol):
     @property
     def store(self) -> Store | None: ...
     def replicator_of(self, node: str) -> Replicator | None: ...
-    def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None: ...
+    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None: ...
     def has_saved(self, job: str, node: str) -> None: ...
 
 
@@ -365,7 +365,7 @@ class Replicator:
                 self._push(job, key, peer)
             case Delete(tier, key):
                 if job.may_delete(held := Held(tier, key)):
-                    self.around.is_deleting(job.name, job.view(), held, self.name)
+                    self.around.is_deleting(job.name, job.view, held, self.name)
                     job.drop(held)
                     self._remove(job, held)
             case FreeImages():

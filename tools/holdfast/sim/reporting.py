@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from holdfast.agent.reports import Numbered
 from holdfast.domain import inventories
-from holdfast.domain.generations import ShardRecord
+from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Hello, Inventory, Report, WorkersChanged
 from holdfast.replicator.view import Held, Tier
 from holdfast.sim.world import Violation
@@ -54,7 +54,7 @@ class Reporting:
                 if base not in (0, before):
                     raise Violation(f"{self._node} sends a difference to its report {base}, the last one was {before}")
                 shown = inventories.changed(shown, report).shards if base else report.shards
-                if {(each.tier, each.key) for each in shown} != {(_TIERS[held.tier], held.key) for held in files}:
+                if _places(shown) != {(*_numbers(held.key), _TIERS[held.tier]) for held in files}:
                     raise Violation(f"{self._node} sends an inventory that is not the contents of its memory and disk")
                 self._shown[job] = seq, shown
             case _:
@@ -70,3 +70,11 @@ class Reporting:
     def acknowledged(self, seq: int) -> None:
         for number in [number for number in self._sent if number <= seq]:
             del self._sent[number]
+
+
+def _places(shown: Iterable[ShardRecord]) -> set[tuple[int, int, int, str]]:
+    return {(*_numbers(each.key), each.tier) for each in shown}
+
+
+def _numbers(key: ShardKey) -> tuple[int, int, int]:
+    return key.attempt, key.step, key.rank

@@ -209,7 +209,7 @@ class SeveralJobs:
         agent = self.agents.get(node)
         return agent.replicator if agent is not None else None
 
-    def is_deleting(self, job: str, view: View, deleted: Held, node: str) -> None:
+    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
         keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
 
     def has_saved(self, job: str, node: str) -> None:
