@@ -9,7 +9,7 @@ deleted; memory, disk, network and object store are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,6 +99,7 @@ class Replicator:
         self._copying: set[tuple[str, ShardKey]] = set()  # being read; nobody overwrites these images
         self._pausing: set[Lane] = set()  # after a step that failed
         self._planning: set[str] = set()  # jobs with a change since the last plan
+        self._deletions_wait: dict[str, bool] = {}  # by job: whether the last plan has deletions that have not begun
         self._reporting: set[str] = set()  # jobs with a change since the last report
         self._life = 0
         self.alive = False
@@ -113,6 +114,7 @@ class Replicator:
         self.alive = True
         self.jobs, self._schedule = {}, Schedule(self.world.chance)
         self._copying, self._pausing, self._planning, self._reporting = set(), set(), set(), set()
+        self._deletions_wait = {}
         for name in sorted({*self._files, *self._remembered}):
             job = self.jobs[name] = Job(name)
             if name in self._remembered:
@@ -316,7 +318,10 @@ class Replicator:
     def _plan(self, job: Job) -> None:
         self._planning.discard(job.name)
         if self.jobs.get(job.name) is job:
-            for lane, step in self._schedule.begin(job.name, plan(job.view())):
+            steps = plan(job.view())
+            begun = self._schedule.begin(job.name, steps)
+            self._deletions_wait[job.name] = _deletions(steps) > _deletions(step for _, step in begun)
+            for lane, step in begun:
                 if isinstance(step, CopyToDisk):
                     self._copying.add((job.name, step.key))
                 self.world.soon(*self._duration_s(step), self._unless_ended(partial(self._carry_out, job, step, lane)))
@@ -333,7 +338,9 @@ class Replicator:
         else:
             self._schedule.succeeded(lane)
             self._schedule.free(lane)
-            self._changed(job)
+            self._report_soon(job)
+            if not isinstance(step, Delete) or self._deletions_wait.get(job.name, True):
+                self._go_on(job)  # a deletion makes no other work, and the plan has named all of them
         if isinstance(step, CopyToDisk):
             self._copying.discard((job.name, step.key))
 
@@ -479,6 +486,9 @@ class Replicator:
     def _changed(self, job: Job) -> None:
         """Continue the plan, and report the inventory."""
         self._go_on(job)
+        self._report_soon(job)
+
+    def _report_soon(self, job: Job) -> None:
         if job.name not in self._reporting:
             self._reporting.add(job.name)
 
@@ -496,6 +506,10 @@ class Replicator:
                 action()
 
         return run
+
+
+def _deletions(steps: Iterable[Step]) -> int:
+    return sum(1 for step in steps if isinstance(step, Delete))
 
 
 def _manifest(

@@ -140,8 +140,8 @@ def _whole(view: View) -> list[CheckpointId]:
 
 
 def _newest_complete(view: View, archive: Archive) -> CheckpointId | None:
-    live = [step.id for step in archive.steps if step.complete and not is_abandoned(view, step.id)]
-    return max(live, default=None)
+    complete = [step.id for step in archive.steps if step.complete]
+    return max([each for each in complete if not is_abandoned(view, each)], default=None)
 
 
 def _all_uploaded(view: View, archive: Archive, held: CheckpointId) -> bool:

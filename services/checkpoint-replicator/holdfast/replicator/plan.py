@@ -24,7 +24,7 @@ space. Five facts distinguish "old" from "superseded":
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.domain.checkpoints import CheckpointId
@@ -142,8 +142,10 @@ def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[Shar
     return [key for key in keys if sent.get(key.rank) != following]
 
 
-def _newest_by_rank(view: View, tiers: tuple[Tier, ...], coming: Iterable[ShardKey] = ()) -> dict[int, ShardKey]:
+def _newest_by_rank(view: View, tiers: tuple[Tier, ...], coming: Sequence[ShardKey] = ()) -> dict[int, ShardKey]:
     """Return the newest shard of each rank in these tiers, or `coming` into one of them."""
+    if not coming and (known := view.newest.get(tiers)) is not None:
+        return known
     newest: dict[int, tuple[CheckpointId, ShardKey]] = {}
     found = [(at, held.key) for at, held in view.on_lineage if held.tier in tiers]
     found += [(at, key) for key in coming if not is_abandoned(view, at := id_of(key))]
@@ -151,7 +153,10 @@ def _newest_by_rank(view: View, tiers: tuple[Tier, ...], coming: Iterable[ShardK
         rank = each[1].rank
         if rank not in newest or newest[rank][0] < each[0]:
             newest[rank] = each
-    return {rank: key for rank, (_, key) in newest.items()}
+    by_rank = {rank: key for rank, (_, key) in newest.items()}
+    if not coming:
+        view.newest[tiers] = by_rank
+    return by_rank
 
 
 def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
@@ -168,18 +173,20 @@ def _disk_deletions(view: View) -> list[Step]:
     own = {rank for _, rank, _ in view.on_disk if rank in view.ranks or rank >= view.world_size}
     whole = _Counted.of(view, whole_steps(view, (Tier.DISK,)))
     of_rank: dict[int, set[CheckpointId]] = {}  # for the copies of other nodes' shards
-    for at, rank, _ in view.on_disk:
-        if rank not in own and not is_abandoned(view, at):
-            of_rank.setdefault(rank, set()).add(at)
+    for at, held in view.on_lineage:
+        if held.tier is Tier.DISK and held.key.rank not in own:
+            of_rank.setdefault(held.key.rank, set()).add(at)
     counted = {rank: _Counted.of(view, steps) for rank, steps in of_rank.items()}
     none = _Counted([], 0)
     on_its_way = chosen(view)
     spared = _newest_abandoned(view, {at for at, _, _ in view.on_disk})
     steps: list[Step] = []
+    last: CheckpointId | None = None
+    is_spared = False
     for at, rank, held in view.on_disk:
-        if (view.pinned and held in view.pinned) or (at == on_its_way and rank in view.ranks):
-            continue
-        if is_kept(view, at) or at in spared:
+        if at != last:
+            last, is_spared = at, is_kept(view, at) or at in spared
+        if is_spared or (at == on_its_way and rank in view.ranks) or (view.pinned and held in view.pinned):
             continue
         if (reason := _superseded(view, held.key, at, whole if rank in own else counted.get(rank, none))) is not None:
             steps.append(Delete(Tier.DISK, held.key, reason))
@@ -188,7 +195,7 @@ def _disk_deletions(view: View) -> list[Step]:
 
 def _newest_abandoned(view: View, disk: set[CheckpointId]) -> set[CheckpointId]:
     """Return the newest checkpoints that this run has abandoned, because the user may want to go back to one of them."""
-    if view.disk_full:
+    if view.disk_full or len(view.on_lineage) == len(view.dated):
         return set()
     mine = {at for at in disk if at.attempt >= max(view.first_attempt, view.expired_before)}
     return set(sorted((each for each in mine if is_abandoned(view, each)), reverse=True)[: max(view.keep, KEEP_MIN)])
@@ -291,8 +298,10 @@ def _images(view: View) -> list[Step]:
 
 def images_may_go(view: View) -> bool:
     """Whether an ended job's images can be deleted: each must be on disk in the same or a newer version."""
+    if not view.images_left or view.fresh:
+        return False
     images = [held for held in view.held if held.tier is Tier.IMAGE]
-    if not view.images_left or view.fresh or any(held in view.pinned for held in images):
+    if any(held in view.pinned for held in images):
         return False
     on_disk = {rank: id_of(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Tier.DISK,)).items()}
     return all(on_disk.get(held.key.rank, (0, 0)) >= id_of(held.key) for held in images)

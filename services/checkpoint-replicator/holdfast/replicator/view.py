@@ -123,6 +123,11 @@ class View:
         """The results of `whole_steps`, by tiers."""
         return {}
 
+    @cached_property
+    def newest(self) -> dict[tuple[Tier, ...], dict[int, ShardKey]]:
+        """The newest shard of each rank, by tiers."""
+        return {}
+
     @property
     def disk_takes_nothing(self) -> bool:
         return self.disk_full or self.disk_fails
