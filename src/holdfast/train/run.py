@@ -424,9 +424,11 @@ class Run:
     def data_wait(self) -> Iterator[None]:
         """Measure time spent waiting for data; reported with the current step."""
         began = time.perf_counter()
-        yield
-        if self._step is not None:
-            self._step.data_s += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            if self._step is not None:
+                self._step.data_s += time.perf_counter() - began
 
     @contextlib.contextmanager
     def comm_wait(self) -> Iterator[None]:
@@ -437,16 +439,21 @@ class Run:
         this measurement it cannot be identified. Use it only if the call returns when the data has arrived: gloo's calls do,
         NCCL's calls return as soon as they are queued."""
         began = time.perf_counter()
-        yield
-        if self._step is not None:
-            self._step.comm_wait_s = (self._step.comm_wait_s or 0.0) + time.perf_counter() - began
+        try:
+            yield
+        finally:
+            if self._step is not None:
+                self._step.comm_wait_s = (self._step.comm_wait_s or 0.0) + time.perf_counter() - began
 
     @contextlib.contextmanager
     def phase(self, phase: Phase | str) -> Iterator[None]:
-        """Announce work other than steps ("eval", "compile"), so that it is not reported as a hang."""
+        """Announce work other than steps ("eval", "compile"), so that it is not reported as a hang. It also ends if the work
+        raises: a script that catches the exception and continues is checked for hangs again."""
         self._notes.phase(Phase(phase), time.time(), self._done)
-        yield
-        self._notes.phase(Phase.DONE if self._finished else Phase.STEP, time.time(), self._done)
+        try:
+            yield
+        finally:
+            self._notes.phase(Phase.DONE if self._finished else Phase.STEP, time.time(), self._done)
 
     def finish(self) -> None:
         """Declare the last step finished: from now on the script is not checked for hangs. `hf.launch` calls this at the

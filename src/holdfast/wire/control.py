@@ -15,6 +15,7 @@ from holdfast.domain.job import CheckpointSpec, EnvSource, LaunchSpec
 from holdfast.domain.names import is_job_name
 from holdfast.domain.nodes import PROTOCOL_VERSION, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import (
+    Announced,
     CheckLink,
     CheckpointNow,
     Hello,
@@ -48,6 +49,7 @@ _PLACEMENT = Codec(Placement, pb.Placement, "placement")
 _WORKER = Codec(RunningWorker, pb.RunningWorker, "worker", times=["since"])
 _ENDED = Codec(WorkerEnded, pb.WorkerEnded, "ended", times=["ago_s"])
 _TEMPLATE = Codec(TemplateState, pb.Template, "template")
+_ANNOUNCED = Codec(Announced, pb.Announced, "announced")
 _STEP_REACHED = Codec(StepReached, pb.StepReached, "steps")
 _STARTED = Codec(RanksStarted, pb.RanksStarted, "started")
 _SHARDS = Instead("columns", report_columns.decode_shards, report_columns.encode_shards)

@@ -290,6 +290,20 @@ def test_phases_are_said_and_left(agent: Agent, start_run: StartRun) -> None:
         pass
 
 
+def test_a_phase_and_a_wait_end_also_if_the_work_raises(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    with pytest.raises(OSError, match="no data"), run.phase("eval"):
+        raise OSError("no data")
+    assert [note["phase"] for note in agent.notes("phase")] == ["eval", "step"]
+    with run.step(0):
+        for wait in (run.data_wait, run.comm_wait):
+            with pytest.raises(TimeoutError), wait():
+                raise TimeoutError
+    (step,) = agent.notes("step")
+    assert step["data_s"] > 0
+    assert step["comm_wait_s"] > 0
+
+
 def test_without_an_agent_nothing_is_saved_and_that_is_said_once(
     start_run: StartRun, caplog: pytest.LogCaptureFixture
 ) -> None:

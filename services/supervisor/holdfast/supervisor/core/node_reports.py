@@ -226,10 +226,19 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     if not inventory.shards:
         del held[name], of[name]
     # Reported to the previous leader, but left for this one to fold.
-    late = event.session and event.session == node.stale_session
-    stale_until = node.stale_until if late else 0.0
+    late = bool(event.session) and event.session == node.stale_session
+    due = node.announced
+    if name in due and not late:
+        due = tuple(job for job in due if job != name)
     # The number is first: it shows without a comparison that the inventories differ.
-    turn.put_node(node.name, inventory_from=of, inventory=held, inventoried=True, stale_until=stale_until)
+    turn.put_node(
+        node.name,
+        inventory_from=of,
+        inventory=held,
+        inventoried=node.inventoried or not due,
+        announced=due,
+        stale_until=node.stale_until if late or due else 0.0,
+    )
     return inventory
 
 

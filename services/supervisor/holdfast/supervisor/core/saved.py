@@ -174,7 +174,7 @@ def stale(turn: Turn, job: Job) -> list[str]:
         return []
     known = {*turn.found(By.HOLDS, job.name), *turn.found(By.KEEPS, job.name)}
     nodes = (turn.nodes[name] for name in sorted(known))
-    return [node.name for node in nodes if not node.lost and turn.at < node.stale_until]
+    return [node.name for node in nodes if not node.lost and turn.at < node.stale_until and _is_due(node, job)]
 
 
 def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
@@ -185,8 +185,15 @@ def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
     return [
         node.name
         for node in nodes
-        if node.facts.replicator_endpoint and turn.at < node.connected_at + turn.config.inventory_s
+        if node.facts.replicator_endpoint
+        and turn.at < node.connected_at + turn.config.inventory_s
+        and _is_due(node, job)
     ]
+
+
+def _is_due(node: Node, job: Job) -> bool:
+    """Whether the node may still report shards of `job` that are not known: it has announced them, or does not announce."""
+    return not node.announced or job.name in node.announced
 
 
 def large_rework_expected(job: Job) -> bool:

@@ -135,8 +135,9 @@ class Node:
     live_generations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
     inventory: Mapping[str, Sequence[ShardRecord]] = field(default_factory=dict)  # by job
     inventory_from: Mapping[str, int] = field(default_factory=dict)  # by job: the number of its report
-    inventoried: bool = False  # this incarnation has reported an inventory
-    stale_until: float = 0.0  # its inventory is from an earlier session; until then, elections wait for a newer one
+    inventoried: bool = False  # this incarnation has reported its inventories
+    announced: tuple[str, ...] = ()  # jobs whose inventories its session has announced and not delivered yet
+    stale_until: float = 0.0  # its inventories are from an earlier session; until then, elections wait for newer ones
     stale_session: int = 0  # that session
     warmed: tuple[str, ...] = ()  # jobs whose modules its template was ordered to import
     suspicion: Finding | None = None  # lost according to diagnostics, but its control session is open
