@@ -25,9 +25,11 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, L
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Report
 from holdfast.policy import default
+from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.answers import Answers
 from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.replicator import Replicator
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.training import Training
@@ -233,6 +235,16 @@ class LargeJob:
 
     def neighbour(self, node: str) -> Agent | None:
         return self.agents.get(node)
+
+    def replicator_of(self, node: str) -> Replicator | None:
+        agent = self.agents.get(node)
+        return agent.replicator if agent is not None else None
+
+    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
+        """Does nothing: the promise about deletions compares the copies of all nodes."""
+
+    def has_saved(self, job: str, node: str) -> None:
+        """Does nothing: the promise about copies examines each shard."""
 
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)

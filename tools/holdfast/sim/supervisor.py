@@ -17,6 +17,7 @@ from holdfast.domain.faults import DIE_AFTER_S, FaultKind
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.orders import Hello, Report, Stop
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.log.protocol import Lease
 from holdfast.policy import JobView, default
 from holdfast.runtime.steady_clock import SteadyClock
@@ -57,6 +58,7 @@ from holdfast.supervisor.protocol import (
     RenewSession,
     RequestReplacement,
     Send,
+    SendNotification,
     SetTimer,
     StepSeen,
     TimerFired,
@@ -374,6 +376,8 @@ class Supervisor:
         match command:
             case Send():
                 self._send(command)
+            case SendNotification(node=node, message=message):
+                self._notify(node, message)
             case Evaluate():
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
             case RequestReplacement():
@@ -392,6 +396,16 @@ class Supervisor:
             case Publish(record=record):
                 if self.world.tracing:
                     self.world.say(describe(record))
+
+    def _notify(self, node: str, message: CommonCheckpoint) -> None:
+        """Send a message that may be lost, late and repeated."""
+        session, agent = self.sessions.get(node, 0), self.agents[node]
+
+        def arrive() -> None:
+            if session and agent.session == session and not self.world.loses(lambda: f"{message} to {node}"):
+                agent.replicator.retain(message.job, message.checkpoint_id)
+
+        self.world.soon(0.001, 0.2, arrive)
 
     def _die(self, epoch: int, kind: FaultKind) -> None:
         """Crash the leader for an injected fault. If the fault is the end of the log, the log returns with all commits, and the

@@ -142,8 +142,7 @@ class Training:
             workers = agent.workers
             if agent.alive and workers is not None and _run(workers.order) == run:
                 order = workers.order
-                agent.save(step)
-                for rank in agent.ranks:
+                for rank in agent.save(step):
                     self.invariants.saved(order.attempt, step, rank, order.mesh)
 
         return save
