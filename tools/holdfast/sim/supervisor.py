@@ -376,8 +376,9 @@ class Supervisor:
         match command:
             case Send():
                 self._send(command)
-            case SendNotification(node=node, message=message):
-                self._notify(node, message)
+            case SendNotification(nodes=nodes, message=message):
+                for node in nodes:
+                    self._notify(node, message)
             case Evaluate():
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
             case RequestReplacement():
