@@ -19,7 +19,7 @@ URL = "http://127.0.0.1:1"
 VERSION = {"version": "0.1.0", "protocol_version": 1}
 
 
-def found(monkeypatch: pytest.MonkeyPatch, bridge: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+def found(monkeypatch: pytest.MonkeyPatch, bridge: dict[str, Any] | None, url: str = URL) -> list[tuple[str, str, str]]:
     """`bridge`: what `/v1/kubernetes` answers; None = the supervisor does not know it."""
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -32,7 +32,7 @@ def found(monkeypatch: pytest.MonkeyPatch, bridge: dict[str, Any] | None) -> lis
         return httpx.Response(200, json=bridge)
 
     monkeypatch.setattr(doctor, "Client", lambda url: Client(url, transport=httpx.MockTransport(answer)))
-    return [(each.what, each.level, each.found) for each in doctor._api(URL)]
+    return [(each.what, each.level, each.found) for each in doctor._api(url)]
 
 
 def watched(what: str, problem: str = "") -> dict[str, Any]:
@@ -115,3 +115,18 @@ def test_a_supervisor_that_cannot_lead_is_a_problem_although_it_answers(monkeypa
     monkeypatch.setitem(VERSION, "trouble", trouble)
     (check,) = found(monkeypatch, None)
     assert check == ("API", "problem", f"{URL} cannot lead: Redis at 10.0.0.2:6379 refused a command (NOREPLICAS)")
+
+
+@pytest.mark.parametrize(
+    ("standby", "checks"),
+    [
+        ("https://head-2:8470", [("standby", "ok", "https://head-2:8470")]),
+        ("", [("standby", "note", "no second supervisor asks for the lead")]),
+    ],
+)
+def test_a_standby_that_is_missing_is_noticed_before_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, standby: str, checks: list[tuple[str, str, str]]
+) -> None:
+    monkeypatch.setitem(VERSION, "standby_api", standby)
+    assert found(monkeypatch, None, "http://head-1:8470")[1:] == checks
+    assert found(monkeypatch, None)[1:] == (checks if standby else [])

@@ -9,13 +9,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any
 
+import httpx
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -28,6 +29,7 @@ from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, wit
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError, NotFound, PluginError
+from holdfast.domain.hosts import is_loopback
 from holdfast.domain.words import plural
 from holdfast.log import durability
 from holdfast.plugins import Group
@@ -234,7 +236,17 @@ def _api(url: str) -> Iterator[Check]:
         yield Check("API", "problem", f"{url} cannot lead: {found}", advice)
     else:
         yield Check("API", "ok", f"{url}, version {version.get('version', '?')}")
+        yield from _standby(url, version)
     yield from cluster
+
+
+def _standby(url: str, version: Mapping[str, Any]) -> Iterator[Check]:
+    """Whether another supervisor would take over. An earlier supervisor does not say; on one machine nobody needs a standby."""
+    if api := version.get("standby_api"):
+        yield Check("standby", "ok", str(api))
+    elif api is not None and not is_loopback(httpx.URL(url).host):
+        advice = "if this supervisor's machine dies, nothing is decided until it is back: docs/supervisor-machine.md"
+        yield Check("standby", "note", "no second supervisor asks for the lead", advice)
 
 
 def _cluster(client: Client) -> Iterator[Check]:
