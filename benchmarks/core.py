@@ -35,6 +35,7 @@ from typing import Any
 import anyio
 import redis
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.generations import Generation, Placement, ShardKey, ShardRecord
 from holdfast.domain.incidents import IncidentState
@@ -140,6 +141,8 @@ def running_job(nodes: int) -> State:
     for i in range(max(2, nodes // 50)):
         table[f"s{i}"] = _node(f"s{i}", f"z{i % ZONES}", generation, None, ())
     state = State(born=_T0, folded_at=_T0, epoch=1, secret="secret", nodes=table, jobs={JOB: job}, diagnostics_at=_T0)
+    # Every node has changed since it joined.
+    state = evolve(state, nodes={name: evolve(node, connected=True) for name, node in table.items()})
     return state.indexed(index_of(state))
 
 
@@ -166,7 +169,7 @@ def _node(
     )
     mine = placement is not None
     return Node(
-        facts, True, NodeState.ACTIVE if mine else NodeState.SPARE, 1, _T0, last_seq=1, inventoried=True, known_since=_T0,
+        facts, True, NodeState.ACTIVE if mine else NodeState.SPARE, 1, _T0, inventoried=True, known_since=_T0,
         live_generations={JOB: (generation.number,)} if mine else {},
         inventory={JOB: Shards(shard_runs(held))} if held else {},
         inventory_from={JOB: 1} if held else {},

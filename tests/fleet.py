@@ -21,6 +21,7 @@ from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import TERMINATION, Check, NodeFacts, Notice, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
+    Announced,
     CheckpointNow,
     Hello,
     Inventory,
@@ -134,7 +135,7 @@ class Fleet:
                 case Answer():
                     self.answers.append(command)
                 case SendNotification():
-                    self.said.append(command)
+                    self.said += [SendNotification((node,), command.message) for node in command.nodes]
                 case RequestReplacement():
                     self.requested.append(command)
                 case _:
@@ -204,11 +205,19 @@ class Fleet:
         facts = replace(facts, boot_id=self.boots.get(node, ""), machine_id=self.machines.get(node, ""))
         return replace(facts, resets_gpus=self.resets_gpus, reboots=self.reboots)
 
-    def connect(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
+    def connect(
+        self,
+        node: str,
+        *,
+        zone: str = "",
+        capacity: int = 1,
+        running: int = 0,
+        announced: tuple[str, ...] | None = None,
+    ) -> None:
         """A new incarnation connects; `running`: with a worker of this generation."""
         self.life[node] = self.life.get(node, 0) + 1
         self.seq[node] = 0
-        self.hello(node, zone=zone, capacity=capacity, running=running)
+        self.hello(node, zone=zone, capacity=capacity, running=running, announced=announced)
 
     def boot(self, node: str) -> None:
         """Its machine has booted, and passes its tests a moment later."""
@@ -218,9 +227,18 @@ class Fleet:
         self.report(node, Hello(self.facts(node), (), Preflight()))
         self.report(node, Tested(Preflight(self.now, 0.5, (Check("disk", True, ""),))))
 
-    def hello(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
+    def hello(
+        self,
+        node: str,
+        *,
+        zone: str = "",
+        capacity: int = 1,
+        running: int = 0,
+        announced: tuple[str, ...] | None = None,
+    ) -> None:
         workers = (RunningWorker(self.about, running, 0, 1),) if running else ()
-        self.report(node, Hello(self.facts(node, zone, capacity), workers))
+        jobs = None if announced is None else Announced(announced)
+        self.report(node, Hello(self.facts(node, zone, capacity), workers, announced=jobs))
 
     def gone(self, *nodes: str) -> None:
         for node in nodes:

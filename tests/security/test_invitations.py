@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from invited import JOIN_TOKEN, Fleet, Pki, fleet, in_thread, loaded, started, tls_of
+from invited import JOIN_TOKEN, TOKEN, Fleet, Pki, fleet, in_thread, loaded, started, tls_of
 from structlog.testing import capture_logs
 from supervising import facts
 from waiting import wait_until_async
@@ -24,7 +24,7 @@ from holdfast.agent.certificate import CertificateRenewal
 from holdfast.agent.executor import Executor
 from holdfast.agent.reports import Reports
 from holdfast.agent.session import Session
-from holdfast.cli import joining
+from holdfast.cli import invites, joining
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, OtherRole
 from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
@@ -62,6 +62,27 @@ async def refused(one: Fleet, invitation: Invitation, node: str, *, status: int 
     answer = await one.ask(invitation, node)
     assert answer.status_code == status, answer.text
     return str(answer.json()["detail"])
+
+
+async def test_an_invitation_names_the_standby_too(
+    own_pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its machine keeps the endpoints: with the leader's alone, the node would be without a supervisor after a takeover."""
+    log = MemoryLog()
+    async with fleet(tmp_path / "1", own_pki, log) as one, anyio.create_task_group() as tasks:
+        two = await started(tasks, tmp_path / "2", own_pki, log, name="sup-2")
+        monkeypatch.setenv("HOLDFAST_API_CA", str(own_pki.folder / "ca.crt"))
+        monkeypatch.setenv("HOLDFAST_API_TOKEN", TOKEN)
+
+        async def known() -> bool:
+            return bool((await in_thread(one.client().version))["standby_api"] == two.api)
+
+        await wait_until_async(known, description="the leader to know the standby")
+        await in_thread(lambda: invites.invite("node-1", api=one.sup.api))
+        invited = Invitation.read(capsys.readouterr().out.split()[-1])
+        assert invited.apis == (one.sup.api, two.api)
+        assert len(invited.control) == 2
+        tasks.cancel_scope.cancel()
 
 
 def an_agent(endpoint: str, tls: Tls, node: str = "node-1") -> Session:

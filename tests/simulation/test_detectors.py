@@ -37,10 +37,10 @@ PLANTED: dict[str, tuple[object, str, object, str, int]] = {
     "a rank that fails with another counts as the root": (
         worker_exit, "cause_of", lambda exit_: Cause.OWN, "had no fault of its own", 20,
     ),
-    "a hang is not reported": (Hang, "_conclude", lambda *of: (), "no finding about the hang", 10),
+    "a hang is not reported": (Hang, "_conclude", lambda *of: (), "no finding about the hang", 151),
     "every hang is attributed to the first rank": (hang, "report", _first_rank, "had no fault of its own", 0),
     "a node whose stream broke is not reported": (
-        Liveness, "_is_ripe", lambda *of, **how: False, "no finding about the node_lost", 60,
+        Liveness, "_is_ripe", lambda *of, **how: False, "no finding about the node_lost", 140,
     ),
     "a node that is silent on an open stream is not reported": (
         Liveness, "_find_silent", lambda *of: None, "no finding about the node_lost", 60,

@@ -106,7 +106,7 @@ def live(seed: int, hears: bool, copy_ticks: tuple[int, ...]) -> list[set[tuple[
 def _deliver(chance: random.Random, said: list[SendNotification], nodes: list[Node]) -> None:
     """Some of what was ever said, in any order; a replicator takes no older word for a newer one."""
     for tell in chance.sample(said, min(len(said), 6)):
-        node = next(node for node in nodes if node.name == tell.node)
+        node = next(node for node in nodes if (node.name,) == tell.nodes)
         assert isinstance(tell.message, CommonCheckpoint)
         node.retain_from = max(node.retain_from or CheckpointId(0, 0), tell.message.checkpoint_id)
 

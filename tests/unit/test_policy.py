@@ -56,6 +56,16 @@ def test_worker_faults_restart_in_place(kind: str) -> None:
     assert ask(kind).kind is ActionKind.RESTART
 
 
+def test_a_hang_that_waits_for_a_node_without_contact_takes_a_spare_at_once() -> None:
+    hang = replace(incident("hang"), recommended_actions=(Remedy.REPLACE_NODE,))
+    view = sample_job(hang)
+    assert hang.node in view.nodes
+    swap = default(hang, view)
+    assert (swap.kind, swap.nodes) == (ActionKind.HOT_SWAP, (hang.node,))
+    assert default(hang, replace(view, spares=())).kind is ActionKind.RESTART
+    assert default(replace(hang, node=""), view).kind is ActionKind.RESTART
+
+
 def test_the_second_worker_fault_on_a_node_swaps_it_when_a_spare_is_free() -> None:
     before = replace(incident("worker_crash"), fault_at=900.0)
     assert ask("worker_crash", recent=(before,)) == Action(

@@ -6,7 +6,7 @@ value are one dictionary, which is copied as a whole. For other classes the cons
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -17,13 +17,16 @@ T = TypeVar("T")
 def evolve(value: T, **changes: Any) -> T:
     """Return a copy of `value`, a dataclass with at least two fields, with these fields changed. Fields that the constructor
     does not take are reset to their defaults. Raises KeyError for a field that the class does not have."""
-    kind = type(value)
-    copy = _COPIES.get(kind) or _COPIES.setdefault(kind, _copy_of(kind))
-    made: T = copy(value, changes)
+    made: T = evolver(type(value))(value, changes)
     return made
 
 
-_Copy = Callable[[Any, dict[str, Any]], Any]
+def evolver(kind: type[Any]) -> _Copy:
+    """Return `evolve` for many values of one class: a function of a value and its changed fields, as a mapping."""
+    return _COPIES.get(kind) or _COPIES.setdefault(kind, _copy_of(kind))
+
+
+_Copy = Callable[[Any, Mapping[str, Any]], Any]
 _COPIES: dict[type, _Copy] = {}
 
 
@@ -38,7 +41,7 @@ def _copy_of(kind: type[Any]) -> _Copy:
 def _constructed(kind: type[Any], names: list[str]) -> _Copy:
     read, places = attrgetter(*names), {name: place for place, name in enumerate(names)}
 
-    def copy(value: Any, changes: dict[str, Any]) -> Any:
+    def copy(value: Any, changes: Mapping[str, Any]) -> Any:
         values = list(read(value))
         for name, new in changes.items():
             values[places[name]] = new
@@ -49,9 +52,12 @@ def _constructed(kind: type[Any], names: list[str]) -> _Copy:
 
 def _cloned(kind: type[Any], derived: dict[str, Any]) -> _Copy:
     size, new, put = len(fields(kind)), object.__new__, object.__setattr__
+    compact = dict({field.name: None for field in fields(kind)}).__sizeof__()
 
-    def copy(value: Any, changes: dict[str, Any]) -> Any:
+    def copy(value: Any, changes: Mapping[str, Any]) -> Any:
         known = value.__dict__.copy()  # copied as a whole: filling a new dictionary takes three times as long
+        if known.__sizeof__() > compact:  # grown field by field: its copies would be as large
+            known = dict(known)
         if derived:
             known.update(derived)
         known.update(changes)

@@ -238,6 +238,11 @@ class Incident:
         return self.recommended_actions[:1] == (Remedy.RESET_GPU,)
 
     @property
+    def wants_replacement(self) -> bool:
+        """Nothing less than another node is recommended, such as for a hang that waits for a node without contact."""
+        return self.recommended_actions[:1] == (Remedy.REPLACE_NODE,) and bool(self.node)
+
+    @property
     def wants_reset_later(self) -> bool:
         """A warning that recommends a reset of a GPU when the job next stops; the run may continue until then."""
         return self.warning and bool(self.node) and Remedy.RESET_GPU in self.recommended_actions

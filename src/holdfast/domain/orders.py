@@ -210,6 +210,13 @@ Order = (
 
 
 @dataclass(frozen=True, slots=True)
+class Announced:
+    """The jobs whose inventories a session sends after its Hello: those that the node's replicator holds anything of."""
+
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """The first report on every control session."""
 
@@ -219,6 +226,7 @@ class Hello:
     workers_version: int = 0  # of `running`, as in `WorkersChanged`; 0 = this agent does not report changes
     ended: tuple[WorkerEnded, ...] = ()  # of generations that have workers on this node, and of the last one that had
     template: TemplateState | None = None  # None = this agent does not report it
+    announced: Announced | None = None  # None = this agent does not tell, or its replicator has not told it yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,9 @@ def _shard_follows(last: ShardRecord, each: ShardRecord) -> bool:
 
 def _shard_run(shards: Sequence[ShardRecord]) -> ShardRun:
     first, key = shards[0], shards[0].key
+    if len(shards) == 1 and "," not in first.digest and "," not in first.root:
+        of_one = (first.mesh, first.tier, first.owner, key.rank, 1, (first.size,), first.digest, first.root)
+        return ShardRun(key.attempt, key.step, *of_one)
     sizes, digests = tuple(short([each.size for each in shards])), ",".join([each.digest for each in shards])
     roots = ",".join([each.root for each in shards]) if any(each.root for each in shards) else ""
     of_all = (key.attempt, key.step, first.mesh, first.tier, first.owner)

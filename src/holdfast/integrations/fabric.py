@@ -95,9 +95,12 @@ class FabricRun(LoopRun):
                 optimizer._callbacks = [*optimizer._callbacks, self]
         restored = self._state()
         run.restore(restored)
-        for key, value in state.items():
-            if not isinstance(value, _FabricModule | _FabricOptimizer):
-                state[key] = restored["given"][key]
+        given = {
+            key: state[key] if isinstance(state.get(key), _FabricModule | _FabricOptimizer) else value
+            for key, value in restored["given"].items()
+        }
+        state.clear()  # a restore adds and removes keys with plain values
+        state.update(given)
         self._save, self._load = fabric.save, fabric.load
         fabric.save, fabric.load = self._script_saves, self._script_loads
 

@@ -24,8 +24,17 @@ ANSWER_TIMEOUT_S = 2.0  # in addition to the time that a command blocks
 RETRY_DELAYS_S = (0.01, 0.05, 0.2)
 CONNECTIONS_MAX = 256
 
-# The server answers but does not serve now: a full disk, a failover in progress, missing rights.
-_REFUSALS = ("MISCONF", "READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS", "NOPERM")
+# The server answers but does not serve now → what to do.
+_REFUSALS = {
+    "MISCONF": "it cannot save its data: free space on its disk, and see its log",
+    "READONLY": "it is a replica: name the primary in HOLDFAST_REDIS_URL",
+    "LOADING": "it reads its data after a start: wait until it has",
+    "CLUSTERDOWN": "a part of its cluster is away: bring that back, or wait for the failover",
+    "MASTERDOWN": "its primary is away: bring that back, or wait for the failover",
+    "TRYAGAIN": "its cluster moves data: wait until it has",
+    "NOREPLICAS": "it accepts writes only while replicas are connected: start them, or lower its min-replicas-to-write",
+    "NOPERM": "its user lacks a right: docs/security.md has the users of Redis",
+}
 _GONE = ("NOGROUP", "UNBLOCKED")  # UNBLOCKED: the stream of a blocked read was deleted
 
 T = TypeVar("T")
@@ -104,8 +113,9 @@ class Connection:
                 "until there "
                 "is room: raise its maxmemory, or delete other data from this Redis"
             )
-        if any(code in text for code in _REFUSALS):
-            return Unavailable(f"Redis at {self.address} does not serve now: {text}")
+        for code, advice in _REFUSALS.items():
+            if code in text:  # without the names of scripts and lines before it
+                return Unavailable(f"Redis at {self.address} does not serve now: {text[text.index(code) :]}; {advice}")
         return HoldfastError(f"Redis at {self.address} rejected a command: {text}")
 
 

@@ -5,6 +5,7 @@ the same exception again, on one node                       hot_swap; without a 
 a file system or a service fails                            restart after a pause that doubles; stop after 8 × N
 no step after N restarts, or no advance after 3 × N         stop
 crash, exception, hang                                      restart; hot_swap at the second on one node, with a spare
+a hang that waits for a node which diagnostics has lost     hot_swap; without a spare restart
 a GPU that must be reset before it is used again            gpu_reset otherwise hot_swap otherwise scale_down otherwise wait;
                                                             at the second time in a day with a spare, or if it is not
                                                             possible: as for a node that is lost
@@ -192,6 +193,12 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
         return stop(why)
     if job.unusable:
         return _unusable(incident, job)
+    if incident.kind == FindingKind.HANG and incident.wants_replacement and incident.node in job.nodes and job.spares:
+        return hot_swap(
+            f"the other ranks wait for a rank on {incident.node}, which diagnostics has lost, too: new processes there would "
+            "meet the same network, and a spare is free",
+            incident.node,
+        )
     # A missing rank is no evidence against its node: it may have ended by the failure of another, whose finding was lost.
     before = job.before_on(incident, SUSPECT_WINDOW_S, *_WORKER_FAULTS) if incident.kind in _WORKER_FAULTS else ()
     if before and job.spares and (not outage or job.outages == 2):  # further swaps do not help against an outage

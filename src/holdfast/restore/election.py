@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from operator import lt
 from typing import NamedTuple, assert_never
 
 from holdfast.domain.checkpoints import CheckpointId
@@ -87,6 +88,10 @@ class _Saved:
     def blocks(self, cuts: Iterable[int] | None = None) -> _Blocks:
         """Return the copies, with runs cut at the ranks `cuts` and where another run begins or ends; None = one block per
         rank."""
+        if cuts is not None:
+            cuts = tuple(cuts)
+            if (whole := self._between(cuts)) is not None:  # nearly always
+                return whole
         limits = {run[5:7] for _, run in self.held}  # (rank, width): fewer than runs, as each shard has several copies
         if cuts is None:
             ends = {rank for begin, width in limits for rank in range(begin, begin + width + 1)}
@@ -97,13 +102,28 @@ class _Saved:
         for (node, _, zone, _), run in self.held:
             _, _, _, tier, _, begin, width, _, digests, roots = run
             last, where = begin + width, (node, zone, tier)
-            if following[begin] == last:  # nearly always
+            if following[begin] == last:
                 blocks[begin].append((where, digests, roots))
                 continue
             while begin < last:
                 end = following[begin]
                 blocks[begin].append((where, *run.part(begin, end)))
                 begin = end
+        return blocks
+
+    def _between(self, cuts: Iterable[int]) -> _Blocks | None:
+        """Return the copies if each run begins at one of the ranks `cuts` and ends at the next one; else None."""
+        following = dict(pairwise(sorted({*cuts})))
+        blocks: _Blocks = {}
+        for (node, _, zone, _), run in self.held:
+            begin = run[5]
+            if following.get(begin) != begin + run[6]:
+                return None
+            copy = (node, zone, run[3]), run[8], run[9]
+            if (known := blocks.get(begin)) is None:
+                blocks[begin] = [copy]
+            else:
+                known.append(copy)
         return blocks
 
     @property
@@ -156,13 +176,16 @@ def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
     """Whether the replicas of one step have different tensors at a position; None = no two shards can be compared."""
     seen: dict[int, tuple[str, int]] = {}  # by position: a digest, and the rank that has it
     known: dict[tuple[int, str], int] = {}  # of the runs examined: positions and digests → first rank
-    alike, mesh = None, None
+    alike, mesh, last, digests = None, None, -1, ""
     for run in runs:
-        if run.mesh is not mesh:
-            mesh, place_of = run.mesh, _places(run.mesh)
-        first = known.setdefault((place_of(run), run.digests), run.rank)
-        if first == run.rank or not run.digests.strip(","):
-            for rank, found in enumerate(run.digests.split(","), run.rank):
+        if run[5] == last and run[8] is digests and run[2] is mesh:
+            continue  # the same shards in another tier of the node
+        last, digests = run[5], run[8]
+        if run[2] is not mesh:
+            mesh, place_of = run[2], _places(run[2])
+        first = known.setdefault((place_of(run), digests), last)
+        if first == last or not digests.strip(","):
+            for rank, found in enumerate(digests.split(","), last):
                 if not found:
                     continue
                 digest, other = seen.setdefault(run.mesh.position_of(rank), (found, rank))
@@ -181,8 +204,9 @@ def _places(mesh: Mesh) -> Callable[[ShardRun], int]:
     stride, row, in_blocks = mesh.stride, mesh.stride * mesh.dp, mesh.is_dp_outermost
 
     def place_of(run: ShardRun) -> int:
-        inside = run.rank % stride
-        return run.rank // row * stride + inside if in_blocks or inside + run.width <= stride else -1 - run.rank
+        rank = run[5]
+        inside = rank % stride
+        return rank // row * stride + inside if in_blocks or inside + run[6] <= stride else -1 - rank
 
     return place_of
 
@@ -311,13 +335,13 @@ def _cover(
                 copies = blocks.get(wanted, ())
                 if not copies and not saved.store:
                     return _missing(saved, need, wanted)
-                digests = _agreed([each for _, each, _ in copies], wanted)
-                roots = _agreed([each for _, _, each in copies if each], wanted)
+                pattern, all_digests, all_roots = zip(*copies, strict=True) if copies else ((), (), ())
+                digests = _agreed(all_digests, wanted)
+                roots = _agreed(all_roots if all(all_roots) else [each for each in all_roots if each], wanted)
                 if isinstance(digests, str):
                     return digests
                 if isinstance(roots, str):
                     return roots
-                pattern = tuple([where for where, _, _ in copies])
                 if (found := patterns.get(pattern)) is None:
                     found = patterns[pattern] = _sources(pattern, own, zone, sources_of, saved.store)
                 sources, origin = found
@@ -326,6 +350,9 @@ def _cover(
                 picks.append(_Pick(_restore_run(rank, key, digests, sources, (), known), origin))
                 count = len(digests)
             rank += count
+    ranks = [pick[0].rank for pick in picks]
+    if isinstance(need, _Own) and all(map(lt, ranks, ranks[1:])):
+        return picks  # nearly always
     return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
 
 

@@ -18,7 +18,8 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ def spans_of(size: int, tensors_end: int) -> tuple[Span, ...]:
 
 def _pieces(start: int, end: int) -> tuple[Span, ...]:
     return tuple(Span(offset, min(CHUNK_BYTES, end - offset)) for offset in range(start, end, CHUNK_BYTES))
+
+
+_mesh_of = lru_cache(maxsize=64)(Mesh)  # of dims; all shards of a job have one of a few meshes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +156,11 @@ class Manifest:
         return replace(self, span_blake3=b"")
 
     def _fields(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name not in ("span_blake3", "_root")}
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def domain_mesh(self) -> Mesh:
         """The mesh of the generation that saved the shard."""
-        return Mesh(self.mesh)
+        return _mesh_of(self.mesh)
 
     def describes(self, header: Header) -> bool:
         """Whether the manifest is of exactly this save. A step may be saved twice."""
@@ -257,6 +261,9 @@ class Manifest:
         if len(raw) > MANIFEST_BYTES_MAX:
             raise IntegrityError(f"{path} is larger than any manifest ({MANIFEST_BYTES_MAX} bytes)")
         return cls.decode(raw)
+
+
+_FIELDS = tuple(each.name for each in fields(Manifest) if each.name not in ("span_blake3", "_root"))
 
 
 def _is_encodable(text: str) -> bool:

@@ -31,6 +31,7 @@ from holdfast.train.copying import copy_all
 from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.device_copies import CudaDriver, DeviceCopies
 from holdfast.train.environment import Environment, RestoreTarget
+from holdfast.train.outline import Outline
 from holdfast.train.sharded import Piece, is_loaded
 from holdfast.train.tensors import dtype_of, over, spec_of
 
@@ -65,6 +66,7 @@ class Checkpointer:
         self._preparing: threading.Thread | None = None
         self._targets: weakref.WeakKeyDictionary[Image, list[torch.Tensor]] = weakref.WeakKeyDictionary()
         self._device_copies = DeviceCopies(CudaDriver(device)) if device.type == "cuda" else None
+        self._outline: Outline | None = None  # of the state that the script gave to its restore
         self.newest: Path | None = None  # image of the latest save
         self.stall_s = 0.0
         self.missed = 0
@@ -77,7 +79,8 @@ class Checkpointer:
         """Copy the state of `step` into an image. Returns False if the save was skipped. If both images are in use, wait for
         one for at most `wait_s`; for a requested save, which no later save replaces.
 
-        Raises `InvalidSpec` if the state contains a value that can never be saved, because only the user can fix that.
+        Raises `InvalidSpec` if the state contains a value that can never be saved, or does not fit the state that was given to
+        `restore` (`outline`), because only the user can fix that.
         A temporary failure skips the save.
         """
         began = time.perf_counter()
@@ -100,7 +103,14 @@ class Checkpointer:
                 self.miss(step, outcome.reason)
                 return False
 
+    def expect(self, live: Mapping[str, Any]) -> None:
+        """The script restores into `live`, and nothing is loaded yet. A save must fit what the script builds at its start. Only
+        the first call shows that, because only the first one loads."""
+        self._outline = self._outline or Outline.of(live)
+
     def _collect(self, live: Mapping[str, Any]) -> state.Collected:
+        if self._outline is not None:
+            self._outline.require(live)
         also: dict[str, Any] = {"rng": rng.capture()}
         if self._buckets is not None:
             also["ddp_buckets"] = self._buckets.capture()
@@ -238,7 +248,7 @@ def _load(parts: Sequence[Reader], live: Mapping[str, Any]) -> Mapping[str, Any]
     loading = _Loading(parts, live)
     tree, also = state.disassemble(parts[0].extra, loading.tensor)
     loading.fill_missing()
-    state.apply(live, tree)
+    state.apply(live, tree, also)
     del tree
     _insist_returned(loading.lent)
     return also

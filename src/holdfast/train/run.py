@@ -99,6 +99,7 @@ class Run:
         self._step: Step | None = None
         self._stall_reported_s = 0.0
         self._warned_unsaved = False
+        self._looks_for_checkpoint = False  # by `restore` or a property or method that precedes it
         self._save_after: set[int] = set()
         self._leave_after: dict[int, str] = {}  # steps after which a planned change ends this process, with its reason
         self._intervals = Intervals(environment.interval_steps)
@@ -196,6 +197,7 @@ class Run:
     @property
     def restore_step(self) -> int:
         """The step that `restore` restores, or has restored; 0 if there is no checkpoint. Available before any state exists."""
+        self._looks_for_checkpoint = True
         target = self._environment.restore
         return 0 if target is None else target.step
 
@@ -214,6 +216,8 @@ class Run:
         (seed, step, rank).
         """
         self._lap("build")
+        self._looks_for_checkpoint = True
+        self._checkpoints.expect(state)
         target = self._environment.restore
         if target is None or self._restored:
             return self._done
@@ -309,7 +313,14 @@ class Run:
         Raises `Interrupted` if the agent or SIGTERM requests the run to stop, and `InvalidSpec` if `step` is not the number of
         finished steps, because a wrong number would repeat or skip a step."""
         if self._phases_s is None and step != self._done:
-            raise InvalidSpec("step", step, f"{self._done}, the number of finished steps")
+            inside = "; a step has begun and not ended: call run.checkpoint after it" if self._step is not None else ""
+            raise InvalidSpec("step", step, f"{self._done}, the number of finished steps{inside}")
+        if not self._looks_for_checkpoint:
+            self._looks_for_checkpoint = True
+            log.warning(
+                "run.checkpoint is called, but run.restore was not: this run would fail after a restart, because a run that "
+                "continues from a checkpoint has to load it. Call step = run.restore(state) before the first step"
+            )
         asked = self._ask(step)
         leaving = self._stop is not None or (asked is not None and asked.leave)
         demanded = force or leaving or asked is not None or step in self._save_after
@@ -424,9 +435,11 @@ class Run:
     def data_wait(self) -> Iterator[None]:
         """Measure time spent waiting for data; reported with the current step."""
         began = time.perf_counter()
-        yield
-        if self._step is not None:
-            self._step.data_s += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            if self._step is not None:
+                self._step.data_s += time.perf_counter() - began
 
     @contextlib.contextmanager
     def comm_wait(self) -> Iterator[None]:
@@ -437,16 +450,21 @@ class Run:
         this measurement it cannot be identified. Use it only if the call returns when the data has arrived: gloo's calls do,
         NCCL's calls return as soon as they are queued."""
         began = time.perf_counter()
-        yield
-        if self._step is not None:
-            self._step.comm_wait_s = (self._step.comm_wait_s or 0.0) + time.perf_counter() - began
+        try:
+            yield
+        finally:
+            if self._step is not None:
+                self._step.comm_wait_s = (self._step.comm_wait_s or 0.0) + time.perf_counter() - began
 
     @contextlib.contextmanager
     def phase(self, phase: Phase | str) -> Iterator[None]:
-        """Announce work other than steps ("eval", "compile"), so that it is not reported as a hang."""
+        """Announce work other than steps ("eval", "compile"), so that it is not reported as a hang. It also ends if the work
+        raises: a script that catches the exception and continues is checked for hangs again."""
         self._notes.phase(Phase(phase), time.time(), self._done)
-        yield
-        self._notes.phase(Phase.DONE if self._finished else Phase.STEP, time.time(), self._done)
+        try:
+            yield
+        finally:
+            self._notes.phase(Phase.DONE if self._finished else Phase.STEP, time.time(), self._done)
 
     def finish(self) -> None:
         """Declare the last step finished: from now on the script is not checked for hangs. `hf.launch` calls this at the

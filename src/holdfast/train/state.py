@@ -2,7 +2,8 @@
 
 `collect` calls `state_dict` of every stateful object and walks the result. Each tensor gets a name (its key path) and goes
 into the shard as it is; of a sharded tensor (DTensor), this rank's piece. The rest, containers and plain values, is pickled
-without the tensors. `apply` writes a restored tree back into the live objects.
+without the tensors. `apply` writes a restored tree back into the live objects. A plain dict gets the keys that it had when it
+was saved; what must be the same in the live state, objects and tensors, is the subject of `outline`.
 
 Names are those that a plain `torch.distributed.checkpoint` gives to the same nested dict. Optimizers are saved by the names of
 their parameters (`optimizer_state`), so that their moments can be found with any number of ranks.
@@ -28,9 +29,13 @@ from torch import nn
 from holdfast.domain.errors import IntegrityError, InvalidSpec
 from holdfast.train import optimizer_state
 from holdfast.train.optimizer_state import ParameterNames
+from holdfast.train.outline import Path, holds, is_object, objects, shown
 from holdfast.train.sharded import Piece, Place, describe, find_place, is_sharded, place_of, take_apart
 
 FORMAT = 2  # of the pickle; format 1 numbered an optimizer's parameters
+OBJECTS = (
+    "objects"  # key of `also`: paths of the objects that had a state_dict; absent in checkpoints of earlier releases
+)
 DEPTH_MAX = 64  # of nested containers; a deeper state is taken for a cycle
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -57,8 +62,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """A runtime_checkable protocol would be ten times slower, which costs milliseconds in every save."""
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return is_object(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class Collected:
 
 
 def collect(state: Mapping[str, Any], **also: Any) -> Collected:
-    """Separate the state into tensors and a pickle. `also` are further plain values, which `disassemble` returns.
+    """Separate the state into tensors and a pickle. `also` are further plain values; `disassemble` returns them and `OBJECTS`.
 
     Raises `InvalidSpec` that names the key path and type of the first value that cannot be saved.
     """
@@ -83,6 +87,7 @@ def collect(state: Mapping[str, Any], **also: Any) -> Collected:
         tree = _snapshot(dict(state), ParameterNames(state))
         names.walk(tree, "", 0)
     buffer = io.BytesIO()
+    also[OBJECTS] = tuple(objects(state))
     _Pickler(buffer, names.by_id).dump({"format": FORMAT, "tree": tree, "also": also})
     return Collected(names.tensors, names.pieces, buffer.getvalue())
 
@@ -106,12 +111,14 @@ def disassemble(extra: bytes, tensor: Leaf) -> tuple[dict[str, Any], dict[str, A
         raise IntegrityError(f"the saved state cannot be read: {error}") from error
 
 
-def apply(state: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
-    """Load a restored tree into the live objects. Plain values are replaced in the mapping that holds them.
+def apply(state: Mapping[str, Any], tree: Mapping[str, Any], also: Mapping[str, Any]) -> None:
+    """Load a restored tree into the live objects. Plain values are set in the mapping that holds them; those that the tree does
+    not have are removed from nested dicts. `also`: the values that `disassemble` returned with the tree.
 
-    Raises `InvalidSpec` if the tree and the state have different keys or types.
+    Raises `InvalidSpec` if the tree and the state differ in objects, tensors or types.
     """
-    _apply_mapping(state, tree, "state", ParameterNames(state))
+    saved = also.get(OBJECTS)
+    _Applied(ParameterNames(state), None if saved is None else frozenset(saved)).mapping(state, tree, ())
 
 
 def leaves(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,34 +179,74 @@ def _parameters(value: Any, path: str, names: ParameterNames) -> list[tuple[str,
     return []
 
 
-def _apply_mapping(live: Mapping[str, Any], saved: Any, path: str, names: ParameterNames) -> None:
-    if not isinstance(saved, Mapping) or live.keys() != saved.keys():
-        have = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
-        raise InvalidSpec(path, sorted(map(str, live)), f"the keys that the checkpoint holds: {have}")
-    for key, value in live.items():
-        _apply(live, key, value, saved[key], f"{path}[{key!r}]", names)
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """One `apply`. `objects`: paths of the objects that were saved; None = not known, and the keys must be equal."""
+
+    names: ParameterNames
+    objects: frozenset[Path] | None
+
+    def mapping(self, live: Mapping[Any, Any], saved: Any, path: Path) -> None:
+        if not isinstance(saved, Mapping):
+            raise InvalidSpec(shown(path), "a dict", f"{type(saved).__name__} as in the checkpoint")
+        if live.keys() == saved.keys():
+            for key, value in live.items():
+                self._value(live, key, value, saved[key], (*path, key))
+            return
+        self._require_plain_difference(live, saved, path)
+        for key, value in saved.items():
+            if key in live:
+                self._value(live, key, live[key], value, (*path, key))
+            else:
+                _set(live, key, _cloned(value), path)
+        if isinstance(live, dict):  # the order counts where a script iterates over the dict
+            ordered = {key: live[key] for key in saved}
+            live.clear()
+            live.update(ordered)
+
+    def _require_plain_difference(self, live: Mapping[Any, Any], saved: Mapping[Any, Any], path: Path) -> None:
+        added = [key for key in saved if key not in live]
+        removed = [key for key in live if key not in saved]
+        if self.objects is None or any(self._has_objects((*path, key)) for key in added):
+            fits = False
+        else:
+            fits = not removed if not path else not any(holds(live[key]) for key in removed)
+        if not fits:
+            raise InvalidSpec(
+                shown(path), sorted(map(str, live)), f"the keys that the checkpoint holds: {sorted(map(str, saved))}"
+            )
+
+    def _has_objects(self, path: Path) -> bool:
+        return any(each[: len(path)] == path for each in self.objects or ())
+
+    def _value(self, holder: Any, key: Any, live: Any, saved: Any, path: Path) -> None:
+        if isinstance(live, nn.Module) and type(live).load_state_dict is nn.Module.load_state_dict:
+            live.load_state_dict(saved)  # copies into its own parameters, so no further copy is needed
+        elif optimizer_state.is_plain(live):
+            keys = self.names.of(live) or range(len(optimizer_state.parameters_of(live)))
+            live.load_state_dict(optimizer_state.to_numbers(_cloned(saved), live, keys, shown(path)))
+        elif is_stateful(live):
+            live.load_state_dict(_cloned(saved))  # may keep the given tensors, as optimizers do
+        elif isinstance(live, torch.Tensor):
+            if not isinstance(saved, torch.Tensor) or saved.shape != live.shape or saved.dtype != live.dtype:
+                raise InvalidSpec(shown(path), _describe(live), f"{_describe(saved)} as in the checkpoint")
+            with torch.no_grad():
+                live.copy_(saved)
+        elif isinstance(live, dict):
+            self.mapping(live, saved, path)
+        elif self._has_objects(path):
+            raise InvalidSpec(shown(path), _describe(live), "the object whose state the checkpoint holds")
+        else:
+            _set(holder, key, _cloned(saved), path[:-1])
 
 
-def _apply(holder: Any, key: Any, live: Any, saved: Any, path: str, names: ParameterNames) -> None:
-    if isinstance(live, nn.Module) and type(live).load_state_dict is nn.Module.load_state_dict:
-        live.load_state_dict(saved)  # copies into its own parameters, so no further copy is needed
-    elif optimizer_state.is_plain(live):
-        keys = names.of(live) or range(len(optimizer_state.parameters_of(live)))
-        live.load_state_dict(optimizer_state.to_numbers(_cloned(saved), live, keys, path))
-    elif is_stateful(live):
-        live.load_state_dict(_cloned(saved))  # may keep the given tensors, as optimizers do
-    elif isinstance(live, torch.Tensor):
-        if not isinstance(saved, torch.Tensor) or saved.shape != live.shape or saved.dtype != live.dtype:
-            raise InvalidSpec(path, _describe(live), f"{_describe(saved)} as in the checkpoint")
-        with torch.no_grad():
-            live.copy_(saved)
-    elif isinstance(live, dict):
-        _apply_mapping(live, saved, path, names)
-    else:
-        try:
-            holder[key] = _cloned(saved)
-        except TypeError:
-            raise InvalidSpec(path, type(holder).__name__, "a mutable dict around a value that is restored") from None
+def _set(holder: Any, key: Any, value: Any, path: Path) -> None:
+    try:
+        holder[key] = value
+    except TypeError:
+        raise InvalidSpec(
+            shown(path), type(holder).__name__, "a mutable dict around a value that is restored"
+        ) from None
 
 
 def _describe(value: Any) -> str:

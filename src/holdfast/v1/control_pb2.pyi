@@ -668,7 +668,7 @@ class WorkersChanged(_message.Message):
     def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs", "resets_gpus", "boot_id", "reboots", "machine_id", "restarts", "tests_links", "pool")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs", "resets_gpus", "boot_id", "reboots", "machine_id", "restarts", "tests_links", "pool", "announced")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -695,6 +695,7 @@ class Hello(_message.Message):
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     TESTS_LINKS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -721,7 +722,14 @@ class Hello(_message.Message):
     restarts: bool
     tests_links: bool
     pool: str
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ..., resets_gpus: bool = ..., boot_id: _Optional[str] = ..., reboots: bool = ..., machine_id: _Optional[str] = ..., restarts: bool = ..., tests_links: bool = ..., pool: _Optional[str] = ...) -> None: ...
+    announced: Announced
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ..., resets_gpus: bool = ..., boot_id: _Optional[str] = ..., reboots: bool = ..., machine_id: _Optional[str] = ..., restarts: bool = ..., tests_links: bool = ..., pool: _Optional[str] = ..., announced: _Optional[_Union[Announced, _Mapping]] = ...) -> None: ...
+
+class Announced(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("name", "seconds")

@@ -135,7 +135,7 @@ class ReplicatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchInventory(self, request, context):
-        """The inventory, at once and then again whenever it changes.
+        """The inventory, at once and then again whenever it changes. Of every job: after the first of each, one without a job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

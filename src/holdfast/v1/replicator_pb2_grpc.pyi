@@ -27,7 +27,7 @@ class ReplicatorStub:
     Retain: _aio.UnaryUnaryMultiCallable[_replicator_pb2.RetainRequest, _replicator_pb2.RetainResponse]
     """Which step is safe on every node: nobody may be left without one. Idempotent; an older step is ignored."""
     WatchInventory: _aio.UnaryStreamMultiCallable[_replicator_pb2.WatchInventoryRequest, _replicator_pb2.ReplicatorInventory]
-    """The inventory, at once and then again whenever it changes."""
+    """The inventory, at once and then again whenever it changes. Of every job: after the first of each, one without a job."""
     End: _aio.UnaryUnaryMultiCallable[_replicator_pb2.EndRequest, _replicator_pb2.EndResponse]
     """The job is over: its files stay, its memory is given back once they are on disk. Idempotent."""
     Prune: _aio.UnaryUnaryMultiCallable[_replicator_pb2.PruneRequest, _replicator_pb2.PruneResponse]
@@ -88,7 +88,7 @@ class ReplicatorServicer(metaclass=_abc_1.ABCMeta):
         request: _replicator_pb2.WatchInventoryRequest,
         context: _aio.ServicerContext[_replicator_pb2.WatchInventoryRequest, _abc.AsyncIterator[_replicator_pb2.ReplicatorInventory]],
     ) -> _abc.AsyncIterator[_replicator_pb2.ReplicatorInventory]:
-        """The inventory, at once and then again whenever it changes."""
+        """The inventory, at once and then again whenever it changes. Of every job: after the first of each, one without a job."""
 
     @_abc_1.abstractmethod
     def End(

@@ -248,12 +248,19 @@ class _Column:
         self.record = _Columns(hint, converter) if _is_plain(hint) else None
         self._write = converter.get_unstructure_hook(hint)
         self._read = converter.get_structure_hook(hint)
+        items = get_args(hint) if get_origin(hint) is tuple else ()
+        rows = len(items) == 2 and items[1] is ... and _is_plain(items[0])
+        self._write_item = converter.get_unstructure_hook(items[0]) if rows else None
 
     def write(self, values: Sequence[Any]) -> Any:
         if self.record is not None:
             return self.record.write(values)
         values = short(values)
-        return list(values) if self._is_json else [self._write(value) for value in values]
+        if self._is_json:
+            return list(values)
+        if self._write_item is not None:
+            return _written_once(self._write_item, values)
+        return [self._write(value) for value in values]
 
     def length(self, tree: Any) -> int:
         if self.record is not None:
@@ -278,6 +285,20 @@ class _Column:
         if self._field.default_factory is not MISSING:
             return repeat(self._field.default_factory(), count)
         raise KeyError(self._field.name)
+
+
+def _written_once(write: Callable[[Any], Any], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return the rows with each object converted once: many shards of a checkpoint have the same sources."""
+    known: dict[int, Any] = {}  # by the object's id, which is unique while `rows` exist
+    written = []
+    for row in rows:
+        trees = []
+        for each in row:
+            if (tree := known.get(id(each))) is None:
+                tree = known[id(each)] = write(each)
+            trees.append(tree)
+        written.append(trees)
+    return written
 
 
 def _is_plain(hint: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement, RestoreRun, ShardSource
@@ -15,6 +15,7 @@ from holdfast.domain.job import CheckpointSpec, EnvSource, LaunchSpec
 from holdfast.domain.names import is_job_name
 from holdfast.domain.nodes import PROTOCOL_VERSION, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import (
+    Announced,
     CheckLink,
     CheckpointNow,
     Hello,
@@ -48,6 +49,7 @@ _PLACEMENT = Codec(Placement, pb.Placement, "placement")
 _WORKER = Codec(RunningWorker, pb.RunningWorker, "worker", times=["since"])
 _ENDED = Codec(WorkerEnded, pb.WorkerEnded, "ended", times=["ago_s"])
 _TEMPLATE = Codec(TemplateState, pb.Template, "template")
+_ANNOUNCED = Codec(Announced, pb.Announced, "announced")
 _STEP_REACHED = Codec(StepReached, pb.StepReached, "steps")
 _STARTED = Codec(RanksStarted, pb.RanksStarted, "started")
 _SHARDS = Instead("columns", report_columns.decode_shards, report_columns.encode_shards)
@@ -142,6 +144,7 @@ class SlotOrders:
         if self._prepares:
             message.command.prepare.suspect_test_s = 0.0
         self._unsuspected = message.SerializeToString()
+        self._own = pb.SupervisorMessage()  # filled again for each slot, if its order has no part of its own but the id
 
     def encode(
         self,
@@ -155,15 +158,16 @@ class SlotOrders:
     ) -> bytes:
         """Return the order of one slot, a `SupervisorMessage`. `in_runs`: the agent accepts runs. `suspected`: the node tests
         itself, if suspects are tested."""
-        command: dict[str, Any] = {"command_id": command_id}
+        own = self._own
         if self._prepares:
-            command["prepare"] = {
+            prepare = {
                 "placement": _PLACEMENT.tree(placement),
                 "restore_runs": [types.RESTORE_RUN.tree(run) for run in restore] if in_runs else (),
                 "restore": () if in_runs else map(types.RANK_RESTORE.encode, chain.from_iterable(restore)),
                 "peers": [types.SHARD_SOURCE.tree(peer) for peer in peers],
             }
-        own = pb.SupervisorMessage(command=command)
+            own = pb.SupervisorMessage(command={"prepare": prepare})
+        own.command.command_id = command_id
         return (self._shared if suspected else self._unsuspected) + own.SerializeToString()
 
 
@@ -238,13 +242,32 @@ class Reported(NamedTuple):  # created in a third of the time of a frozen datacl
         return message.seq, decode_report(message)
 
 
+class Origin(Protocol):
+    """When and in which control session a report was received."""
+
+    @property
+    def at(self) -> float: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def session(self) -> int: ...
+
+
+def encode_received(origins: Iterable[Origin], messages: Iterable[bytes]) -> bytes:
+    """Encode reports, as the bytes that arrived, for an entry of the inbox."""
+    encoded = pb.Reports()
+    add = encoded.reports.add  # writing in place takes half the time of creating messages by a codec, which are copied
+    for each, message in zip(origins, messages, strict=True):
+        add(at=each.at, node=each.node, incarnation=each.incarnation, session=each.session, message=message)
+    return encoded.SerializeToString()
+
+
 def encode_reports(reports: Iterable[Reported]) -> bytes:
-    """Encode reports for an entry of the inbox."""
-    message = pb.Reports()
-    add = message.reports.add  # writing in place takes half the time of creating messages by a codec, which are copied
-    for each in reports:
-        add(at=each.at, node=each.node, incarnation=each.incarnation, session=each.session, message=each.message)
-    return message.SerializeToString()
+    """The inverse of `decode_reports`."""
+    reports = tuple(reports)
+    return encode_received(reports, [each.message for each in reports])
 
 
 def decode_reports(raw: bytes) -> list[Reported]:

@@ -99,31 +99,24 @@ def _decode_runs(message: types_pb2.ShardColumns) -> Shards:
         # A node's memory and its disk have the same shards: keep one copy of equal texts.
         digests = digests if (read := each.digests) == digests else read
         roots = roots if (read := each.roots) == roots else read
+        width, sizes = each.width, each.sizes[:]
         try:
-            run = _shard_run(
-                (
-                    each.attempt,
-                    each.step,
-                    meshes[each.mesh],
-                    TIER_NAME[each.tier],
-                    owners[each.owner],
-                    each.rank,
-                    each.width,
-                    tuple(each.sizes[:]),
-                    digests,
-                    roots,
-                )
-            )
+            mesh, tier, owner = meshes[each.mesh], TIER_NAME[each.tier], owners[each.owner]
         except (IndexError, KeyError):
             raise MalformedMessage(
                 "shards.runs",
                 f"the run of rank {each.rank} has a mesh, an owner or a tier that is not known ({', '.join(TIER_WIRE)})",
             ) from None
-        if not run.fits:
-            raise MalformedMessage(
-                "shards.runs", f"the run of rank {each.rank} has not {each.width} values of each kind"
-            )
-        runs.append(run)
+        commas, count = width - 1, len(sizes)
+        if (
+            digests.count(",") != commas
+            or (count != 1 and count != width)
+            or (roots and roots.count(",") != commas)
+        ):
+            raise MalformedMessage("shards.runs", f"the run of rank {each.rank} has not {width} values of each kind")
+        runs.append(
+            _shard_run((each.attempt, each.step, mesh, tier, owner, each.rank, width, tuple(sizes), digests, roots))
+        )
     return Shards(runs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import anyio
@@ -37,16 +37,19 @@ def kill(root: Path) -> None:
     child.kill()
 
 
+def places_in(root: Path) -> ReplicatorPlaces:
+    return ReplicatorPlaces(
+        node="a", agent_dir=root / "agent", memory_dir=root / "memory", disk_dir=root / "disk", listen="127.0.0.1:0"
+    )
+
+
 @asynccontextmanager
 async def running(root: Path, heard: Callable[[Inventory], None]) -> AsyncIterator[LocalReplicator]:
     images = ImageSet(root / "memory" / JOB / "w0")
     assert isinstance(images.stage(PLAN, 1, 10, 0, {"dp": 1}, nothing, b""), Staged)
     images.close()
     root.joinpath("agent").mkdir()
-    places = ReplicatorPlaces(
-        node="a", agent_dir=root / "agent", memory_dir=root / "memory", disk_dir=root / "disk", listen="127.0.0.1:0"
-    )
-    replicator = LocalReplicator(places, os.environ, heard, lambda job, trouble: None)
+    replicator = LocalReplicator(places_in(root), os.environ, heard, lambda job, trouble: None)
     async with anyio.create_task_group() as tasks:
         await tasks.start(replicator.run)
         tasks.start_soon(replicator.withdraw_when_away)
@@ -62,7 +65,29 @@ async def test_what_is_asked_while_it_dies_is_answered_by_its_successor(tmp_path
             kill(tmp_path)
             (staged,) = await replicator.stage(Stage(JOB, (RankRestore(0, KEY, "", ()),), 60.0))
             assert staged.shard == KEY
-        assert [record.key for record in replicator.inventories[0].shards], "a short absence changes nothing"
+        assert replicator.inventories, "a short absence changes nothing"
+        assert replicator.inventories[0].shards
+
+
+async def test_it_has_started_when_it_has_told_what_it_holds_of_every_job(tmp_path: Path) -> None:
+    """The agent's first session announces these jobs, and the supervisor waits for no other."""
+    heard: list[str] = []
+    names = {f"ended-{number}" for number in range(8)}
+    for name in names:
+        with closing(ImageSet(tmp_path / "memory" / name / "w0")) as images:
+            assert isinstance(images.stage(PLAN, 1, 10, 0, {"dp": 1}, nothing, b""), Staged)
+    (tmp_path / "agent").mkdir()
+    replicator = LocalReplicator(
+        places_in(tmp_path), os.environ, lambda inventory: heard.append(inventory.job), lambda job, trouble: None
+    )
+    before = replicator.inventories
+    assert before is None
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(replicator.run)
+        assert replicator.inventories is not None
+        assert {each.job for each in replicator.inventories} == names
+        assert set(heard) == names
+        tasks.cancel_scope.cancel()
 
 
 async def test_what_it_holds_is_withdrawn_while_it_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,5 +96,7 @@ async def test_what_it_holds_is_withdrawn_while_it_stays_away(tmp_path: Path, mo
         monkeypatch.setattr(module, "AWAY_S", 0.0)
         kill(tmp_path)
         await wait_until_async(lambda: Inventory(JOB, ()) in reported, description="nothing to be held", timeout_s=60)
+        assert replicator.inventories is None or reported[-1].shards, "a session that begins now announces nothing"
         await wait_until_async(lambda: reported[-1].shards, description="it to be back", timeout_s=60)
+        await wait_until_async(lambda: replicator.inventories, description="all that it holds", timeout_s=60)
         assert replicator.inventories == (reported[-1],)

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import Shell
+from commands import Shell, read_until
 from waiting import wait_until
 
 SCRIPT = """
@@ -75,6 +75,29 @@ def test_a_run_that_was_cut_off_is_gone_on_with_when_asked_and_never_begun_anew_
     step, weight = begun(tmp_path)[-1]
     assert step == weight > 0
     assert f"resuming from step {step}" in resumed.out
+    shell.assert_nothing_runs()
+
+
+@pytest.mark.timeout(240)
+def test_an_interrupted_run_saves_before_it_stops(tmp_path: Path) -> None:
+    """No save is due. The home directory cannot be written, so the command's own token is found nowhere but in its memory."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "job.yaml").write_text(
+        JOB.format(steps=10**9).replace("interval_steps: 10}", "interval_steps: 1000000}")
+    )
+    (tmp_path / "occupied").touch()
+    shell = Shell(tmp_path, {"HOME": str(tmp_path / "occupied" / "home")})
+    # So deep that the stack uses a short symbolic link, which ends with it: no message may name it.
+    (tmp_path / "kept").symlink_to(deep := tmp_path / ("d" * 80), target_is_directory=True)
+    deep.mkdir()
+    with shell.start("run", "--local", "--dir", "kept", "job.yaml") as process:
+        read_until(process, r"running .* step [1-9]")
+        assert not on_disk(tmp_path)
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, said + errors
+    assert on_disk(tmp_path)
+    assert f"is retained on node-0 under {deep / 'nodes' / 'node-0' / 'disk' / 'own'}. To resume" in said
     shell.assert_nothing_runs()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -17,7 +18,17 @@ from holdfast.agent.outcome import Outcome
 from holdfast.agent.reports import Reports
 from holdfast.domain.errors import Conflict, HoldfastError, Unrestorable
 from holdfast.domain.nodes import NodeFacts, RunningWorker
-from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, RanksFinished, ResetGpu, Start, Stop
+from holdfast.domain.orders import (
+    Announced,
+    Hello,
+    Inventory,
+    Order,
+    OrderDone,
+    RanksFinished,
+    ResetGpu,
+    Start,
+    Stop,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -220,7 +231,16 @@ def test_a_new_session_tells_once_what_is_held_here() -> None:
     reports.add(Inventory("gpt"))
     take_all(reports)
     reports.greet(HELLO, [Inventory("gpt"), Inventory("bert")])
-    assert take_all(reports) == [(3, "Hello"), (4, "Inventory"), (5, "Inventory")]
+    assert (greeting := reports.take()) is not None
+    assert greeting.report == replace(HELLO, announced=Announced(("bert", "gpt")))
+    assert take_all(reports) == [(4, "Inventory"), (5, "Inventory")]
+
+
+def test_a_session_announces_nothing_while_the_replicator_has_not_told_all_it_holds() -> None:
+    reports = Reports()
+    reports.greet(HELLO)
+    reports.add(Inventory("gpt"))
+    assert [each.report for each in (reports.take(), reports.take()) if each] == [HELLO, Inventory("gpt")]
 
 
 def test_only_the_newest_inventory_of_a_job_waits() -> None:

@@ -70,3 +70,21 @@ def test_what_has_answered_since_fails_anew(failures: Failures) -> None:
         failures.over(HERE)
         unreached(failures)
     assert [each.get("times") for each in logs] == [None, None]
+
+
+def test_a_reason_that_a_write_has_lost_is_no_new_one(clock: Clock, failures: Failures) -> None:
+    """A standby refuses every attempt, and half of the refusals arrive while the agent writes."""
+    with capture_logs() as logs:
+        for second in range(60):
+            clock.now = 1000.0 + second
+            why, code = (
+                ("not the leader", grpc.StatusCode.FAILED_PRECONDITION)
+                if second % 2 == 0
+                else ("Internal error from Core", grpc.StatusCode.INTERNAL)
+            )
+            unreached(failures, code=code, why=why)
+        unreached(failures, THERE, grpc.StatusCode.INTERNAL, "Internal error from Core")
+    assert [each["reason"] for each in logs] == [
+        "not the leader",
+        "the service ended the call while this agent wrote to it, so its reason is not known",
+    ]

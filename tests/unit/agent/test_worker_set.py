@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from holdfast.agent.reports import Reports
 from holdfast.agent.workers.worker import Exit
 from holdfast.agent.workers.worker_set import ENDED_MAX, GATHER_S, WorkerSet
 from holdfast.domain.nodes import NodeFacts, RunningWorker, TemplateState, WorkerEnded
-from holdfast.domain.orders import Hello, Inventory, OrderDone, WorkersChanged
+from holdfast.domain.orders import Announced, Hello, Inventory, OrderDone, WorkersChanged
 
 FACTS = NodeFacts("n", "i", "n", "n", "", 8, "", 1, "/", "/kmsg")
 ONE = RunningWorker("gpt", 3, 0, 100)
@@ -130,7 +130,8 @@ def test_a_new_session_begins_with_the_set_of_hello_and_no_older_one_follows() -
     sent = []
     while (numbered := reports.take()) is not None:
         sent.append(numbered.report)
-    assert sent == [hello, OrderDone("c", ok=True), Inventory("gpt")]
+    greeting = replace(hello, announced=Announced(("gpt",)))
+    assert sent == [greeting, OrderDone("c", ok=True), Inventory("gpt")]
 
 
 def test_a_template_is_part_of_the_set_and_costs_nothing_while_it_stays_the_same() -> None:

@@ -187,7 +187,11 @@ def test_a_terminal_is_drawn_and_left_in_order() -> None:
         (incident("recovering", action=None), f"recovering : {NASTY}"),
         (incident("resolved", first_step_at=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
         (incident("resolved"), "resolved  hot_swap: a spare is there [x]"),
-        (incident("failed"), f"stopped   {NASTY}: a spare is there [x]"),
+        (incident("failed"), f"failed    {NASTY}: hot_swap led to no new step"),
+        (
+            incident("failed", action={"kind": "stop", "reason": "three times [x]"}),
+            f"stopped   {NASTY}: three times [x]",
+        ),
     ],
 )
 def test_event_lines(seen: dict[str, Any], line: str) -> None:
@@ -246,6 +250,18 @@ def test_the_exit_code_is_the_jobs(phase: str, permanent: bool | None, code: int
     assert f"gpt {phase}: because {NASTY}" in text
 
 
+def test_a_failed_job_names_the_command_that_shows_why() -> None:
+    ending = job(phase="failed", reason="rank 1 raised ValueError")
+    assert "holdfast logs gpt --first-error" in Played(ending).follow()[1]
+    assert "--first-error" not in Played(job(phase="completed")).follow()[1]
+
+
+def test_a_reason_that_contains_the_cause_is_printed_without_repeating_it() -> None:
+    action = {"kind": "stop", "reason": f"twice in a row: {NASTY}."}
+    line = describe(incident("failed", action=action))
+    assert line.count("raised ValueError") == 1
+
+
 def test_each_state_of_an_incident_is_printed_once() -> None:
     played = Played(job(), job(), job(phase="completed"))
     played.found = [incident("open")]
@@ -280,6 +296,14 @@ def test_a_control_plane_that_is_away_is_waited_for() -> None:
     assert code == 0
     assert text.count("no Holdfast API answers [here]; training continues") == 1
     assert text.count("connected to the supervisor again") == 1
+
+
+def test_a_job_that_the_supervisor_has_lost_is_no_wrong_usage() -> None:
+    """Redis came back empty: exit code 69, how the job is doing is not known, and what to do."""
+    with pytest.raises(Unavailable, match="its state was lost; the job's workers may still train"):
+        Played(job(), NotFound("there is no job gpt")).follow()
+    with pytest.raises(NotFound):
+        Played(NotFound("there is no job gpt")).follow()
 
 
 def test_who_ends_everything_with_the_job_waits_for_its_last_checkpoint() -> None:

@@ -90,3 +90,28 @@ def test_the_certificate_of_the_api_is_looked_at(tmp_path: Path, monkeypatch: py
         (check,) = doctor._api_certificate()
         levels[leaf] = check.level
     assert levels == {"ours": "ok", "old": "problem", "gone": "problem"}
+
+
+def test_an_api_that_answers_why_it_cannot_is_not_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    detail = "Redis at 10.0.0.2:6379 does not answer (Timeout connecting to server); check that it is running"
+    problem = {"type": "about:blank", "title": "Service Unavailable", "status": 503, "detail": detail}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(503, json=problem, headers={"content-type": "application/problem+json"})
+
+    monkeypatch.setattr(
+        doctor, "Client", lambda url: Client(url, transport=httpx.MockTransport(answer), sleep=lambda _: None)
+    )
+    (check,) = doctor._api(URL)
+    assert (check.level, check.found) == (
+        "problem",
+        f"{URL} answers: Redis at 10.0.0.2:6379 does not answer (Timeout connecting to server)",
+    )
+    assert check.advice == "check that it is running"
+
+
+def test_a_supervisor_that_cannot_lead_is_a_problem_although_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    trouble = "Redis at 10.0.0.2:6379 refused a command (NOREPLICAS); check its configuration"
+    monkeypatch.setitem(VERSION, "trouble", trouble)
+    (check,) = found(monkeypatch, None)
+    assert check == ("API", "problem", f"{URL} cannot lead: Redis at 10.0.0.2:6379 refused a command (NOREPLICAS)")

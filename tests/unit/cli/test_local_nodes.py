@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import application
-from holdfast.cli.stack_options import NODES_MAX, inherited
+from holdfast.cli.stack import LocalStack
+from holdfast.cli.stack_options import NODES_MAX, StackOptions, inherited
 from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.fleet import JOIN_TOKEN_FILE
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,10 @@ def test_up_says_how_many_it_can_be_asked_for() -> None:
 def test_the_parts_get_what_may_be_broken_on_purpose_and_no_other_setting_of_the_shell() -> None:
     shell = {"PATH": "/bin", "HOLDFAST_REDIS_URL": "redis://other", "HOLDFAST_FAULT_REDIS_KILL": "restarted"}
     assert inherited(shell) == {"PATH": "/bin", "HOLDFAST_FAULT_REDIS_KILL": "restarted"}
+
+
+def test_the_command_for_agents_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStack, "control_endpoint", "127.0.0.1:8471")
+    stack, file = LocalStack(StackOptions(directory=tmp_path, nodes=0)), str(tmp_path / "a b" / "it's")
+    stack.joining = {JOIN_TOKEN_FILE: file}
+    assert shlex.split(stack.agent_command)[-2:] == ["--join-token-file", file]

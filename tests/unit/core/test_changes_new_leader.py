@@ -7,6 +7,7 @@ from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory, Prepare, PrepareTemplate, Start, Stop
 from holdfast.supervisor.protocol import Evaluate, JobPhase, LeaderStarted, Send, SetTimer
 from holdfast.supervisor.timers import DeferralOver
@@ -102,6 +103,70 @@ def test_a_new_leader_restores_what_was_saved_while_nobody_led() -> None:
     prepare = fleet.orders(Prepare)["n0"]
     assert isinstance(prepare, Prepare)
     assert prepare.restore_step == 500
+
+
+def shard(step: int, rank: int, node: str, *, attempt: int, tier: str = "memory") -> ShardRecord:
+    return ShardRecord(ShardKey(attempt, step, rank), Mesh.of({"dp": 2}), tier, 1, "same", node)
+
+
+def test_the_inventory_of_another_job_does_not_end_the_wait_for_that_of_this_job() -> None:
+    """Nodes keep the checkpoints of jobs that ended. Their inventories come first if their names do."""
+    fleet = running(job(dp=2), spares=1, saved=10)
+    attempt = fleet.job.number + fleet.job.numbering.attempt_base
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.hello("n2", announced=())
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for node in ("n0", "n1"):
+        fleet.hello(node, running=1, announced=("ended", JOB))
+        fleet.report(node, Inventory("ended", (shard(3, 0, node, attempt=7, tier="disk"),)))
+    fleet.expect(JobPhase.WAITING)
+    for rank, node in enumerate(("n0", "n1")):
+        fleet.expect(JobPhase.WAITING)
+        fleet.report(node, Inventory(JOB, (shard(500, rank, node, attempt=attempt),)))
+    fleet.expect(JobPhase.PREPARING)
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 500
+
+
+def test_a_job_does_not_wait_for_the_inventories_of_other_jobs() -> None:
+    fleet = running(job(dp=2), spares=1, saved=10)
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for node in ("n0", "n1"):
+        fleet.hello(node, running=1, announced=(JOB, "large"))
+        fleet.inventory(node)
+    fleet.expect(JobPhase.PREPARING)
+
+
+@pytest.mark.parametrize("first", ["ended", JOB])
+def test_every_node_of_a_job_is_booted_again_and_holds_other_jobs_too(first: str) -> None:
+    fleet = running(job(dp=2), saved=10)
+    attempt = fleet.job.number + fleet.job.numbering.attempt_base
+    fleet.lose("n0")
+    fleet.lose("n1")
+    fleet.wait(1.0)
+    for node in ("n0", "n1"):
+        fleet.connect(node, announced=tuple(sorted((JOB, "ended"))))
+    second = JOB if first == "ended" else "ended"
+    for name in (first, second):
+        for rank, node in enumerate(("n0", "n1")):
+            step, of = (10, attempt) if name == JOB else (3, 7)
+            fleet.report(node, Inventory(name, (shard(step, rank, node, attempt=of, tier="disk"),)))
+    fleet.wait(30.0)
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 10
+
+
+def test_a_node_that_announces_nothing_is_not_waited_for() -> None:
+    fleet = running(job(dp=2), saved=10)
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.hello("n0", running=1, announced=(JOB,))
+    fleet.inventory("n0")
+    fleet.expect(JobPhase.WAITING)
+    fleet.hello("n1", running=1, announced=())  # its directory was emptied: it holds no copies any more
+    assert JOB not in fleet.state.nodes["n1"].inventory
+    fleet.expect(JobPhase.PREPARING)
 
 
 def test_a_new_leader_does_not_wait_for_inventories_for_ever() -> None:

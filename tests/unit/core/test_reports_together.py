@@ -12,6 +12,8 @@ from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, RanksStepping, Report, WorkersChanged
 from holdfast.supervisor.core import Batch, State
+from holdfast.supervisor.core.indexing import index_of
+from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.protocol import JobPhase, NodeReported
 
 
@@ -36,6 +38,8 @@ class Recording(Fleet):
             for part in [reports] if at_once else [[each] for each in reports]:
                 batch.reports(self.now, part)
             states.append(batch.state)
+            assert snapshot.changes(self.state, states[-1], batch.written) == snapshot.changes(self.state, states[-1])
+            assert states[-1].index == index_of(states[-1])
         assert _settled(states[0]) == _settled(states[1])
         self.state, self.kept = states[0], []
 
@@ -47,17 +51,52 @@ def _shuffled(events: list[NodeReported], rng: random.Random) -> list[NodeReport
     return [next(rest[node]) for node in places]
 
 
+class Noisy(Recording):
+    """Besides, the nodes send reports that have no effect: repeated, late, and of others' ranks and orders."""
+
+    def __init__(self, of: Fleet, rng: random.Random) -> None:
+        super().__init__(of)
+        self.rng = rng
+        self.session = 2  # there was another one
+        self.state = replace(
+            self.state, nodes={name: replace(node, session=2) for name, node in self.state.nodes.items()}
+        )
+
+    def report(self, node: str, report: Report) -> None:
+        super().report(node, report)
+        newest = self.kept[-1]
+        noise: list[Report] = [
+            RanksStepping(JOB, self.job.number - 1, (0,), 9, self.now),
+            RanksStepping(JOB, self.job.number, (0, 1, 2), 9, self.now),  # some are of others
+            OrderDone("c-0-0-1.abcdef/3", True, "", "n9:1", self.now),  # an order that is withdrawn
+            *(OrderDone(send.command_id, True, at=self.now) for send in self.state.sends() if send.node != node),
+        ]
+        copies = [
+            newest,
+            replace(newest, session=1, seq=10**6),
+            replace(newest, incarnation="before", seq=10**6),
+        ]
+        for each in self.rng.sample([*noise, *copies], self.rng.randrange(4)):
+            if isinstance(each, NodeReported):
+                self.kept.append(each)
+            else:
+                super().report(node, each)
+
+
 def _settled(state: State) -> State:
-    """Without the count of what may have changed for other jobs."""
-    return replace(state, uses=0)
+    """Without the count of what may have changed for other jobs, and without the notes of answers to others' orders: whether
+    these are late depends on the order of the reports."""
+    nodes = {name: replace(node, refused_at=0.0) for name, node in state.nodes.items()}
+    return replace(state, uses=0, nodes=nodes)
 
 
+@pytest.mark.parametrize("noisy", [False, True], ids=["alone", "with reports that have no effect"])
 @pytest.mark.parametrize("seed", range(5))
-def test_answers_workers_steps_and_inventories(seed: int) -> None:
+def test_answers_workers_steps_and_inventories(seed: int, noisy: bool) -> None:
     fleet = running(job(dp=24), spares=1)
     fleet.lose("n3")
     fleet.expect(JobPhase.PREPARING)
-    world = Recording(fleet)
+    world = Noisy(fleet, random.Random(seed)) if noisy else Recording(fleet)
     number = fleet.job.number
     for node, order in fleet.orders(Prepare).items():
         assert isinstance(order, Prepare)

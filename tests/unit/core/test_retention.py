@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
-from holdfast.supervisor.core.retention import _distinct
+from holdfast.supervisor.core.retention import _distinct, newest_everywhere
+from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase
 
 DP = 3
+Held = tuple[tuple[str, ...], set[int]]
 
 
 class Saving(Fleet):
@@ -32,7 +34,7 @@ class Saving(Fleet):
 
     def reported(self) -> dict[str, int]:
         """What each node heard last; and forget it."""
-        heard = {tell.node: tell.message.step for tell in self.said}
+        heard = {node: tell.message.step for tell in self.said for node in tell.nodes}
         self.said.clear()
         return heard
 
@@ -130,3 +132,28 @@ def test_a_job_that_has_ended_says_nothing() -> None:
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12))
 def test_ranks_that_several_nodes_have_are_counted_once(ranges: list[tuple[int, int]]) -> None:
     assert _distinct(ranges) == len({rank for begin, end in ranges for rank in range(begin, end)})
+
+
+# In which tiers a node holds its own shard, and of which ranks it has a copy on its disk.
+HELD = st.tuples(st.sampled_from([(), ("memory",), ("disk",), ("memory", "disk")]), st.sets(st.integers(0, DP - 1)))
+
+
+@given(st.lists(st.tuples(HELD, HELD), min_size=DP, max_size=DP))
+def test_the_newest_step_that_all_have_is_found_whatever_nodes_hold(held: list[tuple[Held, Held]]) -> None:
+    fleet = fleet_of_three()
+    generation = fleet.job.running
+    assert generation is not None
+    for rank, both in enumerate(held):
+        records = [
+            ShardRecord(ShardKey(generation.attempt, step, each), generation.mesh, tier, 1, str(step), f"n{each}")
+            for step, (tiers, copies) in zip((10, 20), both, strict=True)
+            for tier, each in [*((tier, rank) for tier in tiers), *(("disk", each) for each in copies - {rank})]
+        ]
+        fleet.report(generation.node_of(rank), Inventory(JOB, tuple(records)))
+    everywhere = [
+        step
+        for at, step in enumerate((10, 20))
+        if all("disk" in both[at][0] for both in held)
+        and {each for rank, both in enumerate(held) for each in both[at][1] - {rank}} == set(range(DP))
+    ]
+    assert newest_everywhere(Turn(fleet.state, fleet.now), fleet.job) == max(everywhere, default=0)

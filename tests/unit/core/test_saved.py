@@ -159,6 +159,30 @@ def test_a_second_failure_of_one_node_is_tried_on_a_spare() -> None:
     assert restored(fleet) == 20
 
 
+def test_a_node_that_can_restore_no_step_costs_no_older_and_older_steps_while_a_spare_is_free() -> None:
+    """Its network or its replicator is broken: another node restores the newest step."""
+    fleet = with_store()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    refuse(fleet, "n1")
+    assert (restored(fleet), fleet.nodes()) == (20, ("n0", "n1", "n2")), "the copy may be the cause"
+    refuse(fleet, "n1")
+    assert (restored(fleet), fleet.nodes()) == (30, ("n0", "n3", "n2"))
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_two_nodes_that_cannot_restore_a_step_leave_it_passed_over() -> None:
+    fleet = with_store()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    refuse(fleet, "n0")
+    assert restored(fleet) == 20
+    refuse(fleet, "n1")
+    assert restored(fleet) < 20
+    refuse(fleet, "n1")
+    assert fleet.nodes() == ("n0", "n3", "n2")
+    assert restored(fleet) == 20, "30 failed on n0 as well as 20 on n1 alone"
+
+
 def test_what_the_store_holds_is_remembered_without_the_node_that_said_so() -> None:
     fleet = with_store()
     fleet.lose("n2")

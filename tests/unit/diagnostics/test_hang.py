@@ -347,6 +347,22 @@ def test_a_verdict_waits_for_recorders_that_answer_but_not_long() -> None:
     assert "does not answer" in fleet.only().summary
 
 
+def test_a_hang_that_waits_for_a_node_without_contact_names_the_node_and_recommends_another() -> None:
+    """Its control session may be alive, as behind a link that drops large packets: then nobody else finds the node lost."""
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.run(until=6.5)
+    fleet.silent.add("n7")
+    count_collectives(fleet, 900)
+    for node in fleet.names:
+        if node != "n7":
+            fleet.fold(standstill(fleet, node, absent=99))
+    fleet.run(until=300.0)
+    hang = [each for each in fleet.found if each.kind is FindingKind.HANG and each.severity is Severity.ERROR]
+    assert [(each.node, each.rank, each.recommended_actions) for each in hang] == [("n7", 7, (Remedy.REPLACE_NODE,))]
+    assert "rank 7 on n7: its node sends no telemetry" in hang[0].summary
+
+
 def test_a_stopped_process_needs_no_recorder() -> None:
     fleet = fleet_of()
     fleet.training = False

@@ -116,6 +116,19 @@ def test_a_node_that_goes_out_of_sight_in_a_pause_has_longer_to_come_back(fleet:
     assert FindingKind.NODE_LOST in fleet.kinds()
 
 
+def test_a_stream_that_breaks_by_a_keepalive_is_judged_by_the_steps_since_the_last_heartbeat(fleet: Fleet) -> None:
+    """A machine without power or network closes no connection: its stream breaks seconds after the steps of all ranks stop."""
+    fleet.silent.add("n3")
+    fleet.training = False
+    fleet.run(until=9.0)
+    fleet.breaks("n3")
+    fleet.training = False
+    fleet.run(until=10.3)
+    assert fleet.found == []
+    fleet.run(until=10.7)
+    assert (fleet.only().kind, fleet.only().node) == (FindingKind.NODE_LOST, "n3")
+
+
 def silent_script(fleet: Fleet) -> None:
     """A script that reports no steps, for an hour."""
     fleet.training = False

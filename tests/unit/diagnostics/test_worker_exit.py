@@ -313,6 +313,20 @@ def test_an_exception_after_observed_steps_is_not_one_before_the_first_step(obse
     assert (found.attribution.blame is Blamed.USER) == (not observed)
 
 
+def test_a_repeated_exception_after_observed_steps_is_not_one_before_the_first_step() -> None:
+    fleet = Fleet(nodes=2)
+    fleet.training = False
+    fleet.start()
+    for generation in (1, 2, 3):
+        if generation > 1:
+            fleet.stop()
+            fleet.now += 1.0
+            fleet.start(generation, connect=False)
+        fleet.exits(1, error=BUG, observed=4)
+    assert fleet.kinds()[-1] is FindingKind.REPEATED_EXCEPTION
+    assert "after 4 optimizer steps (observed: the script reports none), for the 3rd time" in fleet.found[-1].summary
+
+
 def test_a_failure_before_the_first_step_is_called_so() -> None:
     fleet = Fleet(nodes=2)
     fleet.start()

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import structlog
+import structlog.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime import logs, telemetry
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ready import announce
+from holdfast.runtime.refusal_log import RefusalLog
 
 PARENT = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
@@ -120,3 +122,26 @@ def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> N
     err = capsys.readouterr().err
     assert "KeyError: 6" in err
     assert "s3cret" not in err.replace('token = "s3cret"', "")
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_refusals_that_every_agent_gets_are_one_line_a_minute_and_others_one_for_each_host() -> None:
+    now = [0.0]
+    refusals = RefusalLog("test", "session refused", clock=lambda: now[0])
+    with structlog.testing.capture_logs() as lines:
+        for host in range(3000):  # more than are remembered
+            refusals.expected(f"ipv4:10.0.{host % 250}.{host // 250}:1", "not the leader")
+        refusals.add("ipv4:10.0.0.1:1", "wrong version")
+        refusals.add("ipv4:10.0.0.1:2", "wrong version")
+        refusals.add("ipv4:10.0.0.2:1", "wrong version")
+    assert [(each["reason"], each["log_level"]) for each in lines] == [
+        ("not the leader", "info"),
+        ("wrong version", "warning"),
+        ("wrong version", "warning"),
+    ]
+    now[0] = 61.0
+    with structlog.testing.capture_logs() as lines:
+        refusals.expected("ipv4:10.0.0.9:1", "not the leader")
+    assert len(lines) == 1

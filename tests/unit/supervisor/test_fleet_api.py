@@ -7,10 +7,13 @@ import time
 from typing import Any
 
 import pytest
-from fleet import Fleet, job, running
+from fleet import Fleet, asked_to_end, job, running
 
 from benchmarks.core import running_job
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind, StepRecord
+from holdfast.supervisor.api import views
+from holdfast.supervisor.core.holddown import Probation
 from holdfast.supervisor.history import accounts
 from holdfast.supervisor.history.accounts import Accounts, Wanted
 from holdfast.supervisor.history.protocol import EventEntry
@@ -148,6 +151,40 @@ async def test_the_ranks_of_a_lost_node_are_lost(api: Any) -> None:
     fleet.lose("n1")
     await show(api, fleet)
     assert await ranks_by_state(api) == {"alive": [0, 1], "lost": [2, 3]}
+
+
+async def test_why_a_node_is_away_says_what_to_do_and_a_goodbye_is_no_loss(api: Any) -> None:
+    fleet = running(job(dp=3), spares=2)
+    fleet.lose("n1")
+    asked_to_end(fleet, "n4")
+    fleet.gone("n4")
+    fleet.wait(30.0)
+    await show(api, fleet)
+    shown = {each["node"]: (each["state"], each["reason"]) for each in (await get(api, "/v1/nodes"))["items"]}
+    assert (shown["n1"][0], shown["n4"][0]) == ("lost", "left")
+    assert "check its power, network and agent" in shown["n1"][1]
+    assert shown["n4"][1].startswith("left: its agent was asked to end")
+
+
+async def test_the_step_goes_on_while_diagnostics_hears_no_node(api: Any) -> None:
+    fleet = running(job(dp=2))
+    fleet.all_live()
+    fleet.train(40)
+    fleet.beat(90)
+    await show(api, fleet)
+    assert (await get(api, "/v1/jobs/job"))["step"] == 89
+    fleet.train(95)
+    await show(api, fleet)
+    assert (await get(api, "/v1/jobs/job"))["step"] == 95
+
+
+async def test_a_cordon_is_shown_although_the_node_is_on_probation(api: Any) -> None:
+    fleet = running(job(dp=2), spares=1)
+    fleet.fold(NodeCordonRequested(fleet.now, "n0", True, "a fan is replaced"))
+    probation = Probation(time.time(), time.time() + 3600.0, "Node n0 is lost")
+    node = evolve(fleet.state.nodes["n0"], probation=probation)
+    reason = views.reason_of_node(Picture(fleet.state, leading=True), node, time.time())
+    assert reason.startswith("cordoned by an operator: a fan is replaced; on probation until ")
 
 
 async def test_a_job_that_is_over_has_no_ranks_and_one_that_is_unknown_is_not_found(api: Any) -> None:

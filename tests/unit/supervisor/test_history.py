@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+import structlog.testing
 from supervising import job_body
 from waiting import wait_until_async
 
@@ -370,3 +371,30 @@ async def test_a_file_from_before_questions_were_kept_is_brought_up_to_date(tmp_
     assert len(await history.asked("gpt", since=0.0, before=None, limit=5)) == 1
     assert await history.run("gpt") is not None
     await history.aclose()
+
+
+async def test_an_outage_of_the_event_log_is_a_few_lines_and_not_one_for_each_try(
+    history: SqliteHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, failures = MemoryLog(), [4]
+    read = log.read
+
+    async def away(stream: str, **options: Any) -> Any:
+        if stream == EVENTS and failures[0]:
+            failures[0] -= 1
+            raise Unavailable("Redis does not answer")
+        return await read(stream, **options)
+
+    monkeypatch.setattr(log, "read", away)
+    await log.append(EVENTS, records.entry("1", IncidentChanged(11.5, DECIDED), Published))
+
+    async def there() -> bool:
+        return await history.incident("i-1") is not None
+
+    with structlog.testing.capture_logs() as lines:
+        await follow(log, history, Progress(), there)
+    assert failures == [0]
+    assert [(each["event"], each["times"]) for each in lines if each.get("stream") == EVENTS] == [
+        ("the history is falling behind", 1),
+        ("the history is followed again", 4),
+    ]

@@ -76,6 +76,12 @@ def test_a_script_that_may_still_be_importing_is_at_step_0(fleet: Fleet) -> None
     assert shown() is None
 
 
+def test_a_script_that_has_ended_is_not_at_step_0(fleet: Fleet) -> None:
+    fleet.finish()
+    assert fleet.job.phase is JobPhase.COMPLETED
+    assert views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).step is None
+
+
 def test_a_first_step_that_comes_late_is_a_step(fleet: Fleet) -> None:
     """The script was silent for longer than an agent waits, as with imports that take a minute."""
     fleet.wait(60.0)

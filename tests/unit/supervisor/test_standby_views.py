@@ -18,3 +18,20 @@ def test_a_standby_shows_the_pids_that_agents_have_reported() -> None:
     shown = [[rank.pid for rank in views.job(picture, Progress(), fleet.job).ranks] for picture in (leader, standby)]
     assert None not in shown[0]
     assert shown[1] == shown[0]
+
+
+def test_a_standby_without_a_leader_shows_no_run_as_running() -> None:
+    """It shows the snapshot only while no leader answers: what agents confirmed to the last leader is no news of the run."""
+    fleet = running(job(dp=2))
+    fleet.all_live()
+    parts = {key: part for key, part in snapshot.changes(None, fleet.state).items() if part is not None}
+    standby, leader = Picture(snapshot.load(parts)), Picture(fleet.state, leading=True)
+    assert views.job_summary(leader, Progress(), fleet.job).phase == "running"
+    shown = views.job_summary(standby, Progress(), fleet.job)
+    assert (shown.phase, shown.unknown_since) == ("unknown", standby.state.folded_at)
+    assert shown.reason.startswith("no supervisor leads, so this is the state at ")
+    node = standby.state.nodes["n0"]
+    assert views.reason_of_node(standby, node, fleet.now).startswith("no supervisor leads, so this is the state at ")
+    fleet.finish()
+    over = Picture(fleet.state)
+    assert views.job_summary(over, Progress(), fleet.job).phase == "completed"

@@ -27,8 +27,7 @@ def moments(state: dict[str, Any]) -> set[str]:
 
 def restored(saved: dict[str, Any], live: dict[str, Any]) -> None:
     collected = collect(saved)
-    tree, _ = disassemble(collected.extra, lambda name, _: collected.tensors[name].clone())
-    apply(live, tree)
+    apply(live, *disassemble(collected.extra, lambda name, _: collected.tensors[name].clone()))
 
 
 def test_moments_are_called_as_torch_calls_them() -> None:

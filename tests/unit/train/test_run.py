@@ -221,6 +221,68 @@ def test_a_wrongly_numbered_save_is_refused(start_run: StartRun) -> None:
         run.checkpoint({}, 0, force=True)
 
 
+def test_a_save_within_a_step_says_where_it_belongs(start_run: StartRun) -> None:
+    run = start_run()
+    with run.step(0):
+        pass
+    with pytest.raises(InvalidSpec, match="expected 1, the number of finished steps; a step has begun"), run.step(1):
+        run.checkpoint({}, 2)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_run_that_saves_and_never_restores_is_warned(
+    start_run: StartRun, caplog: pytest.LogCaptureFixture, asks: bool
+) -> None:
+    run = start_run()
+    if asks:
+        assert run.restore({}) == 0
+    for step in range(2):
+        with run.step(step):
+            pass
+        run.checkpoint({}, step + 1, force=True)
+    warnings = [each.message for each in caplog.records if "run.restore was not" in each.message]
+    assert len(warnings) == (not asks)
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        (
+            {"buffer": torch.zeros(3)},
+            r"state\['buffer'\]: 'torch.float32 \(3,\)' is not valid; expected torch.float32 \(2,\), as",
+        ),
+        ({"buffer": torch.zeros(2).double()}, r"state\['buffer'\]: 'torch.float64"),
+        ({"buffer": None}, r"state\['buffer'\]: 'without torch.float32"),
+        ({"deep": {}}, r"state\['deep'\]\['model'\]: 'without an object"),
+        (
+            {"ema": torch.nn.Linear(1, 1)},
+            r"state\['ema'\]: 'an object with state_dict' is not valid; expected an object that run.restore was given",
+        ),
+    ],
+)
+def test_a_save_that_the_script_could_not_restore_is_refused(
+    start_run: StartRun, agent: Agent, changed: dict[str, Any], complaint: str
+) -> None:
+    """A restart builds the state as this start did, and gives it to `restore`."""
+    state: dict[str, Any] = {
+        "buffer": torch.zeros(2),
+        "deep": {"model": torch.nn.Linear(1, 1)},
+        "best": {},
+        "ema": None,
+    }
+    run = start_run()
+    assert run.restore(state) == 0
+    with run.step(0):
+        pass
+    state["best"]["loss"] = torch.zeros(4)
+    state["later"] = [torch.zeros(1)]
+    assert run.checkpoint(state, 1, force=True)
+    with run.step(1):
+        pass
+    with pytest.raises(InvalidSpec, match=complaint):
+        run.checkpoint({**state, **changed}, 2, force=True)
+
+
 def test_checkpoint_now_saves_after_the_named_step(agent: Agent, start_run: StartRun) -> None:
     run = start_run()
     agent.order("checkpoint_now", at_step=3)
@@ -288,6 +350,20 @@ def test_phases_are_said_and_left(agent: Agent, start_run: StartRun) -> None:
     assert [(note["phase"], note["step"]) for note in agent.notes("phase")] == [("eval", 2), ("step", 2)]
     with pytest.raises(ValueError, match="dance"), run.phase("dance"):
         pass
+
+
+def test_a_phase_and_a_wait_end_also_if_the_work_raises(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    with pytest.raises(OSError, match="no data"), run.phase("eval"):
+        raise OSError("no data")
+    assert [note["phase"] for note in agent.notes("phase")] == ["eval", "step"]
+    with run.step(0):
+        for wait in (run.data_wait, run.comm_wait):
+            with pytest.raises(TimeoutError), wait():
+                raise TimeoutError
+    (step,) = agent.notes("step")
+    assert step["data_s"] > 0
+    assert step["comm_wait_s"] > 0
 
 
 def test_without_an_agent_nothing_is_saved_and_that_is_said_once(

@@ -29,9 +29,13 @@ DTYPES = (
 
 
 def round_trip(state: dict[str, Any]) -> dict[str, Any]:
+    return saved_as(state)[0]
+
+
+def saved_as(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tree and the plain values that a restore gets."""
     collected = collect(state)
-    tree, _ = disassemble(collected.extra, lambda name, _: collected.tensors[name].clone())
-    return tree
+    return disassemble(collected.extra, lambda name, _: collected.tensors[name].clone())
 
 
 def same(left: Any, right: Any) -> bool:
@@ -177,7 +181,7 @@ def trained() -> dict[str, Any]:
 def test_model_optimizer_scheduler_and_plain_values_go_back_into_live_objects() -> None:
     saved, live = trained(), trained()
     before = live["extra"]["ema"]
-    apply(live, round_trip(saved))
+    apply(live, *saved_as(saved))
     assert same(live["model"].state_dict(), saved["model"].state_dict())
     assert same(live["optimizer"].state_dict(), saved["optimizer"].state_dict())
     assert live["scheduler"].state_dict() == saved["scheduler"].state_dict()
@@ -189,8 +193,8 @@ def test_nothing_restored_lies_in_the_given_memory() -> None:
     saved, live = trained(), trained()
     collected = collect(saved)
     lent = {name: tensor.clone() for name, tensor in collected.tensors.items()}
-    tree, _ = disassemble(collected.extra, lambda name, _: lent[name])
-    apply(live, tree)
+    tree, also = disassemble(collected.extra, lambda name, _: lent[name])
+    apply(live, tree, also)
     expected = collect(live).tensors
     expected = {name: tensor.clone() for name, tensor in expected.items()}
     for tensor in lent.values():
@@ -209,4 +213,55 @@ def test_nothing_restored_lies_in_the_given_memory() -> None:
 )
 def test_a_state_that_does_not_fit_is_refused(live: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidSpec, match=complaint):
-        apply(live, {"x": torch.ones(2)})
+        apply(live, *saved_as({"x": torch.ones(2)}))
+
+
+GROWN: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"best": {}}, {"best": {"loss": 0.5, "at": 7}}),
+    ({"seen": Counter()}, {"seen": Counter("aab")}),
+    ({"queue": {"a": 1, "b": 2}}, {"queue": {"b": 2}}),
+    ({"moments": {}}, {"moments": {"m": torch.ones(3), "deep": {"v": [torch.zeros(0)]}}}),
+    ({"x": 1}, {"x": 2, "later": {"y": None}}),
+    ({"order": {"b": 1, "a": 2}}, {"order": {"c": 3, "b": 1, "a": 2}}),
+    ({"order": OrderedDict(b=1, a=2)}, {"order": OrderedDict(c=3, b=1)}),
+]
+
+
+@pytest.mark.parametrize(("live", "saved"), GROWN, ids="-".join)
+def test_a_plain_dict_gets_the_keys_that_it_had_when_it_was_saved(live: dict[str, Any], saved: dict[str, Any]) -> None:
+    """A script starts with the first state, and saves the second one after steps that have changed it."""
+    holders = {key: value for key, value in live.items() if isinstance(value, dict)}
+    apply(live, *saved_as(saved))
+    assert same(live, saved)
+    assert all(live[key] is holder for key, holder in holders.items())
+
+
+OBJECT = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("live", "saved"),
+    [
+        ({"a": 1}, {"a": 1, "model": OBJECT}),
+        ({"a": {}}, {"a": {"model": OBJECT}}),
+        ({"a": {}}, {"a": {"deep": {"model": OBJECT}}}),
+        ({"a": None}, {"a": OBJECT}),
+        ({"a": {"model": OBJECT}}, {"a": {}}),
+        ({"a": {"deep": {"model": OBJECT}}}, {"a": {}}),
+        ({"a": {"x": torch.ones(2)}}, {"a": {}}),
+        ({"a": 1, "b": 2}, {"a": 1}),
+        ({"a": {}}, {"a": 1}),
+    ],
+)
+def test_a_restore_that_would_lose_something_is_refused(live: dict[str, Any], saved: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpec, match=r"(as in the checkpoint|the checkpoint holds)"):
+        apply(live, *saved_as(saved))
+
+
+def test_a_checkpoint_of_an_earlier_release_needs_equal_keys() -> None:
+    """It does not say which of its values were objects."""
+    tree, also = saved_as({"a": {"x": 1}})
+    del also["objects"]
+    apply({"a": {"x": 0}}, tree, also)
+    with pytest.raises(InvalidSpec, match=r"state\['a'\]"):
+        apply({"a": {}}, tree, also)

@@ -23,7 +23,7 @@ from rich.table import Table
 from holdfast import plugins
 from holdfast.cli.agent import AGENT_DIRECTORY, MEMORY_DIRECTORY
 from holdfast.cli.client import Client
-from holdfast.cli.connection import Untrusted, default_url
+from holdfast.cli.connection import NoApi, Untrusted, default_url
 from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.distribution import install_command
@@ -222,10 +222,18 @@ def _api(url: str) -> Iterator[Check]:
         found, _, advice = str(error).partition("; ")
         yield Check("API", "problem", found, advice)
         return
-    except HoldfastError as error:
+    except NoApi as error:
         yield Check("API", "note", f"nothing at {url}", str(error).partition("; ")[2])
         return
-    yield Check("API", "ok", f"{url}, version {version.get('version', '?')}")
+    except HoldfastError as error:  # its own answer, such as that Redis is away
+        found, _, advice = str(error).partition("; ")
+        yield Check("API", "problem", f"{url} answers: {found}", advice)
+        return
+    if trouble := version.get("trouble"):  # its answers are the newest stored state, and nobody acts
+        found, _, advice = str(trouble).partition("; ")
+        yield Check("API", "problem", f"{url} cannot lead: {found}", advice)
+    else:
+        yield Check("API", "ok", f"{url}, version {version.get('version', '?')}")
     yield from cluster
 
 

@@ -16,7 +16,7 @@ from holdfast.cli.endings import ENDED, exit_code
 from holdfast.cli.live import JobDisplay
 from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks
 from holdfast.cli.tables import markup
-from holdfast.domain.errors import Unavailable
+from holdfast.domain.errors import NotFound, Unavailable
 from holdfast.domain.words import plural
 
 POLL_S = 0.2
@@ -28,15 +28,23 @@ SILENCE_MAX_S = 900.0  # training continues while the control plane does not ans
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How to resume a finished job and how to delete its checkpoints; each completes "To …: "."""
+    """How to resume a finished job, and how to delete its checkpoints; each completes "To …: ". `memory`: how long a checkpoint
+    exists that is only in memory; completes "It …". `first_error`: the command that shows why a job failed."""
 
     resume: str
     delete: str
+    memory: str
+    first_error: str
 
 
 def by_command(name: str) -> How:
     """Return the commands for a job on a permanent installation."""
-    return How(f"holdfast jobs resume {name}", f"holdfast checkpoints prune {name}")
+    return How(
+        resume=f"holdfast jobs resume {name}",
+        delete=f"holdfast checkpoints prune {name}",
+        memory="is lost if one of these nodes ends before that",
+        first_error=f"holdfast logs {name} --first-error",
+    )
 
 
 def follow(
@@ -56,7 +64,7 @@ def follow(
     `until_left`: after completion, also wait until the final upload has ended. `suspended_wait_s`: how long to wait for a job
     that is suspended at the first poll to continue.
 
-    If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`.
+    If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`, and when it has lost the job.
     """
     logs = LogTail(client, name, ranks)
     seen: set[tuple[str, str]] = set()
@@ -81,6 +89,14 @@ def follow(
                     raise
                 sleep(POLL_S)
                 continue
+            except NotFound:
+                if not poll:
+                    raise
+                raise Unavailable(
+                    f"the supervisor no longer knows {name}, because its state was lost; the job's workers may still train, "
+                    f"unattended: `holdfast nodes list` shows where, and `holdfast jobs stop {name}` ends them before you "
+                    "submit the job again with --resume (docs/supervisor-machine.md)"
+                ) from None
             if silent_since is not None:
                 silent_since = None
                 display.say("connected to the supervisor again")
@@ -94,7 +110,7 @@ def follow(
                 job.get("suspended") and clock() >= resumes_by
             ):
                 ended_at = ended_at or clock()
-                if _settled(job) or clock() - ended_at > SETTLE_MAX_S:
+                if settled(job) or clock() - ended_at > SETTLE_MAX_S:
                     break
             else:
                 ended_at = 0.0
@@ -102,12 +118,17 @@ def follow(
         for line in logs.rest():
             display.print(line)
     console.print(markup(f"[bold]{escape(name)}[/] {job['phase']}: {escape(job['reason'])}"), soft_wrap=True)
-    if description := kept(job, how or by_command(name)):
+    how = how or by_command(name)
+    if job["phase"] == "failed":
+        console.print(
+            escape(f"the exception of the rank that failed first, and its log: {how.first_error}"), soft_wrap=True
+        )
+    if description := kept(job, how):
         console.print(escape(description), soft_wrap=True)
     return exit_code(job)
 
 
-def _settled(job: Mapping[str, Any]) -> bool:
+def settled(job: Mapping[str, Any]) -> bool:
     """Return whether the last checkpoint of a finished or suspended job is on its nodes' disks."""
     if suspended := job.get("suspended"):
         return suspended["durable"] or not suspended["step"] or not suspended["nodes_left"]
@@ -128,6 +149,11 @@ def kept(job: Mapping[str, Any], how: How) -> str:
         f" and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else ""
     )
     under = sorted(set(found["directories"].values()))
+    if not found["on_disk"] and nodes:
+        return (
+            f"checkpoint at step {found['step']} is only in the memory of {on}: it has not been written to "
+            f"{', '.join(under[:NODES_NAMED_MAX])}, and replicator.log of the node says why. It {how.memory}"
+        )
     where = f" on {on} under {', '.join(under[:NODES_NAMED_MAX])}" if nodes else ""
     return f"checkpoint at step {found['step']} is retained{where}. To resume: {how.resume}. To delete: {how.delete}"
 
@@ -175,7 +201,9 @@ def describe(incident: Mapping[str, Any]) -> str:
         case "resolved" if incident.get("first_step_at"):
             took = incident["first_step_at"] - incident["fault_at"]
             return f"[green]resolved[/]  {cause}: {kind}, {took:.2f} s from fault to first step"
+        case "failed" if kind and kind != "stop":
+            return f"[red]failed[/]    {cause}: {kind} led to no new step"
         case "failed":
-            return f"[red]stopped[/]   {cause}: {reason}"
+            return f"[red]stopped[/]   {reason if cause in reason else f'{cause}: {reason}'}"
         case state:
             return f"[yellow]{state:9}[/] {kind}: {reason}"

@@ -58,7 +58,8 @@ def invite(
         joining = client.joining()
         if not joining["possible"]:
             raise Conflict(str(joining["reason"]))
-        apis = api_urls or _reachable(str(client.version()["leader_api"]), url)
+        version = client.version()
+        apis = api_urls or _reachable(str(version["leader_api"]), str(version.get("standby_api", "")), url)
         control = supervisor or ",".join(f"{_bracketed(each)}:{joining['control_port']}" for each in apis)
         token = new_token()
         client.invite(digest(token), node, uses, ttl_s)
@@ -66,7 +67,11 @@ def invite(
         str(joining["fleet"]), tuple(apis), str(joining["ca_sha256"]), tuple(control.split(",")), node, token
     )
     whom = node or (f"{uses} nodes, each under its own name" if uses > 1 else "one node of any name")
-    console.print(f"for {whom}, within {ttl}; it works once for each node. On the machine:", soft_wrap=True)
+    console.print(
+        f"for {whom}, within {ttl}; it works once for each node. Supervisors: {', '.join(made.control)}; if there are more, "
+        "name them all (--api-url). On the machine:",
+        soft_wrap=True,
+    )
     print(f"holdfast agent --invite {made.text}")
 
 
@@ -94,10 +99,10 @@ def _row(row: Row) -> Row:
     return {**row, "node": row["node"] or "any", "joined": ", ".join(each["node"] for each in row["used"])}
 
 
-def _reachable(leader: str, asked: str) -> list[str]:
-    """Return the URLs for an invitation: those of the leader and of the supervisor that answered, if other machines reach them;
-    otherwise the URL that this machine uses. Raises `InvalidSpec` without TLS."""
-    found = list(dict.fromkeys(each.rstrip("/") for each in (leader, asked) if each.startswith("https://")))
+def _reachable(leader: str, standby: str, asked: str) -> list[str]:
+    """Return the URLs for an invitation: those of the leader, of a standby and of the supervisor that answered, if other
+    machines reach them; otherwise the URL that this machine uses. Raises `InvalidSpec` without TLS."""
+    found = list(dict.fromkeys(each.rstrip("/") for each in (leader, standby, asked) if each.startswith("https://")))
     if not found:
         raise InvalidSpec(
             "--api", asked, "the URL of an API with TLS, because an invitation is a secret (docs/security.md)"

@@ -100,7 +100,11 @@ def logs(
                 typer.echo(f"{others} on other machines: choose up to {REMOTE_MAX} with --rank", err=True)
         if not tails and not follow:
             here = sorted(log.rank for log in found.get(chosen, ()))
-            rest = f"ranks {', '.join(map(str, here))} of generation {chosen} do" if here else "no rank of the job has"
+            if client is not None and view is None and not here:
+                raise NotFound(f"there is no job {job}; `holdfast jobs list` shows those there are")
+            rest = (
+                f"ranks {', '.join(map(str, here))} of generation {chosen} do" if here else "no rank of the job has one"
+            )
             raise NotFound(f"no log of rank {rank} on this machine; {rest}")
         if follow:
             _follow(_Followed(client, places, job, ranks, wanted, tails))

@@ -118,7 +118,7 @@ def _of(gpu: Row, field: str, form: str) -> str:
 
 
 @app.command()
-def cordon(name: Name, api: Api = "", reason: Reason = "cordoned by operator") -> None:
+def cordon(name: Name, api: Api = "", reason: Reason = "no reason given") -> None:
     """Take a node out of service. Unlike `kubectl cordon`, this also moves its running ranks to a spare, at a checkpoint."""
     with Client(api or api_url()) as client:
         client.cordon(name, reason)
@@ -126,7 +126,7 @@ def cordon(name: Name, api: Api = "", reason: Reason = "cordoned by operator") -
 
 
 @app.command()
-def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator") -> None:
+def uncordon(name: Name, api: Api = "", reason: Reason = "no reason given") -> None:
     """Return a node to service that is cordoned, quarantined, held down or sent away. Its fault history still counts."""
     with Client(api or api_url()) as client:
         client.uncordon(name, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,9 +18,10 @@ from rich.markup import escape
 
 from holdfast.cli import job_environment, torchrun
 from holdfast.cli.client import Client
-from holdfast.cli.connection import ENV_API, NoApi, default_url
+from holdfast.cli.connection import ENV_API, ENV_TOKEN, NoApi, default_url
 from holdfast.cli.endings import ENDED, UNAVAILABLE, show_error
 from holdfast.cli.follow import How, by_command, follow
+from holdfast.cli.last_save import stop_saved
 from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, require_one_start, submit
 from holdfast.cli.local_runs import RUNS
 from holdfast.cli.log_tail import Ranks
@@ -251,10 +253,11 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
     console = Terminal(highlight=False, emoji=False)
     with ExitStack() as cleanup:
         check: Callable[[], None] = lambda: None  # noqa: E731
+        token = None
         if own is not None:
             stack = _start_stack(spec, own, console, cleanup)
-            url, check = stack.api_url, stack.tend
-        client = cleanup.enter_context(Client(url))
+            url, check, token = stack.api_url, stack.tend, _token(stack)
+        client = cleanup.enter_context(Client(url, token=token))
         found = None
         if start.launcher is None:
             submit(client, spec, start)
@@ -269,7 +272,7 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
                     f"attached to [bold]{spec.name}[/] at {url}: {found['phase']}, {escape(found['reason'])}",
                     soft_wrap=True,
                 )
-            how = by_command(spec.name) if own is None else _how_here(own.directory)
+            how = by_command(spec.name) if own is None else _how_here(spec.name, own.directory)
             where = _where_kept(client, spec.name) if own is None else _kept_here(own.directory, how)
             console.print(f"[dim]{escape(where)}[/]", soft_wrap=True)
             if detach:
@@ -279,11 +282,14 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
             return follow(
                 client, spec.name, console, ranks=ranks, check=check, until_left=left, how=how, suspended_wait_s=wait_s
             )
-        except KeyboardInterrupt:
-            if own is None:
+        except (KeyboardInterrupt, SystemExit) as error:
+            if own is not None:
+                reason = "the command that ran the job was interrupted"
+                stop_saved(
+                    client, spec.name, console, reason=reason, how=_how_here(spec.name, own.directory), check=check
+                )
+            elif isinstance(error, KeyboardInterrupt):
                 console.print(f"[bold]{spec.name}[/] continues to run. To stop it: holdfast jobs stop {spec.name}")
-            else:
-                console.print(f"[bold]{spec.name}[/] is stopped. To resume: {escape(_how_here(own.directory).resume)}")
             raise
 
 
@@ -300,8 +306,18 @@ def _kept_here(directory: Path, how: How) -> str:
     return f"after its end, checkpoints are retained in {directory}. To resume: {how.resume}"
 
 
-def _how_here(directory: Path) -> How:
-    return How("run the same command with --resume", f"delete the directory {directory}")
+def _how_here(name: str, directory: Path) -> How:
+    return How(
+        resume="run the same command with --resume",
+        delete=f"delete the directory {directory}",
+        memory="is lost with this local stack, which ends now",
+        first_error=f"holdfast logs {name} --first-error --dir {shlex.quote(str(directory))}",
+    )
+
+
+def _token(stack: LocalStack) -> str | None:
+    """Return the API's token if the stack has made one. It does not have to be in this user's home, which may be read-only."""
+    return stack.for_commands.get(ENV_TOKEN)
 
 
 def _require_room(spec: JobSpec, own: _Own) -> None:
@@ -333,7 +349,7 @@ def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack)
         nodes_on=False,
     )
     stack = cleanup.enter_context(LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)))
-    with Client(stack.api_url) as client:
+    with Client(stack.api_url, token=_token(stack)) as client:
         cut_off = _stop_interrupted_jobs(client)
         earlier = {node["node"]: node["incarnation"] for node in client.nodes()}
         keeping = {path.parent.parent.name for path in own.directory.glob(f"nodes/*/disk/{spec.name}")}
@@ -347,7 +363,9 @@ def _stop_interrupted_jobs(client: Client) -> list[str]:
     """Stop the jobs that were running when the stack ended, so that they do not start again. Returns their names."""
     cut_off = [job["name"] for job in client.jobs() if job["phase"] not in ENDED]
     for name in cut_off:
-        client.stop(name, "the local stack that ran the job was stopped")
+        client.stop(
+            name, "the local stack that ran the job was stopped", save=False
+        )  # its workers ended with the stack
     return cut_off
 
 

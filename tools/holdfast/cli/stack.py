@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -238,7 +239,9 @@ class LocalStack:
     def agent_command(self) -> str:
         """Return the command that joins another machine to this fleet."""
         file = self.joining.get(JOIN_TOKEN_FILE, "")
-        return f"holdfast agent --supervisor {self.control_endpoint}" + (f" --join-token-file {file}" if file else "")
+        return f"holdfast agent --supervisor {self.control_endpoint}" + (
+            f" --join-token-file {shlex.quote(file)}" if file else ""
+        )
 
     def _let_training_pass(self, memory: MemoryRoot) -> None:
         """Let the training user reach the directories of the nodes, and none of the services'."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from holdfast.cli.connection import DEFAULT_API_PORT, ENV_API
 from holdfast.cli.preflight import PORT_MAX, require_ports
@@ -128,8 +129,8 @@ def up(
             ca = settings.get(API_CA) or settings.get(CA, "")
             console.print(f"     commands  export {ENV_API}={stack.api_url} {API_CA}={ca}", soft_wrap=True)
         console.print(f"     dashboard {stack.dashboard(for_terminal=console.is_terminal)}", soft_wrap=True)
-        console.print(f"     agents    {stack.agent_command}", soft_wrap=True)
-        console.print(f"     state     {stack.directory}")
+        console.print(f"     agents    {escape(stack.agent_command)}", soft_wrap=True)
+        console.print(f"     state     {escape(str(stack.directory))}", soft_wrap=True)
         console.print("     Ctrl-C stops everything")
         begun = True
         while not stop.wait(CHECK_S):

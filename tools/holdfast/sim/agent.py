@@ -1,8 +1,8 @@
-"""A simulated node: production's rules of an agent, and replicator and workers that are modelled in all respects that the
-supervisor can observe.
+"""A simulated node: production's rules of an agent, and workers that are modelled in all respects that the supervisor can
+observe.
 
 Orders pass production's `Admission`, whose answers are in production's `Ledger`; reports wait in production's `Reports`. The
-node keeps shards in memory (lost with the node) and on disk, and copies them to its peers.
+node's shards are its replicator's (`replicator`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import sqlite3
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
 
-from holdfast.agent.admission import Admission
-from holdfast.agent.generations import Generations
+from holdfast.agent.admission import Admission, Record
+from holdfast.agent.generations import Generations, Preparation
 from holdfast.agent.ledger import ANSWERS_MAX, Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
 from holdfast.agent.reports import Reports
-from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable, Unrestorable
-from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckLink,
@@ -47,13 +46,14 @@ from holdfast.domain.orders import (
     Tested,
     WorkersChanged,
 )
+from holdfast.replicator.view import Held, View
 from holdfast.sim.clocks import Clock
 from holdfast.sim.links import Links
+from holdfast.sim.replicator import Replicator
 from holdfast.sim.reporting import Reporting
 from holdfast.sim.resets import Resets
 from holdfast.sim.returns import LOOK_S, TESTED_EVERY_S, Returns
-from holdfast.sim.shards import Held, Shards
-from holdfast.sim.store import LATE_S, RETRY_S, Store
+from holdfast.sim.store import Store
 from holdfast.sim.suspects import SelfTests
 from holdfast.sim.workers import Workers
 from holdfast.sim.world import Violation, World
@@ -71,6 +71,9 @@ class Surroundings(Protocol):
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None: ...
     def neighbour(self, node: str) -> Agent | None: ...
+    def replicator_of(self, node: str) -> Replicator | None: ...
+    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None: ...
+    def has_saved(self, job: str, node: str) -> None: ...
     def workers_changed(self, agent: Agent) -> None: ...
     def gpus_reset(self, agent: Agent, failure: str) -> None: ...
     def booting(self, agent: Agent) -> None: ...
@@ -91,21 +94,26 @@ class Agent:
         capacity: int,
         *,
         orders_kept: int = ANSWERS_MAX,
+        record: Record | None = None,
     ) -> None:
-        """`orders_kept`: number of orders that the agent's ledger and the promises about orders remember."""
+        """`orders_kept`: number of orders that the agent's ledger and the promises about orders remember. `record`: replaces
+        the ledger."""
         self.world, self.around, self.name, self.zone, self.capacity = world, around, name, zone, capacity
         self._orders_kept = orders_kept
         self.clock = Clock(world)
         self.life = 0
+        self.incarnation = ""  # of this life
         self.alive = False
         self.control_cut = False  # partitions
         self.telemetry_cut = False
         self.session = 0  # 0 = none
         self.reports, self._reporting = Reports(), Reporting(name)
         self.epoch_seen = 0  # for the invariant: the highest epoch of an order that arrived
-        # The contents of the ledger, on disk. A garbage collection in another thread may close it.
-        self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        weakref.finalize(self, self._database.close)
+        self._record = record
+        if record is None:
+            # The contents of the ledger, on disk. A garbage collection in another thread may close it.
+            self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, self._database.close)
         self.admission = self._begin_admission()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
         self.orders: dict[str, Order] = {}  # by id
@@ -116,8 +124,7 @@ class Agent:
         self.reported = 0  # version that was last reported
         self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
         self.starts_in_beats = crc32(name.encode()) % 3 > 0  # otherwise of an earlier version, which answers Start
-        self.shards = Shards(name)
-        self.stored: tuple[StoredStep, ...] = ()  # contents of the object store that this node knows
+        self.replicator = Replicator(world, around, name, self.clock.now, self.report)
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
         self.resetting = False
@@ -133,16 +140,13 @@ class Agent:
         self.slow_share = 0.02  # fraction of Prepare orders that take longer than their timeout
         self.patience_s = 5.0  # the timeout of Prepare orders
 
-    @property
-    def incarnation(self) -> str:
-        return f"{self.name}-life{self.life}"
-
     # ------------------------------------------------------------ life and death
 
     def boot(self) -> None:
         if self.alive:
             return  # it was started in the meantime
         self.life += 1
+        self.incarnation = f"{self.name}-life{self.life}"
         self.alive = True
         self.session, self.reports, self._reporting = 0, Reports(), Reporting(self.name)
         self.generations = Generations()
@@ -154,13 +158,15 @@ class Agent:
         self.resetting = False
         self.expects = ""
         self.workers = None
-        self.shards.boot()
+        self.replicator.start()
         self.world.say(f"{self.name} boots ({self.incarnation})")
         if self.returns is not None:
             self.preflight, self.busy = Preflight(), True
             self._test_itself()
 
     def _begin_admission(self) -> Admission:
+        if self._record is not None:
+            return Admission(self._record)
         return Admission(Ledger(Path(self.name), self._database, answers_max=self._orders_kept))
 
     @property
@@ -187,14 +193,14 @@ class Agent:
         self.alive = False
         self.session = 0
         self.workers = None
+        self.replicator.stop()
         if machine:
-            self.shards.memory.clear()
+            self.replicator.lose_memory()
             self.boots += 1
             if self.returns is not None:  # a boot resets the GPUs
                 self.around.gpus_reset(self, "")
         if disk:
-            self.shards.disk.clear()
-            self.stored = ()
+            self.replicator.lose_disk()
         self.around.workers_changed(self)
 
     # ------------------------------------------------------------ reports
@@ -203,7 +209,7 @@ class Agent:
         self.session = session
         tested = self.preflight if self.returns is not None else None
         hello = Hello(self.facts(), self.running, tested, self.version, self.ended)
-        self.reports.greet(hello, [self._inventory(job) for job in sorted(self.shards.memory) or [JOB]])
+        self.reports.greet(hello, [self.replicator.inventory(job) for job in sorted(self.replicator.jobs) or [JOB]])
         self._reporting.begin()
         self._send()
         self._reporting.settled()
@@ -216,8 +222,8 @@ class Agent:
 
     def _send(self) -> None:
         while (numbered := self.reports.take()) is not None:
-            held = self.shards.memory.get(numbered.report.job, {}) if isinstance(numbered.report, Inventory) else {}
-            self._reporting.sent(numbered, held.values())
+            job = numbered.report.job if isinstance(numbered.report, Inventory) else ""
+            self._reporting.sent(numbered, self.replicator.files(job))
             self.around.deliver(self, self.session, numbered.seq, numbered.report)
 
     def acknowledged(self, seq: int) -> None:
@@ -249,7 +255,7 @@ class Agent:
         workers = self.workers
         if workers is None or not workers.started or not workers.step:
             return ()
-        return (StepReached(workers.order.job, workers.order.generation, workers.step),)
+        return (_reached(workers.order.job, workers.order.generation, workers.step),)
 
     @property
     def begun(self) -> tuple[RanksStarted, ...]:
@@ -355,10 +361,10 @@ class Agent:
                 self._stop(order)
                 self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
             case CheckpointNow():
-                workers = self._workers_of(order)
-                workers.save_at.add(order.at_step)
                 if order.to_object_store:
-                    workers.to_object_store.add(order.at_step)
+                    self.replicator.upload(order.job, order.generation, order.at_step)
+                if not order.to_object_store or self.workers is not None:  # they may have saved this step and ended
+                    self._workers_of(order).save_at.add(order.at_step)
                 done(Outcome())
             case SetInterval():
                 self._workers_of(order).change_interval(order)
@@ -366,8 +372,7 @@ class Agent:
             case Inject():
                 raise Conflict("not modelled: the simulator causes its own faults")
             case Prune():
-                self.shards.prune(order.job, order.steps)
-                self._report_inventory(order.job)
+                self.replicator.prune(order.job, frozenset(order.steps))
                 done(Outcome())
             case PrepareTemplate():
                 done(Outcome())
@@ -451,8 +456,10 @@ class Agent:
             self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(order, done)))
             return
 
+        begun: list[Preparation] = []  # empty after its end: otherwise these functions would be garbage with a cycle
+
         def end(result: Outcome | HoldfastError) -> None:
-            self.generations.over(preparation)
+            self.generations.over(begun.pop())
             done(result)
 
         try:
@@ -460,6 +467,7 @@ class Agent:
         except Conflict as error:
             done(error)
             return
+        begun.append(preparation)
         if self.workers is not None and self.workers.order.job != order.job and self.workers.living:
             raise Violation(f"{self.name} is to run {order.job}, and still runs {self.workers.order.job}")
         self.expects = ""
@@ -495,34 +503,14 @@ class Agent:
             self.world.say(f"{self.name} fails its tests as a suspect")
             self.around.failed_tests(self)
             return FailedTests(self.name, tested)
-        for wanted in order.restore:
-            found = self._fetch(order.job, wanted)
-            if found is None:
-                return Unrestorable(f"no holder of {wanted.shard} answers")
-            self.shards.put(order.job, found, wanted.shard)
+        try:
+            self.replicator.configure(order)
+            self.replicator.stage(order.job, order.restore)
+        except HoldfastError as error:
+            return error
         workers.ready = True
         self.workers_changed()
         return Outcome(master=f"{self.name}:{order.generation}", workers=self.running, tested=tested)
-
-    def _fetch(self, job: str, wanted: RankRestore) -> ShardRecord | None:
-        """Return the shard from this node, or from the nearest source with an intact copy."""
-        for node in (self.name, *(source.node for source in wanted.sources)):
-            if node == OBJECT_STORE:
-                found = self.around.store.get(wanted.shard) if self.around.store else None
-            else:
-                holder = self.around.neighbour(node)
-                found = holder.read(job, wanted.shard) if holder is not None else None
-            if found is not None and wanted.digest in ("", found.digest) and wanted.root in ("", found.root):
-                return found
-        return None
-
-    def read(self, job: str, key: ShardKey) -> ShardRecord | None:
-        """Return a verified copy. A corrupt copy is deleted, and the inventory is reported."""
-        held = self.shards.memory.get(job, {}).get(key) if self.alive else None
-        if held is None or not self.shards.is_rotten(job, key):
-            return held
-        self._report_inventory(job)
-        return None
 
     def _start(self, order: Start) -> None:
         workers = self._workers_of(order)
@@ -539,7 +527,9 @@ class Agent:
             self.workers_changed()
         if order.forget:
             self.generations.forget(order.job)
-            self.shards.forget(order.job)
+            self.replicator.forget(order.job)
+        elif order.ended:
+            self.replicator.end(order.job, order.generation)
 
     def _unless_ended(self, action: Callable[[], None]) -> Callable[[], None]:
         life = self.life
@@ -573,48 +563,19 @@ class Agent:
         order = self.workers.order
         self.report(RanksFinished(order.job, order.generation, tuple(self.ranks), self.clock.now()))
 
-    def save(self, step: int) -> None:
-        """Write the shard of each rank. If the node ends in between, the checkpoint stays incomplete."""
-        workers = self.workers
-        assert workers is not None
-        order = workers.order
-        self.shards.save(order, step, sharded=self.around.sharded)
-        self._report_inventory(order.job)
-        if self.around.store is not None and (self.around.store.takes(step) or step in workers.to_object_store):
-            self.world.soon(*LATE_S, self._unless_ended(lambda: self._upload(order, step)))
-        self.world.soon(0.05, 0.6, self._unless_ended(lambda: self._copy(order, step)))
+    def save(self, step: int) -> tuple[int, ...]:
+        """Save the shard of each rank. Returns the ranks that could. If the node ends in between, the checkpoint stays
+        incomplete."""
+        assert self.workers is not None
+        order = self.workers.order
+        sharded, mesh = self.around.sharded, order.mesh
+        return self.replicator.save(order, step, lambda rank: f"{step}/{rank if sharded else mesh.position_of(rank)}")
 
-    def _copy(self, order: Prepare, step: int) -> None:
-        mine = self.shards.copy_to_disk(order, step)
-        for peer in order.peers:
-            other = self.around.neighbour(peer.node)
-            what = partial("copy of step {} to {}".format, step, peer.node)
-            if other is not None and other.alive and not self.world.loses(what):
-                other.take_copies(order.job, mine)
 
-    def take_copies(self, job: str, shards: Held) -> None:
-        """Store copies of a peer's shards."""
-        self.shards.take(job, shards)
-        self._report_inventory(job)
-
-    def _upload(self, order: Prepare, step: int) -> None:
-        """Upload this node's own shards. If one has been deleted meanwhile, the step stays incomplete in the object store."""
-        store = self.around.store
-        assert store is not None
-        held = self.shards.memory.get(order.job, {})
-        mine = [held.get(ShardKey(order.attempt, step, rank)) for rank in order.placement.ranks]
-        if all(store.put(record) for record in mine if record is not None):
-            self._report_inventory(order.job)
-        else:
-            self.world.soon(*RETRY_S, self._unless_ended(lambda: self._upload(order, step)))
-
-    def _report_inventory(self, job: str) -> None:
-        self.report(self._inventory(job))
-
-    def _inventory(self, job: str) -> Inventory:
-        if self.around.store is not None:
-            self.stored = self.around.store.listing() or self.stored
-        return Inventory(job, self.shards.listing(job), self.stored)
+@lru_cache(maxsize=8)
+def _reached(job: str, generation: int, step: int) -> StepReached:
+    """The same step is in the heartbeats of all nodes."""
+    return StepReached(job, generation, step)
 
 
 def describe(order: Order) -> str:

@@ -98,7 +98,7 @@ class AllocationPromises:
 
     def _is_left(self, attempt: int, step: int) -> bool:
         """Whether each shard is still on a node. Shards that were only in memory are lost with a boot."""
-        held = {key for agent in self.agents.values() for key in agent.shards.memory.get(JOB, {}) if agent.alive}
+        held = {key for agent in self.agents.values() for key in agent.replicator.keys(JOB) if agent.alive}
         return all(ShardKey(attempt, step, rank) in held for rank in self.complete[attempt, step])
 
     def agents_end(self, allocation: Allocation, newest_step: int, *, trains: bool) -> None:

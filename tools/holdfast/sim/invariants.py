@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.generations import OBJECT_STORE, Generation
 from holdfast.domain.incidents import Incident, Rung
@@ -13,6 +14,7 @@ from holdfast.policy import RUNGS_MAX
 from holdfast.sim import own_faults
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.allocations import AllocationPromises
+from holdfast.sim.durability import newest_whole
 from holdfast.sim.replacements import ReplacementPromises
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
@@ -131,6 +133,7 @@ class Invariants:
                     self._full_mesh(generation)
                     self._no_new_ranks_before_maintenance(generation, before)
                     self._restorable(generation)
+                    self._newest(generation, event.at, before, after)
                 case Publish(record=GenerationChanged(stage=GenerationStage.STARTED, generation=generation)):
                     self._nothing_older_runs(generation, after)
                     self._branch(generation, after)
@@ -305,6 +308,25 @@ class Invariants:
                 f"restores step {point.step} of attempt {point.attempt}: no shards were saved for ranks {sorted(missing)}"
             )
 
+    def _newest(self, generation: Generation, now: float, before: State, after: State) -> None:
+        """No newer step than the selected one was whole."""
+        replicators = {name: agent.replicator for name, agent in self.agents.items()}
+        lineage: dict[int, int | None] = {}
+        attempt, limit = self.newest_attempt, None
+        while attempt:
+            lineage[attempt] = limit
+            if attempt not in self.ancestors:
+                break
+            ancestor = self.ancestors[attempt]
+            attempt, limit = ancestor.from_attempt, ancestor.from_step
+        newest = newest_whole(before, after, replicators, self.store, self.job, lineage, now)
+        selected = CheckpointId(generation.restore.attempt, generation.restore.step)
+        if newest is not None and newest > selected:
+            raise Violation(
+                f"generation {generation.number} restores step {selected.step} of attempt {selected.attempt}, and step "
+                f"{newest.step} of attempt {newest.attempt} is whole: {generation.restore.reason}"
+            )
+
     def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None:
         self.complete.setdefault((attempt, step), set()).add(rank)
         self.meshes[attempt, step] = mesh
@@ -318,7 +340,7 @@ class Invariants:
                     f"generation {order.generation} restores {point}, and rank {restore.rank} {restore.shard}"
                 )
             in_store = any(source.node == OBJECT_STORE for source in restore.sources)
-            if in_store and (self.store is None or point not in self.store.complete):
+            if in_store and (self.store is None or point not in self.store.ever_complete):
                 raise Violation(f"{point} is not whole in the object store, and rank {restore.rank} is sent there")
         if order.restore_step:
             for rank in order.placement.ranks:

@@ -9,6 +9,7 @@ Compared with the small worlds, steps are longer, and telemetry and heartbeats a
 
 from __future__ import annotations
 
+import gc
 import resource
 import sys
 import time
@@ -24,9 +25,11 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, L
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Report
 from holdfast.policy import default
-from holdfast.runtime.garbage import collect_seldom
+from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.answers import Answers
 from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.replicator import Replicator
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.training import Training
@@ -100,10 +103,7 @@ class LargeJob:
         self.nodes, self.faults, self._say = nodes, faults, say
         self._chance = Random(f"large job of {seed}")
         spares = max(SPARES_MIN, nodes // 100)
-        self.agents = {
-            f"n{index}": Agent(self.world, self, f"n{index}", "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT)
-            for index in range(nodes + spares)
-        }
+        self.agents = {name: self._agent(name) for name in (f"n{index}" for index in range(nodes + spares))}
         self.spec = JobSpec(
             JOB,
             LaunchSpec("/train.py"),
@@ -146,6 +146,14 @@ class LargeJob:
         self._kind = ""
         self._resumed = 0  # number of finished steps at the last recovery
         self.recovered: Counter[str] = Counter()
+        self._count = 0  # of recovered faults
+
+    def _agent(self, name: str) -> Agent:
+        """An agent of this version. The small worlds have agents of earlier versions, too."""
+        agent = Agent(self.world, self, name, "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT, record=Answers(ORDERS_KEPT))
+        agent.slow_share = 0.0
+        agent.is_of_this_version = agent.starts_in_beats = True
+        return agent
 
     # ------------------------------------------------------------ the run
 
@@ -153,19 +161,18 @@ class LargeJob:
         begun = time.process_time()
         self.supervisor.lead()
         for agent in self.agents.values():
-            agent.slow_share = 0.0
             agent.boot()
             self.supervisor.dial(agent)
         self.diagnostics.begin()
         self.world.after(1.0, lambda: self.supervisor.append(JobSubmitted(self.world.now, self.spec, "token")))
         self.world.after(LOOK_S, self._look)
-        self.world.run(inf, lambda: self.recovered.total() >= self.faults)
+        self.world.run(inf, lambda: self._count >= self.faults)
         spent_s = time.process_time() - begun
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         memory_mb = peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
         return Result(
             self.nodes,
-            self.recovered.total(),
+            self._count,
             self.world.now - 1000.0,
             spent_s,
             self.world.events,
@@ -185,9 +192,10 @@ class LargeJob:
             number = job.running.number if job is not None and job.running is not None else 0
             if number > self._generation and job is not None and job.phase is JobPhase.RUNNING:
                 self.recovered[self._kind] += 1
+                self._count += 1
                 took_s = self.world.now - self._faulted_at
                 self._say(
-                    f"{self.recovered.total()} of {self.faults} faults recovered: {self._kind} in {took_s:.0f} s, "
+                    f"{self._count} of {self.faults} faults recovered: {self._kind} in {took_s:.0f} s, "
                     f"{self.world.events} events"
                 )
                 self._kind, self._resumed = "", steps
@@ -228,6 +236,16 @@ class LargeJob:
     def neighbour(self, node: str) -> Agent | None:
         return self.agents.get(node)
 
+    def replicator_of(self, node: str) -> Replicator | None:
+        agent = self.agents.get(node)
+        return agent.replicator if agent is not None else None
+
+    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
+        """Does nothing: the promise about deletions compares the copies of all nodes."""
+
+    def has_saved(self, job: str, node: str) -> None:
+        """Does nothing: the promise about copies examines each shard."""
+
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)
         self.training.changed(agent)
@@ -246,7 +264,7 @@ class LargeJob:
 def run(nodes: int, faults: int, seed: int) -> int:
     """Simulate one job. Prints its progress to stderr, at most a line in five seconds, and its result. Returns an exit code."""
     shown_at = time.monotonic()
-    collect_seldom()  # the heap grows with the nodes, and a full collection walks all of it
+    gc.disable()  # an event leaves no garbage with cycles, and a collection walks a heap that grows with the nodes
 
     def say(text: str) -> None:
         nonlocal shown_at
@@ -260,5 +278,7 @@ def run(nodes: int, faults: int, seed: int) -> int:
     except Violation as violation:
         sys.stdout.write(f"VIOLATION {violation}\n")
         return 1
+    finally:
+        gc.enable()
     sys.stdout.write(f"{result}\n")
     return 0

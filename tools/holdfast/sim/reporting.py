@@ -2,7 +2,7 @@
 
 * Each session begins with a Hello. The numbers of an incarnation increase; the version of its set of workers never decreases.
 * A report that was sent and not acknowledged is sent again on the next session, in the same order, before newer ones.
-* An inventory, complete or as a difference, gives the supervisor exactly the shards in the node's memory.
+* An inventory, complete or as a difference, gives the supervisor exactly the shards in the node's memory and on its disk.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from collections.abc import Iterable
 
 from holdfast.agent.reports import Numbered
 from holdfast.domain import inventories
-from holdfast.domain.generations import ShardRecord
+from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Hello, Inventory, Report, WorkersChanged
+from holdfast.replicator.view import Held, Tier
 from holdfast.sim.world import Violation
+
+_TIERS = {Tier.IMAGE: "memory", Tier.STAGED: "memory", Tier.DISK: "disk"}
 
 
 class Reporting:
@@ -35,8 +38,8 @@ class Reporting:
         self._shown.clear()
         self._greets = True
 
-    def sent(self, numbered: Numbered, memory: Iterable[ShardRecord]) -> None:
-        """`memory`: the shards of the job, if the report is an inventory."""
+    def sent(self, numbered: Numbered, files: Iterable[Held]) -> None:
+        """`files`: the shards of the job on this machine, if the report is an inventory."""
         seq, report = numbered.seq, numbered.report
         if seq <= self._last or isinstance(report, Hello) is not self._greets:
             raise Violation(f"{self._node} sends {type(report).__name__} as its report {seq}, after {self._last}")
@@ -51,8 +54,8 @@ class Reporting:
                 if base not in (0, before):
                     raise Violation(f"{self._node} sends a difference to its report {base}, the last one was {before}")
                 shown = inventories.changed(shown, report).shards if base else report.shards
-                if set(shown) != set(memory):
-                    raise Violation(f"{self._node} sends an inventory that is not the contents of its memory")
+                if _places(shown) != {(*_numbers(held.key), _TIERS[held.tier]) for held in files}:
+                    raise Violation(f"{self._node} sends an inventory that is not the contents of its memory and disk")
                 self._shown[job] = seq, shown
             case _:
                 if self._again and (expected := self._again.popleft()) != report:
@@ -67,3 +70,11 @@ class Reporting:
     def acknowledged(self, seq: int) -> None:
         for number in [number for number in self._sent if number <= seq]:
             del self._sent[number]
+
+
+def _places(shown: Iterable[ShardRecord]) -> set[tuple[int, int, int, str]]:
+    return {(*_numbers(each.key), each.tier) for each in shown}
+
+
+def _numbers(key: ShardKey) -> tuple[int, int, int]:
+    return key.attempt, key.step, key.rank

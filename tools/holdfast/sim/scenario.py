@@ -14,6 +14,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import TERMINATION
 from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
+from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.allocations import (
     ALLOCATIONS_FROM,
@@ -24,6 +25,7 @@ from holdfast.sim.allocations import (
     Allocations,
 )
 from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.durability import keeps_up
 from holdfast.sim.hostility import Hostilities, Hostility
 from holdfast.sim.idle import IdleLinks
 from holdfast.sim.invariants import Invariants
@@ -32,7 +34,9 @@ from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.own_faults import requests_of
 from holdfast.sim.recipes import Cook
 from holdfast.sim.replacements import ReplacementPromises, Replacing
+from holdfast.sim.replicator import Replicator
 from holdfast.sim.resets import Resets
+from holdfast.sim.retention import keep_a_whole_step
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
 from holdfast.sim.several import SeveralJobs
@@ -60,6 +64,7 @@ from holdfast.supervisor.protocol import (
 
 STEP_S = 0.5
 INTERVAL = 5
+STORE_INTERVAL_S = 5.0
 HANG_S = 5.0
 RECONNECT_S = (0.05, 0.5)
 FAULTS_END_S = 30.0
@@ -129,7 +134,7 @@ class Checkpoints:
     @property
     def spec(self) -> CheckpointSpec:
         interval, store = 0 if self.auto else INTERVAL, URL if self.store else ""
-        return CheckpointSpec(interval, 2, 2 * STEP_S, INTERVAL * STEP_S, store)
+        return CheckpointSpec(interval, 2, 2 * STEP_S, INTERVAL * STEP_S, store, STORE_INTERVAL_S)
 
 
 class Scenario:
@@ -352,6 +357,17 @@ class Scenario:
     def neighbour(self, node: str) -> Agent | None:
         return self.agents.get(node)
 
+    def replicator_of(self, node: str) -> Replicator | None:
+        agent = self.agents.get(node)
+        return agent.replicator if agent is not None else None
+
+    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
+        keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
+
+    def has_saved(self, job: str, node: str) -> None:
+        replicators = {name: agent.replicator for name, agent in self.agents.items()}
+        keeps_up(replicators, self.store, job, node, self.world.now)
+
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)
         self.training.changed(agent)
@@ -471,11 +487,11 @@ class Scenario:
 
     def _rot(self) -> None:
         """Corrupt some copies on one node. This is detected only when a copy is read."""
-        if (agent := self._victim()) is not None and (held := agent.shards.memory.get(JOB)):
-            keys = sorted(held, key=lambda key: (key.attempt, key.step, key.rank))
+        if (agent := self._victim()) is not None and (keys := agent.replicator.keys(JOB)):
             spoilt = self.world.chance.sample(keys, k=self.world.chance.randint(1, len(keys)))
             self.world.say(f"FAULT {len(spoilt)} copies rot on {agent.name}")
-            agent.shards.rotten.update(spoilt)
+            for key in spoilt:
+                agent.replicator.rot(JOB, key)
 
     def _lose_store(self) -> None:
         store = self.store
@@ -711,7 +727,7 @@ class Scenario:
 
         def end() -> None:
             if agent.alive and agent.incarnation == life:
-                if (agent.workers or agent.shards.is_copying(JOB)) and self.world.now < over_at:
+                if (agent.workers or agent.replicator.is_copying(JOB)) and self.world.now < over_at:
                     self.world.after(0.5, end)
                 else:
                     ended()

@@ -26,9 +26,13 @@ from holdfast.domain.orders import (
     Stop,
 )
 from holdfast.policy import JobView, default, ignore, wait
+from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import Agent
 from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.durability import keeps_up
 from holdfast.sim.invariants import Invariants
+from holdfast.sim.replicator import Replicator
+from holdfast.sim.retention import keep_a_whole_step
 from holdfast.sim.sharing import FAULTS_END_S, SharingPromises
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
@@ -200,6 +204,17 @@ class SeveralJobs:
 
     def neighbour(self, node: str) -> Agent | None:
         return self.agents.get(node)
+
+    def replicator_of(self, node: str) -> Replicator | None:
+        agent = self.agents.get(node)
+        return agent.replicator if agent is not None else None
+
+    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
+        keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
+
+    def has_saved(self, job: str, node: str) -> None:
+        replicators = {name: agent.replicator for name, agent in self.agents.items()}
+        keeps_up(replicators, self.store, job, node, self.world.now)
 
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)

@@ -1,48 +1,81 @@
-"""The simulated object store: stores shards late, completes a checkpoint with its last shard, and is unavailable at times."""
+"""The simulated object store, which is unavailable at times. It contains what replicators put there, until they delete it."""
 
 from __future__ import annotations
 
-from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
+from collections.abc import Iterable
+from math import inf
+
+from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.generations import ShardKey, StoredStep
+from holdfast.replicator.bucket import Surveyed
+from holdfast.replicator.view import Archived
+from holdfast.shards import Manifest
 from holdfast.sim.world import World
 
 URL = "gs://simulated/store"
-LATE_S = (0.3, 5.0)
-RETRY_S = (1.0, 3.0)
-LISTED_MAX = 4
 
 
 class Store:
     def __init__(self, world: World) -> None:
         self.world = world
-        self.away = False
-        self.complete: dict[tuple[int, int], StoredStep] = {}
-        self._shards: dict[ShardKey, ShardRecord] = {}
+        self.undisturbed_since = -inf
+        self._away = False
+        self.ever_complete: set[CheckpointId] = set()  # for the invariants
+        self._stored: dict[tuple[str, CheckpointId], StoredStep] = {}
+        self._shards: dict[tuple[str, ShardKey], tuple[Manifest, float]] = {}  # with the time of the upload
 
-    def takes(self, step: int) -> bool:
-        """Whether a checkpoint is uploaded; about every other one. All ranks decide alike without communication."""
-        return step % 3 != 0
+    @property
+    def away(self) -> bool:
+        return self._away
 
-    def put(self, record: ShardRecord) -> bool:
-        """Store a shard, after a delay. Returns False if the store is unavailable."""
-        if self.away:
-            return False
-        self._shards[record.key] = record
-        attempt, step = record.key.attempt, record.key.step
-        ranks = [self._shards.get(ShardKey(attempt, step, rank)) for rank in range(record.mesh.world_size)]
-        if all(ranks) and (attempt, step) not in self.complete:
+    @away.setter
+    def away(self, away: bool) -> None:
+        self._away, self.undisturbed_since = away, self.world.now
+
+    def complete(self, job: str) -> list[StoredStep]:
+        return [stored for (name, _), stored in self._stored.items() if name == job]
+
+    def put(self, job: str, manifest: Manifest) -> None:
+        self._shards.setdefault((job, manifest.key), (manifest, self.world.now))
+
+    def get(self, job: str, key: ShardKey) -> Manifest | None:
+        found = self._shards.get((job, key))
+        return found[0] if found is not None else None
+
+    def complete_step(self, job: str, checkpoint_id: CheckpointId, world_size: int) -> StoredStep | None:
+        """Complete a checkpoint if the shards of all ranks are there. Returns None if not."""
+        found = [self.get(job, ShardKey(*checkpoint_id, rank)) for rank in range(world_size)]
+        shards = [each for each in found if each is not None]
+        if len(shards) < world_size:
+            return None
+        if (job, checkpoint_id) not in self._stored:
+            mesh = shards[0].domain_mesh()
             by_position: dict[int, set[str]] = {}
-            for found in ranks:
-                assert found is not None
-                by_position.setdefault(found.mesh.position_of(found.key.rank), set()).add(found.digest)
+            for each in shards:
+                by_position.setdefault(mesh.position_of(each.rank), set()).add(each.digest)
             sharded = any(len(digests) > 1 for digests in by_position.values())
-            self.complete[attempt, step] = StoredStep(attempt, step, record.mesh, sharded)
-            self.world.say(f"the object store has step {step} of attempt {attempt}")
-        return True
+            self._stored[job, checkpoint_id] = StoredStep(*checkpoint_id, mesh, sharded)
+            self.ever_complete.add(checkpoint_id)
+            self.world.say(f"the object store has step {checkpoint_id.step} of attempt {checkpoint_id.attempt}")
+        return self._stored[job, checkpoint_id]
 
-    def get(self, key: ShardKey) -> ShardRecord | None:
-        return None if self.away else self._shards.get(key)
+    def discard(self, job: str, checkpoint_id: CheckpointId) -> None:
+        """Delete a checkpoint. Its manifest goes first."""
+        self._stored.pop((job, checkpoint_id), None)
+        for name, key in [each for each in self._shards if each[0] == job and each[1].checkpoint == checkpoint_id]:
+            del self._shards[name, key]
 
-    def listing(self) -> tuple[StoredStep, ...]:
-        return (
-            () if self.away else tuple(self.complete[key] for key in sorted(self.complete, reverse=True)[:LISTED_MAX])
+    def survey(self, job: str) -> Surveyed:
+        keys = {key: at for (name, key), (_, at) in self._shards.items() if name == job}
+        stored = {checkpoint_id: step for (name, checkpoint_id), step in self._stored.items() if name == job}
+        newest_at = max(keys.values(), default=0.0)
+        ids = sorted({key.checkpoint for key in keys}, reverse=True)
+        return Surveyed(
+            tuple(Archived(*each, each in stored, newest_at - _updated_at(each, keys.items())) for each in ids),
+            stored,
+            frozenset(keys),
         )
+
+
+def _updated_at(checkpoint_id: CheckpointId, uploads: Iterable[tuple[ShardKey, float]]) -> float:
+    return max(at for key, at in uploads if key.checkpoint == checkpoint_id)

@@ -17,6 +17,7 @@ from holdfast.domain.faults import DIE_AFTER_S, FaultKind
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.orders import Hello, Report, Stop
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.log.protocol import Lease
 from holdfast.policy import JobView, default
 from holdfast.runtime.steady_clock import SteadyClock
@@ -57,6 +58,7 @@ from holdfast.supervisor.protocol import (
     RenewSession,
     RequestReplacement,
     Send,
+    SendNotification,
     SetTimer,
     StepSeen,
     TimerFired,
@@ -210,7 +212,9 @@ class Supervisor:
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
         """Send a report. It is acknowledged when it is in the log."""
-        self._in_flight.setdefault(session, deque()).append((seq, report))
+        if session not in self._in_flight:
+            self._in_flight[session] = deque()
+        self._in_flight[session].append((seq, report))
         incarnation = agent.incarnation
 
         def arrive() -> None:
@@ -240,7 +244,7 @@ class Supervisor:
         connected = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
         for agent in [] if self.log.is_behind else connected:
             session, known = self.sessions[agent.name], self._reported(agent.name)
-            if known == Reported(session, agent.version):
+            if known is not None and (known.session, known.version) == (session, agent.version):
                 self._differs.pop(agent.name, None)
             elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= patience_s(session, known):
                 self.world.say(f"what {agent.name} runs is not what it reported: its session ends")
@@ -372,6 +376,9 @@ class Supervisor:
         match command:
             case Send():
                 self._send(command)
+            case SendNotification(nodes=nodes, message=message):
+                for node in nodes:
+                    self._notify(node, message)
             case Evaluate():
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
             case RequestReplacement():
@@ -390,6 +397,16 @@ class Supervisor:
             case Publish(record=record):
                 if self.world.tracing:
                     self.world.say(describe(record))
+
+    def _notify(self, node: str, message: CommonCheckpoint) -> None:
+        """Send a message that may be lost, late and repeated."""
+        session, agent = self.sessions.get(node, 0), self.agents[node]
+
+        def arrive() -> None:
+            if session and agent.session == session and not self.world.loses(lambda: f"{message} to {node}"):
+                agent.replicator.retain(message.job, message.checkpoint_id)
+
+        self.world.soon(0.001, 0.2, arrive)
 
     def _die(self, epoch: int, kind: FaultKind) -> None:
         """Crash the leader for an injected fault. If the fault is the end of the log, the log returns with all commits, and the

@@ -12,7 +12,7 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import chain, repeat
 from math import nan
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.agent.outbox import Outbox
 from holdfast.domain.collectives import CollectiveRows, StallSnapshot, compact
@@ -37,6 +37,7 @@ T = TypeVar("T")
 STILL_S = 1.5  # time without a step after which agents read the flight recorders
 STILL_STEPS = 2.0  # … or as many steps
 SNAPSHOT_EVERY_S = 5.0
+_RELIABLE = frozenset(RELIABLE)
 CPU_S = 0.4  # of a rank, per step
 STEPS_MAX = 64  # finished steps in one tick
 STEP_ENDS = 3  # in the signal of an exit
@@ -74,6 +75,7 @@ class _Reported:
     """What this life of the agent has reported of its workers."""
 
     workers: Workers
+    ranks: tuple[int, ...]
     started: GenerationStarted | None = None
     ended: set[int] = field(default_factory=set)
     sent: int = 0  # of the finished steps
@@ -93,6 +95,28 @@ def _digest(token: str) -> str:
 def _members(world_size: int) -> str:
     """The group of all ranks. Every node names it in every snapshot."""
     return compact(range(world_size))
+
+
+@lru_cache(maxsize=8)
+def _columns(steps: tuple[Finished, ...], ranks: int, ahead_s: float) -> tuple[tuple[Any, ...], ...]:
+    """The columns of finished steps, which are equal for all ranks, from `step` to `grad_norm`. All nodes with equal clocks
+    report the same."""
+    count = ranks * len(steps)
+
+    def column(values: Iterable[T]) -> tuple[T, ...]:
+        """Each value once for every rank."""
+        return tuple(chain.from_iterable(map(repeat, values, repeat(ranks))))
+
+    return (
+        column(each.step for each in steps),
+        column(each.started_at + ahead_s for each in steps),
+        column(each.ended_at + ahead_s for each in steps),
+        (0.0,) * count,
+        column(each.stall_s for each in steps),
+        (1,) * count,
+        (nan,) * count,
+        (nan,) * count,
+    )
 
 
 class Telemetry:
@@ -126,7 +150,7 @@ class Telemetry:
         if workers is None:
             return self.outbox.urgent
         if reported is None:
-            reported = self._reported = _Reported(workers)
+            reported = self._reported = _Reported(workers, tuple(workers.order.placement.ranks))
             self.frozen.clear()
         if workers.started and reported.started is None:
             self._start(reported)
@@ -153,7 +177,7 @@ class Telemetry:
 
     def _emit(self, signal: NodeSignal) -> None:
         self.outbox.add(signal)
-        if isinstance(signal, RELIABLE):
+        if type(signal) in _RELIABLE:
             self.unread[id(signal)] = signal
 
     def _start(self, reported: _Reported) -> None:
@@ -164,7 +188,7 @@ class Telemetry:
             order.job,
             order.generation,
             order.mesh,
-            tuple(order.placement.ranks),
+            reported.ranks,
             order.hang,
             _digest(order.token),
             order.warning_settles_s,
@@ -175,7 +199,7 @@ class Telemetry:
     def _stop(self, reported: _Reported, *, finished: bool = False) -> None:
         if reported.started is not None and not reported.stopped:
             reported.stopped, order = True, reported.workers.order
-            for signal in self._finished(reported):
+            for signal in self._finished(reported, self._steps(order)):
                 self._emit(signal)
             at = self.agent.clock.now()
             self._emit(GenerationStopped(self.agent.name, at, order.job, order.generation, finished))
@@ -220,8 +244,8 @@ class Telemetry:
         reported = self._reported
         if reported is None or reported.started is None or reported.stopped:
             return []
-        found = self._finished(reported)
         now, steps = self.agent.world.now, self._steps(reported.workers.order)
+        found = self._finished(reported, steps)
         step_s = steps[-1].ended_at - steps[-1].started_at if steps else 0.0
         is_still = bool(steps) and now - reported.still_since > STILL_STEPS * step_s
         found.append(self._progress(reported, is_still=is_still))
@@ -230,43 +254,28 @@ class Telemetry:
             found.append(self._snapshot(reported))
         return found
 
-    def _finished(self, reported: _Reported) -> list[NodeSignal]:
+    def _finished(self, reported: _Reported, steps: Sequence[Finished]) -> list[NodeSignal]:
         order, clock = reported.workers.order, self.agent.clock
-        steps = self._steps(order)
         if len(steps) == reported.sent:
             return []
         fresh, reported.sent = steps[reported.sent :][-STEPS_MAX:], len(steps)
         reported.first_at = reported.first_at or fresh[0].ended_at
         reported.still_since = fresh[-1].ended_at
         reported.shown_at = reported.still_since - SNAPSHOT_EVERY_S
-        ranks, ahead_s = tuple(order.placement.ranks), clock.ahead_s
-        times, count = len(ranks), len(ranks) * len(fresh)
-
-        def columns(values: Iterable[T]) -> tuple[T, ...]:
-            """Each value once for every rank."""
-            return tuple(chain.from_iterable(map(repeat, values, repeat(times))))
-
         return [
             StepColumns(
                 self.agent.name,
                 clock.now(),
                 order.job,
                 order.generation,
-                ranks * len(fresh),
-                columns(each.step for each in fresh),
-                columns(each.started_at + ahead_s for each in fresh),
-                columns(each.ended_at + ahead_s for each in fresh),
-                (0.0,) * count,
-                columns(each.stall_s for each in fresh),
-                (1,) * count,
-                (nan,) * count,
-                (nan,) * count,
+                reported.ranks * len(fresh),
+                *_columns(tuple(fresh), len(reported.ranks), clock.ahead_s),
             )
         ]
 
     def _progress(self, reported: _Reported, *, is_still: bool) -> RankProgress:
         workers, order, agent = reported.workers, reported.workers.order, self.agent
-        ranks, stepped = tuple(order.placement.ranks), workers.step > order.restore_step
+        ranks, stepped = reported.ranks, workers.step > order.restore_step
         count, step = len(ranks), max(workers.step, order.restore_step)
         entered = (step + is_still if stepped else -1,) * count
         states = ("S",) * count

@@ -142,15 +142,14 @@ class Training:
             workers = agent.workers
             if agent.alive and workers is not None and _run(workers.order) == run:
                 order = workers.order
-                agent.save(step)
-                for rank in agent.ranks:
+                for rank in agent.save(step):
                     self.invariants.saved(order.attempt, step, rank, order.mesh)
 
         return save
 
 
 def _run(order: Prepare) -> Run:
-    return order.generation, order.attempt, order.mesh, order.nnodes, order.restore_step
+    return order.generation, order.attempt, order.mesh.dims, order.nnodes, order.restore_step
 
 
 def _number(run: Run) -> int:

@@ -56,8 +56,12 @@ class Watched(Batch):
         except Exception as error:
             self.error = error
             raise
-        self.groups.append(_Group(at, tuple(evolve(event, at=at) for event in events), True, commands))
+        self.groups.append(_Group(at, self._shown(at, events), True, commands))
         return commands
+
+    def _shown(self, at: float, events: Sequence[NodeReported]) -> tuple[Event, ...]:
+        """The reports that the promises see, as they were folded."""
+        return tuple(evolve(event, at=at) for event in events)
 
     def folds(self, after: State) -> Iterator[Fold]:
         """Yield the folds of the batch, which ended with `after`. Raises `Violation` if a batch of several events decided
@@ -82,6 +86,9 @@ class Watched(Batch):
 class Unrepeated(Watched):
     """A batch that is not folded again one by one, which would take twice as long. Each fold shows the batch's states, the
     first of its reports, and broadcasts as such."""
+
+    def _shown(self, at: float, events: Sequence[NodeReported]) -> tuple[Event, ...]:
+        return (evolve(events[0], at=at),)
 
     def folds(self, after: State) -> Iterator[Fold]:
         for group in self.groups:

@@ -19,7 +19,6 @@ class Workers:
     done: set[int] = field(default_factory=set)  # ended with exit code 0
     step: int = 0  # newest step that its ranks have finished
     save_at: set[int] = field(default_factory=set)
-    to_object_store: set[int] = field(default_factory=set)  # requested steps that are also uploaded to the object store
     intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
 
     def due(self, step: int) -> bool:

@@ -1,4 +1,8 @@
-"""Virtual time: a heap of scheduled actions and seeded random numbers. No function waits, and worlds share no state."""
+"""Virtual time: scheduled actions and seeded random numbers. No function waits, and worlds share no state.
+
+Actions of the present time slot are in a heap; those of later slots wait in lists, which become heaps when their slot begins. A
+large world has a hundred thousand actions that wait, and a heap of them would be slow.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+SLOTS_PER_S = 64
 EVENTS_MAX = 200_000  # a run with more events is an endless loop
+
+
+_Scheduled = tuple[float, int, Callable[[], None]]
 
 
 class Violation(AssertionError):
@@ -24,7 +32,10 @@ class World:
     loss: float = 0.0  # fraction of messages that are lost permanently, even if their sender got an acknowledgement
     chance: Random = field(init=False)
     spite: Random = field(init=False)  # used only by hostile worlds, so that other seeds are not changed by hostility
-    _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _heap: list[_Scheduled] = field(default_factory=list)  # of slots up to `_slot`
+    _slot: int = 0
+    _later: dict[int, list[_Scheduled]] = field(default_factory=dict)  # slot → its actions
+    _slots: list[int] = field(default_factory=list)  # a heap: the keys of `_later`
     _count: int = 0
     events: int = 0  # that were executed
 
@@ -37,7 +48,15 @@ class World:
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (max(when, self.now), self._count, action))
+        when = max(when, self.now)
+        slot = int(when * SLOTS_PER_S)
+        if slot <= self._slot:
+            heapq.heappush(self._heap, (when, self._count, action))
+        elif (waiting := self._later.get(slot)) is not None:
+            waiting.append((when, self._count, action))
+        else:
+            self._later[slot] = [(when, self._count, action)]
+            heapq.heappush(self._slots, slot)
 
     def soon(self, least_s: float, most_s: float, action: Callable[[], None]) -> None:
         """Schedule an action after a random delay. Random delays cause reordering."""
@@ -59,6 +78,10 @@ class World:
         for _ in range(self.events_max):
             if done():
                 return True
+            if not self._heap and self._slots:
+                self._slot = heapq.heappop(self._slots)
+                self._heap = self._later.pop(self._slot)
+                heapq.heapify(self._heap)
             if not self._heap or self._heap[0][0] > until:
                 return False
             self.now, _, action = heapq.heappop(self._heap)

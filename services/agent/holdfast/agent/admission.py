@@ -15,10 +15,10 @@ restarts of the agent. Pure, except for its `Record`, which is on disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from holdfast.domain.errors import HoldfastError
+from holdfast.domain.evolve import evolve
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Order, OrderDone, RebootNode, ResetGpu
 
@@ -97,7 +97,7 @@ class Admission:
         finally:
             self._in_progress.discard(answer.command_id)
         # The version is not stored: the set may have changed when the answer is repeated.
-        return replace(answer, workers_version=workers_version(answer.workers)) if answer.workers else answer
+        return evolve(answer, workers_version=workers_version(answer.workers)) if answer.workers else answer
 
 
 def _refused(command_id: str, reason: str, at: float) -> Verdict:

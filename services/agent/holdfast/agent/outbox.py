@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.signals import RELIABLE, KernelLine, NodeSignal, Tick
 
 DROPPABLE_MAX = 2048
@@ -94,7 +94,8 @@ class Outbox:
             self._droppable.popleft()
         tick = Tick(self._node, self._incarnation, self._seq, at, signals, self.dropped + lost)
         if reliable:
-            self._unacknowledged[tick.seq] = replace(tick, signals=reliable)
+            kept = tick if len(reliable) == len(signals) else evolve(tick, signals=reliable)
+            self._unacknowledged[tick.seq] = kept
         return tick
 
     def acknowledge(self, seq: int) -> None:

@@ -62,8 +62,8 @@ class Replicator(Protocol):
         """`host:port` of the replicator's data plane; empty if this node has no replicator."""
 
     @property
-    def inventories(self) -> tuple[Inventory, ...]:
-        """Its last inventories, one per job."""
+    def inventories(self) -> tuple[Inventory, ...] | None:
+        """Its last inventories, one per job; None while it has not told those of all jobs."""
 
     @property
     def copying(self) -> bool:
@@ -96,7 +96,7 @@ class NoReplicator:
     """A node without checkpoints: jobs start from scratch, and an order to restore is refused."""
 
     endpoint = ""
-    inventories: tuple[Inventory, ...] = ()
+    inventories: tuple[Inventory, ...] | None = ()
     copying = False
 
     async def configure(self, request: Configure) -> None:
@@ -198,6 +198,8 @@ class LocalReplicator:
         self._listen = places.listen
         self._endpoint = ""
         self._held: dict[str, Inventory] = {}  # by job
+        self._started = False  # whether the agent was told that the replicator has started
+        self._listed = anyio.Event()  # set when `_held` has every job, until its inventories are withdrawn
         self._troubles = TroubleReports()
         self._retained: dict[str, CommonCheckpoint] = {}  # by job, the newest; dropped with the job
         self._served: dict[str, Configure] = {}  # by job, as last configured
@@ -209,15 +211,16 @@ class LocalReplicator:
         return self._endpoint
 
     @property
-    def inventories(self) -> tuple[Inventory, ...]:
-        return tuple(self._held.values())
+    def inventories(self) -> tuple[Inventory, ...] | None:
+        return tuple(self._held.values()) if self._listed.is_set() else None
 
     @property
     def copying(self) -> bool:
         return any(is_copying(served, self._held.get(job)) for job, served in self._served.items())
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run until cancelled. Reports `started` when the first process serves. Raises `Unavailable` if it does not."""
+        """Run until cancelled. Reports `started` when the first process serves and has told its inventories: the agent's first
+        session announces them. Raises `Unavailable` if it does not serve."""
         backoff = Backoff(first_s=0.1, max_s=5.0)
         first = True
         async with self._channel:
@@ -234,11 +237,10 @@ class LocalReplicator:
                     served = await self._serve(child)
                     if served and first:
                         first = False
-                        task_status.started()
                         backoff.reset()
                     if served:
                         self._serves.set()
-                        await self._follow(child)
+                        await self._follow(child, task_status)
                     code = await child.wait()
                 if self._serves.is_set():
                     self._serves = anyio.Event()
@@ -345,11 +347,19 @@ class LocalReplicator:
         self._endpoint = self._listen = described.endpoint  # a restarted process uses the same port, which peers know
         return True
 
-    async def _follow(self, child: Child) -> None:
+    async def _follow(self, child: Child, task_status: TaskStatus[None]) -> None:
         """Receive the process's inventory and send it retention updates, until it exits."""
+
+        async def start_when_listed() -> None:
+            await self._listed.wait()
+            if not self._started:
+                self._started = True
+                task_status.started()
+
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_inventory)
             tasks.start_soon(self._pass_on_retained)
+            tasks.start_soon(start_when_listed)
             await child.wait()
             tasks.cancel_scope.cancel()
 
@@ -359,6 +369,9 @@ class LocalReplicator:
             try:
                 async for message in self._stub.WatchInventory(pb.WatchInventoryRequest(), wait_for_ready=True):
                     backoff.reset()
+                    if not message.job:
+                        self._listed.set()  # those of all jobs have been sent
+                        continue
                     self._take(wire.decode_inventory(message))
                     self._pass_on_troubles(message.job, wire.decode_troubles(message))
             except grpc.aio.AioRpcError as error:
@@ -416,7 +429,7 @@ class LocalReplicator:
             with freeze.patience(AWAY_S) as waited:
                 await self._serves.wait()
             if waited.cancelled_caught:
-                held, self._held = self._held, {}
+                held, self._held, self._listed = self._held, {}, anyio.Event()
                 log.error("replicator unavailable: its shards withdrawn", jobs=sorted(held))
                 for job in held:
                     self._on_inventory(Inventory(job, ()))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.domain.inventories import difference
-from holdfast.domain.orders import Hello, Inventory, Report, WorkersChanged
+from holdfast.domain.orders import Announced, Hello, Inventory, Report, WorkersChanged
 
 WAITING_MAX = 1024
 
@@ -71,8 +71,12 @@ class Reports:
         while self._sent and self._sent[0].seq <= seq:
             self._sent.popleft()
 
-    def greet(self, hello: Hello, inventories: Iterable[Inventory] = ()) -> None:
-        """Begin a session: `hello` first, then the unacknowledged reports in order, then the inventories."""
+    def greet(self, hello: Hello, inventories: Iterable[Inventory] | None = None) -> None:
+        """Begin a session: `hello` first, then the unacknowledged reports in order, then the inventories, which `hello`
+        announces. None = the replicator has not told all of them yet."""
+        if inventories is not None:
+            inventories = tuple(inventories)
+            hello = replace(hello, announced=Announced(tuple(sorted(each.job for each in inventories))))
         # Hello contains the present workers. An older report of workers, sent after it, would be taken for a newer one.
         again = [each.report for each in self._sent if not isinstance(each.report, Hello | WorkersChanged)]
         self._sent.clear()
@@ -80,7 +84,7 @@ class Reports:
         self.differences = False
         newer = [report for report in self._waiting if not isinstance(report, WorkersChanged)]
         self._waiting.clear()
-        for report in (hello, *again, *newer, *inventories):
+        for report in (hello, *again, *newer, *(inventories or ())):
             self.add(report)
 
 

@@ -412,7 +412,8 @@ def _facts(
         replicator_endpoint=replicator_endpoint,
         agent_pid=os.getpid(),
         directory=str(settings.agent_dir),
-        disk_dir=str(settings.disk_dir.absolute()) if settings.replicator else "",
+        # without the symbolic link of a local stack, which ends with the stack; its checkpoints do not
+        disk_dir=str(settings.disk_dir.resolve()) if settings.replicator else "",
         kernel_log=str(settings.kernel_log),
         version=importlib.metadata.version(DISTRIBUTION),
         boot_id=boot_id(settings.boot_id_file),

@@ -62,7 +62,7 @@ class Session:
         *,
         endpoints: Sequence[str],
         hello: Callable[[], Hello],
-        inventories: Callable[[], Iterable[Inventory]],
+        inventories: Callable[[], Iterable[Inventory] | None],
         executor: Executor,
         reports: Reports,
         on_diagnostics: Callable[[Sequence[str]], None],

@@ -27,6 +27,9 @@ REFUSED_S = (
 
 REPEATED_EVERY_S = 60.0
 
+# grpc.aio's own words for a write to a call that the other end has just ended. They replace the status that was on its way.
+ENDED_UNDER_A_WRITE = "Internal error from Core"
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -43,6 +46,10 @@ class Failures:
 
     def failed(self, event: str, endpoint: str, error: grpc.aio.AioRpcError) -> None:
         code, reason = error.code().name, error.details() or ""
+        if error.code() is grpc.StatusCode.INTERNAL and reason == ENDED_UNDER_A_WRITE:
+            reason = "the service ended the call while this agent wrote to it, so its reason is not known"
+            self._warn(event, endpoint, self._last.get(endpoint, (reason,))[0], code=code, reason=reason)
+            return
         # The operating system's reason why a service is not reached differs from one attempt to the next.
         kind = code if error.code() is grpc.StatusCode.UNAVAILABLE else f"{code}: {reason}"
         self._warn(event, endpoint, kind, code=code, reason=reason)

@@ -35,8 +35,8 @@ class JobArchive:
         """Record a save of a worker of this node. The time is that of the first rank."""
         save = Save(manifest.attempt, manifest.step, manifest.created_at)
         self.saves.setdefault(CheckpointId(save.attempt, save.step), save)
-        for checkpoint_id in sorted(self.saves)[:-SAVES_MAX]:
-            del self.saves[checkpoint_id]
+        while len(self.saves) > SAVES_MAX:
+            del self.saves[min(self.saves)]
 
     def configured(self, before: Configure | None, config: Configure) -> None:
         """Require a new listing for a new generation, because other nodes may have completed or deleted checkpoints."""

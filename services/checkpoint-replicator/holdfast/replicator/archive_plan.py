@@ -128,10 +128,11 @@ def _level_of(view: View, archive: Archive, held: CheckpointId) -> int:
     """Return the level of a save. If an earlier save of the attempt is unknown, the level is higher, never lower."""
     if held in archive.asked:
         return LEVEL_ASKED
-    before = [save.step for save in archive.saves if save.attempt == held.attempt and save.step < held.step]
-    if before:
-        return level(held.step, max(before))
-    return level(held.step, view.restored.step if view.restored is not None else None)
+    latest_first = reversed(archive.saves)
+    before = next((save.step for save in latest_first if save.attempt == held.attempt and save.step < held.step), None)
+    if before is None:
+        before = view.restored.step if view.restored is not None else None
+    return level(held.step, before)
 
 
 def _whole(view: View) -> list[CheckpointId]:
@@ -139,8 +140,8 @@ def _whole(view: View) -> list[CheckpointId]:
 
 
 def _newest_complete(view: View, archive: Archive) -> CheckpointId | None:
-    live = [step.id for step in archive.steps if step.complete and not is_abandoned(view, step.id)]
-    return max(live, default=None)
+    complete = [step.id for step in archive.steps if step.complete]
+    return max([each for each in complete if not is_abandoned(view, each)], default=None)
 
 
 def _all_uploaded(view: View, archive: Archive, held: CheckpointId) -> bool:

@@ -94,9 +94,11 @@ class Engine:
         return self._changed
 
     async def watch(self, name: str) -> AsyncIterator[tuple[Inventory, tuple[Trouble, ...]]]:
-        """Yield inventories with current problems, now and after each change, in order; `name` "" = every job. A slow reader
-        misses intermediate states but not the last one."""
-        sent: dict[str, tuple[Inventory, tuple[Trouble, ...]]] = {name: (Inventory("", ()), ())} if name else {}
+        """Yield inventories with current problems, now and after each change, in order; `name` "" = every job, and an inventory
+        without a job after the first of each. A slow reader misses intermediate states but not the last one."""
+        nothing: tuple[Inventory, tuple[Trouble, ...]] = Inventory("", ()), ()
+        sent = {name: nothing} if name else {}
+        listed = bool(name)
         while True:
             changed = self.changed
             names = [name] if name else sorted(set(self.jobs) | set(sent))
@@ -108,6 +110,9 @@ class Engine:
                     yield status
                 if job is None and not name:
                     sent.pop(each, None)
+            if not listed:
+                listed = True
+                yield nothing
             await changed.wait()
 
     # ------------------------------------------------------------ requests

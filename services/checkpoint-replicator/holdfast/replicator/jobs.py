@@ -271,7 +271,7 @@ class Job:
     def inventory(self) -> Inventory:
         """Return one record per shard and tier. An image and a staged file of a shard are one record."""
         records = {
-            (_TIER_NAMES[held.tier], held.key): ShardRecord(
+            (held.key.attempt, held.key.step, held.key.rank, _TIER_NAMES[held.tier]): ShardRecord(
                 key=held.key,
                 mesh=manifest.domain_mesh(),
                 tier=_TIER_NAMES[held.tier],
@@ -282,11 +282,8 @@ class Job:
             )
             for held, manifest in self.held.items()
         }
-        ordered = sorted(
-            records.items(), key=lambda item: (item[0][1].attempt, item[0][1].step, item[0][1].rank, item[0][0])
-        )
         stored = self.archive.reported_steps(self.config.store_keep) if self.config else ()
-        return Inventory(self.name, tuple(record for _, record in ordered), stored)
+        return Inventory(self.name, tuple([records[place] for place in sorted(records)]), stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ space. Five facts distinguish "old" from "superseded":
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.domain.checkpoints import CheckpointId
@@ -95,10 +95,11 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
     """Copies of shards that will be uploaded and are not the newest: the next save may overwrite them, so they come first."""
     if view.archive is None:
         return []
-    on_disk = {held.key for held in view.held if held.tier is Tier.DISK}
-    mine = {held.key for held in view.held if held.tier is Tier.IMAGE and held.key.rank in view.ranks}
-    due = wanted_of(view, {id_of(key) for key in mine - on_disk})
-    late = [key for key in mine - on_disk if id_of(key) == due and key not in wanted]
+    on_disk = {(at, rank) for at, rank, _ in view.on_disk}
+    mine = [(at, held.key) for at, held in view.dated if held.tier is Tier.IMAGE and held.key.rank in view.ranks]
+    waiting = [(at, key) for at, key in mine if (at, key.rank) not in on_disk]
+    due = wanted_of(view, {at for at, _ in waiting})
+    late = [key for at, key in waiting if at == due and key not in wanted]
     return [CopyToDisk(key, "the object store takes it from the disk") for key in _newest_first(late)]
 
 
@@ -141,15 +142,21 @@ def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[Shar
     return [key for key in keys if sent.get(key.rank) != following]
 
 
-def _newest_by_rank(view: View, tiers: tuple[Tier, ...], coming: Iterable[ShardKey] = ()) -> dict[int, ShardKey]:
+def _newest_by_rank(view: View, tiers: tuple[Tier, ...], coming: Sequence[ShardKey] = ()) -> dict[int, ShardKey]:
     """Return the newest shard of each rank in these tiers, or `coming` into one of them."""
-    found = [(at, held.key.rank) for at, held in view.dated if held.tier in tiers]
-    found += ((id_of(key), key.rank) for key in coming)
-    newest: dict[int, CheckpointId] = {}
-    for at, rank in found:
-        if (rank not in newest or newest[rank] < at) and not (view.attempt and is_abandoned(view, at)):
-            newest[rank] = at
-    return {rank: ShardKey(*at, rank) for rank, at in newest.items()}
+    if not coming and (known := view.newest.get(tiers)) is not None:
+        return known
+    newest: dict[int, tuple[CheckpointId, ShardKey]] = {}
+    found = [(at, held.key) for at, held in view.on_lineage if held.tier in tiers]
+    found += [(at, key) for key in coming if not is_abandoned(view, at := id_of(key))]
+    for each in found:
+        rank = each[1].rank
+        if rank not in newest or newest[rank][0] < each[0]:
+            newest[rank] = each
+    by_rank = {rank: key for rank, (_, key) in newest.items()}
+    if not coming:
+        view.newest[tiers] = by_rank
+    return by_rank
 
 
 def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
@@ -162,33 +169,33 @@ def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
 def _disk_deletions(view: View) -> list[Step]:
     if not view.attempt:
         return []  # the job is not configured yet, and these may be the only copies
-    disk = [(at, held.key) for at, held in view.dated if held.tier is Tier.DISK]
-    disk.sort(key=lambda each: (each[0], each[1].rank))
+    # For this node's ranks and for removed ones, this node's own checkpoints count.
+    own = {rank for _, rank, _ in view.on_disk if rank in view.ranks or rank >= view.world_size}
     whole = _Counted.of(view, whole_steps(view, (Tier.DISK,)))
     of_rank: dict[int, set[CheckpointId]] = {}  # for the copies of other nodes' shards
-    for at, key in disk:
-        if not is_abandoned(view, at):
-            of_rank.setdefault(key.rank, set()).add(at)
+    for at, held in view.on_lineage:
+        if held.tier is Tier.DISK and held.key.rank not in own:
+            of_rank.setdefault(held.key.rank, set()).add(at)
     counted = {rank: _Counted.of(view, steps) for rank, steps in of_rank.items()}
     none = _Counted([], 0)
     on_its_way = chosen(view)
-    spared = _newest_abandoned(view, {at for at, _ in disk})
+    spared = _newest_abandoned(view, {at for at, _, _ in view.on_disk})
     steps: list[Step] = []
-    for at, key in disk:
-        if Held(Tier.DISK, key) in view.pinned or (at == on_its_way and key.rank in view.ranks):
+    last: CheckpointId | None = None
+    is_spared = False
+    for at, rank, held in view.on_disk:
+        if at != last:
+            last, is_spared = at, is_kept(view, at) or at in spared
+        if is_spared or (at == on_its_way and rank in view.ranks) or (view.pinned and held in view.pinned):
             continue
-        if is_kept(view, at) or at in spared:
-            continue
-        # For a removed rank, this node's own checkpoints count.
-        own = key.rank in view.ranks or key.rank >= view.world_size
-        if (reason := _superseded(view, key, at, whole if own else counted.get(key.rank, none))) is not None:
-            steps.append(Delete(Tier.DISK, key, reason))
+        if (reason := _superseded(view, held.key, at, whole if rank in own else counted.get(rank, none))) is not None:
+            steps.append(Delete(Tier.DISK, held.key, reason))
     return steps
 
 
 def _newest_abandoned(view: View, disk: set[CheckpointId]) -> set[CheckpointId]:
     """Return the newest checkpoints that this run has abandoned, because the user may want to go back to one of them."""
-    if view.disk_full:
+    if view.disk_full or len(view.on_lineage) == len(view.dated):
         return set()
     mine = {at for at in disk if at.attempt >= max(view.first_attempt, view.expired_before)}
     return set(sorted((each for each in mine if is_abandoned(view, each)), reverse=True)[: max(view.keep, KEEP_MIN)])
@@ -252,11 +259,11 @@ def _staged_deletions(view: View) -> list[Step]:
     if not view.attempt or not staged:
         return []
     whole = [step for step in whole_steps(view, (Tier.DISK,)) if step.attempt == view.attempt]
-    on_disk = {held.key for held in view.held if held.tier is Tier.DISK}
+    on_disk = {(at, rank) for at, rank, _ in view.on_disk}
     steps: list[Step] = []
     for at, held in sorted(staged, key=lambda each: (each[0], each[1].key.rank)):
         if is_kept(view, at) or view.ended:
-            if held.key in on_disk:
+            if (at, held.key.rank) in on_disk:
                 steps.append(Delete(Tier.STAGED, held.key, "its workers have ended, and it is on disk"))
             continue
         newer = [step for step in whole if step > at]
@@ -274,7 +281,7 @@ def _superseded_copy(view: View, key: ShardKey, newer: list[CheckpointId]) -> st
     if it is on disk as well, because it is restored from this node if its own node is lost. `newer`: steps that are complete
     on this node's disk."""
     mine = id_of(key)
-    of_rank = [(at, held.tier) for at, held in view.dated if held.key.rank == key.rank and not is_abandoned(view, at)]
+    of_rank = [(at, held.tier) for at, held in view.on_lineage if held.key.rank == key.rank]
     on_disk = any(tier is Tier.DISK and at >= mine for at, tier in of_rank)
     if not on_disk and not view.disk_takes_nothing:
         return None
@@ -291,8 +298,10 @@ def _images(view: View) -> list[Step]:
 
 def images_may_go(view: View) -> bool:
     """Whether an ended job's images can be deleted: each must be on disk in the same or a newer version."""
+    if not view.images_left or view.fresh:
+        return False
     images = [held for held in view.held if held.tier is Tier.IMAGE]
-    if not view.images_left or view.fresh or any(held in view.pinned for held in images):
+    if any(held in view.pinned for held in images):
         return False
     on_disk = {rank: id_of(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Tier.DISK,)).items()}
     return all(on_disk.get(held.key.rank, (0, 0)) >= id_of(held.key) for held in images)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from operator import itemgetter
 from typing import assert_never
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.names import label
+
+
+_AGE_AND_RANK = itemgetter(0, 1)
 
 
 class Tier(StrEnum):
@@ -100,11 +104,28 @@ class View:
     @cached_property
     def dated(self) -> tuple[tuple[CheckpointId, Held], ...]:
         """`held`, each with its (attempt, step)."""
-        return tuple((id_of(held.key), held) for held in self.held)
+        return tuple([(CheckpointId(held.key.attempt, held.key.step), held) for held in self.held])
+
+    @cached_property
+    def on_lineage(self) -> tuple[tuple[CheckpointId, Held], ...]:
+        """`dated` without the abandoned checkpoints."""
+        return tuple([each for each in self.dated if not is_abandoned(self, each[0])])
+
+    @cached_property
+    def on_disk(self) -> list[tuple[CheckpointId, int, Held]]:
+        """The shards on disk, each with its (attempt, step) and its rank. Oldest first, then by rank."""
+        found = [(at, held.key.rank, held) for at, held in self.dated if held.tier is Tier.DISK]
+        found.sort(key=_AGE_AND_RANK)
+        return found
 
     @cached_property
     def whole(self) -> dict[tuple[Tier, ...], list[CheckpointId]]:
         """The results of `whole_steps`, by tiers."""
+        return {}
+
+    @cached_property
+    def newest(self) -> dict[tuple[Tier, ...], dict[int, ShardKey]]:
+        """The newest shard of each rank, by tiers."""
         return {}
 
     @property
@@ -214,8 +235,8 @@ def whole_steps(view: View, tiers: tuple[Tier, ...]) -> list[CheckpointId]:
     if (known := view.whole.get(tiers)) is not None:
         return known
     ranks_at: dict[CheckpointId, set[int]] = {}
-    for at, held in view.dated:
-        if held.tier in tiers and not is_abandoned(view, at):
+    for at, held in view.on_lineage:
+        if held.tier in tiers:
             ranks_at.setdefault(at, set()).add(held.key.rank)
     mine = set(view.ranks)
     found = view.whole[tiers] = sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)

@@ -15,13 +15,13 @@ The engine returns each finding once. While a finding holds, the engine repeats 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.diagnostics import steps
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Detector, Observed, TelemetryGap
+from holdfast.diagnostics.detectors.protocol import Detector, Findings, Observed, TelemetryGap
 from holdfast.diagnostics.holding import Holding
 from holdfast.diagnostics.roster import Roster, RunStarted
 from holdfast.domain import tracing
@@ -30,6 +30,7 @@ from holdfast.domain.signals import (
     ClockTick,
     GenerationStarted,
     GenerationStopped,
+    NodeBeat,
     RankProgress,
     Signal,
     StepColumns,
@@ -50,6 +51,8 @@ class Folded:
 
 
 _NOTHING = Folded()
+# The detectors that read a type: the place of the detector's state, and its `observe`.
+_Route = tuple[tuple[int, Callable[[Any, Observed, float, Roster], tuple[Any, Findings]]], ...]
 
 
 class Engine:
@@ -63,7 +66,7 @@ class Engine:
     ) -> None:
         self._detectors = tuple(detectors)
         self._states: list[Any] = [detector.initial() for detector in self._detectors]
-        self._routes: dict[type, tuple[int, ...]] = {}
+        self._routes: dict[type, _Route] = {}
         self._roster = Roster()
         self._steps = steps.StepState()
         self._reported: Bounded[str, Finding] = Bounded(_FINDINGS_MAX)
@@ -81,13 +84,15 @@ class Engine:
         records: tuple[StepRecord, ...] = ()
         repeats: tuple[Finding, ...] = ()
         match signal:
+            case NodeBeat():
+                pass
+            case RankProgress() | WorkerExited():
+                self._roster.observe(signal)
+            case StepColumns():
+                records = steps.fold(self._steps, signal)
             case ClockTick():
                 findings += self._passed(now)
                 repeats = self._holding.due(now)
-            case StepColumns():
-                records = steps.fold(self._steps, signal)
-            case RankProgress() | WorkerExited():
-                self._roster.observe(signal)
             case GenerationStarted():
                 findings += self._started(signal, now)
             case GenerationStopped():
@@ -96,9 +101,9 @@ class Engine:
                 self._roster.observe(signal)
             case _:
                 pass
-        findings += self._observe(signal, now)
+        self._observe(signal, now, findings)
         for record in records:
-            findings += self._observe(record, now)
+            self._observe(record, now, findings)
             self._holding.stepped(record, now)
         if not (findings or records or repeats):
             return _NOTHING
@@ -107,13 +112,14 @@ class Engine:
     def gap(self, gap_s: float, now: float) -> Folded:
         """Report to the detectors that this process did not run for `gap_s`. The wall clock may show a shorter gap, because it
         may have been set in the meantime."""
-        return Folded(tuple(self._observe(TelemetryGap(at=now, gap_s=gap_s), now)))
+        return Folded(tuple(self._observe(TelemetryGap(at=now, gap_s=gap_s), now, [])))
 
-    def _passed(self, now: float) -> Iterator[Finding]:
+    def _passed(self, now: float) -> list[Finding]:
         """Report a jump of the clock to the detectors: this process was stopped or got no CPU time, or its clock was set."""
         before, self._clock = self._clock, now
-        if before is not None and not 0.0 <= now - before <= self._gap_after_s:
-            yield from self._observe(TelemetryGap(at=now, gap_s=now - before), now)
+        if before is None or 0.0 <= now - before <= self._gap_after_s:
+            return []
+        return self._observe(TelemetryGap(at=now, gap_s=now - before), now, [])
 
     def _started(self, item: GenerationStarted, now: float) -> list[Finding]:
         """Record the start of a generation. If a new run begins, drop all data of the job's earlier run."""
@@ -123,27 +129,29 @@ class Engine:
             self._roster.observe(began)
             steps.forget(self._steps, item.job)
             self._holding.over(item.job)
-            findings += self._observe(began, now)
+            self._observe(began, now, findings)
         if item.generation > self._roster.newest_started(item.job):
             self._holding.over(item.job, before=item.generation)
         self._roster.observe(item)
         steps.started(self._steps, item)
         return findings
 
-    def _observe(self, item: Observed, now: float) -> Iterator[Finding]:
-        for index in self._route(type(item)):
-            self._states[index], found = self._detectors[index].observe(self._states[index], item, now, self._roster)
+    def _observe(self, item: Observed, now: float, findings: list[Finding]) -> list[Finding]:
+        """Pass an item to the detectors that read its type. Appends what they report to `findings`, and returns that list."""
+        states, roster = self._states, self._roster
+        for index, observe in self._routes.get(type(item)) or self._route(type(item)):
+            states[index], found = observe(states[index], item, now, roster)
             for finding in found:
                 report = self._report(finding)
                 if report is not None:
-                    yield report
-                    yield from self._observe(report, now)
+                    findings.append(report)
+                    self._observe(report, now, findings)
+        return findings
 
-    def _route(self, kind: type) -> tuple[int, ...]:
-        route = self._routes.get(kind)
-        if route is None:
-            route = tuple(i for i, detector in enumerate(self._detectors) if kind in detector.reads)
-            self._routes[kind] = route
+    def _route(self, kind: type) -> _Route:
+        self._routes[kind] = route = tuple(
+            (index, detector.observe) for index, detector in enumerate(self._detectors) if kind in detector.reads
+        )
         return route
 
     def _report(self, finding: Finding) -> Finding | None:

@@ -37,7 +37,8 @@ class Plausibility:
                 kept.append(signal)
             else:
                 reasons.append(f"{type(signal).__name__}: {reason}")
-        self.rejected.update(reasons)
+        if reasons:
+            self.rejected.update(reasons)
         return tuple(kept), tuple(reasons)
 
     def _impossible(self, signal: NodeSignal) -> str | None:

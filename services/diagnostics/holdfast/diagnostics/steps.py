@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import TypeVar
 
 from holdfast.diagnostics.bounded import Bounded
@@ -41,7 +42,7 @@ class _Step:
         """Add these rows of a node's report, at least one."""
         self.ranks += len(rows)
         started_at, ended_at = _pick(columns.started_at, rows), _pick(columns.ended_at, rows)
-        self.duration_s = max(self.duration_s, *(end - start for start, end in zip(started_at, ended_at, strict=True)))
+        self.duration_s = max(self.duration_s, *map(sub, ended_at, started_at))
         self.ended_at = max(self.ended_at, *ended_at)
         self.tokens += sum(_pick(columns.tokens, rows))
         self.stall_s = max(self.stall_s, *_pick(columns.stall_s, rows))
@@ -65,8 +66,26 @@ class _Generation:
     def advance(self, rank: int, step: int) -> None:
         """Record that `rank` has finished `step`, a later step than before."""
         before, self.finished[rank] = self.finished.get(rank, -1), step
-        self.ranks_at[step] = self.ranks_at.get(step, 0) + 1
-        self.ranks_at[before] -= 1
+        self._move(1, before, step)
+
+    def advance_together(self, ranks: Sequence[int], step: int) -> bool:
+        """Record that all these ranks have finished `step`, if it is later than the step that they all had finished before.
+        Returns False, and records nothing, if they differ or some rank is not of this generation."""
+        known = set(map(self.finished.get, ranks))
+        before = known.pop()
+        if known or len(set(ranks)) < len(ranks) or max(ranks) >= self.world_size:
+            return False
+        if before is None:
+            before = -1
+        if before >= step:
+            return False
+        self.finished.update(dict.fromkeys(ranks, step))
+        self._move(len(ranks), before, step)
+        return True
+
+    def _move(self, count: int, before: int, step: int) -> None:
+        self.ranks_at[step] = self.ranks_at.get(step, 0) + count
+        self.ranks_at[before] -= count
         if not self.ranks_at[before]:
             del self.ranks_at[before]
             if before == self.slowest:
@@ -107,6 +126,9 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
         return ()  # the number of ranks is not known yet; agents report it on every new stream
     before = generation.slowest
     for step, rows in _by_step(columns):
+        if generation.advance_together(_pick(columns.rank, rows), step):
+            generation.open.get_or_add(step, _Step).add(columns, rows)
+            continue
         new = [
             i
             for i in rows
@@ -124,17 +146,26 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
 
 
 def _by_step(columns: StepColumns) -> Iterable[tuple[int, Sequence[int]]]:
-    """Return (step, rows) in order of first occurrence. Nearly always a node reports the same step for all its ranks."""
-    if len(set(columns.step)) == 1:
-        return ((columns.step[0], range(len(columns.step))),)
+    """Return (step, rows) in order of first occurrence. Nearly always the rows of a step follow one another."""
+    steps = columns.step
+    blocks = list[tuple[int, Sequence[int]]]()
+    for step in dict.fromkeys(steps):
+        first, count = steps.index(step), steps.count(step)
+        if steps[first : first + count] != (step,) * count:
+            break
+        blocks.append((step, range(first, first + count)))
+    else:
+        return blocks
     rows: dict[int, list[int]] = {}
-    for i, step in enumerate(columns.step):
+    for i, step in enumerate(steps):
         rows.setdefault(step, []).append(i)
     return rows.items()
 
 
 def _pick(column: Sequence[N], rows: Sequence[int]) -> Sequence[N]:
-    return column if len(rows) == len(column) else [column[i] for i in rows]
+    if isinstance(rows, range):
+        return column[rows.start : rows.stop]
+    return [column[i] for i in rows]
 
 
 def _record(columns: StepColumns, generation: _Generation, step: int) -> StepRecord:

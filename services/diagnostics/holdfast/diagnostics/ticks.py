@@ -44,7 +44,10 @@ from holdfast.domain.signals import (
 CLOCK_TICK_S = 0.02
 CALM_CLOCK_TICK_S = 0.25
 ATTENTION_S = 2.0
-_ROUTINE = (ClockTick, NodeBeat, StepColumns, ObservedSteps, RankProgress, HostSample, GpuSample, GpuHealth, NicSample)
+_ROUTINE = frozenset(
+    {ClockTick, NodeBeat, StepColumns, ObservedSteps, RankProgress, HostSample, GpuSample, GpuHealth, NicSample}
+)
+_MUST_HOLD = frozenset(RELIABLE)
 # A detector may delay its conclusion about an exit. The tick is acknowledged only afterwards, so that a crash of this process
 # during the delay does not lose the exit.
 SETTLE_S = 0.5
@@ -110,7 +113,7 @@ class Ticks:
             signals, impossible = self._plausibility.screen(tick.signals)
             for signal in signals:
                 self._fold(signal, now)
-        must_hold = any(isinstance(signal, RELIABLE) for signal in tick.signals)
+        must_hold = not _MUST_HOLD.isdisjoint(map(type, tick.signals))
         failed = must_hold and any(isinstance(s, WorkerExited) and is_failure(s) for s in tick.signals)
         return Receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0, impossible)
 
@@ -145,7 +148,7 @@ class Ticks:
         self._fold(NodeConnected(tick.node, now, tick.incarnation), now)
 
     def _fold(self, signal: Signal, now: float) -> None:
-        if not isinstance(signal, _ROUTINE):
+        if type(signal) not in _ROUTINE:
             self.attentive_until = now + ATTENTION_S
         self._publish(self._engine.fold(signal, now))
 

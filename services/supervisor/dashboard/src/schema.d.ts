@@ -1160,7 +1160,11 @@ export interface components {
             leader: boolean;
             leader_api: string;
             protocol_version: number;
+            /** @default  */
+            standby_api: string;
             supervisor: string;
+            /** @default  */
+            trouble: string;
             version: string;
         };
         Warnings: {

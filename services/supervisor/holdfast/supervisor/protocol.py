@@ -434,8 +434,11 @@ class Broadcast:
 
     def slot_of(self, command_id: str) -> int | None:
         """The slot that the order `command_id` is for; None if it is not an order of this broadcast."""
-        own, slash, digits = command_id.rpartition("/")
-        if not slash or own != self.command_id or not digits.isdecimal() or len(digits) > SLOT_DIGITS_MAX:
+        if not command_id.startswith(self.command_id):
+            return None
+        behind = command_id[len(self.command_id) :]
+        digits = behind[1:]
+        if behind[:1] != "/" or not digits.isdecimal() or len(digits) > SLOT_DIGITS_MAX:
             return None
         slot = int(digits)
         return slot if slot < len(self.placements) else None
@@ -485,9 +488,9 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class SendNotification:
-    """A one-way message to a node. It is not acknowledged or retried, and is dropped if the node has no session."""
+    """A one-way message to these nodes. It is not acknowledged or retried, and is dropped for a node without a session."""
 
-    node: str
+    nodes: tuple[str, ...]
     message: CommonCheckpoint
 
 

@@ -150,6 +150,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             alerts=alerts,
             audit=requests,
             agents=leader.agents,
+            standby_api=leader.standby_api,
+            trouble=lambda: leader.trouble,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))

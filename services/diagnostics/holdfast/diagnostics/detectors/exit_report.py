@@ -85,7 +85,7 @@ def report(
         evidence["tries"] = str(failure.tries)
         evidence["nodes"] = str(len(failure.nodes))
         evidence["step"] = str(failure.step)
-        at = f"after step {failure.step}" if failure.step > 0 else "before the first step"
+        at = f"after step {failure.step}" if failure.step > 0 else place
         summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not help."
     elif judged is not None and judged.who is Who.HARDWARE:
         recommended_actions = (Remedy.REPLACE_NODE,)

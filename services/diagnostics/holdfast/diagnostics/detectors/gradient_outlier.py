@@ -10,6 +10,7 @@ therefore a warning, which names rank and node and counts the occurrences.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ _TINY = 1e-30
 
 @dataclass(slots=True)
 class _Open:
-    norms: NDArray[np.float64]  # by rank; NaN = not reported, +inf = not a number
+    norms: array[float]  # by rank; NaN = not reported, +inf = not a number
     reports: int = 0
 
 
@@ -113,13 +114,14 @@ class GradientOutlier:
                 continue
             step = job.open.get(number)
             if step is None:
-                step = job.open[number] = _Open(np.full(mesh.world_size, np.nan))
-            step.reports += bool(np.isnan(step.norms[rank]))
+                step = job.open[number] = _Open(array("d", (math.nan,)) * mesh.world_size)
+            before = step.norms[rank]
+            step.reports += before != before
             step.norms[rank] = norm
             if step.reports == mesh.world_size:
                 for done in [one for one in job.open if one <= number]:
                     del job.open[done]
-                yield from self._judge(job, mesh, item, number, step.norms, now)
+                yield from self._judge(job, mesh, item, number, np.frombuffer(step.norms), now)
 
     def _judge(
         self, job: _Job, mesh: Mesh, item: StepColumns, number: int, norms: NDArray[np.float64], now: float

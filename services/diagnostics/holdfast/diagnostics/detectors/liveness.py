@@ -209,12 +209,13 @@ class Liveness:
 
     def _is_witnessed(self, state: LivenessState, name: str, running: Mapping[str, Placement], doubt: Doubt) -> bool:
         """Whether a loss of the node would stop the steps of other nodes: in one of its generations another node sends reports,
-        the step time is known, and steps had not stopped before. An idle node needs no witness."""
+        the step time is known, and steps had not stopped before the node's last heartbeat. (The stream of a node without power
+        or network breaks seconds after that, by a keepalive.) An idle node needs no witness."""
         for job, placement in running.items():
             pace = state.paces.get((job, placement.generation))
             if pace is None or not pace.intervals_s or pace.reported_besides(name) <= doubt.began:
                 continue
-            if doubt.began - pace.at <= self._next_s(pace):
+            if min(doubt.since, doubt.began) - pace.at <= self._next_s(pace):
                 return True
         return not running
 

@@ -151,7 +151,10 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
     diagnosis = localise(views, looked.waiting)
     culprit = next((view for view in views if view.rank == diagnosis.rank), None)
     step = max(view.step for view in views)
-    who = f"rank {culprit.rank} on {culprit.node}: {diagnosis.reason}" if culprit else diagnosis.reason
+    # A named rank without a report: diagnostics has lost its node, and the supervisor has not, or the generation would be over.
+    away = culprit is None and diagnosis.rank is not None
+    node = culprit.node if culprit else generation.node_of.get(diagnosis.rank, "") if diagnosis.rank is not None else ""
+    who = f"rank {diagnosis.rank} on {node}: {diagnosis.reason}" if node else diagnosis.reason
     if evidence.reports_progress:
         what = f"makes no progress for {rule.still_s:.1f} s after step {step}"
         dated = f"{ESTIMATE}the last sign of progress of any rank"
@@ -167,7 +170,7 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
         at=now,
         since=evidence.still_since,
         summary=f"{job} {what}; {who}.{may_end}",
-        node=culprit.node if culprit else "",
+        node=node,
         job=job,
         generation=number,
         rank=diagnosis.rank,
@@ -183,8 +186,15 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
             **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
         },
         attribution=Attribution(from_outside=diagnosis.stopped),
-        recommended_actions=(Remedy.WATCH,) if warning else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
+        recommended_actions=_remedies(away=away and bool(node), warning=warning),
     )
+
+
+def _remedies(*, away: bool, warning: bool) -> tuple[Remedy, ...]:
+    """`away`: the node of the named rank sends nothing, neither to diagnostics nor to the ranks that wait for it."""
+    if warning:
+        return (Remedy.WATCH,)
+    return (Remedy.REPLACE_NODE,) if away else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE)
 
 
 def _table(views: list[RankView], diagnosis: Diagnosis) -> str:

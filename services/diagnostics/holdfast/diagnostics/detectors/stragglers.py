@@ -110,12 +110,20 @@ class Stragglers:
                 if run is not None:
                     return state, self._finished(run, item, now)
             case GenerationStarted():
-                _open(state, roster.current(item.job, item.generation), self._limits_of(item))
+                self._open(state, item, roster.current(item.job, item.generation))
             case RunStarted():
                 state.runs.pop(item.job, None)
             case _:
                 pass
         return state, ()
+
+    def _open(self, state: StragglerState, item: GenerationStarted, generation: Generation | None) -> None:
+        """Begin to compare the ranks of a new generation. Each node reports its start; the first report is enough."""
+        if generation is None or generation.mesh is None:
+            return
+        run = state.runs.get(generation.job)
+        if run is None or run.generation is not generation:
+            state.runs[generation.job] = _new_run(generation, generation.mesh, self._limits_of(item))
 
     def _limits_of(self, item: GenerationStarted) -> StragglerThresholds:
         """The thresholds of a job: a condition that lasts is reported again when the policy may be asked, if that is sooner."""
@@ -207,15 +215,6 @@ class Stragglers:
 
 
 # ---------------------------------------------------------------- memory
-
-
-def _open(state: StragglerState, generation: Generation | None, limits: StragglerThresholds) -> None:
-    """Begin to compare the ranks of a new generation. Each node reports its start; the first report is enough."""
-    if generation is None or generation.mesh is None:
-        return
-    run = state.runs.get(generation.job)
-    if run is None or run.generation is not generation:
-        state.runs[generation.job] = _new_run(generation, generation.mesh, limits)
 
 
 def _new_run(generation: Generation, mesh: Mesh, limits: StragglerThresholds) -> _Run:

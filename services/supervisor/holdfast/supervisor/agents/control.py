@@ -19,6 +19,7 @@ from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello
 from holdfast.runtime.grpc_access import caller
 from holdfast.runtime.grpc_server import write_whole
+from holdfast.runtime.refusal_log import RefusalLog
 from holdfast.supervisor.agents.sessions import AgentSession, Outgoing, Refused, Sessions
 from holdfast.supervisor.protocol import node_reported
 from holdfast.v1 import control_pb2 as pb
@@ -59,6 +60,7 @@ class ControlServicer(pb_grpc.ControlServicer):
         self._supervisor = supervisor
         self._diagnostics = tuple(diagnostics)
         self._clock = clock
+        self._refusals = RefusalLog("holdfast.supervisor.agents.control", "session refused")
 
     # A coroutine that writes, the other form that grpc.aio takes besides a generator: a task group must not hold a `yield`.
     async def Session(  # type: ignore[override]  # noqa: N802
@@ -67,14 +69,17 @@ class ControlServicer(pb_grpc.ControlServicer):
         try:
             await self._serve(request_iterator, context)
         except Refused as refusal:
-            log.info("session refused", peer=context.peer(), reason=str(refusal))
+            if str(refusal) == NOT_THE_LEADER:  # of every agent, several times a second, until a supervisor leads
+                self._refusals.expected(context.peer(), str(refusal))
+            else:
+                self._refusals.add(context.peer(), str(refusal))
             await context.abort(refusal.code, str(refusal))
 
     async def _serve(self, messages: Messages, context: Context) -> None:
+        first = await _first(messages)  # before any refusal: an agent whose Hello fails does not see the reason
         sessions = self._sessions()
         if sessions is None:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, NOT_THE_LEADER)
-        first = await _first(messages)
         facts = _facts(first.message)
         if reason := caller().refusal_for(facts.node):
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
@@ -89,7 +94,7 @@ class ControlServicer(pb_grpc.ControlServicer):
                 await session.ended.wait()
             finally:  # not behind a message on its way to an agent that does not read
                 sessions.leave(session)
-                reason = session.end.message if session.end else "by the agent"
+                reason = session.end.message if session.end else "its agent has ended it, or the connection is broken"
                 log.info("session ended", node=session.node, reason=reason)
             tasks.cancel_scope.cancel()
         if session.end is not None and session.end.code is not grpc.StatusCode.OK:
@@ -123,7 +128,7 @@ class ControlServicer(pb_grpc.ControlServicer):
         except HoldfastError as error:
             session.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         else:
-            session.close(grpc.StatusCode.OK, "the agent has ended it")
+            session.close(grpc.StatusCode.OK, "its agent has ended it, or the connection is broken")
 
     def _take(self, sessions: Sessions, session: AgentSession, received: Received) -> None:
         message, raw = received

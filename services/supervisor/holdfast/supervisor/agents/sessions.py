@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -208,10 +208,12 @@ class Sessions:
                     )
                 )
 
-    def tell(self, node: str, word: CommonCheckpoint) -> None:
-        """Whoever has no session now does without it."""
-        if (session := self._by_node.get(node)) is not None:
-            session.offer(self._saved_by_all(word))
+    def tell(self, nodes: Iterable[str], message: CommonCheckpoint) -> None:
+        """Send a notification to these nodes. Nodes without a session do not receive it."""
+        encoded = self._saved_by_all(message)
+        for node in nodes:
+            if (session := self._by_node.get(node)) is not None:
+                session.offer(encoded)
 
     async def read_log(self, node: str, request: LogRequest) -> LogPart:
         """A part of a log of this node. Raises `NotFound` without a session, `Conflict` without an answer, and what the

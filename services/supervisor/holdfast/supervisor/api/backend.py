@@ -6,7 +6,7 @@ import hashlib
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -91,8 +91,12 @@ class Backend:
         alerts: Alerts | None = None,
         audit: AuditStore | None = None,
         agents: Callable[[], Agents] | None = None,
+        standby_api: Callable[[], Awaitable[str]] | None = None,
+        trouble: Callable[[], str] = lambda: "",
     ) -> None:
-        """`agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a leader has.
+        """`standby_api`: where the API of a standby answers; None = there is never one. `trouble`: why this supervisor can
+        neither lead nor stand by. `agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a
+        leader has.
 
         `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
         alerts; None = nobody is notified. `audit`: where lines of the audit log are kept; None = they are in the log only."""
@@ -108,9 +112,15 @@ class Backend:
         self.reporting = Lock()
         self.enrolment: Enrolment | None = None  # set when the port for agents is known; None = nobody is invited
         self._agents = agents
+        self._standby_api = standby_api
+        self.trouble = trouble
         self._look = look
         self._policies = policies
         self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet
+
+    async def standby_api(self) -> str:
+        """Where the API of a standby answers; "" if none is there. Raises `Unavailable`."""
+        return await self._standby_api() if self._standby_api is not None else ""
 
     async def picture(self) -> Picture:
         """Raises `NotLeading` when there is none to show."""

@@ -87,6 +87,16 @@ class Version(Model):
     supervisor: str
     leader: Annotated[bool, Field(description="whether this supervisor leads")]
     leader_api: Annotated[str, Field(description="where the leader's API answers; empty = unknown")]
+    standby_api: Annotated[
+        str,
+        Field(
+            description="where the API of a standby answers; empty = none has asked for the lead in the last seconds"
+        ),
+    ] = ""
+    trouble: Annotated[
+        str,
+        Field(description="why this supervisor can neither lead nor stand by; empty = it leads, or another one does"),
+    ] = ""
     epoch: int
     event_log: Annotated[
         str, Field(description="this lifetime of the event log's server: another after each start; empty = it is away")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter
 
@@ -10,7 +11,7 @@ from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.supervisor.alerts.alert import test_alert
 from holdfast.supervisor.api import bodies, fleet_views, models
-from holdfast.supervisor.api.backend import Backend, Commands, Serving
+from holdfast.supervisor.api.backend import Commands, Serving
 from holdfast.supervisor.protocol import BreakerResetRequested
 
 router = APIRouter(tags=["operations"])
@@ -73,14 +74,16 @@ async def version(backend: Serving) -> models.Version:
         supervisor=backend.identity.supervisor,
         leader=picture.leading,
         leader_api=leader.api if leader else "",
+        trouble=backend.trouble(),
+        standby_api=await _if_known(backend.standby_api),
         epoch=picture.state.epoch,
-        event_log=await _lifetime_of_log(backend),
+        event_log=await _if_known(backend.log.lifetime),
     )
 
 
-async def _lifetime_of_log(backend: Backend) -> str:
+async def _if_known(ask: Callable[[], Awaitable[str]]) -> str:
     try:
-        return await backend.log.lifetime()
+        return await ask()
     except Unavailable:
         return ""  # the rest is known without it
 

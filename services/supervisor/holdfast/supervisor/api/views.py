@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -20,13 +21,15 @@ from holdfast.supervisor.core.links import LinkTest
 from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.offenders import rate_per_day, score
 from holdfast.supervisor.core.state import Node
-from holdfast.supervisor.core.wording import listed
+from holdfast.supervisor.core.wording import listed, moment
 from holdfast.supervisor.history.protocol import ActionEntry
 from holdfast.supervisor.history.time_classes import BADPUT, Class, Ledger
 from holdfast.supervisor.leader.picture import Picture, Progress
 from holdfast.supervisor.protocol import FindingJudged, JobPhase, PolicyChanged
 from holdfast.supervisor.published import PolicyAsked
 from holdfast.wire import job_sections, jobfile, records
+
+NO_LEADER = "no supervisor leads, so this is the state"
 
 SILENT_S = 60.0  # since its start: a script that has reported no step for so long is shown as one that reports none
 
@@ -161,7 +164,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> job_models.Jo
     return job_models.JobSummary(
         name=job.name,
         phase="unknown" if silent else job.phase,
-        reason=_reason_of(picture.state, job, silent),
+        reason=_reason_of(picture, job, silent),
         unknown_since=min(silent.values()) if silent else None,
         mesh=dict((generation.mesh if generation else job.spec.mesh).dims),
         target_dp=job.target_dp,
@@ -169,7 +172,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> job_models.Jo
         max_dp=job.spec.max_dp,
         generation=job.number,
         nodes=list(generation.nodes) if generation else [],
-        step=None if _is_without_steps(picture, job, observed is not None) else job.progress.step,
+        step=None if _is_without_steps(picture, job, observed is not None) else _step(job),
         observed_steps=observed[0] if observed else None,
         observed_step_s=observed[1] if observed else None,
         checkpoint_step=job.checkpoints.step,
@@ -188,10 +191,20 @@ def _is_without_steps(picture: Picture, job: Job, is_observed: bool) -> bool:
     if not job.progress.reports_no_steps:
         return False
     now = picture.at or picture.state.folded_at
-    return is_observed or now - job.membership.running_at >= SILENT_S
+    return is_observed or job.phase.finished or now - job.membership.running_at >= SILENT_S
 
 
-def _reason_of(state: State, job: Job, silent: Mapping[str, float]) -> str:
+def _step(job: Job) -> int:
+    """The newest step that every rank has finished. While diagnostics hears only some of the nodes, heartbeats tell the steps:
+    a rank that finishes one proves that all have finished the one before."""
+    running = job.phase is JobPhase.RUNNING
+    return max(job.progress.step, job.progress.seen_step - 1) if running else job.progress.step
+
+
+def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
+    state = picture.state
+    if silent and not picture.leading:
+        return f"{NO_LEADER} at {moment(state.folded_at, time.time())}; until then: {job.reason}"
     if silent:
         return f"not confirmed by {listed(sorted(silent))} that every rank lives; before that: {job.reason}"
     further = [job.final_upload.status] if job.final_upload else []
@@ -417,11 +430,21 @@ def _job_of(picture: Picture, name: str) -> str:
 
 def reason_of_node(picture: Picture, value: Node, at: float) -> str:
     """Why it is cordoned or lost, or will be; empty when there is nothing to say. `at`: Unix seconds."""
+    if not picture.leading:
+        return f"{NO_LEADER} at {moment(picture.state.folded_at, at)}"
     standing = returns.standing(value, at, picture.state.config.returns.probation_s)
+    if (
+        value.unschedulable_reason and value.removal is None
+    ):  # an operator's cordon; the standing is about an earlier fault
+        return "; ".join(filter(None, (value.unschedulable_reason, standing)))
     if value.unschedulable_reason:
         return standing or value.unschedulable_reason
     if value.lost:
-        return "lost: neither its agent nor diagnostics hears of it"
+        if value.asked_to_end:
+            return "left: its agent was asked to end; it comes back when an agent is started there again"
+        return (
+            "lost: no contact with its agent; check its power, network and agent; it comes back when its agent connects"
+        )
     leaves = value.notice is not None and value.notice.source == TERMINATION
     if not value.connected:
         return "left: its agent was asked to end" if leaves else "no control session at the moment"

@@ -159,10 +159,9 @@ def _inventory(turn: Turn, event: NodeReported, inventory: Inventory) -> Invento
     job = turn.jobs.get(inventory.job)
     attempt_max = NUMBER_MAX if job is None else max(NUMBER_MAX, job.numbering.attempt_base + job.number)
     runs = shard_runs(inventory.shards)
-    kept = [run for run in runs if run.attempt <= attempt_max and run.step <= NUMBER_MAX]
     shards: Sequence[ShardRecord] = inventory.shards
-    if len(kept) < len(runs):
-        shards = Shards(kept)
+    if any([run[0] > attempt_max or run[1] > NUMBER_MAX for run in runs]):
+        shards = Shards(run for run in runs if run.attempt <= attempt_max and run.step <= NUMBER_MAX)
         worst = next(run for run in runs if run.attempt > attempt_max or run.step > NUMBER_MAX)
         what = f"step {worst.step} of attempt {worst.attempt}"
         _refuse(turn, event.node, f"nobody has saved {what} of {inventory.job}")
@@ -223,9 +222,12 @@ def _is_own(turn: Turn, node: str, ended: WorkerEnded) -> bool:
 def _generation(turn: Turn, name: str, number: int) -> Generation | None:
     """The one that runs, or the newest one, if it has this number."""
     job = turn.jobs.get(name)
-    for each in (job.running, job.generation) if job is not None else ():
-        if each is not None and each.number == number and each.placements:
-            return each
+    if job is None:
+        return None
+    if (each := job.running) is not None and each.number == number and each.placements:
+        return each
+    if (each := job.generation) is not None and each.number == number and each.placements:
+        return each
     return None
 
 
@@ -244,6 +246,8 @@ def _foreign(generation: Generation, node: str, ranks: Sequence[int]) -> list[in
     """Those of `ranks` that `node` does not have in this generation."""
     placement = generation.placement_of(node)
     own = range(0) if placement is None else placement.ranks
+    if ranks and min(ranks) >= own.start and max(ranks) < own.stop:
+        return []
     return [rank for rank in ranks if rank not in own]
 
 

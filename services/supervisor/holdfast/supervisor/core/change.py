@@ -218,15 +218,17 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     stay = {*claimed}.intersection(chosen.nodes)  # their published states do not change
     holds: Mapping[str, tuple[int, ...]] = {}
     before_it: Mapping[str, tuple[int, ...]] | None = None
+    kept: list[tuple[str, Mapping[str, object]]] = []
     for name in chosen.nodes:
         held = turn.nodes[name]
         if held.live_generations != before_it:  # nearly all nodes may have workers of the same generations
             before_it = held.live_generations
             holds = {**before_it, job.name: (*before_it.get(job.name, ()), number)}
         if held.ranks_at and name in stay:  # never idle since: it has no newer network test
-            turn.put_node(name, live_generations=holds)
+            kept.append((name, {"live_generations": holds}))
         else:
             turn.put_node(name, live_generations=holds, ranks_at=turn.at)
+    turn.put_nodes(("live_generations",), kept)
     waiting = stop_removed_nodes(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp, before_s)

@@ -97,7 +97,7 @@ def on_prepared(turn: Turn, name: str, answers: Sequence[tuple[Placement, OrderD
             change.shares,
             [
                 NodeTiming(placement.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
-                for placement, done in _last(answers, lambda answer: (answer[1].at, answer[0].node))
+                for placement, done in _last(answers, [done.at for _, done in answers], lambda each: each[0].node)
             ],
         ),
     )
@@ -151,8 +151,11 @@ def _slowest(known: Mapping[str, float], reported: Iterable[Phases]) -> Mapping[
     return slowest
 
 
-def _last(reports: Iterable[T], when: Callable[[T], tuple[float, str]]) -> list[T]:
-    return heapq.nlargest(SHARES_MAX, reports, key=when)
+def _last(reports: Sequence[T], times: Sequence[float], node_of: Callable[[T], str]) -> list[T]:
+    """The last ones. `times`: of each report."""
+    earliest = heapq.nlargest(SHARES_MAX, times)[-1]
+    late = [(at, node_of(each), each) for at, each in zip(times, reports, strict=True) if at >= earliest]
+    return [each for _, _, each in sorted(late, key=lambda item: item[:2], reverse=True)[:SHARES_MAX]]
 
 
 def _latest(known: tuple[NodeTiming, ...], shares: Iterable[NodeTiming]) -> tuple[NodeTiming, ...]:
@@ -281,7 +284,7 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksS
             starting.change.shares,
             [
                 NodeTiming(node, report.at, report.ranks, dict(report.phases_s))
-                for node, report in _last(taken, lambda each: (each[1].at, each[0]))
+                for node, report in _last(taken, [report.at for _, report in taken], lambda each: each[0])
             ],
         ),
     )

@@ -187,6 +187,11 @@ _GROUPED_BY: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
+def groups_of_fields(names: Iterable[str]) -> list[tuple[str, Callable[[Any, Any], bool]]]:
+    """Those of the fields that the groups of a node without a pre-flight test depend on, with their comparisons."""
+    return [(name, _GROUPED_BY[name]) for name in names if name in _GROUPED_BY]
+
+
 def _node_differs(old: Node, new: Node, changed: Iterable[str]) -> bool:
     """Whether the node's groups may differ. Most reports of a node do not change them."""
     for name in changed:

@@ -47,6 +47,7 @@ from holdfast.supervisor.core import (
     sessions,
     suspension,
 )
+from holdfast.supervisor.core.present import Asked
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import NodeReported, RenewSession
@@ -55,25 +56,37 @@ R = TypeVar("R", bound=Report)
 Received = tuple[str, R, NodeReported]  # node, report, the whole event
 
 
-def on_reports(turn: Turn, events: Iterable[NodeReported]) -> None:
+def on_reports(turn: Turn, events: Sequence[NodeReported]) -> None:
     """Fold reports that arrived at the same time, in any order of the nodes. The reports of one node are folded in their order.
     Reports of one kind from several nodes are folded together, so that their job is copied only once."""
     for wave in _waves(events):
         by_kind: dict[type[Report], list[Any]] = defaultdict(list)
         for event in wave:
-            if not (isinstance(event.report, Hello) or _is_new(turn, event)):
-                continue
-            report = binding.admit(turn, event)
+            report: Report | None = event.report
             if isinstance(report, Hello):
-                sessions.hello(turn, event, report)
-            elif report is not None:
-                by_kind[type(report)].append((event.node, report, event))
+                if isinstance(hello := binding.admit(turn, event), Hello):
+                    sessions.hello(turn, event, hello)
+            elif _is_new(turn, event):
+                if isinstance(report, OrderDone):
+                    asked = turn.slot_asked(event.node, report.command_id)
+                    if asked is None:
+                        report = binding.admit(turn, event)
+                    if report is not None:
+                        by_kind[OrderDone].append((event.node, report, asked))
+                elif (report := binding.admit(turn, event)) is not None:
+                    by_kind[type(report)].append((event.node, report, event))
         for kind, same in by_kind.items():
             _FOLDED_BY[kind](turn, same)
 
 
-def _waves(events: Iterable[NodeReported]) -> list[list[NodeReported]]:
+def _waves(events: Sequence[NodeReported]) -> list[Sequence[NodeReported]]:
     """Groups of reports: the first of each node, then the second of each node that has one, and so on."""
+    if len({event.node for event in events}) == len(events):
+        return [events]
+    return list(_several_waves(events))
+
+
+def _several_waves(events: Iterable[NodeReported]) -> list[list[NodeReported]]:
     waves: list[list[NodeReported]] = []
     counts: dict[str, int] = {}
     for event in events:
@@ -94,7 +107,7 @@ def _is_new(turn: Turn, event: NodeReported) -> bool:
     session = event.session
     if session != node.session and sessions.is_earlier(node, session):
         return False
-    if not turn.heard(event.node, event.seq, node):
+    if not turn.heard(event.node, event.seq, again=False):
         return False
     if session > node.session and not node.lost:
         # Its Hello was lost. The shell ends such a session within seconds. Until the next one, the node counts as alive.
@@ -102,25 +115,28 @@ def _is_new(turn: Turn, event: NodeReported) -> bool:
     return True
 
 
-def _orders_done(turn: Turn, reports_of: Sequence[Received[OrderDone]]) -> None:
+def _orders_done(turn: Turn, answers: Sequence[tuple[str, OrderDone, Asked | None]]) -> None:
     """Fold answers to orders: successful answers to a broadcast together, all others one by one."""
     of_slots: dict[str, dict[int, OrderDone]] = defaultdict(dict)
     others = []
-    for node, done, _ in reports_of:
-        asked = turn.slot_asked(node, done.command_id) if done.ok else None
-        if asked is None:
+    last: Asked | None = None
+    is_valid = False  # whether what was found for `last` applies still: reports of another kind may have been folded since
+    for node, done, asked in answers:
+        if asked is not None and not (last is not None and asked.broadcast is last.broadcast and asked.left is last.left):
+            last, job = asked, asked.broadcast.order.job
+            is_valid = turn.broadcasts.get(job) is asked.broadcast and turn.unanswered[job] == asked.left
+        if asked is None or not done.ok or not is_valid:
             others.append((node, done))
         else:
-            job, slot = asked
-            of_slots[job][slot] = done
-    for job, answers in of_slots.items():
+            of_slots[asked.broadcast.order.job][asked.slot] = done
+    for job, of_job in of_slots.items():
         broadcast = turn.broadcasts[job]
-        turn.answered(job, answers)
+        turn.answered(job, of_job)
         if isinstance(broadcast.order, Prepare):
-            for slot, done in answers.items():
-                node = broadcast.placements[slot].node
-                reconcile.on_prepared(turn, node, job, broadcast.order.generation, done)
-            handover.on_prepared(turn, job, [(broadcast.placements[slot], done) for slot, done in answers.items()])
+            placed = [(broadcast.placements[slot], done) for slot, done in of_job.items()]
+            of_nodes = ((place.node, done) for place, done in placed)
+            reconcile.on_prepared(turn, job, broadcast.order.generation, of_nodes)
+            handover.on_prepared(turn, job, placed)
     for node, done in others:
         _order_done(turn, node, done)
 
@@ -134,7 +150,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
     turn.forget_order(send)
     match send.order:
         case Prepare() if done.ok:  # sent by an earlier version, which stored each order of a broadcast
-            reconcile.on_prepared(turn, node, send.order.job, send.order.generation, done)
+            reconcile.on_prepared(turn, send.order.job, send.order.generation, [(node, done)])
         case Stop() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
         case RebootNode():
@@ -187,16 +203,21 @@ def _all_tested(turn: Turn, reports_of: Sequence[Received[Tested]]) -> None:
 
 def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
     by_job: dict[str, list[Inventory]] = defaultdict(list)
-    holders: dict[str, list[Node]] = defaultdict(list)
+    holders: dict[str, list[str]] = defaultdict(list)
+    known, changed = turn.nodes, []
     for node, report, event in reports_of:
-        if (inventory := _inventory(turn, turn.nodes[node], event, report)) is not None:
+        if (found := _inventory(turn, known[node], event, report)) is not None:
+            inventory, values = found
+            changed.append((node, values))
             by_job[inventory.job].append(inventory)
-            holders[inventory.job].append(turn.nodes[node])
+            holders[inventory.job].append(node)
+    turn.put_nodes(_REPORTED, changed)
     for name, inventories_of in by_job.items():
         job = turn.jobs.get(name)
         if job is None or job.running is None:
             continue
-        step = saved.newest_at_home(turn, name, holders[name])
+        nodes_of = turn.nodes
+        step = saved.newest_at_home(turn, name, [nodes_of[each] for each in holders[name]])
         if step > job.checkpoints.step:
             newer = {each: slots for each, slots in turn.jobs[name].checkpoints.at_home.items() if each > step}
             turn.put_checkpoints(name, step=step, ever_saved=True, saved_at=turn.at, at_home=newer)
@@ -213,8 +234,15 @@ def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
         final_upload.review(turn, name)
 
 
-def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> Inventory | None:
-    """Store and return the node's complete inventory. None if the report changes an inventory that did not arrive."""
+# The number is first: it shows without a comparison that the inventories differ.
+_REPORTED = ("inventory_from", "inventory", "inventoried", "announced", "stale_until")
+
+
+def _inventory(
+    turn: Turn, node: Node, event: NodeReported, inventory: Inventory
+) -> tuple[Inventory, Mapping[str, object]] | None:
+    """Return the node's complete inventory, and the node's fields `_REPORTED` with it. None if the report changes an inventory
+    that did not arrive."""
     name = inventory.job
     if inventory.base:
         if node.inventory_from.get(name) != inventory.base:
@@ -226,11 +254,12 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     if not inventory.shards:
         del held[name], of[name]
     # Reported to the previous leader, but left for this one to fold.
-    late = event.session and event.session == node.stale_session
-    stale_until = node.stale_until if late else 0.0
-    # The number is first: it shows without a comparison that the inventories differ.
-    turn.put_node(node.name, inventory_from=of, inventory=held, inventoried=True, stale_until=stale_until)
-    return inventory
+    late = bool(event.session) and event.session == node.stale_session
+    due = node.announced
+    if name in due and not late:
+        due = tuple(job for job in due if job != name)
+    stale_until = node.stale_until if late or due else 0.0
+    return inventory, dict(zip(_REPORTED, (of, held, node.inventoried or not due, due, stale_until), strict=True))
 
 
 _FOLDED_BY: Mapping[type[Report], Callable[[Turn, Sequence[Any]], None]] = {

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Incident
@@ -23,6 +23,14 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.timers import Timer
 
 T = TypeVar("T")
+
+
+class Asked(NamedTuple):
+    """An unanswered order of a broadcast."""
+
+    broadcast: Broadcast
+    slot: int
+    left: Numbers  # the slots that had not answered
 
 
 class Present:
@@ -44,8 +52,6 @@ class Present:
         self._index = Draft(state.index or index_of(state))
         self._pooled: Memo = {}
         self._pooled_version = 0
-        # By node and id: slots found for answers, and the slots that had not answered then.
-        self._asked: dict[tuple[str, str], tuple[Broadcast, int, Numbers]] = {}
 
     @property
     def config(self) -> Config:
@@ -166,38 +172,27 @@ class Present:
         if (send := self.outbox.get(command_id)) is not None:
             return send
         found = self._in_broadcast(node, command_id)
-        return None if found is None else found[0].send(found[1])
+        return None if found is None else found.broadcast.send(found.slot)
 
     def addressee(self, node: str, command_id: str) -> str | None:
         """The node that the unanswered order of this id was sent to; of a broadcast only if `node` is among its nodes."""
         if (found := self._in_broadcast(node, command_id)) is not None:  # nearly always
-            return found[0].placements[found[1]].node
+            return found.broadcast.placements[found.slot].node
         send = self.outbox.get(command_id)
         return None if send is None else send.node
 
-    def slot_asked(self, node: str, command_id: str) -> tuple[str, int] | None:
-        """(job, slot) of the order of this id to the node, if it belongs to a broadcast and is not answered."""
+    def slot_asked(self, node: str, command_id: str) -> Asked | None:
+        """The order of this id to the node, if it belongs to a broadcast and is not answered."""
         found = self._in_broadcast(node, command_id)
-        if found is None or found[0].placements[found[1]].node != node:
-            return None
-        return found[0].order.job, found[1]
+        return found if found is not None and found.broadcast.placements[found.slot].node == node else None
 
-    def _in_broadcast(self, node: str, command_id: str) -> tuple[Broadcast, int] | None:
+    def _in_broadcast(self, node: str, command_id: str) -> Asked | None:
         """The broadcast that includes `node`, and the slot whose unanswered order has this id."""
-        if (known := self._asked.pop((node, command_id), None)) is not None:  # found for the check of the sender
-            found, place, left = known
-            job = found.order.job
-            if self.broadcasts.get(job) is not found:
-                return None
-            return (found, place) if self.unanswered[job] is left or place in self.unanswered[job] else None
-        for job in self._index.get(By.CLAIM, node):
+        for job in self._index.table(By.CLAIM).get(node, ()):
             broadcast = self.broadcasts.get(job)
             if broadcast is not None and (slot := broadcast.slot_of(command_id)) is not None:
                 left = self.unanswered[job]
-                if slot not in left:
-                    return None
-                self._asked[node, command_id] = broadcast, slot, left
-                return broadcast, slot
+                return Asked(broadcast, slot, left) if slot in left else None
         return None
 
     def pooled(self, key: Hashable, make: Callable[[], T], *of: object) -> T:

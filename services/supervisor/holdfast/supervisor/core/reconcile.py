@@ -21,7 +21,7 @@ job either. While steps continue, the node takes part in them, whatever its sess
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
@@ -73,26 +73,31 @@ def _finished(turn: Turn, ended: tuple[WorkerEnded, ...]) -> None:
         jobs.on_ranks_finished(turn, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
 
 
-def on_prepared(turn: Turn, name: str, job: str, generation: int, done: OrderDone) -> None:
-    """The node has prepared a generation and has no workers of an older one. The answer contains the node's workers, or the
+# The version is first: it shows without a comparison that the workers differ.
+_PREPARED = ("workers_version", "workers", "ended", "workers_at", "live_generations")
+
+
+def on_prepared(turn: Turn, job: str, generation: int, answers: Iterable[tuple[str, OrderDone]]) -> None:
+    """These nodes have prepared a generation and have no workers of an older one. An answer contains the node's workers, or the
     complete set is reported a moment later."""
-    node = turn.nodes[name]
-    holds = nodes.holds_after(node, job, generation - 1)
-    if not done.workers_version:
-        others = [run for run in worker_runs(node.workers) if run.job != job]
-        turn.put_node(name, workers=Workers((*others, *worker_runs(done.workers))), live_generations=holds)
-    elif done.workers_version <= node.workers_version:  # repeated after a Hello, which is newer
-        turn.put_node(name, live_generations=holds)
-    else:
-        turn.put_node(
-            name,
-            workers_version=done.workers_version,  # first: it shows without a comparison that the workers differ
-            workers=done.workers,
-            ended=(),
-            workers_at=turn.at,
-            live_generations=holds,
-        )
-        review_node(turn, name)
+    at, known = turn.at, turn.nodes
+    before: Mapping[str, tuple[int, ...]] | None = None
+    holds: Mapping[str, tuple[int, ...]] = {}
+    reported: list[tuple[str, Mapping[str, object]]] = []
+    for name, done in answers:
+        node = known[name]
+        if node.live_generations is not before:  # nearly all nodes have the same
+            before, holds = node.live_generations, nodes.holds_after(node, job, generation - 1)
+        if done.workers_version > node.workers_version:
+            values = (done.workers_version, done.workers, (), at, holds)
+            reported.append((name, dict(zip(_PREPARED, values, strict=True))))
+        elif done.workers_version:  # repeated after a Hello, which is newer
+            turn.put_node(name, live_generations=holds)
+        else:
+            others = [run for run in worker_runs(node.workers) if run.job != job]
+            turn.put_node(name, workers=Workers((*others, *worker_runs(done.workers))), live_generations=holds)
+    turn.put_nodes(_PREPARED, reported)
+    _review_nodes(turn, [name for name, _ in reported])
 
 
 def on_withdrawn_prepared(turn: Turn, name: str, done: OrderDone) -> None:
@@ -148,12 +153,35 @@ def review_node(turn: Turn, name: str) -> None:
             _review(turn, job, turn.nodes[name])
 
 
+def _review_nodes(turn: Turn, names: Iterable[str]) -> None:
+    """`review_node` of many nodes, nearly all of which have ranks of a single job."""
+    claims, jobs, last = turn.groups(By.CLAIM), turn.jobs, ""
+    is_started = False  # whether the job `last` runs its newest generation
+    for name in names:
+        mine = claims.get(name, ())
+        if len(mine) == 1:
+            [each] = mine
+            if each != last:
+                last, running = each, jobs[each].running
+                is_started = running is not None and running.number == jobs[each].number
+            if not is_started:
+                continue
+        review_node(turn, name)
+
+
 def review_generation(turn: Turn, name: str) -> None:
     """A generation was started: from now on, each of its ranks should have a worker."""
     job = turn.jobs[name]
     assert job.running is not None
-    nodes = (turn.nodes[node] for node in job.running.nodes)
-    absent = {node.name: turn.at for node in nodes if _lacks(node, job)}
+    nodes, number, nproc, absent = turn.nodes, job.running.number, job.spec.nproc_per_node, {}
+    for placement in job.running.placements:
+        node = nodes[placement.node]
+        runs = worker_runs(node.workers)
+        # Nearly all nodes have exactly the ranks of their placement.
+        expected = (name, number, placement.first_rank, nproc)
+        has_all = node.connected and placement.nproc == nproc and len(runs) == 1 and runs[0][:4] == expected
+        if not has_all and _lacks(node, job):
+            absent[placement.node] = turn.at
     turn.put_membership(name, absent=absent)
     turn.put_progress(name, seen_step=job.running.restore.step, seen_at=turn.at)
     _set_timer(turn, name)
@@ -189,7 +217,8 @@ def _lacks(node: Node, job: Job) -> bool:
     known = 0
     for run in worker_runs(node.workers):
         if run[:2] == mine:
-            known += max(0, min(run.end, end) - max(run.rank, first))
+            begin = run[2]
+            known += max(0, min(begin + run[3], end) - max(begin, first))
     for each in node.ended:
         known += (each.job, each.generation) == mine and each.well
     return known < job.spec.nproc_per_node

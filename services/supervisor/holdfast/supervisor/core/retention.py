@@ -39,8 +39,8 @@ def review(turn: Turn, name: str) -> None:
     if step == 0 or (attempt, step) <= job.checkpoints.saved_by_all or _is_given_up(job, step):
         return
     turn.put_checkpoints(name, saved_by_all=(attempt, step))
-    for node in sorted({*job.running.nodes, *turn.group(By.KEEPS, name)}):
-        turn.commands.append(SendNotification(node, CommonCheckpoint(name, attempt, step)))
+    nodes = sorted({*job.running.nodes, *turn.group(By.KEEPS, name)})
+    turn.commands.append(SendNotification(tuple(nodes), CommonCheckpoint(name, attempt, step)))
 
 
 def _is_given_up(job: Job, step: int) -> bool:
@@ -62,6 +62,8 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     running = job.running
     assert running is not None
     attempt = running.attempt
+    if job.checkpoints.step and _is_everywhere(turn, job, job.checkpoints.step):
+        return job.checkpoints.step  # no newer step is complete, wherever its shards are
     on_disk: dict[int, int] = defaultdict(int)  # step → number of slots that hold all of their own shards
     elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
     sent_attempt, sent_step = job.checkpoints.saved_by_all
@@ -98,6 +100,30 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         if slots == len(running.placements) and (alone or _distinct(elsewhere[step]) == running.mesh.world_size)
     )
     return max(everywhere, default=0)
+
+
+def _is_everywhere(turn: Turn, job: Job, step: int) -> bool:
+    """Whether every node has this step on its disk, and other nodes have all of it, in runs as nodes report them. False also
+    if that is not certain: then all steps are compared."""
+    running = job.running
+    assert running is not None
+    attempt, nodes, kept, name = running.attempt, turn.nodes, turn.group(By.KEEPS, job.name), job.name
+    elsewhere: list[_Ranks] = []
+    for placement in running.placements:
+        if placement.node not in kept:
+            return False
+        first = placement.first_rank
+        behind, on_disk = first + placement.nproc, False
+        for run in shard_runs(nodes[placement.node].inventory[name]):
+            if run[1] == step and run[0] == attempt:
+                begin, width = run[5], run[6]
+                if begin == first and begin + width == behind:
+                    on_disk = on_disk or run[3] in DURABLE
+                elif begin >= behind or begin + width <= first:
+                    elsewhere.append((begin, begin + width))
+        if not on_disk:
+            return False
+    return len(running.placements) < 2 or _distinct(elsewhere) == running.mesh.world_size
 
 
 def _distinct(ranks: list[_Ranks]) -> int:

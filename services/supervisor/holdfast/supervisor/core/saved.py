@@ -13,7 +13,7 @@ from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inventory, Prepare
-from holdfast.domain.runs import shard_runs
+from holdfast.domain.runs import ShardRun, shard_runs
 from holdfast.domain.tiers import DURABLE
 from holdfast.supervisor.core import binding
 from holdfast.supervisor.core.election import (
@@ -174,7 +174,7 @@ def stale(turn: Turn, job: Job) -> list[str]:
         return []
     known = {*turn.found(By.HOLDS, job.name), *turn.found(By.KEEPS, job.name)}
     nodes = (turn.nodes[name] for name in sorted(known))
-    return [node.name for node in nodes if not node.lost and turn.at < node.stale_until]
+    return [node.name for node in nodes if not node.lost and turn.at < node.stale_until and _is_due(node, job)]
 
 
 def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
@@ -185,8 +185,15 @@ def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
     return [
         node.name
         for node in nodes
-        if node.facts.replicator_endpoint and turn.at < node.connected_at + turn.config.inventory_s
+        if node.facts.replicator_endpoint
+        and turn.at < node.connected_at + turn.config.inventory_s
+        and _is_due(node, job)
     ]
+
+
+def _is_due(node: Node, job: Job) -> bool:
+    """Whether the node may still report shards of `job` that are not known: it has announced them, or does not announce."""
+    return not node.announced or job.name in node.announced
 
 
 def large_rework_expected(job: Job) -> bool:
@@ -243,11 +250,14 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     """Every shard of `step` is known now: find out whether the replicas' shards differ."""
     job = turn.jobs[name]
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
-        saved, nodes, kept = (generation.attempt, step), turn.nodes, turn.group(By.KEEPS, name)
-        members = (nodes[node] for node in generation.nodes if node in kept)
-        sharded = replicas_differ(
-            run for node in members for run in shard_runs(node.inventory[name]) if run[:2] == saved
-        )
+        attempt, nodes, kept = generation.attempt, turn.nodes, turn.group(By.KEEPS, name)
+        runs: list[ShardRun] = []
+        for node in generation.nodes:
+            if node in kept:
+                for run in shard_runs(nodes[node].inventory[name]):
+                    if run[1] == step and run[0] == attempt:
+                        runs.append(run)
+        sharded = replicas_differ(runs)
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)
 
@@ -272,9 +282,10 @@ def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
     place_of, attempt = running.placement_of, running.attempt
     for node in nodes:
         if (placement := place_of(node.facts.node)) is not None:
-            reported.append(placement.slot)
+            slot = placement.slot
+            reported.append(slot)
             for step in _own_steps(node.inventory.get(name, ()), attempt, placement):
-                own[step].append(placement.slot)
+                own[step].append(slot)
     before, at_home, known = job.checkpoints.at_home, {}, Numbers(reported)
     for step in sorted({*before, *own}):
         slots = before.get(step, _NONE) - known | Numbers(own.get(step, ()))
@@ -291,12 +302,15 @@ def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement
     whole: set[int] = set()
     in_parts: dict[int, set[int]] = {}  # step → ranks
     for run in shard_runs(shards):
-        if run.attempt != attempt or run.step in whole or run.rank >= end or run.end <= first:
+        begin, step = run[5], run[1]
+        if begin >= end or step in whole or run[0] != attempt or (behind := begin + run[6]) <= first:
             continue
-        if run.rank <= first and end <= run.end:
-            whole.add(run.step)
+        if begin <= first and end <= behind:
+            whole.add(step)
         else:
-            in_parts.setdefault(run.step, set()).update(range(max(first, run.rank), min(end, run.end)))
+            in_parts.setdefault(step, set()).update(range(max(first, begin), min(end, behind)))
+    if not in_parts:
+        return whole
     return whole | {step for step, ranks in in_parts.items() if len(ranks) == placement.nproc}
 
 
@@ -339,14 +353,22 @@ def _holds(node: Node, job: str, key: object) -> bool:
 def skip_checkpoint(turn: Turn, job: Job, node: str, reason: str) -> bool:
     """No source delivers the shards that `node` was to restore: skip that step for a while.
 
-    Returns False if `node` must be excluded instead: it failed with this step before, and there is a spare to try.
+    Returns False if `node` must be excluded instead, and there is a spare to try: it failed with this step before, or it has
+    failed with another step as well. Then its own network or replicator is the likely cause, and older and older steps would
+    lose work for it: what only this node could not restore is tried again without it.
     """
     assert job.change is not None
     assert job.generation is not None
     point = job.generation.restore
     mine = [each for each in job.checkpoints.skipped if (each.attempt, each.step) == (point.attempt, point.step)]
     nodes, tries = (mine[0].nodes, mine[0].tries) if mine else ((), 0)
-    if node in nodes and spares_for(turn, job):
+    others = [
+        each for each in job.checkpoints.skipped if each not in mine and node in each.nodes and turn.at < each.until
+    ]
+    if (node in nodes or others) and spares_for(turn, job):
+        if others:
+            kept = tuple(each for each in job.checkpoints.skipped if each.nodes != (node,))
+            turn.put_checkpoints(job.name, skipped=kept)
         return False
     until = turn.at + turn.config.unrestorable_s * (tries + 1)
     each = SkippedCheckpoint(point.attempt, point.step, reason, until, tries + 1, tuple(sorted({*nodes, node})))

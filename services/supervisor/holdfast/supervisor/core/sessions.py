@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
-from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
+from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import (
     Hello,
     Inject,
@@ -49,6 +49,8 @@ def hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
                 NodeState.SPARE,
                 event.session,
                 turn.at,
+                inventoried=_holds_nothing(hello),
+                announced=_announced(hello),
                 known_since=turn.at,
                 preflight=hello.preflight,
             )
@@ -61,7 +63,7 @@ def hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
         is_repeat = event.session <= node.session and event.seq <= turn.last_seq(node)
         if is_repeat or _is_over(node, event.session) or is_earlier(node, event.session):
             return
-        _reconnected(turn, node, event, facts)
+        _reconnected(turn, node, event, hello)
         if hello.preflight is not None:
             tested(turn, node, Tested(hello.preflight))
         _workers_of(turn, hello)
@@ -69,7 +71,7 @@ def hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
     elif _is_over(node, event.session) or is_earlier(node, event.session):
         return  # a late report of an earlier incarnation
     else:
-        _restarted(turn, node, event, facts, hello.preflight)
+        _restarted(turn, node, event, hello)
         _workers_of(turn, hello)
         change_failures.on_node_heard(turn, node)
     if facts.tests_links:
@@ -78,6 +80,14 @@ def hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
 
 def _workers_of(turn: Turn, hello: Hello) -> None:
     reconcile.on_workers(turn, hello.facts.node, hello.workers_version, hello.running, hello.ended, hello.template)
+
+
+def _announced(hello: Hello) -> tuple[str, ...]:
+    return hello.announced.jobs if hello.announced is not None else ()
+
+
+def _holds_nothing(hello: Hello) -> bool:
+    return hello.announced is not None and not hello.announced.jobs
 
 
 def _is_over(node: Node, session: int) -> bool:
@@ -89,21 +99,30 @@ def is_earlier(node: Node, session: int) -> bool:
     return 0 < session < node.session
 
 
-def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) -> None:
+def _reconnected(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> None:
     """The same incarnation has a new session; its workers may still run."""
-    was_lost = node.lost
+    was_lost, announced = node.lost, _announced(hello)
+    held = (
+        node.inventory
+        if hello.announced is None
+        else {job: node.inventory[job] for job in node.inventory if job in announced}
+    )
     turn.heard(node.name, event.seq)
     turn.put_node(
         node.name,
-        facts=facts,
+        facts=hello.facts,
         connected=True,
         unheard=False,
         session=event.session,
         connected_at=turn.at,
         lost=False,
-        stale_until=turn.at + turn.config.inventory_s,  # it may have saved without a session, and reports that next
-        stale_session=node.session,
+        inventory=held,
         inventory_from={},  # the first inventory of a session is complete
+        inventoried=node.inventoried or _holds_nothing(hello),
+        announced=announced,
+        # It may have saved without a session, and reports that next.
+        stale_until=0.0 if _holds_nothing(hello) else turn.at + turn.config.inventory_s,
+        stale_session=node.session,
     )
     turn.cancel_timer(LostTimeout(node.name))
     if was_lost or not node.connected:
@@ -116,8 +135,9 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
             change_failures.on_node_back(turn, job, node.name)
 
 
-def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, preflight: Preflight | None) -> None:
+def _restarted(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> None:
     """A new incarnation: every worker and every order of the previous one ended with it."""
+    facts = hello.facts
     for send in turn.orders(node=node.name):
         if not (
             isinstance(send.order, Prune | ResetGpu | RebootNode)
@@ -144,11 +164,12 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         live_generations={},
         inventory={},
         inventory_from={},
-        inventoried=False,
+        inventoried=_holds_nothing(hello),
+        announced=_announced(hello),
         stale_until=0.0,
         warmed=(),
         suspicion=None,
-        preflight=preflight,
+        preflight=hello.preflight,
         workers=(),
         workers_version=0,
         ended=(),

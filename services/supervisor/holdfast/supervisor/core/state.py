@@ -128,15 +128,15 @@ class Node:
     unheard: bool = False  # connected under an earlier leader and not yet reconnected to this one
     gone_at: float = 0.0  # when the last session ended
     back_by: float = 0.0  # the supervisor ended the session: when the next one should have begun
-    last_seq: int = 0  # of this session's reports, where `State.heard` has no entry
     lost: bool = False  # declared lost: both witnesses agree, or its incarnation has ended
     unschedulable_reason: str = ""  # why the node gets no ranks; empty = it may get ranks
     repaired_at: float = 0.0  # findings about earlier faults are ignored
     live_generations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
     inventory: Mapping[str, Sequence[ShardRecord]] = field(default_factory=dict)  # by job
     inventory_from: Mapping[str, int] = field(default_factory=dict)  # by job: the number of its report
-    inventoried: bool = False  # this incarnation has reported an inventory
-    stale_until: float = 0.0  # its inventory is from an earlier session; until then, elections wait for a newer one
+    inventoried: bool = False  # this incarnation has reported its inventories
+    announced: tuple[str, ...] = ()  # jobs whose inventories its session has announced and not delivered yet
+    stale_until: float = 0.0  # its inventories are from an earlier session; until then, elections wait for newer ones
     stale_session: int = 0  # that session
     warmed: tuple[str, ...] = ()  # jobs whose modules its template was ordered to import
     suspicion: Finding | None = None  # lost according to diagnostics, but its control session is open
@@ -262,7 +262,7 @@ def heard_in(node: str) -> str:
 
 def last_seq(heard: Mapping[str, Mapping[str, int]], node: Node) -> int:
     """Number of the newest report of this incarnation."""
-    return heard.get(heard_in(node.name), {}).get(node.name, node.last_seq)
+    return heard.get(heard_in(node.name), {}).get(node.name, 0)
 
 
 @dataclass(frozen=True)

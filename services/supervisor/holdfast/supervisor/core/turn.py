@@ -14,12 +14,12 @@ Measured against persistent maps (`rpds-py`, `immutables`): docs/adr/0026-broadc
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import blake2s
 from typing import Any
 
 from holdfast.domain import tracing
-from holdfast.domain.evolve import evolve
+from holdfast.domain.evolve import evolve, evolver
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Placement, RestoreRun, ShardSource
 from holdfast.domain.incidents import Incident, IncidentState, RungEnd
@@ -28,6 +28,7 @@ from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Start
 from holdfast.supervisor.core import lifecycle
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.indexing import groups_of_fields
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Cause, Doing
 from holdfast.supervisor.core.present import TABLES, Present
@@ -75,7 +76,6 @@ class Turn(Present):
         self._everything = False
         self._index.pool_changed = self._index.all_reported = False
         self._pooled.clear()
-        self._asked.clear()
         if at and not self._value("born"):
             self.set(born=at)
 
@@ -159,17 +159,47 @@ class Turn(Present):
             self._touched.update(old.live_generations, old.inventory)
         return node
 
+    def put_nodes(self, names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """`put_node` of many nodes, each at most once: (node, values of the fields `names`)."""
+        table, written = self._own("nodes")
+        fields = dict.fromkeys(names)  # one object for all: the snapshot recognizes it
+        copy, touched_nodes, touched = evolver(Node), self._touched_nodes, self._touched
+        uses = "live_generations" in fields or "inventory" in fields
+        grouped = groups_of_fields(names)
+        live: Mapping[str, Any] | None = None
+        for name, values in rows:
+            old = table[name]
+            node = table[name] = copy(old, values)
+            known = written.get(name, _NO_FIELDS)
+            if known is not None:
+                written[name] = {**known, **fields} if known else fields
+            if old.preflight is not None:
+                self._index.node(old, node, fields)
+            else:
+                before = vars(old)
+                for each, differs in grouped:
+                    if differs(before[each], values[each]):
+                        self._index.node(old, node, fields)
+                        break
+            touched_nodes.add(name)
+            if node.removal is not None:
+                self._unreviewed.add(name)
+            if uses:
+                if (held := old.live_generations) is not live:  # nearly all nodes have the same
+                    live = held
+                    touched.update(held)
+                touched.update(old.inventory)
+
     def last_seq(self, node: Node) -> int:
         return last_seq(self._tables.get("heard", self._state.heard), node)
 
-    def heard(self, name: str, seq: int, known: Node | None = None) -> bool:
-        """Record the number of a node's newest report. Returns False if `known` has reported this number before."""
+    def heard(self, name: str, seq: int, *, again: bool = True) -> bool:
+        """Record the number of a node's newest report. Without `again`, returns False if the node has reported this number
+        before."""
         group = heard_in(name)
         mine = self._heard.get(group)
-        if known is not None:
-            rows = self._state.heard.get(group, {}) if mine is None else mine
-            if seq <= rows.get(name, known.last_seq):
-                return False
+        if not again and seq <= (self._state.heard.get(group, {}) if mine is None else mine).get(name, 0):
+            return False
         if mine is None:
             table = self._write("heard", group)
             mine = self._heard[group] = table[group] = dict(table.get(group, {}))

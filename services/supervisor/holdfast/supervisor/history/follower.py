@@ -19,8 +19,32 @@ from holdfast.wire.events import decode_steps
 
 BATCH_MAX = 1000
 WAIT_S = 5.0
+SAY_AGAIN_S = 30.0  # a reason why the history is incomplete is logged again after this time
 
 log = structlog.get_logger("holdfast.supervisor.history.follower")
+
+
+class Troubles:
+    """Logs why a stream cannot be followed: the first time, again after `SAY_AGAIN_S` while it lasts, and when it is over."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._logged: dict[str, float] = {}  # by event: time of its log line
+        self._times = 0
+
+    def add(self, event: str, error: HoldfastError) -> None:
+        self._times += 1
+        now = anyio.current_time()
+        if now - self._logged.get(event, -SAY_AGAIN_S) >= SAY_AGAIN_S:
+            self._logged[event] = now
+            report = log.warning if isinstance(error, Unavailable) else log.error
+            report(event, stream=self._stream, reason=str(error), times=self._times)
+
+    def over(self) -> None:
+        if self._logged:
+            log.info("the history is followed again", stream=self._stream, times=self._times)
+            self._logged.clear()
+            self._times = 0
 
 
 class Follower:
@@ -44,6 +68,7 @@ class Follower:
         self, stream: str, cursor: str, keep: Callable[[Sequence[Delivery]], Awaitable[None]], caught_up: anyio.Event
     ) -> None:
         backoff = Backoff(max_s=1.0)
+        troubles = Troubles(stream)
         while True:
             try:
                 wait_s = WAIT_S if caught_up.is_set() else None
@@ -54,13 +79,14 @@ class Follower:
                 else:
                     caught_up.set()
             except Unavailable as error:
-                log.warning("the history is falling behind", stream=stream, reason=str(error))
+                troubles.add("the history is falling behind", error)
                 await backoff.sleep()
             except HoldfastError as error:
-                log.error("the history cannot be written", stream=stream, reason=str(error))
+                troubles.add("the history cannot be written", error)
                 await backoff.sleep()
             else:
                 backoff.reset()
+                troubles.over()
 
     async def _keep_events(self, batch: Sequence[Delivery]) -> None:
         entries = []

@@ -39,6 +39,17 @@ RELEASE_TIMEOUT_S = 0.5
 log = structlog.get_logger("holdfast.supervisor.leader.campaign")
 
 
+def holder_name(supervisor: str, api: str) -> str:
+    """Name of one holder of the lease: another one for each campaign. It says where the supervisor's API answers."""
+    return f"{supervisor}#{uuid.uuid4().hex[:12]}#{api}"
+
+
+def api_of(holder: str) -> str:
+    """Return where the API of a holder answers; "" if its version does not say so."""
+    *_, api = holder.rsplit("#", 2)
+    return api if api.startswith(("https://", "http://")) else ""
+
+
 class Leader:
     """Runs until cancelled. `sessions` and `picture` return None while this supervisor is a standby."""
 
@@ -64,6 +75,7 @@ class Leader:
     ) -> None:
         self._log = event_log
         self._supervisor = supervisor
+        self._api = api
         self._times = times or LeaseTimes()
         self._new_term = partial(
             Term,
@@ -85,6 +97,7 @@ class Leader:
             bridge=bridge,
         )
         self._term: Term | None = None
+        self.trouble = ""  # why the lease cannot be requested; empty = it can, or it is held
 
     def sessions(self) -> Sessions | None:
         return self._term.sessions if self._term is not None else None
@@ -98,6 +111,11 @@ class Leader:
 
     def picture(self) -> Picture | None:
         return self._term.picture if self._term is not None else None
+
+    async def standby_api(self) -> str:
+        """Return where the API of a supervisor answers that has asked for the lease in vain within the last seconds; "" if
+        there is none. Raises `Unavailable`."""
+        return api_of(await self._log.candidate(LEADER_LEASE))
 
     def frozen(self, length_s: float) -> None:
         """This process was frozen for `length_s`. A term whose lease has expired meanwhile ends by itself."""
@@ -119,7 +137,7 @@ class Leader:
 
     async def _campaign(self) -> tuple[Lease, float]:
         """Wait for the lease. Returns it with the loop's time just before the request."""
-        holder = f"{self._supervisor}#{uuid.uuid4().hex[:12]}"
+        holder = holder_name(self._supervisor, self._api)
         waiting = False
         logged, logged_at_s = "", 0.0
         while True:
@@ -127,10 +145,12 @@ class Leader:
             try:
                 lease = await self._log.acquire(LEADER_LEASE, holder, self._times.ttl_s)
             except Unavailable as error:
+                self.trouble = str(error)
                 if str(error) != logged or asked_at_s - logged_at_s >= SAY_AGAIN_S:
                     log.warning("no lease", reason=str(error))
                     logged, logged_at_s = str(error), asked_at_s
             else:
+                self.trouble = ""
                 if lease is not None:
                     return lease, asked_at_s
                 if not waiting:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -93,14 +92,15 @@ class Folder:
         """Fold the inputs. All get the present time of the leader's clock, which never runs backwards."""
         self._at = max(self._at, now)
         batch = _Batch(self._begin(self.state))
-        for of_nodes, group in itertools.groupby(inputs, key=lambda each: isinstance(each.event, NodeReported)):
-            together = list(group)
-            if not (of_nodes and self._fold_reports(batch, together)):
-                for each in together:
-                    try:
-                        self._fold_one(batch, each)
-                    except Exception as error:
-                        self._refuse(batch, each, error)
+        reports: list[Input] = []
+        for each in inputs:
+            if isinstance(each[0], NodeReported):
+                reports.append(each)
+                continue
+            self._fold_reports(batch, reports)
+            reports = []
+            self._fold_alone(batch, each)
+        self._fold_reports(batch, reports)
         for command in batch.commands:
             match command:
                 case Publish(record=record):
@@ -134,15 +134,23 @@ class Folder:
 
     # ------------------------------------------------------------------ single inputs
 
-    def _fold_reports(self, batch: _Batch, inputs: Sequence[Input]) -> bool:
-        """Fold reports of nodes together. Returns False, with nothing folded, if one of them cannot be folded."""
-        reports = [each.event for each in inputs if isinstance(each.event, NodeReported)]
+    def _fold_reports(self, batch: _Batch, inputs: Sequence[Input]) -> None:
+        """Fold reports of nodes together, or one by one if one of them cannot be folded."""
+        if not inputs:
+            return
+        reports = [event for event, _, _, _ in inputs if isinstance(event, NodeReported)]
         try:
             batch.commands.extend(batch.core.reports(self._at, reports))
         except Exception as error:
             log.warning("folding reports one by one, because one of them cannot be folded", error=repr(error))
-            return False
-        return True
+            for each in inputs:
+                self._fold_alone(batch, each)
+
+    def _fold_alone(self, batch: _Batch, each: Input) -> None:
+        try:
+            self._fold_one(batch, each)
+        except Exception as error:
+            self._refuse(batch, each, error)
 
     def _fold_one(self, batch: _Batch, each: Input) -> None:
         if isinstance(each.event, OperatorRequest):

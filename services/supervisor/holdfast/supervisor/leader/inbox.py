@@ -11,8 +11,6 @@ import itertools
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import NamedTuple
-
 import anyio
 import structlog
 
@@ -23,7 +21,7 @@ from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.protocol import NodeGone, NodeReported
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.wire import records
-from holdfast.wire.control import Reported, encode_reports
+from holdfast.wire.control import encode_received
 
 BATCH_MAX = 256  # entries
 REPORTS_MAX = 32  # in an entry: the leader's batch then has thousands, which are folded in tenths of a second
@@ -45,9 +43,9 @@ def request_entry(request: OperatorRequest) -> Entry:
     return records.entry(request.operation, request, InboxEvent)
 
 
-class _Waiting(NamedTuple):
-    content: Entry | tuple[NodeReported, Reported]  # a report is decoded already
-    written: Callable[[], None]
+Written = Callable[[], None]
+# A report is decoded already; None = an entry, which has no message. Plain tuples: a named one takes four times as long to make.
+_Waiting = tuple[NodeReported, bytes, Written] | tuple[Entry, None, Written]
 
 
 def _nothing() -> None:
@@ -69,12 +67,11 @@ class InboxQueue:
 
     def put(self, entry: Entry, written: Callable[[], None] = _nothing) -> None:
         """`written` is called once the entry is in the log."""
-        self._waiting.append(_Waiting(entry, written))
+        self._waiting.append((entry, None, written))
 
     def report(self, event: NodeReported, message: bytes, written: Callable[[], None] = _nothing) -> None:
         """`put` for a report that arrived as `message`."""
-        raw = Reported(event.at, event.node, event.incarnation, event.session, message)
-        self._waiting.append(_Waiting((event, raw), written))
+        self._waiting.append((event, message, written))
 
     def decoded(self, entry_id: str) -> tuple[NodeReported, ...] | None:
         """The reports of an entry that was written here; None otherwise. Can be called once per entry."""
@@ -82,36 +79,38 @@ class InboxQueue:
 
     def written(self, count: int) -> None:
         """Record that the first `count` waiting items are in the log."""
+        popleft = self._waiting.popleft
         for _ in range(count):
-            self._waiting.popleft().written()
+            popleft()[2]()
 
     def batch(self) -> tuple[list[Entry], int]:
         """The next entries to append, and the number of waiting items that they contain."""
         entries: list[Entry] = []
-        together: list[tuple[NodeReported, Reported]] = []
+        together: list[NodeReported] = []
+        messages: list[bytes] = []
         size = count = 0
-        for each in self._waiting:
-            content = each.content
-            alone = isinstance(content, Entry)
-            full = len(together) >= REPORTS_MAX or size >= ENTRY_BYTES_MAX
-            if together and (alone or full):
-                entries.append(self._report_entry(together))
-                together, size = [], 0
+        for content, message, _ in self._waiting:
+            if together and (message is None or len(together) >= REPORTS_MAX or size >= ENTRY_BYTES_MAX):
+                entries.append(self._report_entry(together, messages))
+                together, messages, size = [], [], 0
             if len(entries) >= BATCH_MAX:
                 break
-            if isinstance(content, Entry):
+            if message is None:
+                assert isinstance(content, Entry)
                 entries.append(content)
             else:
+                assert isinstance(content, NodeReported)
                 together.append(content)
-                size += len(content[1].message)
+                messages.append(message)
+                size += len(message)
             count += 1
         if together:
-            entries.append(self._report_entry(together))
+            entries.append(self._report_entry(together, messages))
         return entries, count
 
-    def _report_entry(self, reports: list[tuple[NodeReported, Reported]]) -> Entry:
-        entry = Entry(f"{self._name}/{next(self._numbers)}", REPORTS, encode_reports(raw for _, raw in reports))
-        self._decoded[entry.id] = tuple([event for event, _ in reports])
+    def _report_entry(self, reports: list[NodeReported], messages: list[bytes]) -> Entry:
+        entry = Entry(f"{self._name}/{next(self._numbers)}", REPORTS, encode_received(reports, messages))
+        self._decoded[entry.id] = tuple(reports)
         if len(self._decoded) > DECODED_MAX:
             self._decoded.popitem(last=False)
         return entry

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import StepRecord
@@ -31,6 +32,9 @@ class Input(NamedTuple):
     delivery: Delivery | None = None
     place: int | None = None  # among the reports of the entry, if it has several
     asked: PolicyAsked | None = None  # of a policy's answer: published with it
+
+
+_input: Callable[[tuple[Any, ...]], Input] = partial(tuple.__new__, Input)  # in half of the time that the class takes
 
 
 @dataclass(slots=True)
@@ -66,7 +70,7 @@ def take(batch: Iterable[Delivery], at: float, decoded: Decoded = lambda _: None
                     if (known := decoded(delivery.entry.id)) is None:
                         _take_reports(intake, delivery)
                     else:
-                        intake.inputs += [Input(event, delivery, place) for place, event in enumerate(known)]
+                        intake.inputs += [_input((event, delivery, place, None)) for place, event in enumerate(known)]
                 case _:
                     intake.inputs.append(Input(records.loads(delivery.entry.data, InboxEvent), delivery))
         except MalformedMessage as error:

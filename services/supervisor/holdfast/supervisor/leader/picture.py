@@ -80,9 +80,12 @@ class Picture:
 
     def unconfirmed_since(self, job: Job) -> dict[str, float]:
         """Nodes of a running generation whose agents have not confirmed within `CONFIRMED_S` that all of its ranks live → since
-        when (Unix seconds); empty if the run is confirmed."""
+        when (Unix seconds); empty if the run is confirmed. All of them if this is the snapshot of a standby: no agent has a
+        session with it, and it shows the snapshot only while no leader answers."""
         if job.running is None:
             return {}
+        if not self.leading:
+            return dict.fromkeys(job.running.nodes, self.state.folded_at)
         silent = {}
         for name in job.running.nodes:
             since = self._unconfirmed(name)

@@ -70,8 +70,7 @@ class _Group:
         """None if all fields have their default values."""
         known = vars(row)
         if self.hint is self.kind:
-            values = {name: value for name in self._names if (value := known[name])}
-            return self._write_fields(values) if values else None
+            return self._write_fields(known)
         value = known[self._names[0]]
         if not value:
             return None
@@ -120,19 +119,33 @@ class _Row:
         self._own = [name for name, part in self._part_of.items() if not part]
         self.rest = _part_of(self._kind, self._own)
         self._write = records.writer(self.rest)
+        self._newest: tuple[Iterable[str] | None, list[tuple[str, list[str]]]] = (None, [])
 
-    def differing(self, was: Any, value: Any, names: Iterable[str] | None = None) -> set[str]:
+    def differing(self, was: Any, value: Any, names: Iterable[str] | None = None) -> list[str]:
         """The parts in which two rows differ. `names`: the fields that may differ; None = any."""
-        before, after, part_of = vars(was), vars(value), self._part_of
+        before, after = vars(was), vars(value)
         if names is None:  # the fields are in the same order in every copy
-            names = compress(part_of, map(is_not, before.values(), after.values()))
-        parts: set[str] = set()
-        for name in names:
-            if (part := part_of[name]) not in parts:
+            names = compress(self._part_of, map(is_not, before.values(), after.values()))
+            by_part = self._by_part(names)
+        elif names is self._newest[0]:  # nodes that were written together have the same object
+            by_part = self._newest[1]
+        else:
+            by_part = self._by_part(names)
+            self._newest = names, by_part
+        parts: list[str] = []
+        for part, fields_of in by_part:
+            for name in fields_of:
                 old, new = before[name], after[name]
                 if old is not new and old != new:
-                    parts.add(part)
+                    parts.append(part)
+                    break
         return parts
+
+    def _by_part(self, names: Iterable[str]) -> list[tuple[str, list[str]]]:
+        by_part: dict[str, list[str]] = {}
+        for name in names:
+            by_part.setdefault(self._part_of[name], []).append(name)
+        return list(by_part.items())
 
     def dumps(self, part: str, row: Any) -> bytes | None:
         return (
@@ -193,7 +206,8 @@ def prepare() -> None:
 
 def is_current(parts: Mapping[str, bytes]) -> bool:
     """Whether the parts have this version's format, so that changes can be written to them."""
-    return parts.get(_FORMAT) == _NOW
+    nodes = (raw for part, raw in parts.items() if part.startswith("nodes/"))
+    return parts.get(_FORMAT) == _NOW and not any(map(upgrades.has_last_seq, nodes))
 
 
 def changes(before: State | None, after: State, written: Written | None = None) -> dict[str, bytes | None]:
@@ -252,12 +266,13 @@ def load(parts: Mapping[str, bytes]) -> State:
         problem = f"{written.decode(errors='replace')!r}, and this version reads up to {_NOW.decode()}: start the newer version"
         raise MalformedMessage(f"snapshot.{_FORMAT}", problem)
     if WHOLE in parts:
-        return _upgraded(records.loads(parts[WHOLE], State, upgrades.state))
+        return _upgraded(_whole_state(parts[WHOLE]))
     values: dict[str, Any] = {name: {} for name in _TABLES}
     apart: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)  # (table, row): its fields
     shared: dict[str, Prepare] = {}
     slots: dict[str, _Slot] = {}
     current = written in _SAME_PARTS
+    numbers: dict[str, int] = {}  # node → number of its newest report, as earlier versions stored it
     for part, raw in parts.items():
         name, table, key = part.partition("/")
         row, colon, group = key.rpartition(":")
@@ -267,6 +282,8 @@ def load(parts: Mapping[str, bytes]) -> State:
                 values[name][timer] = due
             elif not colon and table and name in _TABLES:
                 values[name][key] = _read(name, raw, _row_kind(name, current), current)
+                if name == "nodes" and upgrades.has_last_seq(raw):
+                    numbers[key] = upgrades.last_seq(raw)
             elif name == "jobs" and group == _PREPARE:
                 shared[row] = records.loads(raw, Prepare)
             elif name == "outbox" and group == _SLOT:
@@ -289,7 +306,20 @@ def load(parts: Mapping[str, bytes]) -> State:
                 values[name][row] = evolve(values[name][row], **changes)
     for command, slot in slots.items():
         values["outbox"][command] = _send(command, slot, shared.get(slot.job))
+    if numbers:
+        values["heard"] = upgrades.heard(values["heard"], numbers)
     return _upgraded(State(**values))
+
+
+def _whole_state(raw: bytes) -> State:
+    numbers: dict[str, int] = {}
+
+    def upgrade(tree: Any) -> Any:
+        numbers.update({name: node.get("last_seq", 0) for name, node in tree.get("nodes", {}).items()})
+        return upgrades.state(tree)
+
+    state = records.loads(raw, State, upgrade)
+    return evolve(state, heard=upgrades.heard(state.heard, numbers))
 
 
 def _row_kind(table: str, current: bool) -> Any:

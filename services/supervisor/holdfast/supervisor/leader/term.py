@@ -375,7 +375,7 @@ class Term:
             case Post():
                 self.sessions.post(command)
             case SendNotification():
-                self.sessions.tell(command.node, command.message)
+                self.sessions.tell(command.nodes, command.message)
             case RenewSession():
                 self.sessions.renew(command.node, command.session, command.reason)
             case Evaluate():

@@ -6,11 +6,14 @@ decoder ignores unknown fields, so moved fields are copied, and removed ones are
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from holdfast.domain import old_evidence
+from holdfast.supervisor.core.state import heard_in
 from holdfast.supervisor.timers import Timer
+from holdfast.wire import records
 from holdfast.wire.records import TAG
 
 Tree = dict[str, Any]
@@ -132,6 +135,36 @@ def incident(tree: Tree) -> Tree:
 def node(tree: Tree) -> Tree:
     """Until format 4, the fields of a node were named "condemned" and "holds"."""
     return _renamed(tree, condemned="unschedulable_reason", holds="live_generations")
+
+
+# The number of a node's newest report was a field of its row in format 2, and later versions kept it there until the node's next
+# report.
+
+
+def has_last_seq(row: bytes) -> bool:
+    """Whether this stored row of a node contains the number of its newest report."""
+    return b'"last_seq":' in row
+
+
+def last_seq(row: bytes) -> int:
+    """The number of the node's newest report in this stored row. Raises `MalformedMessage`."""
+    return records.loads(row, _LastSeq).last_seq
+
+
+@dataclass(frozen=True, slots=True)
+class _LastSeq:
+    """The only field of a node's row that is read here."""
+
+    last_seq: int = 0
+
+
+def heard(known: Mapping[str, Mapping[str, int]], numbers: Mapping[str, int]) -> Mapping[str, Mapping[str, int]]:
+    """`State.heard` with the numbers of these nodes' newest reports, where it has none."""
+    rows = {group: dict(row) for group, row in known.items()}
+    for node, number in numbers.items():
+        if number:
+            rows.setdefault(heard_in(node), {}).setdefault(node, number)
+    return rows
 
 
 def breaker(tree: Tree) -> Tree:

@@ -1,22 +1,36 @@
-"""Logs one line for each decision, with its subject and its reason."""
+"""Logs one line for each decision, with its subject and its reason.
+
+The level says what must be read: `error`, a job has failed; `warning`, something has broken or cannot go on; `info`, the rest,
+such as what was done about it."""
 
 from __future__ import annotations
 
+import logging
 from typing import assert_never
 
 import structlog
 
+from holdfast.domain.findings import Severity
+from holdfast.domain.incidents import Incident, IncidentState
+from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
     IncidentChanged,
     JobAccepted,
     JobChanged,
+    JobPhase,
     NodeChanged,
     Noted,
     PolicyChanged,
 )
 from holdfast.supervisor.published import LeaderChanged, OperationDone, PolicyAsked, Published
+
+JOB_LEVELS = {
+    JobPhase.FAILED: logging.ERROR,
+    JobPhase.WAITING: logging.WARNING,
+    JobPhase.SUSPENDED: logging.WARNING,
+}
 
 log = structlog.get_logger("holdfast.supervisor")
 
@@ -26,14 +40,21 @@ def decision(record: Published) -> None:
         case JobAccepted():
             log.info("job accepted", job=record.job, mesh=str(record.spec.mesh), nodes=record.spec.nodes)
         case JobChanged():
-            log.info("job", job=record.job, phase=record.phase, reason=record.reason)
+            log.log(
+                JOB_LEVELS.get(record.phase, logging.INFO),
+                "job",
+                job=record.job,
+                phase=record.phase,
+                reason=record.reason,
+            )
         case GenerationChanged():
             number = record.generation.number
             log.info("generation", job=record.job, generation=number, stage=record.stage, reason=record.reason)
         case IncidentChanged():
             _incident(record)
         case NodeChanged():
-            log.info("node", node=record.node, state=record.state.value, job=record.job, reason=record.reason)
+            level = logging.WARNING if record.state is NodeState.LOST else logging.INFO
+            log.log(level, "node", node=record.node, state=record.state.value, job=record.job, reason=record.reason)
         case FindingJudged(finding=finding):
             log.info("finding", id=finding.id, node=finding.node, job=finding.job, reason=record.verdict)
         case PolicyChanged():
@@ -55,7 +76,8 @@ def decision(record: Published) -> None:
 def _incident(record: IncidentChanged) -> None:
     incident = record.incident
     action = incident.action
-    log.info(
+    log.log(
+        _level(incident),
         "incident",
         incident=incident.id,
         job=incident.job,
@@ -70,3 +92,11 @@ def _incident(record: IncidentChanged) -> None:
         decided_by=incident.decided_by,
         trace_id=incident.trace_id,
     )
+
+
+def _level(incident: Incident) -> int:
+    """A fault is a warning once, when it is found; its decision and recovery follow as information."""
+    if incident.state is IncidentState.FAILED:
+        return logging.ERROR
+    fault = incident.severity in (Severity.ERROR, Severity.FATAL)
+    return logging.WARNING if incident.state is IncidentState.OPEN and fault else logging.INFO
