@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from losses import losses
 from train_workers import EXAMPLES
+from warm_processes import STACK, warm
 
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--seq", "16", "--global-batch", "12", "--micro-batch", "2"]
 TIMEOUT_S = 60
@@ -25,6 +26,13 @@ def start(*command: str | Path, **environ: str) -> subprocess.CompletedProcess[s
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def forked(*command: str | Path, **environ: str) -> tuple[int, str]:
+    """`python *command` in a fork of a process that has imported torch. Returns its exit code and what it printed as errors."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    code, _, errors = warm(STACK)(["script", *map(str, command)], Path.cwd(), environment, TIMEOUT_S)
+    return code, errors
 
 
 def torchrun(nproc: int, *command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -47,32 +55,29 @@ def test_plain_python_and_torchrun_train_the_same_model(tmp_path: Path) -> None:
 
 def test_an_exception_ends_the_script_with_its_traceback(tmp_path: Path) -> None:
     error_file = tmp_path / "error.json"
-    failed = start(
-        sys.executable, EXAMPLES / "faulty" / "train.py", "--limit", "3", TORCHELASTIC_ERROR_FILE=str(error_file)
-    )
-    assert failed.returncode == 1
-    assert "IndexError: index 3 is out of bounds" in failed.stderr
+    code, errors = forked(EXAMPLES / "faulty" / "train.py", "--limit", "3", TORCHELASTIC_ERROR_FILE=str(error_file))
+    assert code == 1
+    assert "IndexError: index 3 is out of bounds" in errors
     message = json.loads(error_file.read_text())["message"]
     assert message["message"].startswith("IndexError: index 3")
     assert "train.py" in message["extraInfo"]["py_callstack"]
 
 
 def test_an_error_file_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
-    failed = start(
-        sys.executable,
+    code, errors = forked(
         EXAMPLES / "faulty" / "train.py",
         "--limit",
         "1",
         TORCHELASTIC_ERROR_FILE=str(tmp_path / "no" / "such" / "directory"),
     )
-    assert failed.returncode == 1
-    assert "IndexError" in failed.stderr
+    assert code == 1
+    assert "IndexError" in errors
 
 
 def test_a_wrong_environment_is_named_before_anything_starts() -> None:
-    failed = start(sys.executable, EXAMPLES / "faulty" / "train.py", RANK="0", WORLD_SIZE="two")
-    assert failed.returncode == 1
-    assert "WORLD_SIZE: 'two' is not valid; expected an integer" in failed.stderr
+    code, errors = forked(EXAMPLES / "faulty" / "train.py", RANK="0", WORLD_SIZE="two")
+    assert code == 1
+    assert "WORLD_SIZE: 'two' is not valid; expected an integer" in errors
 
 
 @pytest.mark.slow
