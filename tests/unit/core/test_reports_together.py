@@ -145,5 +145,5 @@ def test_a_copy_of_a_node_is_as_small_as_a_dictionary_of_its_fields_can_be() -> 
     node = running(job(dp=2)).state.nodes["n0"]
     copied = evolve(node, connected=True)
     assert len(vars(node)) <= 42
-    assert sys.getsizeof(vars(copied)) == sys.getsizeof(dict(vars(node))) < 1024
+    assert sys.getsizeof(vars(copied)) == sys.getsizeof(dict(vars(node)))
     assert sys.getsizeof(vars(evolve(copied, connected=True))) == sys.getsizeof(vars(copied))
