@@ -196,6 +196,15 @@ def test_nodes_keep_the_generations_that_may_live_there(recorded: dict[str, str]
         assert {job: list(numbers) for job, numbers in node.live_generations.items()} == old[name]["holds"]
 
 
+@pytest.mark.parametrize("recorded", RECORDED)
+def test_nodes_keep_the_number_of_their_newest_report(recorded: dict[str, str]) -> None:
+    """Format 2 had it in the row of the node. A repeated report must not count again."""
+    old = {name.partition("/")[2]: json.loads(text) for name, text in recorded.items() if name.startswith("nodes/")}
+    numbers = {name: tree["last_seq"] for name, tree in old.items() if "last_seq" in tree}
+    state = _load(recorded)
+    assert {name: state.last_seq(state.nodes[name]) for name in numbers} == numbers
+
+
 def test_the_attribution_of_an_open_incident_is_read_from_its_evidence() -> None:
     incidents = [incident for each in RECORDED for incident in _load(each).incidents.values()]
     assert {Blamed.UNKNOWN, Blamed.HARDWARE, Blamed.USER} & {incident.attribution.blame for incident in incidents}

@@ -52,7 +52,8 @@ def _constructed(kind: type[Any], names: list[str]) -> _Copy:
 
 def _cloned(kind: type[Any], derived: dict[str, Any]) -> _Copy:
     size, new, put = len(fields(kind)), object.__new__, object.__setattr__
-    compact = dict({field.name: None for field in fields(kind)}).__sizeof__()
+    grown = {field.name: None for field in fields(kind)}
+    compact = dict(grown).__sizeof__()
 
     def copy(value: Any, changes: Mapping[str, Any]) -> Any:
         known = value.__dict__.copy()  # copied as a whole: filling a new dictionary takes three times as long

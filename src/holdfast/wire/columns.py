@@ -125,7 +125,7 @@ class _Runs(_Table):
 
     def write(self, values: Sequence[Any]) -> Any:
         runs = self._runs_of(values)
-        if sum([run.width for run in runs]) < ROWS_MIN:
+        if not (runs and runs[0].width >= ROWS_MIN) and sum([run.width for run in runs]) < ROWS_MIN:
             return super().write(values)
         if not self._writes:
             return {RUNS: runs}  # a tuple is written as a list
@@ -133,7 +133,8 @@ class _Runs(_Table):
         for run in runs:
             row = list(run)
             for at, write in self._writes:
-                row[at] = None if run[at] == last[at] else write(row[at])
+                value, before = run[at], last[at]
+                row[at] = None if value is before or value == before else write(value)
             rows.append(row)
             last = run
         return {RUNS: rows}

@@ -108,11 +108,7 @@ def _decode_runs(message: types_pb2.ShardColumns) -> Shards:
                 f"the run of rank {each.rank} has a mesh, an owner or a tier that is not known ({', '.join(TIER_WIRE)})",
             ) from None
         commas, count = width - 1, len(sizes)
-        if (
-            digests.count(",") != commas
-            or (count != 1 and count != width)
-            or (roots and roots.count(",") != commas)
-        ):
+        if digests.count(",") != commas or (count != 1 and count != width) or (roots and roots.count(",") != commas):
             raise MalformedMessage("shards.runs", f"the run of rank {each.rank} has not {width} values of each kind")
         runs.append(
             _shard_run((each.attempt, each.step, mesh, tier, owner, each.rank, width, tuple(sizes), digests, roots))

@@ -7,6 +7,7 @@ import pytest
 from holdfast.sim.scenario import simulate
 from holdfast.supervisor.core import Batch, State, as_sends, step
 from holdfast.supervisor.core.indexing import index_of
+from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.protocol import Command, Event, JobSubmitted, NodeCordonRequested
 
@@ -83,3 +84,31 @@ def test_the_parts_of_all_commits_are_the_state(seed: int) -> None:
         assert snapshot.load(parts) == after
     assert committed is not None
     assert snapshot.changes(committed, committed) == {}
+
+
+@pytest.mark.parametrize("names", [("live_generations",), ("workers_version", "ended"), ("inventory", "inventoried")])
+def test_rows_that_are_written_together_are_those_that_are_written_one_by_one(names: tuple[str, ...]) -> None:
+    others: dict[str, object] = {
+        "live_generations": {"another": (3,)}, "workers_version": 99, "ended": (), "inventory": {}, "inventoried": True,
+    }  # fmt: skip
+    values = {name: others[name] for name in names}
+    for before in [state for seed in SEEDS for state, _, _, _ in history(seed)[50::40]]:
+        alone, together = Turn(before, before.folded_at + 1), Turn(before, before.folded_at + 1)
+        for turn in (alone, together):
+            for name in [*before.nodes][:2]:
+                turn.put_node(name, ended=(), ranks_at=7.0)  # written before in the same batch
+        for name in before.nodes:
+            alone.put_node(name, **values)
+        together.put_nodes(names, [(name, values) for name in before.nodes])
+        after = together.finish()
+        assert after == alone.finish()
+        assert (together.touched(), together.removed()) == (alone.touched(), alone.removed())
+        assert after.index == index_of(after)
+        assert snapshot.changes(before, after, together.written) == snapshot.changes(before, after)
+
+
+def test_no_rows_change_nothing() -> None:
+    turn = Turn(State(born=1.0), 2.0)
+    turn.put_nodes(("workers",), [])
+    assert turn.finish() == State(born=1.0)
+    assert turn.written == {}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 
 import pytest
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, RanksStepping, Report, WorkersChanged
@@ -136,3 +138,12 @@ def test_answers_workers_steps_and_inventories(seed: int, noisy: bool) -> None:
         world.report(placement.node, Inventory(JOB, (shard,)))
     world.together(seed)
     assert world.job.checkpoints.step == 5
+
+
+def test_a_copy_of_a_node_is_as_small_as_a_dictionary_of_its_fields_can_be() -> None:
+    """With one field more, it takes twice the memory, and an incident of a large job copies each of its nodes several times."""
+    node = running(job(dp=2)).state.nodes["n0"]
+    copied = evolve(node, connected=True)
+    assert len(vars(node)) <= 42
+    assert sys.getsizeof(vars(copied)) == sys.getsizeof(dict(vars(node)))
+    assert sys.getsizeof(vars(evolve(copied, connected=True))) == sys.getsizeof(vars(copied))

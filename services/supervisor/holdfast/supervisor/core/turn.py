@@ -159,8 +159,10 @@ class Turn(Present):
             self._touched.update(old.live_generations, old.inventory)
         return node
 
-    def put_nodes(self, names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    def put_nodes(self, names: Sequence[str], rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """`put_node` of many nodes, each at most once: (node, values of the fields `names`)."""
+        if not rows:
+            return
         table, written = self._own("nodes")
         fields = dict.fromkeys(names)  # one object for all: the snapshot recognizes it
         copy, touched_nodes, touched = evolver(Node), self._touched_nodes, self._touched

@@ -11,6 +11,7 @@ import itertools
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
+
 import anyio
 import structlog
 
@@ -44,7 +45,7 @@ def request_entry(request: OperatorRequest) -> Entry:
 
 
 Written = Callable[[], None]
-# A report is decoded already; None = an entry, which has no message. Plain tuples: a named one takes four times as long to make.
+# A report is decoded already; None = an entry, which has no message. Plain tuples take a quarter of the time of named ones.
 _Waiting = tuple[NodeReported, bytes, Written] | tuple[Entry, None, Written]
 
 

@@ -228,9 +228,14 @@ def changes(before: State | None, after: State, written: Written | None = None) 
         old = old or {}
         rows: Mapping[Any, Iterable[str] | None]
         rows = dict.fromkeys((*old, *new)) if written is None else written.get(name, {})
-        changed = ((key, old.get(key), new.get(key), names) for key, names in rows.items())
+        before_of, after_of = old.get, new.get
+        changed = [
+            (key, was, now, names)
+            for key, names in rows.items()
+            if (was := before_of(key)) is not (now := after_of(key))
+        ]
         write = _timers if name == "timers" else _rows_apart if name in _APART else _rows
-        write(parts, name, [each for each in changed if each[1] is not each[2]])
+        write(parts, name, changed)
     return parts
 
 
@@ -247,10 +252,14 @@ def _rows(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None
 def _rows_apart(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None:
     row = _APART[table]
     for key, was, value, names in changed:
-        for part in {"", *row.groups} if was is None or value is None else row.differing(was, value, names):
-            raw = None if value is None else row.dumps(part, value)
-            if raw is not None or was is not None:
-                parts[f"{table}/{key}:{part}" if part else f"{table}/{key}"] = raw
+        if was is None or value is None:
+            for part in ("", *row.groups):
+                raw = None if value is None else row.dumps(part, value)
+                if raw is not None or was is not None:
+                    parts[f"{table}/{key}:{part}" if part else f"{table}/{key}"] = raw
+        else:
+            for part in row.differing(was, value, names):
+                parts[f"{table}/{key}:{part}" if part else f"{table}/{key}"] = row.dumps(part, value)
 
 
 def _timers(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None:

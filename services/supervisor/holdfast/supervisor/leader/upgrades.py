@@ -137,7 +137,7 @@ def node(tree: Tree) -> Tree:
     return _renamed(tree, condemned="unschedulable_reason", holds="live_generations")
 
 
-# The number of a node's newest report was a field of its row in format 2, and later versions kept it there until the node's next
+# The number of a node's newest report was a field of its row in format 2. Later versions kept it there until the node's next
 # report.
 
 
