@@ -4,6 +4,7 @@ the job are those that counting each rank gives."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from random import Random
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_reports_that_wait_give_the_same_columns(seed: int) -> None:
             assert all(step > closed for step in reports.open)
             waits = item.comm_wait_s or (math.nan,) * len(item.rank)
             durations = (end - start for start, end in zip(item.started_at, item.ended_at, strict=True))
-            values = zip(waits, item.data_s, item.tokens, durations, strict=True)
+            values: Iterable[tuple[float, ...]] = zip(waits, item.data_s, item.tokens, durations, strict=True)
             for rank, step, row in zip(item.rank, item.step, values, strict=True):
                 if rank < RANKS and step > closed:
                     expected[step, rank] = row

@@ -52,7 +52,7 @@ BACK_S = 60.0  # until a lost machine has booted
 RECOVER_S = 600.0
 LOOK_S = 1.0
 TURN_S = (0.02, 0.1)  # the commit of some thousand reports; a leader folds meanwhile what has arrived
-ORDERS_KEPT = 20  # of each node: those of ten generations; more would take gigabytes after a thousand faults
+ORDERS_KEPT = 8  # of each node: those of four generations; after a thousand faults, more would take gigabytes
 EVENTS_MAX = 10**12
 SHARE_CHECKED = 0.0
 
