@@ -4,7 +4,8 @@ Faults follow one another: a rank crashes, a node is lost, or a GPU falls off th
 finished some steps. A fault that is not recovered within `RECOVER_S` breaks a promise, as does a finding that blames a healthy
 node (`truth`). The promises of `invariants`, most of which compare every node after every event, are for small worlds.
 
-Compared with the small worlds, steps are longer, and telemetry and heartbeats are rarer, in proportion to each other.
+Compared with the small worlds, steps are longer, and telemetry, heartbeats, and the plans and reports of replicators are rarer,
+in proportion to each other.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ BEATS_S = 10.0
 BACK_S = 60.0  # until a lost machine has booted
 RECOVER_S = 600.0
 LOOK_S = 1.0
+PLAN_S = 4.0  # of a replicator
+REPORT_S = (2.0, 10.0)
 TURN_S = (0.02, 0.1)  # the commit of some thousand reports; a leader folds meanwhile what has arrived
 ORDERS_KEPT = 20  # of each node: those of ten generations; more would take gigabytes after a thousand faults
 EVENTS_MAX = 10**12
@@ -106,6 +109,8 @@ class LargeJob:
             f"n{index}": Agent(self.world, self, f"n{index}", "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT)
             for index in range(nodes + spares)
         }
+        for agent in self.agents.values():
+            agent.replicator.plan_s, agent.replicator.report_s = PLAN_S, REPORT_S
         self.spec = JobSpec(
             JOB,
             LaunchSpec("/train.py"),
