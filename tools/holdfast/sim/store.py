@@ -44,8 +44,8 @@ class Store:
         return found[0] if found is not None else None
 
     def complete_step(self, job: str, checkpoint_id: CheckpointId, world_size: int) -> StoredStep | None:
-        """Complete a checkpoint if the shards of all ranks are there. Returns None if not. Raises IntegrityError if it was saved
-        by more ranks, as before a configuration with fewer replicas."""
+        """Complete a checkpoint if the shards of all ranks are there. Returns None if not. Raises IntegrityError if more ranks
+        have saved it: the job has fewer replicas since."""
         found = [self.get(job, ShardKey(*checkpoint_id, rank)) for rank in range(world_size)]
         shards = [each for each in found if each is not None]
         if len(shards) < world_size:
