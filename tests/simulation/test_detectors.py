@@ -35,7 +35,7 @@ PLANTED: dict[str, tuple[object, str, object, str, int]] = {
         worker_exit.WorkerExit, "_exited", lambda *of: (), "no finding about the worker_crash", 0,
     ),
     "a rank that fails with another counts as the root": (
-        worker_exit, "cause_of", lambda exit_: Cause.OWN, "had no fault of its own", 20,
+        worker_exit, "cause_of", lambda exit_: Cause.OWN, "had no fault of its own", 45,
     ),
     "a hang is not reported": (Hang, "_conclude", lambda *of: (), "no finding about the hang", 151),
     "every hang is attributed to the first rank": (hang, "report", _first_rank, "had no fault of its own", 0),

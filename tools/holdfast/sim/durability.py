@@ -18,8 +18,8 @@ there, and its inventory names exactly what the machine has, in the right tier.
 
 **The election takes the newest step** (`newest_whole`, checked for each planned generation). No step is newer than the selected
 one, on the lineage, and whole: each rank's shard is on a connected node, is in the node's inventory as the supervisor knew it,
-and is still there, or the object store has it. What has not been reported does not count, because reports are late or lost. What
-an earlier agent process of the node has reported does not count as soon as the supervisor has the Hello of the next one, whose
+and is still there, or the object store has it. What has not been reported does not count, because reports are late or lost. A
+report of an earlier agent process of the node does not count as soon as the supervisor has the Hello of the next one, whose
 inventory follows: the machine may have been booted, or replaced, in between. Nor do these, because the core must not use them:
 steps that could not be restored, copies with different digests, and copies of the running attempt beyond the newest step that
 is known to be complete, on nodes without ranks in it.

@@ -4,7 +4,8 @@ Faults follow one another: a rank crashes, a node is lost, or a GPU falls off th
 finished some steps. A fault that is not recovered within `RECOVER_S` breaks a promise, as does a finding that blames a healthy
 node (`truth`). The promises of `invariants`, most of which compare every node after every event, are for small worlds.
 
-Compared with the small worlds, steps are longer, and telemetry and heartbeats are rarer, in proportion to each other.
+Compared with the small worlds, steps are longer, and telemetry, heartbeats, and the plans and reports of replicators are rarer,
+in proportion to each other.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ BEATS_S = 10.0
 BACK_S = 60.0  # until a lost machine has booted
 RECOVER_S = 600.0
 LOOK_S = 1.0
+PLAN_S = 4.0  # of a replicator
+REPORT_S = (2.0, 10.0)
 TURN_S = (0.02, 0.1)  # the commit of some thousand reports; a leader folds meanwhile what has arrived
 ORDERS_KEPT = 8  # of each node: those of four generations; after a thousand faults, more would take gigabytes
 EVENTS_MAX = 10**12
@@ -153,6 +156,7 @@ class LargeJob:
         agent = Agent(self.world, self, name, "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT, record=Answers(ORDERS_KEPT))
         agent.slow_share = 0.0
         agent.is_of_this_version = agent.starts_in_beats = True
+        agent.replicator.plan_s, agent.replicator.report_s = PLAN_S, REPORT_S
         return agent
 
     # ------------------------------------------------------------ the run

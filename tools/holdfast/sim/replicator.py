@@ -99,10 +99,12 @@ class Replicator:
         self._copying: set[tuple[str, ShardKey]] = set()  # being read; nobody overwrites these images
         self._pausing: set[Lane] = set()  # after a step that failed
         self._planning: set[str] = set()  # jobs with a change since the last plan
+        self._reported: dict[str, Inventory] = {}  # the last, by job
         self._deletions_wait: dict[str, bool] = {}  # by job: whether the last plan has deletions that have not begun
         self._reporting: set[str] = set()  # jobs with a change since the last report
         self._life = 0
         self.alive = False
+        self.plan_s, self.report_s = PLAN_S, REPORT_S
         self.slow_disk = world.chance.random() < SLOW_SHARE
         self.undisturbed = Undisturbed()  # for the promises
 
@@ -114,7 +116,7 @@ class Replicator:
         self.alive = True
         self.jobs, self._schedule = {}, Schedule(self.world.chance)
         self._copying, self._pausing, self._planning, self._reporting = set(), set(), set(), set()
-        self._deletions_wait = {}
+        self._reported, self._deletions_wait = {}, {}
         for name in sorted({*self._files, *self._remembered}):
             job = self.jobs[name] = Job(name)
             if name in self._remembered:
@@ -238,8 +240,10 @@ class Replicator:
             job.forget()
 
     def inventory(self, name: str) -> Inventory:
+        """Return the inventory for a report."""
         job = self.jobs.get(name)
-        return job.inventory() if job is not None else Inventory(name, ())
+        inventory = self._reported[name] = job.inventory() if job is not None else Inventory(name, ())
+        return inventory
 
     # ------------------------------------------------------------ workers
 
@@ -313,7 +317,7 @@ class Replicator:
         """Compute the plan, after the changes that follow at once."""
         if job.name not in self._planning:
             self._planning.add(job.name)
-            self.world.after(PLAN_S, self._unless_ended(partial(self._plan, job)))
+            self.world.after(self.plan_s, self._unless_ended(partial(self._plan, job)))
 
     def _plan(self, job: Job) -> None:
         self._planning.discard(job.name)
@@ -494,9 +498,11 @@ class Replicator:
 
             def report() -> None:
                 self._reporting.discard(job.name)
-                self._report(self.inventory(job.name))
+                before = self._reported.get(job.name)
+                if (inventory := self.inventory(job.name)) != before:
+                    self._report(inventory)
 
-            self.world.soon(*REPORT_S, self._unless_ended(report))
+            self.world.soon(*self.report_s, self._unless_ended(report))
 
     def _unless_ended(self, action: Callable[[], None]) -> Callable[[], None]:
         life = self._life

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from math import inf
 
 from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.errors import IntegrityError
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.replicator.bucket import Surveyed
 from holdfast.replicator.view import Archived
@@ -43,13 +44,16 @@ class Store:
         return found[0] if found is not None else None
 
     def complete_step(self, job: str, checkpoint_id: CheckpointId, world_size: int) -> StoredStep | None:
-        """Complete a checkpoint if the shards of all ranks are there. Returns None if not."""
+        """Complete a checkpoint if the shards of all ranks are there. Returns None if not. Raises IntegrityError if more ranks
+        have saved it: the job has fewer replicas since."""
         found = [self.get(job, ShardKey(*checkpoint_id, rank)) for rank in range(world_size)]
         shards = [each for each in found if each is not None]
         if len(shards) < world_size:
             return None
         if (job, checkpoint_id) not in self._stored:
             mesh = shards[0].domain_mesh()
+            if mesh.world_size != world_size:
+                raise IntegrityError(f"{checkpoint_id} was saved by {mesh.world_size} ranks, not by {world_size}")
             by_position: dict[int, set[str]] = {}
             for each in shards:
                 by_position.setdefault(mesh.position_of(each.rank), set()).add(each.digest)

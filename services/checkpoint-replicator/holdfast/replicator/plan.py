@@ -34,7 +34,6 @@ from holdfast.replicator.view import (
     CopyToDisk,
     Delete,
     FreeImages,
-    Held,
     Push,
     Step,
     Tier,

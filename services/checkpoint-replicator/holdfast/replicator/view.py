@@ -12,7 +12,6 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.names import label
 
-
 _AGE_AND_RANK = itemgetter(0, 1)
 
 
