@@ -74,8 +74,12 @@ async def test_an_invitation_names_the_standby_too(
         monkeypatch.setenv("HOLDFAST_API_CA", str(own_pki.folder / "ca.crt"))
         monkeypatch.setenv("HOLDFAST_API_TOKEN", TOKEN)
 
+        def asked() -> str:
+            with one.client() as client:
+                return str(client.version()["standby_api"])
+
         async def known() -> bool:
-            return bool((await in_thread(one.client().version))["standby_api"] == two.api)
+            return await in_thread(asked) == two.api
 
         await wait_until_async(known, description="the leader to know the standby")
         await in_thread(lambda: invites.invite("node-1", api=one.sup.api))
