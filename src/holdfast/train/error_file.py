@@ -15,6 +15,7 @@ from typing import Any, Final
 
 ENV: Final = "TORCHELASTIC_ERROR_FILE"
 MESSAGE_CHARS_MAX: Final = 4096
+CALLSTACK_CHARS_MAX: Final = 64 * 1024  # at most 12 bytes each in JSON; the agent reads at most 1 MiB
 FRAMES_MAX: Final = 40
 GROUPS_MAX: Final = 64
 CALLS_MAX: Final = 8  # per group
@@ -25,12 +26,12 @@ def write(path: str, error: BaseException) -> None:
     if not path:
         return
     frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    text = "\n".join([str(error), *getattr(error, "__notes__", ())])[:MESSAGE_CHARS_MAX]
+    text = "\n".join([_message(error), *map(str, getattr(error, "__notes__", ()))])[:MESSAGE_CHARS_MAX]
     record: dict[str, Any] = {
         "message": {
             "message": f"{type(error).__name__}: {text}",
             "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(error)),
+                "py_callstack": _ends("".join(traceback.format_exception(error)), CALLSTACK_CHARS_MAX),
                 "timestamp": str(int(time.time())),
                 "exception": {
                     "type": _type_name(error),
@@ -49,6 +50,21 @@ def write(path: str, error: BaseException) -> None:
         temporary.replace(path)
     except OSError as failed:  # the traceback, printed next, matters more than the file
         print(f"holdfast: the error file {path} could not be written: {failed}", file=sys.stderr)  # noqa: T201
+
+
+def _message(error: BaseException) -> str:
+    """Return the message; a placeholder if the script's own exception class cannot make one."""
+    try:
+        return str(error)
+    except Exception as failed:
+        return f"<its message could not be made: {type(failed).__name__}>"
+
+
+def _ends(text: str, chars_max: int) -> str:
+    """Return the text, or its beginning and its end if it is longer."""
+    half = chars_max // 2
+    left_out = len(text) - 2 * half
+    return text if left_out <= 0 else f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
 
 
 def _collectives() -> list[tuple[str, int, str]]:

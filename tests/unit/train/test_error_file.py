@@ -7,7 +7,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from warm_processes import SCRIPTS, warm
+
+from holdfast.agent.workers.errors import read_error_file
+from holdfast.train import error_file
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
@@ -58,3 +62,29 @@ def _find(tree: object, name: str) -> object:
             return tree[name]
         return next((found for value in tree.values() if (found := _find(value, name)) is not None), None)
     return None
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("M" * 3_000_000), "MMM"),
+        (RuntimeError("\U0001f525" * 3_000_000), "\U0001f525"),
+        (Unprintable(), "could not be made: ValueError"),
+    ],
+    ids=["long", "long in JSON", "unprintable"],
+)
+def test_the_agent_reads_the_file_of_any_exception(tmp_path: Path, error: Exception, message: str) -> None:
+    """A tensor or a whole batch in the message makes megabytes."""
+    try:
+        raise error
+    except Exception as caught:
+        error_file.write(str(tmp_path / "error.json"), caught)
+    read = read_error_file(tmp_path / "error.json")
+    assert read is not None
+    assert message in read.message
+    assert "test_the_agent_reads_the_file_of_any_exception" in read.frames[-1]
