@@ -99,6 +99,7 @@ class Run:
         self._step: Step | None = None
         self._stall_reported_s = 0.0
         self._warned_unsaved = False
+        self._looks_for_checkpoint = False  # by `restore` or a property or method that precedes it
         self._save_after: set[int] = set()
         self._leave_after: dict[int, str] = {}  # steps after which a planned change ends this process, with its reason
         self._intervals = Intervals(environment.interval_steps)
@@ -196,6 +197,7 @@ class Run:
     @property
     def restore_step(self) -> int:
         """The step that `restore` restores, or has restored; 0 if there is no checkpoint. Available before any state exists."""
+        self._looks_for_checkpoint = True
         target = self._environment.restore
         return 0 if target is None else target.step
 
@@ -214,6 +216,7 @@ class Run:
         (seed, step, rank).
         """
         self._lap("build")
+        self._looks_for_checkpoint = True
         self._checkpoints.expect(state)
         target = self._environment.restore
         if target is None or self._restored:
@@ -310,7 +313,14 @@ class Run:
         Raises `Interrupted` if the agent or SIGTERM requests the run to stop, and `InvalidSpec` if `step` is not the number of
         finished steps, because a wrong number would repeat or skip a step."""
         if self._phases_s is None and step != self._done:
-            raise InvalidSpec("step", step, f"{self._done}, the number of finished steps")
+            inside = "; a step has begun and not ended: call run.checkpoint after it" if self._step is not None else ""
+            raise InvalidSpec("step", step, f"{self._done}, the number of finished steps{inside}")
+        if not self._looks_for_checkpoint:
+            self._looks_for_checkpoint = True
+            log.warning(
+                "run.checkpoint is called, but run.restore was not: this run would fail after a restart, because a run that "
+                "continues from a checkpoint has to load it. Call step = run.restore(state) before the first step"
+            )
         asked = self._ask(step)
         leaving = self._stop is not None or (asked is not None and asked.leave)
         demanded = force or leaving or asked is not None or step in self._save_after

@@ -221,6 +221,29 @@ def test_a_wrongly_numbered_save_is_refused(start_run: StartRun) -> None:
         run.checkpoint({}, 0, force=True)
 
 
+def test_a_save_within_a_step_says_where_it_belongs(start_run: StartRun) -> None:
+    run = start_run()
+    with run.step(0):
+        pass
+    with pytest.raises(InvalidSpec, match="expected 1, the number of finished steps; a step has begun"), run.step(1):
+        run.checkpoint({}, 2)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_run_that_saves_and_never_restores_is_warned(
+    start_run: StartRun, caplog: pytest.LogCaptureFixture, asks: bool
+) -> None:
+    run = start_run()
+    if asks:
+        assert run.restore({}) == 0
+    for step in range(2):
+        with run.step(step):
+            pass
+        run.checkpoint({}, step + 1, force=True)
+    warnings = [each.message for each in caplog.records if "run.restore was not" in each.message]
+    assert len(warnings) == (not asks)
+
+
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
