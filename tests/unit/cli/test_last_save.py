@@ -63,6 +63,12 @@ def test_a_save_that_does_not_come_is_waited_for_a_limited_time() -> None:
     assert WAIT_S <= control.now < WAIT_S + 1
 
 
+def test_a_script_that_saves_by_itself_is_not_resumed() -> None:
+    said = Control(RUNNING, {**stopped(None), "checkpoint_step": 0}).interrupted()
+    assert "the same command starts it again" in said
+    assert "To resume" not in said
+
+
 def test_a_job_that_has_ended_is_not_stopped() -> None:
     control = Control({**stopped(ON_DISK), "phase": "completed"})
     assert "step 81" in control.interrupted()

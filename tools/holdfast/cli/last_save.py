@@ -41,7 +41,7 @@ def stop_saved(
     deadline = clock() + WAIT_S
     _say(
         console,
-        f"[bold]{escape(name)}[/] stops: it saves first, for at most {WAIT_S:.0f} s. Ctrl-C again stops it at once",
+        f"[bold]{escape(name)}[/] stops: it saves first if it can, for at most {WAIT_S:.0f} s. Ctrl-C again stops it at once",
     )
     ended = ""
     with contextlib.suppress(HoldfastError):
@@ -54,7 +54,8 @@ def stop_saved(
             if job["phase"] in ENDED and settled(job):
                 break
             sleep(POLL_S)
-        ended = kept(job, how) if job["phase"] in ENDED else ""
+        if job["phase"] in ENDED:
+            ended = kept(job, how) or "It has no checkpoint here: the same command starts it again"
     _say(console, f"[bold]{escape(name)}[/] is stopped. {escape(ended or f'To resume: {how.resume}')}")
 
 
