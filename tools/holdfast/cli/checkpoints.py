@@ -116,11 +116,18 @@ def _shown(row: Json) -> Json:
     }
 
 
-@app.command(epilog="Example: holdfast checkpoints show gpt --store gs://bucket/dir --step 1200")
+@app.command(
+    epilog="Examples: [bold]holdfast checkpoints show gpt[/] · "
+    "[bold]holdfast checkpoints show gpt --store gs://bucket/dir --step 1200[/]"
+)
 def show(
     job: Job, store: Store = "", api: Api = "", step: Step = None, attempt: Attempt = None, as_json: AsJson = False
 ) -> None:
-    """Show one checkpoint in the object store with the shards of all ranks."""
+    """Show one checkpoint with the shards of all ranks: in the object store, or on the nodes of a job without one."""
+    if not store and not _has_store(job, api or api_url()):
+        with Client(api or api_url()) as client:
+            show_one(node_checkpoints.described(client, job, step, attempt), as_json)
+        return
     with _opened(job, store, api) as opened:
         checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
     show_one(_described(checkpoint, screen=not as_json), as_json)

@@ -11,6 +11,7 @@ from holdfast.cli.client import Client
 from holdfast.cli.connection import Json
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
+from holdfast.domain.mesh import Mesh
 from holdfast.domain.tiers import NEARNESS
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
@@ -50,6 +51,26 @@ def choose(client: Client, job: str, step: int | None, attempt: int | None) -> O
     present = ", ".join(f"{row['step']} (attempt {row['attempt']})" for row in rows) or "none"
     wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
     raise NotFound(f"no {wanted} of {job} on the connected nodes; complete ones: {present}")
+
+
+def described(client: Client, job: str, step: int | None, attempt: int | None) -> Json:
+    """Return one checkpoint with the connected nodes that hold the shard of each rank. A step that is named may be incomplete.
+    Raises `NotFound`."""
+    rows = [row for row in client.checkpoints(job) if row["step"] == step and attempt in (None, row["attempt"])]
+    if step is None or not any(any(_ranks(row)) for row in rows):
+        meant = choose(client, job, step, attempt)
+    else:
+        row = max(rows, key=lambda row: (row["newest"], row["complete"], row["attempt"]))
+        meant = OnNodes(job, row["attempt"], row["step"], dict(row["mesh"]))
+    holders, mesh = client.checkpoint_holders(job, meant.attempt, meant.step), Mesh.of(meant.mesh)
+    return {
+        "job": job,
+        "step": meant.step,
+        "attempt": meant.attempt,
+        "mesh": meant.mesh,
+        "complete": all(holders.get(rank) for rank in meant.ranks),
+        "ranks": [{"rank": rank, **mesh.coords(rank), "nodes": holders.get(rank, [])} for rank in meant.ranks],
+    }
 
 
 def fetch(client: Client, meant: OnNodes, ranks: Sequence[int], to: Path, advance: Callable[[int], None]) -> list[Path]:
