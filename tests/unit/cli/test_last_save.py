@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from holdfast.cli.follow import How, kept
-from holdfast.cli.last_save import WAIT_S, stop_saved
+from holdfast.cli.last_save import WAIT_S, save_running, stop_saved
 from holdfast.domain.errors import Unavailable
 
 HOW = How(resume="run it again", delete="delete /d", memory="is lost with the stack", first_error="holdfast logs x")
@@ -98,3 +99,62 @@ def test_a_checkpoint_that_is_in_memory_only_is_not_called_retained() -> None:
     assert "retained" not in said
     assert "retained" in kept(stopped(ON_DISK), HOW)
     assert "retained" in kept(stopped({**IN_MEMORY, "directories": {}}), HOW)  # in the object store only
+
+
+class Fleet:
+    """The API of `holdfast up`: jobs, and what becomes of a save."""
+
+    def __init__(self, *jobs: dict[str, Any], answer: str | Exception = "step 7 is saved") -> None:
+        self._jobs, self._answer = jobs, answer
+        self.saved: list[str] = []
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def jobs(self) -> tuple[dict[str, Any], ...]:
+        return self._jobs
+
+    def checkpoint(self, name: str, grace_s: float) -> dict[str, Any]:
+        self.saved.append(name)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return {"reason": self._answer}
+
+    def ends(self, **options: Any) -> list[str]:
+        said: list[str] = []
+        save_running(lambda: self, ("n0", "n1"), said.append, **options)  # type: ignore[arg-type, return-value]
+        return said
+
+
+def job(
+    name: str, phase: str = "running", step: int | None = 5, nodes: tuple[str, ...] = ("n0", "n9")
+) -> dict[str, Any]:
+    return {"name": name, "phase": phase, "step": step, "nodes": list(nodes)}
+
+
+def test_running_jobs_on_nodes_that_end_are_saved_first() -> None:
+    fleet = Fleet(job("a"), job("b"), job("done", "completed"), job("silent", step=None), job("far", nodes=("n9",)))
+    said = fleet.ends()
+    assert sorted(fleet.saved) == ["a", "b"]
+    assert "saving 2 running jobs first" in said[0]
+    assert sum("step 7 is saved" in line for line in said) == 2
+
+
+def test_nothing_is_said_if_there_is_nothing_to_save() -> None:
+    assert Fleet(job("silent", step=None)).ends() == []
+
+
+def test_a_save_that_is_refused_or_does_not_come_does_not_stop_the_end() -> None:
+    assert len(Fleet(job("a"), answer=Unavailable("no leader")).ends()) == 1
+    released = threading.Event()
+
+    class Hanging(Fleet):
+        def checkpoint(self, name: str, grace_s: float) -> dict[str, Any]:
+            released.wait()
+            raise Unavailable("too late")
+
+    assert len(Hanging(job("a")).ends(wait_s=0.05)) == 1
+    released.set()

@@ -1,14 +1,15 @@
-"""The last save of a job whose local stack is interrupted by Ctrl-C, SIGTERM or SIGHUP.
+"""The last save of jobs whose local stack is interrupted by Ctrl-C, SIGTERM or SIGHUP.
 
-Without it, a run would lose what it has trained since its last checkpoint, which may be ten minutes. A second signal ends the
+Without it, a run would lose what it has trained since its last checkpoint, which may be ten minutes. A second Ctrl-C ends the
 wait, and the stack stops at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +18,7 @@ from holdfast.cli.client import Client
 from holdfast.cli.endings import ENDED
 from holdfast.cli.follow import How, kept, settled
 from holdfast.domain.errors import HoldfastError
+from holdfast.domain.words import plural
 
 WAIT_S = 8.0  # for the save and its copy on the disk; Docker sends SIGKILL ten seconds after SIGTERM
 POLL_S = 0.1
@@ -57,6 +59,42 @@ def stop_saved(
         if job["phase"] in ENDED:
             ended = kept(job, how) or "It has no checkpoint here: the same command starts it again"
     _say(console, f"[bold]{escape(name)}[/] is stopped. {escape(ended or f'To resume: {how.resume}')}")
+
+
+def save_running(
+    connect: Callable[[], Client],
+    nodes: Collection[str],
+    say: Callable[[str], None],
+    *,
+    wait_s: float = WAIT_S,
+) -> None:
+    """Save the running jobs that have ranks on `nodes`, which end next, and report each save. Waits for at most `wait_s`.
+
+    A job whose script reports no steps cannot be saved. Errors of the control plane are ignored: the stack ends in any case.
+    """
+    saves: list[threading.Thread] = []
+
+    def save(name: str) -> None:
+        with contextlib.suppress(HoldfastError), connect() as client:
+            done = client.checkpoint(name, wait_s)
+            say(f"[bold]{escape(name)}[/]: {escape(str(done.get('reason') or 'saved'))}")
+
+    with contextlib.suppress(HoldfastError), connect() as client:
+        names = [
+            job["name"]
+            for job in client.jobs()
+            if job["phase"] == "running" and job["step"] and not set(nodes).isdisjoint(job["nodes"])
+        ]
+        # daemons: a save that does not come must not delay the end
+        saves = [threading.Thread(target=save, args=(name,), name=f"save {name}", daemon=True) for name in names]
+    if not saves:
+        return
+    say(f"saving {plural(len(saves), 'running job')} first, for at most {wait_s:.0f} s. Ctrl-C again stops at once")
+    deadline = time.monotonic() + wait_s
+    for thread in saves:
+        thread.start()
+    for thread in saves:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _say(console: Console, text: str) -> None:

@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from holdfast.cli import job_environment, torchrun
 from holdfast.cli.client import Client
-from holdfast.cli.connection import ENV_API, ENV_TOKEN, NoApi, default_url
+from holdfast.cli.connection import ENV_API, NoApi, default_url
 from holdfast.cli.endings import ENDED, UNAVAILABLE, show_error
 from holdfast.cli.follow import How, by_command, follow
 from holdfast.cli.last_save import stop_saved
@@ -253,11 +253,11 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
     console = Terminal(highlight=False, emoji=False)
     with ExitStack() as cleanup:
         check: Callable[[], None] = lambda: None  # noqa: E731
-        token = None
         if own is not None:
             stack = _start_stack(spec, own, console, cleanup)
-            url, check, token = stack.api_url, stack.tend, _token(stack)
-        client = cleanup.enter_context(Client(url, token=token))
+            url, check, client = stack.api_url, stack.tend, cleanup.enter_context(stack.connect())
+        else:
+            client = cleanup.enter_context(Client(url))
         found = None
         if start.launcher is None:
             submit(client, spec, start)
@@ -315,11 +315,6 @@ def _how_here(name: str, directory: Path) -> How:
     )
 
 
-def _token(stack: LocalStack) -> str | None:
-    """Return the API's token if the stack has made one. It does not have to be in this user's home, which may be read-only."""
-    return stack.for_commands.get(ENV_TOKEN)
-
-
 def _require_room(spec: JobSpec, own: _Own) -> None:
     """Raises `InvalidSpec` if a local stack cannot have as many nodes as the job needs."""
     if spec.nodes + own.spares > NODES_MAX:
@@ -349,7 +344,7 @@ def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack)
         nodes_on=False,
     )
     stack = cleanup.enter_context(LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)))
-    with Client(stack.api_url, token=_token(stack)) as client:
+    with stack.connect() as client:
         cut_off = _stop_interrupted_jobs(client)
         earlier = {node["node"]: node["incarnation"] for node in client.nodes()}
         keeping = {path.parent.parent.name for path in own.directory.glob(f"nodes/*/disk/{spec.name}")}

@@ -34,6 +34,7 @@ from rich.markup import escape
 
 from holdfast.cli import api_token, memory_root, protection, stack_record
 from holdfast.cli.claim import Claim
+from holdfast.cli.client import Client
 from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.memory_root import MemoryRoot
 from holdfast.cli.preflight import redis_version
@@ -287,6 +288,10 @@ class LocalStack:
     def for_commands(self) -> dict[str, str]:
         """Settings of a command in another home directory, which would not find this stack."""
         return {ENV_API: self.api_url} | ({ENV_TOKEN: self._api_token} if self._api_token else {})
+
+    def connect(self) -> Client:
+        """Return a client of the API, with the token of this stack; it does not have to be in this user's home."""
+        return Client(self.api_url, token=self.for_commands.get(ENV_TOKEN))
 
     def dashboard(self, *, for_terminal: bool) -> str:
         """Return how to open the dashboard. For a terminal, the address signs the browser in; a file may be read by others."""

@@ -15,6 +15,7 @@ import typer
 from rich.markup import escape
 
 from holdfast.cli.connection import DEFAULT_API_PORT, ENV_API
+from holdfast.cli.last_save import save_running
 from holdfast.cli.preflight import PORT_MAX, require_ports
 from holdfast.cli.protection import require_protection, settings_for_parts
 from holdfast.cli.stack import LocalStack
@@ -133,5 +134,10 @@ def up(
         console.print(f"     state     {escape(str(stack.directory))}", soft_wrap=True)
         console.print("     Ctrl-C stops everything")
         begun = True
-        while not stop.wait(CHECK_S):
-            stack.tend()
+        try:
+            while not stop.wait(CHECK_S):
+                stack.tend()
+        except KeyboardInterrupt:
+            save_running(stack.connect, stack.node_names, say)
+            raise
+        save_running(stack.connect, stack.node_names, say)

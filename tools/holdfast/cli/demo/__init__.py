@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.client import Client
 from holdfast.cli.demo import gpu_reset_stand_in
 from holdfast.cli.demo.course import LONG, SHORT, reference_losses
 from holdfast.cli.demo.picture import draw, require_matplotlib
@@ -90,7 +89,7 @@ def demo(
     options = StackOptions(directory=out / STACK, nodes=course.nodes, environment=resets)
     with (
         LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)) as stack,
-        Client(stack.api_url) as client,
+        stack.connect() as client,
     ):
         wait_for_nodes(client, stack, course.nodes)
         console.print(f"[dim]{course.nodes} nodes are up after {time.time() - began:.1f} s[/]")
