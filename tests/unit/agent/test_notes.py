@@ -249,3 +249,52 @@ def test_three_saves_missed_in_a_row_are_reported_and_again_while_it_lasts_until
     again = fold("missed", 720)
     assert again is not None
     assert again.since == 720.0, "another trouble"
+
+
+class Saves:
+    """Ranks 0 to 2 of a node. `at` is the time of a save, and the step that all ranks have finished."""
+
+    def __init__(self) -> None:
+        self.misses = Misses()
+
+    def saved(self, rank: int, at: int, finished: int | None = None) -> tuple[int, Missed] | None:
+        parsed = note("saved", step=at, rank=rank)
+        assert isinstance(parsed, SavedNote)
+        return self.misses.without(parsed, {0: at, 1: at, 2: at if finished is None else finished}, float(at))
+
+
+def test_ranks_that_do_not_save_while_another_does_are_reported_once_until_they_save() -> None:
+    saves = Saves()
+    assert [saves.saved(0, at) for at in (10, 20)] == [None, None]
+    found = saves.saved(0, 30)
+    assert found is not None
+    rank, report = found
+    assert (rank, report.since) == (1, 30.0)
+    assert (
+        "rank 0 has saved the steps 10, 20, 30, and rank 1 and 1 other rank of the node none of them" in report.reason
+    )
+    assert saves.saved(0, 40) is None
+    again = saves.saved(0, 630)
+    assert again is not None
+    assert again[1].since == 30.0
+    assert [saves.saved(each, 640) for each in (1, 2, 0)] == [None, None, None]
+    assert saves.saved(0, 650) is None
+
+
+def test_ranks_that_save_one_after_the_other_or_are_behind_are_not_reported() -> None:
+    saves = Saves()
+    assert not any(saves.saved(rank, at) for at in range(10, 200, 10) for rank in (0, 1, 2))
+    saves = Saves()
+    assert not any(saves.saved(rank, at, finished=at - 11) for at in range(10, 200, 10) for rank in (0, 1))
+    saves = Saves()
+    found = [saves.saved(rank, at, finished=at - at // 10 % 2) for at in range(10, 200, 10) for rank in (0, 1)]
+    assert sum(each is not None for each in found) == 1, "the notes of a rank's steps come a little later or earlier"
+
+
+def test_a_rank_that_reports_its_misses_is_not_reported_twice() -> None:
+    saves = Saves()
+    for at in (10, 20, 30, 40):
+        missed = note("missed", step=at, rank=2, reason="no image is free")
+        assert missed is not None
+        saves.misses.fold(missed, float(at))
+        assert [saves.saved(rank, at) for rank in (0, 1)] == [None, None]

@@ -14,7 +14,7 @@ from holdfast.agent.workers.misses import Misses
 from holdfast.agent.workers.procfs import process_facts
 from holdfast.agent.workers.progress import Progress
 from holdfast.agent.workers.worker import Exit, Worker
-from holdfast.domain.notes import Note
+from holdfast.domain.notes import Note, SavedNote
 from holdfast.domain.orders import Prepare, RanksFinished, RanksStarted, RanksStepping, StepReached
 from holdfast.domain.replication import TroubleKind
 from holdfast.domain.signals import CheckpointTrouble, GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
@@ -99,13 +99,18 @@ class LocalGeneration:
 
     def trouble(self, note: Note, at: float) -> CheckpointTrouble | None:
         """Return a signal if this note shows that a rank repeatedly misses saves."""
-        sender = note.sender
-        if self.progress is None or not self.progress.knows(sender.rank):
+        rank = note.sender.rank
+        if self.progress is None or not self.progress.knows(rank):
             return None
-        if (missed := self.misses.fold(note, at)) is None:
+        missed = self.misses.fold(note, at)
+        if isinstance(note, SavedNote):
+            finished = {each: self.progress.step_of(each) for each in self.order.placement.ranks}
+            if (found := self.misses.without(note, finished, at)) is not None:
+                rank, missed = found
+        if missed is None:
             return None
-        kind, place = TroubleKind.SAVES_MISSED.value, f"rank {sender.rank}"
-        return CheckpointTrouble(self.node, missed.since, sender.job, kind, place, missed.reason, sender.rank)
+        kind, place = TroubleKind.SAVES_MISSED.value, f"rank {rank}"
+        return CheckpointTrouble(self.node, missed.since, note.sender.job, kind, place, missed.reason, rank)
 
     def unheard(self, at: float) -> None:
         """Record that the agent was frozen until `at` (Unix s) and received no messages of the ranks."""
