@@ -113,10 +113,10 @@ def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) ->
 @pytest.mark.parametrize(
     ("planted", "hostility", "said", "first"),
     [
-        (_events_only, CLOCKS, f"{NEVER_TRAINS}|was to be reset since|has not been booted since its fault", 35),
+        (_events_only, CLOCKS, f"{NEVER_TRAINS}|was to be reset since|has not been booted since its fault", 41),
         (_events_only, ABSENCE, NEVER_TRAINS, 7),
-        (_edge_triggered, LOG, NEVER_TRAINS, 128),
-        (_no_progress, DIAGNOSTICS, "finished no new step", 566),  # few seeds find it
+        (_edge_triggered, LOG, NEVER_TRAINS, 140),
+        (_no_progress, DIAGNOSTICS, "finished no new step", 574),  # few seeds find it
         (_believe_anyone, BABBLE, "have not finished", 1),
     ],
     ids=[
@@ -144,14 +144,14 @@ class WallClock(SteadyClock):
 
 def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "SteadyClock", WallClock)
-    _found(CLOCKS, NEVER_TRAINS, first=96)
+    _found(CLOCKS, NEVER_TRAINS, first=141)
 
 
 def test_diagnostics_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the clock is set back, no lost node is noticed for as long."""
-    simulate(233, hostility=CLOCKS)
+    simulate(42, hostility=CLOCKS)
     monkeypatch.setattr(diagnostics, "SteadyClock", WallClock)
-    _found(CLOCKS, "no finding about the node_lost", first=233)
+    _found(CLOCKS, "no finding about the node_lost", first=42)
 
 
 def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,4 +54,4 @@ def test_a_commit_that_acknowledges_nothing_is_found(monkeypatch: pytest.MonkeyP
         return evolve(commit(self, folded, acknowledge), acknowledge={})
 
     monkeypatch.setattr(Folder, "commit", unacknowledged)
-    _campaign("goes round in circles|does not train|but the job is|no fault needs it|left no trace", first=127)
+    _campaign("goes round in circles|does not train|but the job is|no fault needs it|left no trace", first=168)
