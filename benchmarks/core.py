@@ -169,7 +169,7 @@ def _node(
     )
     mine = placement is not None
     return Node(
-        facts, True, NodeState.ACTIVE if mine else NodeState.SPARE, 1, _T0, inventoried=True, known_since=_T0,
+        facts, True, NodeState.ACTIVE if mine else NodeState.SPARE, 1, _T0, announced=(), known_since=_T0,
         live_generations={JOB: (generation.number,)} if mine else {},
         inventory={JOB: Shards(shard_runs(held))} if held else {},
         inventory_from={JOB: 1} if held else {},

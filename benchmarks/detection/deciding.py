@@ -87,7 +87,7 @@ def _node(name: str, job: str, at: float, capacity: int) -> Node:
     facts = NodeFacts(name, "a", name, "10.0.0.1", "", capacity, f"{name}:9000", 1, "/var/holdfast", "/dev/kmsg")
     state = NodeState.ACTIVE if job else NodeState.SPARE
     holds = {job: (1,)} if job else {}
-    return Node(facts, True, state, 1, at, live_generations=holds, inventoried=True, known_since=at)
+    return Node(facts, True, state, 1, at, live_generations=holds, announced=(), known_since=at)
 
 
 @dataclass(slots=True)

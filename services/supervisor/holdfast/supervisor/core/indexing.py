@@ -176,7 +176,7 @@ _GROUPED_BY: Mapping[str, Callable[[Any, Any], bool]] = {
     "reset_due": is_not,
     "removal": is_not,
     "probation": is_not,
-    "inventoried": is_not,
+    "announced": lambda old, new: (old == ()) is not (new == ()),
     "facts": is_not,
     "preflight": ne,  # reported again with each session
     "notices": is_not,

@@ -239,7 +239,7 @@ def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
 
 
 # The number is first: it shows without a comparison that the inventories differ.
-_REPORTED = ("inventory_from", "inventory", "inventoried", "announced", "stale_until")
+_REPORTED = ("inventory_from", "inventory", "announced", "stale_until")
 
 
 def _inventory(
@@ -259,11 +259,11 @@ def _inventory(
         del held[name], of[name]
     # Reported to the previous leader, but left for this one to fold.
     late = bool(event.session) and event.session == node.stale_session
-    due = node.announced
+    due = node.announced or ()
     if name in due and not late:
         due = tuple(job for job in due if job != name)
     stale_until = node.stale_until if late or due else 0.0
-    return inventory, dict(zip(_REPORTED, (of, held, node.inventoried or not due, due, stale_until), strict=True))
+    return inventory, dict(zip(_REPORTED, (of, held, due, stale_until), strict=True))
 
 
 _FOLDED_BY: Mapping[type[Report], Callable[[Turn, Sequence[Any]], None]] = {

@@ -49,7 +49,6 @@ def hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
                 NodeState.SPARE,
                 event.session,
                 turn.at,
-                inventoried=_holds_nothing(hello),
                 announced=_announced(hello),
                 known_since=turn.at,
                 preflight=hello.preflight,
@@ -82,12 +81,8 @@ def _workers_of(turn: Turn, hello: Hello) -> None:
     reconcile.on_workers(turn, hello.facts.node, hello.workers_version, hello.running, hello.ended, hello.template)
 
 
-def _announced(hello: Hello) -> tuple[str, ...]:
-    return hello.announced.jobs if hello.announced is not None else ()
-
-
-def _holds_nothing(hello: Hello) -> bool:
-    return hello.announced is not None and not hello.announced.jobs
+def _announced(hello: Hello) -> tuple[str, ...] | None:
+    return hello.announced.jobs if hello.announced is not None else None
 
 
 def _is_over(node: Node, session: int) -> bool:
@@ -102,11 +97,9 @@ def is_earlier(node: Node, session: int) -> bool:
 def _reconnected(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> None:
     """The same incarnation has a new session; its workers may still run."""
     was_lost, announced = node.lost, _announced(hello)
-    held = (
-        node.inventory
-        if hello.announced is None
-        else {job: node.inventory[job] for job in node.inventory if job in announced}
-    )
+    held = node.inventory
+    if announced is not None:
+        held = {job: shards for job, shards in held.items() if job in announced}
     turn.heard(node.name, event.seq)
     turn.put_node(
         node.name,
@@ -118,10 +111,9 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> N
         lost=False,
         inventory=held,
         inventory_from={},  # the first inventory of a session is complete
-        inventoried=node.inventoried or _holds_nothing(hello),
         announced=announced,
         # It may have saved without a session, and reports that next.
-        stale_until=0.0 if _holds_nothing(hello) else turn.at + turn.config.inventory_s,
+        stale_until=0.0 if announced == () else turn.at + turn.config.inventory_s,
         stale_session=node.session,
     )
     turn.cancel_timer(LostTimeout(node.name))
@@ -164,7 +156,6 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> Non
         live_generations={},
         inventory={},
         inventory_from={},
-        inventoried=_holds_nothing(hello),
         announced=_announced(hello),
         stale_until=0.0,
         warmed=(),

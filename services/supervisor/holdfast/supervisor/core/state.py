@@ -134,8 +134,8 @@ class Node:
     live_generations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
     inventory: Mapping[str, Sequence[ShardRecord]] = field(default_factory=dict)  # by job
     inventory_from: Mapping[str, int] = field(default_factory=dict)  # by job: the number of its report
-    inventoried: bool = False  # this incarnation has reported its inventories
-    announced: tuple[str, ...] = ()  # jobs whose inventories its session has announced and not delivered yet
+    # Jobs whose inventories its session has announced and not delivered yet; None = it has delivered none, and does not announce.
+    announced: tuple[str, ...] | None = None
     stale_until: float = 0.0  # its inventories are from an earlier session; until then, elections wait for newer ones
     stale_session: int = 0  # that session
     warmed: tuple[str, ...] = ()  # jobs whose modules its template was ordered to import
@@ -166,6 +166,11 @@ class Node:
     # Since when it has ranks without a break, or had them. Earlier network tests say nothing about its present state.
     ranks_at: float = 0.0
     machine_zone: str = ""  # its machine's failure domain from the cluster's labels; empty = unknown
+
+    @property
+    def inventoried(self) -> bool:
+        """Whether this incarnation has reported its inventories: all that it announced, or the first."""
+        return self.announced is not None and not self.announced
 
     @property
     def name(self) -> str:

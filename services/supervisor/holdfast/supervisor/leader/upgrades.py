@@ -133,8 +133,10 @@ def incident(tree: Tree) -> Tree:
 
 
 def node(tree: Tree) -> Tree:
-    """Until format 4, the fields of a node were named "condemned" and "holds"."""
-    return _renamed(tree, condemned="unschedulable_reason", holds="live_generations")
+    """Until format 4, the fields of a node were named "condemned" and "holds". Later versions stored `announced` as a flag: whether
+    an inventory was reported."""
+    tree = _renamed(tree, condemned="unschedulable_reason", holds="live_generations")
+    return {**tree, "announced": []} if tree.pop("inventoried", False) else tree
 
 
 # The number of a node's newest report was a field of its row in format 2. Later versions kept it there until the node's next
