@@ -109,7 +109,7 @@ FORGETFUL = Hostility(log_all=True, peace_s=120.0)  # the job is submitted again
         (Admission, "admit", _forget_orders_in_progress, r"\(Prepare\) twice", 0, None),
         (Ledger, "remember", _remember_nothing, "twice", 0, None),
         (Ledger, "remember", _remember_only_answers, r"\(ResetGpu\) twice", 130, None),
-        (Ledger, "raise_epoch", _accept_every_epoch, "admits .* of epoch", 510, None),
+        (Ledger, "raise_epoch", _accept_every_epoch, "admits .* of epoch", 590, None),
         (Reports, "greet", _send_once, "does not send again", 110, None),
         (Reports, "greet", _number_from_one, "as its report 1, after", 0, None),
         (Reports, "greet", _go_on_with_differences, "sends a difference to its report", 0, None),
@@ -117,7 +117,7 @@ FORGETFUL = Hostility(log_all=True, peace_s=120.0)  # the job is submitted again
         (Outbox, "again", _repeat_nothing, "again, which was not read", 10, None),
         (Outbox, "again", _repeat_with_new_numbers, "diagnostics folds .* twice", 70, None),
         (Generations, "stop", _keep_preparing, "has no ranks of it", 15, None),
-        (Generations, "prepare", _take_all_runs_for_one, "could not be started", 195, FORGETFUL),
+        (Generations, "prepare", _take_all_runs_for_one, "could not be started", 55, FORGETFUL),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) and not isinstance(value, type) else "",
 )
