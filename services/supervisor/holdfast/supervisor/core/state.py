@@ -134,7 +134,7 @@ class Node:
     live_generations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
     inventory: Mapping[str, Sequence[ShardRecord]] = field(default_factory=dict)  # by job
     inventory_from: Mapping[str, int] = field(default_factory=dict)  # by job: the number of its report
-    # Jobs whose inventories its session has announced and not delivered yet; None = it has delivered none, and does not announce.
+    # Jobs whose inventories its session has announced and not delivered. None = none was delivered, and it does not announce.
     announced: tuple[str, ...] | None = None
     stale_until: float = 0.0  # its inventories are from an earlier session; until then, elections wait for newer ones
     stale_session: int = 0  # that session

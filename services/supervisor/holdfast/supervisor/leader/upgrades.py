@@ -133,8 +133,8 @@ def incident(tree: Tree) -> Tree:
 
 
 def node(tree: Tree) -> Tree:
-    """Until format 4, the fields of a node were named "condemned" and "holds". Later versions stored `announced` as a flag: whether
-    an inventory was reported."""
+    """Until format 4, the fields of a node were named "condemned" and "holds". Later versions stored `announced` as a flag,
+    whether an inventory was reported."""
     tree = _renamed(tree, condemned="unschedulable_reason", holds="live_generations")
     return {**tree, "announced": []} if tree.pop("inventoried", False) else tree
 
