@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -563,13 +563,15 @@ class Agent:
         order = self.workers.order
         self.report(RanksFinished(order.job, order.generation, tuple(self.ranks), self.clock.now()))
 
-    def save(self, step: int) -> tuple[int, ...]:
-        """Save the shard of each rank. Returns the ranks that could. If the node ends in between, the checkpoint stays
+    def save(self, step: int, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Save the shards of these ranks. Returns the ranks that could. If the node ends in between, the checkpoint stays
         incomplete."""
         assert self.workers is not None
         order = self.workers.order
         sharded, mesh = self.around.sharded, order.mesh
-        return self.replicator.save(order, step, lambda rank: f"{step}/{rank if sharded else mesh.position_of(rank)}")
+        return self.replicator.save(
+            order, step, ranks, lambda rank: f"{step}/{rank if sharded else mesh.position_of(rank)}"
+        )
 
 
 @lru_cache(maxsize=8)

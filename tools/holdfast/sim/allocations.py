@@ -102,8 +102,9 @@ class AllocationPromises:
         return all(ShardKey(attempt, step, rank) in held for rank in self.complete[attempt, step])
 
     def agents_end(self, allocation: Allocation, newest_step: int, *, trains: bool) -> None:
-        """Record the SIGTERM of all agents."""
-        ample = trains and allocation.grace_s >= AMPLE_S and allocation.supervisor_goes_s is None
+        """Record the SIGTERM of all agents. A worker whose disk is slow may have no free image for the save."""
+        slow = any(agent.replicator.slow_disk for agent in self.agents.values() if agent.workers is not None)
+        ample = trains and not slow and allocation.grace_s >= AMPLE_S and allocation.supervisor_goes_s is None
         self.newest_at_sigterm = newest_step if ample else None
 
     def before_return(self, state: State, *, trained: bool, known_s: float) -> None:

@@ -102,7 +102,8 @@ class Invariants:
     # ------------------------------------------------------------ decisions of the core
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
-        if not before.nodes:  # after a log that has lost everything, nobody knows of earlier notices
+        # A log that has lost everything knows of no earlier notice, and by the clock of a new leader all may have expired.
+        if not before.nodes or event.at > before.folded_at + before.config.notice_hold_s:
             self.noticed.clear()
             self.leaving.clear()
         if isinstance(event, NodeCordonRequested) and not event.cordoned:  # also ends the notices of the node

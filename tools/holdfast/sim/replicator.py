@@ -247,10 +247,12 @@ class Replicator:
 
     # ------------------------------------------------------------ workers
 
-    def save(self, order: Prepare, step: int, content_of: Callable[[int], str]) -> tuple[int, ...]:
-        """Save the shard of each rank into the older of its images. Returns the ranks whose images were not in use."""
+    def save(
+        self, order: Prepare, step: int, ranks: Iterable[int], content_of: Callable[[int], str]
+    ) -> tuple[int, ...]:
+        """Save the shards of these ranks, each into the older of its images. Returns the ranks whose images were not in use."""
         job, saved = self._job(order.job), []
-        for rank in order.placement.ranks:
+        for rank in ranks:
             key = ShardKey(order.attempt, step, rank)
             if not self._free_an_image(job, rank):
                 job.tried.add(rank)

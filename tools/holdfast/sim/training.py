@@ -12,6 +12,7 @@ from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.telemetry import Finished
 from holdfast.sim.world import World
 
+REQUESTED_WAIT_S, AGAIN_S = 5.0, 0.2  # as `DEMANDED_WAIT_S` of holdfast.train
 STALL_S = 1e-4  # small, so that the best interval lies between the bounds
 
 # The identity of a generation for its ranks. Ranks with different identities cannot form a group, even if the number is equal.
@@ -138,12 +139,21 @@ class Training:
             agent.finished()
 
     def _saving(self, agent: Agent, run: Run, step: int) -> Callable[[], None]:
+        """A requested save waits for an image that is being read; one that is due by its interval is skipped."""
+        assert agent.workers is not None
+        waits_until = self.world.now + (REQUESTED_WAIT_S if step in agent.workers.save_at else 0.0)
+        left = set(agent.workers.order.placement.ranks)
+
         def save() -> None:
             workers = agent.workers
-            if agent.alive and workers is not None and _run(workers.order) == run:
-                order = workers.order
-                for rank in agent.save(step):
-                    self.invariants.saved(order.attempt, step, rank, order.mesh)
+            if not agent.alive or workers is None or _run(workers.order) != run:
+                return
+            order = workers.order
+            for rank in agent.save(step, sorted(left)):
+                left.discard(rank)
+                self.invariants.saved(order.attempt, step, rank, order.mesh)
+            if left and self.world.now + AGAIN_S < waits_until:
+                self.world.after(AGAIN_S, save)
 
         return save
 

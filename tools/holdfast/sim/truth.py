@@ -63,7 +63,8 @@ class Truth:
     world: World
     agents: Mapping[str, Agent]
     faults: dict[str, list[Fault]] = field(default_factory=dict)  # by node
-    blind_until: float = 0.0  # diagnostics is down or frozen
+    blind_from: float = 0.0  # diagnostics was down or frozen from then
+    blind_until: float = 0.0  # … until then
     dragged: set[tuple[str, int, int]] = field(
         default_factory=set
     )  # (job, generation, rank) that ended because others had
@@ -104,6 +105,8 @@ class Truth:
 
     def blind(self, until: float) -> None:
         """Record that diagnostics does not run until `until`, and may know less than before."""
+        if self.world.now > self.blind_until:
+            self.blind_from = self.world.now
         self.blind_until = max(self.blind_until, until)
         for faults in self.faults.values():
             for fault in faults:
@@ -157,8 +160,18 @@ class Truth:
             same = fault.kind is finding.kind or (fault.kind in OF_WORKERS and finding.kind in OF_WORKERS)
             if same and fault.rank in (None, finding.rank):
                 fault.found = fault.found or finding.id
+        if finding.kind is FindingKind.HOST_PRESSURE and not finding.node:
+            self._all_at_once(finding)
         if finding.node and finding.severity is not Severity.INFO and (why := self._is_wrong(finding)):
             raise Violation(f"the {finding.severity} {finding.id} blames {finding.node}: {why}")
+
+    def _all_at_once(self, finding: Finding) -> None:
+        """Diagnostics lost contact with most nodes at once, said so, and names no node until their time to return is over: its
+        own network looks the same."""
+        for faults in self.faults.values():
+            for fault in faults:
+                if fault.kind is FindingKind.NODE_LOST and fault.at > finding.since - CONTACT_S:
+                    fault.excused = True
 
     def _is_wrong(self, finding: Finding) -> str:
         """Return why the finding is wrong; empty if it is right."""
@@ -176,13 +189,19 @@ class Truth:
                 if lost_at is None and agent.alive and agent.life == 1:
                     return "it has never been out of contact"
                 away = not agent.alive or agent.telemetry_cut or finding.evidence["incarnation"] != agent.incarnation
-                if not away and (lost_at is None or self.world.now > lost_at + CONTACT_S):
+                if not away and (lost_at is None or self.world.now > self._reported_until(lost_at)):
                     return "it has had contact for long"
                 return ""
             case FindingKind.GPU_ERROR | FindingKind.MAINTENANCE:
                 return "" if any(fault.kind is finding.kind for fault in mine) else "nothing was wrong with it"
             case _:
                 return "nothing of this kind was wrong with any node"
+
+    def _reported_until(self, lost_at: float) -> float:
+        """Until when a node that was out of contact at `lost_at` may be reported as lost: diagnostics that was frozen meanwhile
+        learns afterwards what has happened."""
+        until = lost_at + CONTACT_S
+        return self.blind_until + CONTACT_S if self.blind_from <= until and lost_at <= self.blind_until else until
 
     def _wrong_rank(self, finding: Finding, faults: list[Fault]) -> str:
         for fault in faults:

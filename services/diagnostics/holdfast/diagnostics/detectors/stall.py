@@ -151,9 +151,11 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
     diagnosis = localise(views, looked.waiting)
     culprit = next((view for view in views if view.rank == diagnosis.rank), None)
     step = max(view.step for view in views)
+    warning = rule.severity is Severity.WARNING
     # A named rank without a report: diagnostics has lost its node, and the supervisor has not, or the generation would be over.
-    away = culprit is None and diagnosis.rank is not None
-    node = culprit.node if culprit else generation.node_of.get(diagnosis.rank, "") if diagnosis.rank is not None else ""
+    # Only a proven hang shows that the node does not take part either.
+    away = "" if culprit or diagnosis.rank is None or warning else generation.node_of.get(diagnosis.rank, "")
+    node = culprit.node if culprit else away
     who = f"rank {diagnosis.rank} on {node}: {diagnosis.reason}" if node else diagnosis.reason
     if evidence.reports_progress:
         what = f"makes no progress for {rule.still_s:.1f} s after step {step}"
@@ -161,7 +163,6 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
     else:
         what = f"is held up for {rule.still_s:.1f} s (its steps are not known)"
         dated = f"{ESTIMATE}the first report of its process's state"
-    warning = rule.severity is Severity.WARNING
     may_end = " The hang is not proven: it may be a pause that the script did not announce." if warning else ""
     return Finding(
         id=f"hang:{job}:{number}:{step}" + (":warning" if warning else ""),
@@ -186,7 +187,7 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
             **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
         },
         attribution=Attribution(from_outside=diagnosis.stopped),
-        recommended_actions=_remedies(away=away and bool(node), warning=warning),
+        recommended_actions=_remedies(away=bool(away), warning=warning),
     )
 
 
