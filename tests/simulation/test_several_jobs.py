@@ -34,10 +34,10 @@ PLANTED: dict[str, tuple[ModuleType, str, Callable[..., object], str, int]] = {
         loans, "_is_below", lambda other, job: other is not job and not other.phase.finished, "has no higher priority", 3,
     ),
     "nobody is asked for replicas": (
-        loans, "review", lambda turn, job: None, "could run with what others can lend", 265,
+        loans, "review", lambda turn, job: None, "could run with what others can lend", 21,
     ),
     "what was lent does not come back": (
-        job_needs, "_wanted", lambda turn, job: None if job.lent is not None else _wanted(turn, job), "could run . of .", 140,
+        job_needs, "_wanted", lambda turn, job: None if job.lent is not None else _wanted(turn, job), "could run . of .", 3,
     ),
 }  # fmt: skip
 
