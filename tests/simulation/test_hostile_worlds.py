@@ -33,7 +33,7 @@ from holdfast.supervisor.timers import RanksDue, StepDue
 SEEDS = 120
 PEACE_S = 75.0
 FORGOTTEN_RUN = 1780  # in FORGETFUL: the log loses everything, and the run that it knew is not known any more
-NEVER_SHOWN_RUN = 3036  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
+NEVER_SHOWN_RUN = 2908  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
 NEVER_TRAINS = "the job does not train"
 
 CLOCKS = Hostility(clocks=True, peace_s=PEACE_S)
@@ -148,10 +148,10 @@ def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.Monk
 
 
 def test_diagnostics_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the clock is set back, nothing is noticed for as long."""
-    simulate(76, hostility=CLOCKS)
+    """If the clock is set back, no lost node is noticed for as long."""
+    simulate(265, hostility=CLOCKS)
     monkeypatch.setattr(diagnostics, "SteadyClock", WallClock)
-    _found(CLOCKS, "no finding about the", first=76)
+    _found(CLOCKS, "no finding about the node_lost", first=265)
 
 
 def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

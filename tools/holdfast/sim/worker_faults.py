@@ -71,15 +71,11 @@ class WorkerFaults:
 
     def announced(self, agent: Agent, source: str, event: str, starts_at: float | None, incarnation: str = "") -> None:
         """Let the owner of a machine announce that it will take the machine."""
-        known = (
-            agent.name,
-            source,
-            event,
-            starts_at,
-        ) in self._announced  # the same announcement again is the same finding
-        self._announced.add((agent.name, source, event, starts_at))
-        self._truth.begins(FindingKind.MAINTENANCE, agent, expected=not known)
         starts_at = None if starts_at is None else starts_at + agent.clock.ahead_s
+        second = None if starts_at is None else round(starts_at)
+        known = (agent.name, source, event, second) in self._announced  # announced again, it is the same finding
+        self._announced.add((agent.name, source, event, second))
+        self._truth.begins(FindingKind.MAINTENANCE, agent, expected=not known)
         self._diagnostics.notice(agent, source, event, starts_at, incarnation)
 
     def _xid(self, agent: Agent, code: int, text: str) -> None:
