@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
 # HEALTHY_HOURS: 1,000 are about an hour of CPU.
-# JOBS: test processes at a time, three more than cores: tests that start processes wait for more than half of their time. SEEDS: for `make sim`. NODES, FAULTS: for `make sim-large`. MINUTES, SEED: for `make soak` and `make fuzz`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
-JOBS ?= $(shell expr $$(nproc) + 3)
+# JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. NODES, FAULTS: for `make sim-large`. MINUTES, SEED: for `make soak` and `make fuzz`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
+JOBS ?= $(shell expr $$(nproc) + 1)
 SEEDS ?= 20000
 NODES ?= 12500
 FAULTS ?= 20

@@ -18,7 +18,7 @@ from holdfast.supervisor.core.lifecycle import Saving, Suspended
 from holdfast.supervisor.protocol import Command, Event, FindingArrived
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "600")) // 6
-BATCHES = 5
+BATCHES = 10
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))

@@ -13,7 +13,7 @@ from holdfast.sim.world import Violation
 from holdfast.supervisor.core import link_tests, links
 
 SEEDS = max(10, int(os.environ.get("HOLDFAST_SIM_SEEDS", "600")) // 30)
-BATCHES = 5
+BATCHES = 10
 PLANTED_SEEDS = 12
 
 

@@ -34,7 +34,7 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.timers import PolicyTimeout
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "600"))
-BATCHES = 20
+BATCHES = 40
 PLANTED_SEEDS = 150
 
 
@@ -318,7 +318,7 @@ def _kill_unexamined(state: State, event: Event) -> tuple[State, tuple[Command, 
         (_free_the_cordoned, "an operator has cordoned", 73),
         (_believe_suspects, "which failed its tests", 6),
         (_forgive_suspects, "which failed its tests", 6),
-        (_try_again, "walks more than 8 rungs", 1086),
+        (_try_again, "walks more than 8 rungs", 1170),
         (_kill_unexamined, "which nothing has allowed", 17),
         (_hopeful_store, "is not whole in the object store|no shards were saved", 5),
     ],

@@ -14,7 +14,7 @@ from holdfast.sim.world import Violation
 from holdfast.supervisor.core import job_needs, loans, spares
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "600")) // 10
-BATCHES = 5
+BATCHES = 10
 PLANTED_SEEDS = 5
 
 
