@@ -53,6 +53,7 @@ NAMED = {
     10249: "a fault in the middle of a repair was booked on the repair",
     13533: "a policy answered what no plan could carry out, and the job waited for ever",
     1899: "a reset was answered after its GPU had failed again, and counted for that failure, too",
+    1675: "the log lost a run whose generation had the same number, and a hang named the node of the wrong rank 2",
     31777: "spares were warmed in an order that a snapshot did not keep",
 }
 

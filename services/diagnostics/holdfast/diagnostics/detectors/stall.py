@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 
-from holdfast.diagnostics.detectors.localise import IDLE, WAITS_FOR_A_THREAD, Diagnosis, RankView, localise
+from holdfast.diagnostics.detectors.localise import GONE, IDLE, WAITS_FOR_A_THREAD, Diagnosis, RankView, localise
 from holdfast.diagnostics.detectors.proof import never_ends, signalled
 from holdfast.diagnostics.detectors.waiting import Waiting, find_blocking_ranks
 from holdfast.diagnostics.roster import Generation
@@ -149,7 +149,9 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
         return None
     looked = look(evidence) if rule.look is None else rule.look
     diagnosis = localise(views, looked.waiting)
-    culprit = next((view for view in views if view.rank == diagnosis.rank), None)
+    # Two nodes may report the same rank, if the log has lost an earlier run whose generation had the same number.
+    named = [view for view in views if view.rank == diagnosis.rank]
+    culprit = min(named, key=lambda view: view.state not in GONE, default=None)
     step = max(view.step for view in views)
     warning = rule.severity is Severity.WARNING
     # A named rank without a report: diagnostics has lost its node, and the supervisor has not, or the generation would be over.

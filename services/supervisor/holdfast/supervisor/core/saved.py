@@ -178,17 +178,16 @@ def stale(turn: Turn, job: Job) -> list[str]:
 
 
 def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
-    """Nodes that connected a moment ago and have not reported their shards, while it is worth waiting for them: those that have
-    announced shards of the job and, if a newer step than the selected one is known, those that do not announce."""
-    checkpoints = job.checkpoints
-    is_behind = checkpoints.ever_saved and election.restore.step < checkpoints.step
+    """Nodes that may hold newer shards and have not reported them, while it is worth waiting for them."""
+    if not job.checkpoints.ever_saved or election.restore.step >= job.checkpoints.step:
+        return []
     nodes = (turn.nodes[name] for name in turn.found(By.SILENT))
     return [
         node.name
         for node in nodes
-        if (job.name in node.announced if node.announced is not None else is_behind)
-        and node.facts.replicator_endpoint
+        if node.facts.replicator_endpoint
         and turn.at < node.connected_at + turn.config.inventory_s
+        and _is_due(node, job)
     ]
 
 
