@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 SLACK_S = 2.0  # for pauses after an attempt that failed
 PUSH_S = 5.0  # of all shards of a node to one peer
-STORE_S = 30.0  # of an upload by all nodes, which go one after the other, with the pauses of those that wait for the others
+STORE_S = 30.0  # of uploads by all nodes, one after the other, with the pauses of those that wait for the others
 SAVES_MAX = 64  # of a rank, the newest
 
 
