@@ -8,6 +8,7 @@ from enum import StrEnum
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,24 @@ class Configure:
     store_interval_s: float = 300.0
     store_keep: int = 3
     first_attempt: int = 0  # of this submission: checkpoints of older attempts belong to earlier runs; 0 = not known
+
+    @classmethod
+    def of(cls, order: Prepare) -> Configure:
+        """The configuration for the generation that a node prepares."""
+        return cls(
+            job=order.job,
+            generation=order.generation,
+            attempt=order.attempt,
+            mesh=order.mesh,
+            ranks=tuple(order.placement.ranks),
+            peers=order.peers,
+            keep=order.checkpoint.keep,
+            token=order.token,
+            store=order.checkpoint.store,
+            store_interval_s=order.checkpoint.store_interval_s,
+            store_keep=order.checkpoint.store_keep,
+            first_attempt=order.first_attempt,
+        )
 
 
 @dataclass(frozen=True, slots=True)

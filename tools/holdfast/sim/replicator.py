@@ -170,22 +170,7 @@ class Replicator:
     def configure(self, order: Prepare) -> None:
         """Raises Conflict for an older generation."""
         job = self._job(order.job)
-        job.configure(
-            Configure(
-                job=order.job,
-                generation=order.generation,
-                attempt=order.attempt,
-                mesh=order.mesh,
-                ranks=tuple(order.placement.ranks),
-                peers=order.peers,
-                keep=order.checkpoint.keep,
-                token=order.token,
-                store=order.checkpoint.store,
-                store_interval_s=order.checkpoint.store_interval_s,
-                store_keep=order.checkpoint.store_keep,
-                first_attempt=order.first_attempt,
-            )
-        )
+        job.configure(Configure.of(order))
         self.undisturbed.since = self.world.now
         for lane in sorted(lane for lane in self._pausing if lane[0] == job.name):
             self._resume(job, lane)  # a new configuration may name another peer

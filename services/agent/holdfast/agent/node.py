@@ -189,22 +189,7 @@ class Node:
         return Outcome(master, phases.taken, forked, shards, sizes, tested=tested)
 
     async def _stage(self, order: Prepare) -> tuple[StagedShard, ...]:
-        await self._replicator.configure(
-            Configure(
-                job=order.job,
-                generation=order.generation,
-                attempt=order.attempt,
-                mesh=order.mesh,
-                ranks=tuple(order.placement.ranks),
-                peers=order.peers,
-                keep=order.checkpoint.keep,
-                token=order.token,
-                store=order.checkpoint.store,
-                store_interval_s=order.checkpoint.store_interval_s,
-                store_keep=order.checkpoint.store_keep,
-                first_attempt=order.first_attempt,
-            )
-        )
+        await self._replicator.configure(Configure.of(order))
         if not order.restore:
             return ()
         return await self._replicator.stage(Stage(order.job, order.restore, STAGE_TIMEOUT_S))
