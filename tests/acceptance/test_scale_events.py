@@ -10,6 +10,7 @@ import pytest
 import scaling_train
 import torch
 from training import cluster
+from waiting import wait_until
 
 SCRIPT = Path(scaling_train.__file__)
 
@@ -121,7 +122,12 @@ def test_an_error_of_a_callback_is_the_scripts_error_and_names_the_callback(tmp_
         run.wait_step("broken", 12)
         run.inject.node_loss(run.node_of("broken", 1))
         ended = run.wait_failed("broken")
-        incidents = list(run.client.incidents("broken"))
+
+        def decided() -> list[dict[str, Any]]:
+            found = list(run.client.incidents("broken"))
+            return found if found[0]["action"] else []
+
+        incidents = wait_until(decided, description="the action of the newest incident: the history follows the state")
     assert incidents[0]["action"]["kind"] == "stop"
     assert "LookupError" in ended["reason"]
     assert any("LookupError" in each["cause"] and "rescale (" in json.dumps(each) for each in incidents), incidents
