@@ -172,7 +172,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> job_models.Jo
         max_dp=job.spec.max_dp,
         generation=job.number,
         nodes=list(generation.nodes) if generation else [],
-        step=None if _is_without_steps(picture, job, observed is not None) else _step(job),
+        step=None if _is_without_steps(picture, job, observed is not None) else job.progress.step,
         observed_steps=observed[0] if observed else None,
         observed_step_s=observed[1] if observed else None,
         checkpoint_step=job.checkpoints.step,
@@ -192,13 +192,6 @@ def _is_without_steps(picture: Picture, job: Job, is_observed: bool) -> bool:
         return False
     now = picture.at or picture.state.folded_at
     return is_observed or job.phase.finished or now - job.membership.running_at >= SILENT_S
-
-
-def _step(job: Job) -> int:
-    """The newest step that every rank has finished. While diagnostics hears only some of the nodes, heartbeats tell the steps:
-    a rank that finishes one proves that all have finished the one before."""
-    running = job.phase is JobPhase.RUNNING
-    return max(job.progress.step, job.progress.seen_step - 1) if running else job.progress.step
 
 
 def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
