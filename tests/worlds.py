@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import pytest
 
 from holdfast.sim.scenario import simulate
@@ -17,6 +19,17 @@ def check_seed(seed: int) -> None:
         message, *trace = violation.args
         tail = "\n".join(trace[-_TRACED:])
         pytest.fail(f"{tail}\n{message}\nreplay: holdfast simulate --seed {seed} --trace", pytrace=False)
+
+
+def require_found(said: str, seeds: Iterable[int], simulate: Callable[[int], object]) -> None:
+    """What is planted breaks a promise in one of these worlds, and the first broken one is `said`, a pattern."""
+
+    def campaign() -> None:
+        for seed in seeds:
+            simulate(seed)
+
+    with pytest.raises(Violation, match=said):
+        campaign()
 
 
 def check_batch(first: int, seeds: int, batch: int, batches: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from worlds import require_found
 
 from holdfast.agent.admission import UNKNOWN_OUTCOME, Admission, Verdict
 from holdfast.agent.generations import Generations, Preparation
@@ -18,7 +19,6 @@ from holdfast.domain.orders import Hello, Inventory, OrderDone, Prepare
 from holdfast.domain.signals import Tick
 from holdfast.sim.hostility import Hostility
 from holdfast.sim.scenario import simulate
-from holdfast.sim.world import Violation
 
 SEEDS = 60
 
@@ -133,9 +133,4 @@ def test_a_bug_that_is_planted_in_the_agent_is_found(
     """`first`: a seed near which it is found."""
     monkeypatch.setattr(part, method, planted)
 
-    def campaign() -> None:
-        for seed in range(first, first + SEEDS):
-            simulate(seed, hostility=hostility)
-
-    with pytest.raises(Violation, match=said):
-        campaign()
+    require_found(said, range(first, first + SEEDS), lambda seed: simulate(seed, hostility=hostility))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from worlds import require_found
 
 from holdfast.diagnostics.detectors import hang, stall, worker_exit
 from holdfast.diagnostics.detectors.exit_cause import Cause
@@ -16,7 +17,6 @@ from holdfast.diagnostics.detectors.stall import Evidence, Rule
 from holdfast.diagnostics.roster import Generation
 from holdfast.domain.findings import Finding
 from holdfast.sim.scenario import simulate
-from holdfast.sim.world import Violation
 
 SEEDS = 60
 
@@ -59,9 +59,4 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     place, name, instead, said, first = PLANTED[bug]
     monkeypatch.setattr(place, name, instead)
 
-    def campaign() -> None:
-        for seed in range(first, first + SEEDS):
-            simulate(seed)
-
-    with pytest.raises(Violation, match=said):
-        campaign()
+    require_found(said, range(first, first + SEEDS), simulate)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+from worlds import require_found
 
 from holdfast.domain.orders import RanksFinished
 from holdfast.runtime.steady_clock import SteadyClock
@@ -102,12 +103,7 @@ def _believe_anyone(state: State, event: Event) -> tuple[State, tuple[Command, .
 def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) -> None:
     """`first`: a seed near which it is found."""
 
-    def campaign() -> None:
-        for seed in range(first, first + SEEDS):
-            simulate(seed, fold=fold, hostility=hostility)
-
-    with pytest.raises(Violation, match=said):
-        campaign()
+    require_found(said, range(first, first + SEEDS), lambda seed: simulate(seed, fold=fold, hostility=hostility))
 
 
 @pytest.mark.parametrize(

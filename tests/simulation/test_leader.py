@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from worlds import require_found
 
 from holdfast.domain.evolve import evolve
 from holdfast.log.protocol import Commit
 from holdfast.sim.scenario import simulate
-from holdfast.sim.world import Violation
 from holdfast.supervisor.core import Batch, State, Written
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folded, Folder
@@ -18,12 +18,7 @@ SEEDS = 150
 def _campaign(said: str, *, first: int = 0) -> None:
     """`first`: a seed near which it is found."""
 
-    def campaign() -> None:
-        for seed in range(first, first + SEEDS):
-            simulate(seed)
-
-    with pytest.raises(Violation, match=said):
-        campaign()
+    require_found(said, range(first, first + SEEDS), simulate)
 
 
 def test_a_commit_that_leaves_out_a_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from worlds import check_batch, check_seed
+from worlds import check_batch, check_seed, require_found
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
@@ -16,7 +16,6 @@ from holdfast.domain.incidents import Incident
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, ResetGpu, Stop
 from holdfast.sim.scenario import ANY_ORDER_FROM, simulate
 from holdfast.sim.watched import Step
-from holdfast.sim.world import Violation
 from holdfast.supervisor.core import Node, State, step
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Preparing, Waiting
 from holdfast.supervisor.protocol import (
@@ -328,9 +327,4 @@ def _kill_unexamined(state: State, event: Event) -> tuple[State, tuple[Command, 
 def test_a_planted_bug_is_found(planted: Step, said: str, first: int) -> None:
     """`first`: a seed near which it is found; after a change of the core it may be another one."""
 
-    def campaign() -> None:
-        for seed in range(first, first + PLANTED_SEEDS):
-            simulate(seed, fold=planted)
-
-    with pytest.raises(Violation, match=said):
-        campaign()
+    require_found(said, range(first, first + PLANTED_SEEDS), lambda seed: simulate(seed, fold=planted))

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from worlds import require_found
 
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.orders import Inventory
@@ -18,7 +19,6 @@ from holdfast.replicator.schedule import Lane, Schedule
 from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Step, Tier, Upload, View
 from holdfast.restore import election
 from holdfast.sim.scenario import simulate
-from holdfast.sim.world import Violation
 from holdfast.supervisor.core import change
 
 SEEDS = 60
@@ -116,9 +116,4 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     place, name, instead, said, first = PLANTED[bug]
     monkeypatch.setattr(place, name, instead)
 
-    def campaign() -> None:
-        for seed in range(first, first + SEEDS):
-            simulate(seed)
-
-    with pytest.raises(Violation, match=said):
-        campaign()
+    require_found(said, range(first, first + SEEDS), simulate)
