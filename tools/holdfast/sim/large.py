@@ -24,13 +24,12 @@ from holdfast.diagnostics.detectors.liveness import Liveness
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Report
 from holdfast.policy import default
 from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.answers import Answers
 from holdfast.sim.diagnostics import Diagnostics
-from holdfast.sim.replicator import Replicator
+from holdfast.sim.neighbourhood import Neighbourhood
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.training import Training
@@ -98,7 +97,7 @@ class _Findings:
         self.truth.folded(event, after, commands)
 
 
-class LargeJob:
+class LargeJob(Neighbourhood):
     def __init__(self, nodes: int, faults: int, seed: int = 1, say: Callable[[str], None] = lambda _: None) -> None:
         self.world = World(seed, events_max=EVENTS_MAX)
         self.store: Store | None = None
@@ -233,16 +232,6 @@ class LargeJob:
                 self.world.after(BACK_S, repaired)
 
     # ------------------------------------------------------------ surroundings of the agents
-
-    def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
-        self.supervisor.deliver(agent, session, seq, report)
-
-    def neighbour(self, node: str) -> Agent | None:
-        return self.agents.get(node)
-
-    def replicator_of(self, node: str) -> Replicator | None:
-        agent = self.agents.get(node)
-        return agent.replicator if agent is not None else None
 
     def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
         """Does nothing: the promise about deletions compares the copies of all nodes."""

@@ -12,9 +12,7 @@ from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import TERMINATION
-from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
-from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.allocations import (
     ALLOCATIONS_FROM,
@@ -25,18 +23,16 @@ from holdfast.sim.allocations import (
     Allocations,
 )
 from holdfast.sim.diagnostics import Diagnostics
-from holdfast.sim.durability import keeps_up
 from holdfast.sim.hostility import Hostilities, Hostility
 from holdfast.sim.idle import IdleLinks
 from holdfast.sim.invariants import Invariants
 from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
+from holdfast.sim.neighbourhood import Neighbourhood
 from holdfast.sim.own_faults import requests_of
 from holdfast.sim.recipes import Cook
 from holdfast.sim.replacements import ReplacementPromises, Replacing
-from holdfast.sim.replicator import Replicator
 from holdfast.sim.resets import Resets
-from holdfast.sim.retention import keep_a_whole_step
 from holdfast.sim.returns import REPAIRED_S as LOOKED_AT_S
 from holdfast.sim.returns import RULES, ReturnPromises, Returns
 from holdfast.sim.several import SeveralJobs
@@ -137,7 +133,7 @@ class Checkpoints:
         return CheckpointSpec(interval, 2, 2 * STEP_S, INTERVAL * STEP_S, store, STORE_INTERVAL_S)
 
 
-class Scenario:
+class Scenario(Neighbourhood):
     """Agents, network, diagnostics and the user's job around a supervisor."""
 
     def __init__(
@@ -350,23 +346,6 @@ class Scenario:
         return Action(self.world.chance.choice(kinds), "a whim", nodes, dp)
 
     # ------------------------------------------------------------ surroundings of the agents
-
-    def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
-        self.supervisor.deliver(agent, session, seq, report)
-
-    def neighbour(self, node: str) -> Agent | None:
-        return self.agents.get(node)
-
-    def replicator_of(self, node: str) -> Replicator | None:
-        agent = self.agents.get(node)
-        return agent.replicator if agent is not None else None
-
-    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
-        keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
-
-    def has_saved(self, job: str, node: str) -> None:
-        replicators = {name: agent.replicator for name, agent in self.agents.items()}
-        keeps_up(replicators, self.store, job, node, self.world.now)
 
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)

@@ -19,20 +19,16 @@ from holdfast.domain.orders import (
     Prepare,
     PrepareTemplate,
     RebootNode,
-    Report,
     ResetGpu,
     SetInterval,
     Start,
     Stop,
 )
 from holdfast.policy import JobView, default, ignore, wait
-from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import Agent
 from holdfast.sim.diagnostics import Diagnostics
-from holdfast.sim.durability import keeps_up
 from holdfast.sim.invariants import Invariants
-from holdfast.sim.replicator import Replicator
-from holdfast.sim.retention import keep_a_whole_step
+from holdfast.sim.neighbourhood import Neighbourhood
 from holdfast.sim.sharing import FAULTS_END_S, SharingPromises
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
@@ -111,7 +107,7 @@ def _is_about(command: Command, name: str) -> bool:
             return True
 
 
-class SeveralJobs:
+class SeveralJobs(Neighbourhood):
     """Agents, network, diagnostics and users' jobs around a supervisor."""
 
     def __init__(
@@ -198,23 +194,6 @@ class SeveralJobs:
         return default(incident, job)
 
     # ------------------------------------------------------------ surroundings of the agents
-
-    def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
-        self.supervisor.deliver(agent, session, seq, report)
-
-    def neighbour(self, node: str) -> Agent | None:
-        return self.agents.get(node)
-
-    def replicator_of(self, node: str) -> Replicator | None:
-        agent = self.agents.get(node)
-        return agent.replicator if agent is not None else None
-
-    def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
-        keep_a_whole_step([agent.replicator for agent in self.agents.values()], job, view, deleted, node)
-
-    def has_saved(self, job: str, node: str) -> None:
-        replicators = {name: agent.replicator for name, agent in self.agents.items()}
-        keeps_up(replicators, self.store, job, node, self.world.now)
 
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)
