@@ -357,10 +357,8 @@ def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack)
 def _stop_interrupted_jobs(client: Client) -> list[str]:
     """Stop the jobs that were running when the stack ended, so that they do not start again. Returns their names."""
     cut_off = [job["name"] for job in client.jobs() if job["phase"] not in ENDED]
-    for name in cut_off:
-        client.stop(
-            name, "the local stack that ran the job was stopped", save=False
-        )  # its workers ended with the stack
+    for name in cut_off:  # there is nothing to save: the workers ended with the stack
+        client.stop(name, "the local stack that ran the job was stopped", save=False)
     return cut_off
 
 

@@ -426,9 +426,8 @@ def reason_of_node(picture: Picture, value: Node, at: float) -> str:
     if not picture.leading:
         return f"{NO_LEADER} at {moment(picture.state.folded_at, at)}"
     standing = returns.standing(value, at, picture.state.config.returns.probation_s)
-    if (
-        value.unschedulable_reason and value.removal is None
-    ):  # an operator's cordon; the standing is about an earlier fault
+    if value.unschedulable_reason and value.removal is None:
+        # An operator's cordon; the standing is about an earlier fault.
         return "; ".join(filter(None, (value.unschedulable_reason, standing)))
     if value.unschedulable_reason:
         return standing or value.unschedulable_reason
