@@ -1,14 +1,28 @@
-"""Waits for rank 0's store. torch's own client sleeps for half a second after a refused connection (measured with 2.13), which
-is as long as the rest of a recovery. The other ranks therefore poll the port every 3 ms, and connect when it is open."""
+"""The beginning and the end of the store in which the ranks of a group find each other. A thread of rank 0 serves it.
+
+*Beginning.* torch's own client sleeps for half a second after a refused connection (measured with 2.13), which is as long as
+the rest of a recovery. The other ranks therefore poll the port every 3 ms, and connect when it is open.
+
+*End.* The store ends with rank 0's process. A rank that is still forming the group then fails, and `init_process_group` of rank
+0 may return before that of the others (gloo connects each pair of ranks by itself). A script that ends after a few
+milliseconds without a collective could so fail in some ranks. Each rank therefore counts itself once it has formed the group,
+and rank 0 leaves when all are counted. With gloo, where a rank could leave before another one has connected to it, the other
+ranks wait for the count at once: gloo has waited for all of them anyway."""
 
 from __future__ import annotations
 
 import socket
 import time
+from datetime import timedelta
 from typing import Final
+
+from torch.distributed import DistNetworkError, Store  # type: ignore[attr-defined]  # re-exported without `__all__`
 
 POLL_S: Final = 0.003
 CONNECT_TIMEOUT_S: Final = 5.0
+LEAVE_S_MAX: Final = 60.0  # rank 0's wait for a rank whose process has ended without forming its group
+_FORMED: Final = "holdfast/formed"  # how many ranks have formed the group
+_BY_ALL: Final = "holdfast/formed_by_all"
 
 
 def wait_until_served(host: str, port: int, timeout_s: float) -> None:
@@ -22,3 +36,30 @@ def wait_until_served(host: str, port: int, timeout_s: float) -> None:
             time.sleep(POLL_S)
         else:
             return
+
+
+class Formed:
+    """Which ranks have formed the group. Create it once this rank has."""
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self._store = store
+        self._serves = rank == 0
+        if store.add(_FORMED, 1) == world_size:
+            store.set(_BY_ALL, "")
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all ranks have formed the group; in rank 0, which serves the others until then, do nothing.
+
+        Raises `torch.distributed.DistStoreError` on timeout."""
+        if self._serves:
+            return
+        try:
+            self._store.wait([_BY_ALL], timedelta(seconds=timeout_s))
+        except DistNetworkError:  # rank 0 has left, so all ranks had formed it
+            pass
+
+    def wait_to_leave(self) -> None:
+        """In rank 0, wait until all ranks have formed the group, for at most `LEAVE_S_MAX`; in others, do nothing."""
+        deadline = time.monotonic() + LEAVE_S_MAX
+        while self._serves and not self._store.check([_BY_ALL]) and time.monotonic() < deadline:
+            time.sleep(POLL_S)  # in Python, where a signal can end it

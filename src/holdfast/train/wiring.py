@@ -3,8 +3,8 @@
 A `Wiring` connects the process to its agent, or opens checkpoints without services, and builds the `Run`. It ends all of them
 once, according to how the script has ended. A process has one open `Wiring` at a time.
 
-Every generation has a new rendezvous endpoint, so no key of an older generation can be read. No rank waits for the others
-before the group is formed or after the work is done. A group of one rank uses no network."""
+Every generation has a new rendezvous endpoint, so no key of an older generation can be read. No rank waits for the work of
+another one. A group of one rank uses no network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment
 from holdfast.train.recorder import Recorder
-from holdfast.train.rendezvous import wait_until_served
+from holdfast.train.rendezvous import Formed, wait_until_served
 from holdfast.train.run import Run
 from holdfast.train.standalone import Checkpoints, Session, open_session
 from holdfast.train.step import Interrupted
@@ -61,6 +61,7 @@ class Wiring:
         self.run: Run | None = None
         self.closed: bool = False
         self._made_group = False
+        self._formed: Formed | None = None  # of a group whose store one of its ranks serves
         self._ended_well = False
         self._session: Session | None = None
         environment, world = self.environment, self.environment.world
@@ -112,7 +113,7 @@ class Wiring:
         """Form the process group that the environment describes, unless the script or its framework has made one."""
         if not dist.is_initialized():
             backend = self.request.backend or ("nccl" if torch.cuda.is_available() else "gloo")
-            _join(self.environment, backend, self.request.timeout_s)
+            self._formed = _join(self.environment, backend, self.request.timeout_s)
             self._made_group = True
 
     def close(self, error: BaseException | None = None) -> None:
@@ -139,6 +140,8 @@ class Wiring:
         after an error: other ranks may hang in a collective, which ends when this rank exits."""
         if not self._ended_well:
             return
+        if self._formed is not None:
+            self._formed.wait_to_leave()
         if self._made_group and dist.is_initialized():
             dist.destroy_process_group()
         gloo_threads.wait_until_idle()
@@ -235,7 +238,8 @@ def _device(local_rank: int) -> torch.device:
     return device
 
 
-def _join(environment: Environment, backend: str, timeout_s: float) -> None:
+def _join(environment: Environment, backend: str, timeout_s: float) -> Formed | None:
+    """Form the group. Returns who has formed it, if a rank serves its store."""
     timeout = timedelta(seconds=timeout_s)
     world = environment.world
     if environment.master is None:
@@ -249,5 +253,11 @@ def _join(environment: Environment, backend: str, timeout_s: float) -> None:
         store = TCPStore(host, port, world.world_size, world.rank == 0, timeout, wait_for_workers=False)
     else:
         dist.init_process_group(backend, timeout=timeout)  # torchrun's own rendezvous, which may live in its agent
-        return
+        return None
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
+    if environment.master is None:
+        return None
+    formed = Formed(store, world.rank, world.world_size)
+    if backend == "gloo":
+        formed.wait(timeout_s)
+    return formed

@@ -1,0 +1,59 @@
+"""No rank of a short script leaves while another one still forms the group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from train_workers import Workers
+
+# The slow rank looks up its peers only when the others have done their work and ended, or had the time to do so.
+SLOW_TO_FORM = """
+import os, sys, time
+from pathlib import Path
+import torch.distributed as dist
+import holdfast.train as hf
+from holdfast.train import wiring
+
+here, slow = Path(__file__).parent, int(sys.argv[1])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+def others_run():
+    return any(not (here / f"left-{other}").exists() for other in range(world) if other != slow)
+
+class SlowStore(dist.Store):
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+        self.store = dist.TCPStore(*args, **kwargs)
+    def set(self, key, value):
+        self.store.set(key, value)
+    def add(self, key, amount):
+        return self.store.add(key, amount)
+    def check(self, keys):
+        return self.store.check(keys)
+    def get(self, key):
+        return self.store.get(key)
+    def wait(self, keys, *timeout):
+        deadline = time.monotonic() + 0.5
+        while others_run() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self.store.wait(keys, *timeout)
+
+if rank == slow:
+    wiring.TCPStore = SlowStore
+
+def main(run):
+    with run.step(run.restore({})):
+        pass
+
+hf.launch(main)
+(here / f"left-{rank}").touch()
+"""
+
+
+@pytest.mark.parametrize(("world", "slow"), [(2, 1), (3, 1), (3, 2)])
+def test_the_others_end_only_when_a_slow_rank_has_formed_the_group(tmp_path: Path, world: int, slow: int) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW_TO_FORM)
+    with Workers(tmp_path, mesh={"dp": world}, script=script, args=[str(slow)]) as workers:
+        assert workers.finish() == [0] * world, "\n".join(workers.log(rank) for rank in range(world))
