@@ -17,6 +17,7 @@ from contextvars import Context
 from pathlib import Path
 from typing import Any, TypeVarTuple, Unpack
 
+import failure_logs
 import file_order
 import hypothesis
 import long_tests
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(failure_logs)
     if config.getoption("--write-order"):
         config.pluginmanager.register(file_order.CpuTimes())
     if "PYTEST_XDIST_WORKER" in os.environ:
