@@ -35,7 +35,7 @@ from holdfast.train.compile_cache import CompileCache
 from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment, World
-from holdfast.train.intervals import Intervals
+from holdfast.train.orders import Orders
 from holdfast.train.recorder import Recorder
 from holdfast.train.replica_check import ReplicaCheck
 from holdfast.train.scale_events import Leaving, Leavings, OnLeaving, OnResize, Resizes, is_resize
@@ -45,7 +45,6 @@ from holdfast.train.step import Interrupted, Owner, Step
 from holdfast.train.step_events import FinishedStep, OnStep
 
 log = logging.getLogger("holdfast.train")
-PENDING_SAVES_MAX = 8  # checkpoint_now orders for future steps; the earliest are kept
 # How long a rank waits for its end after the save of a planned change. The change usually takes a fifth of this.
 LEAVING_S_MAX, LEAVING_POLL_S = 1.0, 0.005
 # How long a save that the supervisor, a signal or the script has requested waits for a memory image. A save that is only due by
@@ -78,7 +77,6 @@ class Run:
         self.local_rank = environment.local_rank
         self._environment = environment
         self._notes = notes
-        self._control = control
         self._recorder = recorder
         self._standalone = standalone
         self._compile_cache = compile_cache
@@ -100,12 +98,10 @@ class Run:
         self._stall_reported_s = 0.0
         self._warned_unsaved = False
         self._looks_for_checkpoint = False  # by `restore` or a property or method that precedes it
-        self._save_after: set[int] = set()
-        self._leave_after: dict[int, str] = {}  # steps after which a planned change ends this process, with its reason
-        self._intervals = Intervals(environment.interval_steps)
-        self._passed = -1  # the step after which this rank waited for its end; a save requested for it now is too late
+        self._orders = Orders(
+            control, environment.interval_steps, rank=environment.world.rank, miss=self._checkpoints.miss
+        )
         self._asked: tuple[int, Proposal | None] = (-1, None)  # step, and the save agreed for it
-        self._stop: bool | None = None  # None = continue; otherwise whether to save before stopping
         # None after `started` has been sent.
         self._phases_s: dict[str, float] | None = {"process_group": process_group_s}
         self._mark = time.monotonic()
@@ -322,17 +318,17 @@ class Run:
                 "continues from a checkpoint has to load it. Call step = run.restore(state) before the first step"
             )
         asked = self._ask(step)
-        leaving = self._stop is not None or (asked is not None and asked.leave)
-        demanded = force or leaving or asked is not None or step in self._save_after
-        due = demanded or self._intervals.due(step)
-        planned = self._leave_after.get(step, "")
-        self._before_leaving(step, signalled=asked is not None and asked.leave)
+        leaving = self._orders.stop is not None or (asked is not None and asked.leave)
+        demanded = force or leaving or asked is not None or self._orders.requested(step)
+        due = demanded or self._orders.due(step)
+        change = self._orders.change_after(step)
+        self._before_leaving(step, change or ("SIGTERM" if asked is not None and asked.leave else ""))
         self._replicas.before_checkpoint(state, step, saving=due)
         saved = due and self._save(state, step, DEMANDED_WAIT_S if demanded else 0.0)
         if not saved and self._checkpoints.enabled:
             self._checkpoints.prepare(state)
-        self._save_after = {at for at in self._save_after if at > step}
-        if planned and saved and not leaving:
+        self._orders.forget_until(step)
+        if change and saved and not leaving:
             leaving = self._wait_for_end(step)
         if leaving:
             raise self._interrupt(step, saved)
@@ -343,7 +339,7 @@ class Run:
 
         For a script whose save is costly or collective, so that it starts one only if it is due. A stop request does not count,
         because ranks may receive it one step apart; the next `step` raises `Interrupted` for it."""
-        return self._ask(self._done) is not None or self._done in self._save_after or self._intervals.due(self._done)
+        return self._ask(self._done) is not None or self._orders.due(self._done)
 
     def _ask(self, step: int) -> Proposal | None:
         """Return the save that the ranks of a run without an agent have agreed on for this step. Queried once per step."""
@@ -354,17 +350,15 @@ class Run:
     def _wait_for_end(self, step: int) -> bool:
         """Wait for the planned change that ends this process, because further steps would be repeated after it. Returns whether
         the run must stop. If the change was cancelled, training continues after `LEAVING_S_MAX`."""
-        self._passed, until = step, time.monotonic() + LEAVING_S_MAX
+        self._orders.pass_step(step)
+        until = time.monotonic() + LEAVING_S_MAX
         with self.phase(Phase.CHECKPOINT):
-            while self._stop is None and time.monotonic() < until:
+            while self._orders.stop is None and time.monotonic() < until:
                 time.sleep(LEAVING_POLL_S)
-                for order in self._control.poll():
-                    self._execute(order)
-        return self._stop is not None
+                self._orders.poll(self._done)
+        return self._orders.stop is not None
 
-    def _before_leaving(self, step: int, *, signalled: bool) -> None:
-        reason = self._leave_after.get(step, "SIGTERM" if signalled else "")
-        self._leave_after = {at: why for at, why in self._leave_after.items() if at > step}
+    def _before_leaving(self, step: int, reason: str) -> None:
         if reason and self._leavings:
             left_s = self._standalone.grace_left_s if self._standalone is not None else None
             with self.phase(Phase.CHECKPOINT):
@@ -394,7 +388,7 @@ class Run:
             raise Conflict("this run continues from a checkpoint: call run.restore(state) before the first run.step")
         if self._interrupted is not None:  # raised here, because DCP's writer, which noticed the stop, must not raise
             raise self._interrupted
-        if self._stop is not None:
+        if self._orders.stop is not None:
             raise self._interrupt(self._done, saved=False)
         if self._environment.restore is not None and self._phases_s is not None and step != self._done:
             raise InvalidSpec("step", step, f"{self._done}, which run.restore returned")
@@ -509,9 +503,8 @@ class Run:
             self._compile_cache.step()
         if self._step_callbacks:
             self._call_back(finished, ended_at)
-        for order in self._control.poll():
-            self._execute(order)
-        if self._stop is False:
+        self._orders.poll(self._done)
+        if self._orders.stop is False:
             raise self._interrupt(self._done, saved=False)
 
     def _call_back(self, step: Step, ended_at: float) -> None:
@@ -526,23 +519,6 @@ class Run:
         )
         for callback in self._step_callbacks:
             callback(finished)
-
-    def _execute(self, order: Mapping[str, Any]) -> None:
-        match order:
-            case {"type": "checkpoint_now", "at_step": int(at_step), **more}:
-                if at_step < self._done or at_step <= self._passed:
-                    self._checkpoints.miss(at_step, f"rank {self.rank} had already finished step {self._done}")
-                else:
-                    self._save_after = set(sorted({*self._save_after, at_step})[:PENDING_SAVES_MAX])
-                    if reason := str(more.get("leaving") or ""):
-                        kept = sorted({**self._leave_after, at_step: reason}.items())[:PENDING_SAVES_MAX]
-                        self._leave_after = dict(kept)
-            case {"type": "interval", "from_step": int(from_step), "interval_steps": int(interval_steps)}:
-                self._intervals.change(from_step, interval_steps)
-            case {"type": "stop", **more}:
-                self._stop = bool(more.get("save"))
-            case _:
-                log.debug("ignored an order of unknown kind: %s", order)
 
     def _interrupt(self, step: int, saved: bool) -> Interrupted:
         self._interrupted = Interrupted(step, saved)

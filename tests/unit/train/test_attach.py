@@ -261,7 +261,7 @@ def test_a_stop_is_an_interruption_however_the_process_leaves(
             end(self)
 
         monkeypatch.setattr(type(session), name, ended)
-    run._stop = False
+    run._orders.stop = False
     with pytest.raises(hf.Interrupted):
         run.begin_step(0)
     (ending,) = process

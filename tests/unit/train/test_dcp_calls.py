@@ -222,7 +222,7 @@ def test_a_state_that_another_stager_has_copied_is_refused(start_run: StartRun) 
 def test_a_stop_is_raised_by_the_next_step(start_run: StartRun) -> None:
     run = start_run()
     steps(run, 1)
-    run._stop = True
+    run._orders.stop = True
     save_now({"w": torch.ones(1)}, storage_writer=Writer(run))
     with pytest.raises(hf.Interrupted) as caught:
         run.step(1)
@@ -232,7 +232,7 @@ def test_a_stop_is_raised_by_the_next_step(start_run: StartRun) -> None:
 def test_a_save_is_due_at_the_interval_and_when_it_was_asked_for(start_run: StartRun) -> None:
     run = start_run()
     writer, due = Writer(run), []
-    run._execute({"type": "checkpoint_now", "at_step": 7})
+    run._orders._take({"type": "checkpoint_now", "at_step": 7}, 0)
     for _ in range(11):
         steps(run, 1)
         due.append(writer.due)
