@@ -26,6 +26,7 @@ from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.hostility import Hostilities, Hostility
 from holdfast.sim.idle import IdleLinks
 from holdfast.sim.invariants import Invariants
+from holdfast.sim.leader_time import LeaderTime
 from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.neighbourhood import Neighbourhood
@@ -214,6 +215,7 @@ class Scenario(Neighbourhood):
             config,
             log_flushes_late=self.hostility.log_tail,
         )
+        self.invariants.leader_time = LeaderTime(self.world, self.supervisor.log_clock)
         self.supervisor.provider = self._request_replacement
         self.truth = self.invariants.truth = Truth(self.world, self.agents)
         self.training = Training(

@@ -70,7 +70,8 @@ class Truth:
     )  # (job, generation, rank) that ended because others had
     contact_lost: dict[str, float] = field(default_factory=dict)  # node → the last time at which its stream was broken
     unheard_at: dict[str, float] = field(default_factory=dict)  # node → the last time at which it had no stream
-    reported: dict[str, Finding] = field(default_factory=dict)  # by id
+    reported: dict[str, tuple[Finding, float]] = field(default_factory=dict)  # by id, with the time of the report
+    runs: dict[str, float] = field(default_factory=dict)  # token of a submission → when it first started ranks
     started: set[tuple[str, int]] = field(default_factory=set)  # (job, generation) that were started
     opened: dict[str, Finding] = field(default_factory=dict)  # incident → the finding that opened it
 
@@ -119,6 +120,8 @@ class Truth:
 
     def changed(self, agent: Agent) -> None:
         """Handle a change of the workers: faults of workers that were stopped or replaced need no finding any more."""
+        if agent.workers is not None and agent.workers.started:
+            self.runs.setdefault(agent.workers.order.token, self.world.now)
         for fault in self.faults.get(agent.name, ()):
             if fault.kind in (FindingKind.GPU_ERROR, FindingKind.NODE_LOST) or fault.workers is None:
                 continue
@@ -135,18 +138,25 @@ class Truth:
         follow the first of a generation are consequences, or cannot be reported from them."""
         if fault.workers is None:
             return fault.kind is FindingKind.NODE_LOST
+        if fault.kind is FindingKind.NODE_LOST and not fault.workers.started:
+            return True  # diagnostics knows of no ranks on the node
         order = fault.workers.order
+        began = self.runs.get(order.token, 0.0)  # generations of an earlier run under this name say nothing about this one
         if any(
-            f.job == order.job and f.generation >= order.generation and f.severity in _GRAVE
-            for f in self.reported.values()
+            f.job == order.job and f.generation >= order.generation and f.severity in _GRAVE and at >= began
+            for f, at in self.reported.values()
         ):
             return True
+        others = (agent.workers.order for agent in self.agents.values() if agent.workers is not None)
         return any(
-            agent.workers is not None
-            and agent.workers.order.job == order.job
-            and agent.workers.order.generation > order.generation
-            for agent in self.agents.values()
+            other.job == order.job
+            and (other.generation > order.generation if other.token == order.token else self._is_later(other.token, began))
+            for other in others
         )
+
+    def _is_later(self, token: str, began: float) -> bool:
+        """Whether another submission has begun since: it ends the run of the one that began at `began`."""
+        return self.runs.get(token, -inf) > began
 
     # ------------------------------------------------------------ findings
 
@@ -155,7 +165,7 @@ class Truth:
         if finding.repeat:
             return
         self.world.say(f"diagnostics: {finding.severity} {finding.id}: {finding.summary}")
-        self.reported[finding.id] = finding
+        self.reported[finding.id] = finding, self.world.now
         for fault in self.faults.get(finding.node, ()):
             same = fault.kind is finding.kind or (fault.kind in OF_WORKERS and finding.kind in OF_WORKERS)
             if same and fault.rank in (None, finding.rank):
