@@ -141,7 +141,9 @@ class Truth:
         if fault.kind is FindingKind.NODE_LOST and not fault.workers.started:
             return True  # diagnostics knows of no ranks on the node
         order = fault.workers.order
-        began = self.runs.get(order.token, 0.0)  # generations of an earlier run under this name say nothing about this one
+        began = self.runs.get(
+            order.token, 0.0
+        )  # generations of an earlier run under this name say nothing about this one
         if any(
             f.job == order.job and f.generation >= order.generation and f.severity in _GRAVE and at >= began
             for f, at in self.reported.values()
@@ -150,7 +152,11 @@ class Truth:
         others = (agent.workers.order for agent in self.agents.values() if agent.workers is not None)
         return any(
             other.job == order.job
-            and (other.generation > order.generation if other.token == order.token else self._is_later(other.token, began))
+            and (
+                other.generation > order.generation
+                if other.token == order.token
+                else self._is_later(other.token, began)
+            )
             for other in others
         )
 
