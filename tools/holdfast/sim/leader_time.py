@@ -1,7 +1,7 @@
 """The promise about the leader's time: it passes as time passes, whoever leads, and whatever is done to clocks.
 
-Notices, holds, probation, deadlines and timers of the state are times of this clock. If it went on by an hour at a takeover, all
-of them would expire.
+Notices, holds, probation, deadlines and timers of the state are times of this clock. If it went on by an hour at a takeover,
+all of them would expire.
 """
 
 from __future__ import annotations

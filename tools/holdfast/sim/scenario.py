@@ -626,8 +626,7 @@ class Scenario(Neighbourhood):
         if agent.alive:
             self._fault(f"{agent.name} is booted" if machine else f"agent restart: {agent.name}")
             self.supervisor.hang_up(agent)
-            if machine:
-                self._node_lost(agent)
+            self._node_lost(agent)
             agent.die(machine=machine)
             self.world.after(self.returns.chance.uniform(0.2, 8.0), agent.boot)
 
