@@ -8,8 +8,8 @@ derives from these signals
 * the nodes that have *left* a generation, and whether the generation is *over*: one node that stops it on purpose is enough,
   because the supervisor then stops all nodes;
 * a new *run*: the same job name, submitted again. All earlier data of the job is dropped, except what identifies late signals
-  of earlier runs. Such signals are ignored: a node that was cut off reports its old generation when it returns, and the number of
-  that generation may be higher than all of the new run, for example after the event log has lost the job.
+  of earlier runs. Such signals are ignored: a node that was cut off reports its old generation when it returns, and the number
+  of that generation may be higher than all of the new run, for example after the event log has lost the job.
 
 The engine folds each signal here before it passes the signal to the detectors. Detectors read the roster and never change it.
 """
