@@ -202,7 +202,7 @@ class Scenario(Neighbourhood):
         if self.returns.faults:
             apart = config.offenders if config.offenders is HARSH else OffenderRules(together_s=0.2)
             config = replace(config, returns=RULES, offenders=apart)
-            self.invariants.returns = ReturnPromises()
+            self.invariants.returns = ReturnPromises(self.world)
         if self.replacing.rules is not None:
             config = replace(config, replacements=self.replacing.rules, provider_s=15.0)
             self.invariants.replacements = ReplacementPromises()
