@@ -22,7 +22,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, Preflight, RunningWorker
 from holdfast.domain.orders import CheckLink, Hello, Order, OrderDone, Prepare, RanksStepping, Report, Start, Stop
 from holdfast.log.names import FINDINGS
-from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease, Usage
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease, Renewal, Usage
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.supervisor.leader.term import LeaseTimes
 from holdfast.supervisor.service import run
@@ -109,8 +109,11 @@ class MortalLog:
     async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
         return await self._alive().acquire(name, holder, ttl_s)
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
-        return await self._alive().renew(lease, ttl_s)
+    async def renew(self, lease: Lease, ttl_s: float, at: float | None = None) -> bool:
+        return await self._alive().renew(lease, ttl_s, at)
+
+    async def last_renewal(self, name: str) -> Renewal | None:
+        return await self._alive().last_renewal(name)
 
     async def release(self, lease: Lease) -> None:
         await self._alive().release(lease)

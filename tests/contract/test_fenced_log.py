@@ -111,6 +111,33 @@ async def test_renewal_keeps_the_lease(bench: Bench) -> None:
     assert (await successor_of(other, "b")).epoch > lease.epoch
 
 
+async def test_the_time_of_a_holder_outlives_its_lease_and_ages_by_the_clock_of_the_log(bench: Bench) -> None:
+    log, other = bench.open(), bench.open()
+    lease = await lead(log)
+    assert await log.renew(lease, TTL_S)
+    assert await other.last_renewal("leader") is None, "a renewal without the holder's time"
+    assert await log.renew(lease, TTL_S, 1_700_000_000.123456)
+    renewed = await other.last_renewal("leader")
+    assert renewed is not None
+    assert renewed.at == 1_700_000_000.123456
+    assert 0.0 <= renewed.ago_s < TTL_S
+    assert await other.last_renewal("another") is None
+    await log.release(lease)
+
+    async def older() -> bool:
+        known = await other.last_renewal("leader")
+        return known is not None and known.at == renewed.at and known.ago_s >= renewed.ago_s + SHORT_S
+
+    await wait_until_async(older, description="the renewal to be older")
+    second = await lead(other, "b")
+    assert not await log.renew(lease, TTL_S, 9.0), "a lost lease"
+    assert (await other.last_renewal("leader")).at == renewed.at  # type: ignore[union-attr]
+    assert await other.renew(second, TTL_S, -1.5)
+    newest = await log.last_renewal("leader")
+    assert newest is not None
+    assert newest.at == -1.5
+
+
 async def test_a_released_lease_is_free_at_once(bench: Bench) -> None:
     log, other = bench.open(), bench.open()
     lease = await lead(log)

@@ -14,6 +14,7 @@ from holdfast.runtime.steady_clock import SteadyClock
 from holdfast.sim import diagnostics, supervisor
 from holdfast.sim.hostility import Hostility
 from holdfast.sim.invariants import UNKNOWN_RUN_S_MAX
+from holdfast.sim.leader_time import LeaderTime
 from holdfast.sim.scenario import simulate
 from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation
@@ -35,7 +36,9 @@ SEEDS = 120
 PEACE_S = 75.0
 FORGOTTEN_RUN = 1780  # in FORGETFUL: the log loses everything, and the run that it knew is not known any more
 NEVER_SHOWN_RUN = 2908  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
+EXPIRED = 385  # in CLOCKS: a standby with another clock takes over while a node is held down
 NEVER_TRAINS = "the job does not train"
+TIME_WENT_ON = "the leader's time went on by"
 
 CLOCKS = Hostility(clocks=True, peace_s=PEACE_S)
 ABSENCE = Hostility(absence=True, peace_s=PEACE_S + 330.0)
@@ -112,7 +115,7 @@ def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) ->
         (_events_only, CLOCKS, f"{NEVER_TRAINS}|was to be reset since|has not been booted since its fault", 30),
         (_events_only, ABSENCE, NEVER_TRAINS, 4),
         (_edge_triggered, LOG, NEVER_TRAINS, 110),
-        (_no_progress, DIAGNOSTICS, "finished no new step", 530),  # few seeds find it
+        (_no_progress, DIAGNOSTICS, "finished no new step", 559),  # few seeds find it
         (_believe_anyone, BABBLE, "have not finished", 0),
     ],
     ids=[
@@ -140,7 +143,30 @@ class WallClock(SteadyClock):
 
 def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "SteadyClock", WallClock)
-    _found(CLOCKS, NEVER_TRAINS, first=141)
+    _found(CLOCKS, TIME_WENT_ON, first=0)
+
+
+class NeverResumes(SteadyClock):
+    """Planted: a leader begins with the wall clock of its machine, or with the newest time in the state if that is later."""
+
+    def resume(self, at: float, ago_s: float) -> None:
+        """Does nothing."""
+
+
+def test_a_takeover_by_a_machine_with_another_clock_that_lets_time_pass_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "SteadyClock", NeverResumes)
+    _found(CLOCKS, TIME_WENT_ON, first=0)
+
+
+def test_a_hold_outlives_a_takeover_by_a_machine_with_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consequence of the same, without the promise about the time itself: a node that is held down gets ranks."""
+    simulate(EXPIRED, hostility=CLOCKS)
+    monkeypatch.setattr(supervisor, "SteadyClock", NeverResumes)
+    monkeypatch.setattr(LeaderTime, "folded", lambda *_: None)
+    with pytest.raises(Violation, match="which is held down for"):
+        simulate(EXPIRED, hostility=CLOCKS)
 
 
 def test_diagnostics_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

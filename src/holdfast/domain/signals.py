@@ -51,6 +51,7 @@ class GenerationStopped:
     job: str
     generation: int
     finished: bool = False
+    submission: str = ""  # as in `GenerationStarted`
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ class WorkerExited:
     uptime_s: float = 0.0
     step_end_uptimes_s: tuple[float, ...] = ()
     observed: int = 0  # optimizer steps that were observed in the worker, if the script reports no steps
+    submission: str = ""  # as in `GenerationStarted`
 
 
 class KernelEvent(StrEnum):

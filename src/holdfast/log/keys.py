@@ -7,6 +7,7 @@
     holdfast:{<fleet>}:commit:<name>         permanent: token of the last commit, which the next commit must contain
     holdfast:{<fleet>}:epoch:<name>          permanent: one integer per lease; fences must outlive every holder
     holdfast:{<fleet>}:parts:<name>          permanent: one hash per lease, whose fields each commit replaces or removes
+    holdfast:{<fleet>}:renewal:<name>        permanent: the last renewal, as "<time of the holder> <µs of the server's clock>"
     holdfast:{<fleet>}:snapshot:<name>       format of an earlier version; removed by the first commit of parts
 
 The braces are a hash tag: on a Redis Cluster all keys of a fleet share a slot, so that one script can access all of them.
@@ -21,7 +22,7 @@ from holdfast.runtime.fleet import fleet_name
 
 DEAD_SUFFIX = ".dead"
 
-_WITHOUT_TTL = re.compile(r"holdfast:\{[A-Za-z0-9._-]{1,64}\}:(stream|commit|epoch|parts|snapshot):.+")
+_WITHOUT_TTL = re.compile(r"holdfast:\{[A-Za-z0-9._-]{1,64}\}:(stream|commit|epoch|parts|renewal|snapshot):.+")
 
 
 def may_stay(key: str) -> bool:
@@ -58,6 +59,9 @@ class Keys:
 
     def parts(self, name: str) -> str:
         return self._key("parts", name)
+
+    def renewal(self, name: str) -> str:
+        return self._key("renewal", name)
 
     def snapshot(self, name: str) -> str:
         return self._key("snapshot", name)

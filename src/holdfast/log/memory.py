@@ -14,7 +14,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from holdfast.log import names
-from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Usage
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Renewal, Usage
 from holdfast.log.streams import Streams
 
 
@@ -99,9 +99,13 @@ class MemoryLog:
         await checkpoint()
         return self._streams.candidate(name)
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+    async def renew(self, lease: Lease, ttl_s: float, at: float | None = None) -> bool:
         await checkpoint()
-        return self._streams.renew(lease, ttl_s)
+        return self._streams.renew(lease, ttl_s, at)
+
+    async def last_renewal(self, name: str) -> Renewal | None:
+        await checkpoint()
+        return self._streams.last_renewal(name)
 
     async def release(self, lease: Lease) -> None:
         await checkpoint()

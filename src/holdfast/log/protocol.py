@@ -50,6 +50,14 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewal:
+    """The last renewal of a lease that recorded the holder's time."""
+
+    at: float  # the holder's time
+    ago_s: float  # since then, by the log's clock; 0.0 if that clock was set back
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One atomic write of a leader."""
 
@@ -133,8 +141,12 @@ class FencedLog(EventLog, Protocol):
         """Return a holder that has requested the lease without success within the last `CANDIDATE_S`; "" if there is none. This
         may be the present holder."""
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
-        """Extend the lease. Returns False if it has been lost; the holder must then stop acting immediately."""
+    async def renew(self, lease: Lease, ttl_s: float, at: float | None = None) -> bool:
+        """Extend the lease. Returns False if it has been lost; the holder must then stop acting immediately. `at`: the holder's
+        time, which the log records for its successors."""
+
+    async def last_renewal(self, name: str) -> Renewal | None:
+        """Return the last renewal by any holder that recorded its time; None if there is none. It outlives the lease."""
 
     async def release(self, lease: Lease) -> None:
         """Release the lease, so that a standby does not have to wait for its expiry."""

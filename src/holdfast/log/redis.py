@@ -20,7 +20,7 @@ from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import durability, names, scripts
 from holdfast.log.connection import Connection, Full, GroupGone
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, Usage
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, Renewal, Usage
 from holdfast.log.redis_server import RedisServer
 from holdfast.log.subscription import Limits, Subscription, decode
 
@@ -73,6 +73,7 @@ class RedisLog:
         self._redis = self._connection.redis
         self._acquire = self._redis.register_script(scripts.ACQUIRE)
         self._renew = self._redis.register_script(scripts.RENEW)
+        self._last_renewal = self._redis.register_script(scripts.LAST_RENEWAL)
         self._release = self._redis.register_script(scripts.RELEASE)
         self._commit = self._redis.register_script(scripts.COMMIT)
         self._backlog = self._redis.register_script(scripts.BACKLOG)
@@ -170,9 +171,17 @@ class RedisLog:
         holder: Any = await self._call(lambda: self._redis.get(self._keys.candidate(name)))
         return "" if holder is None else holder.decode(errors="replace")
 
-    async def renew(self, lease: Lease, ttl_s: float) -> bool:
-        keys = [self._keys.lease(lease.name)]
-        return bool(await self._call(lambda: self._renew(keys=keys, args=[_held(lease), _milliseconds(ttl_s)])))
+    async def renew(self, lease: Lease, ttl_s: float, at: float | None = None) -> bool:
+        keys = [self._keys.lease(lease.name), self._keys.renewal(lease.name)]
+        args: list[str | int] = [_held(lease), _milliseconds(ttl_s), "" if at is None else repr(at)]
+        return bool(await self._call(lambda: self._renew(keys=keys, args=args)))
+
+    async def last_renewal(self, name: str) -> Renewal | None:
+        record, now_us = await self._call(lambda: self._last_renewal(keys=[self._keys.renewal(name)]))
+        if not record:
+            return None
+        at, _, renewed_at_us = record.decode().partition(" ")
+        return Renewal(float(at), max(0, int(now_us) - int(renewed_at_us)) / 1e6)
 
     async def release(self, lease: Lease) -> None:
         keys = [self._keys.lease(lease.name)]

@@ -35,10 +35,23 @@ redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])
 return epoch
 """
 
-# KEYS: lease. ARGV: "<epoch> <holder>", TTL in ms. Returns 1, or 0 if the lease is no longer held.
+# KEYS: lease, renewal. ARGV: "<epoch> <holder>", TTL in ms, time of the holder ('' = do not record it). Returns 1, or 0 if the
+# lease is no longer held. The holder's time is recorded beside the server's, so that the next holder knows how much time has
+# passed since. If there is no memory for it, the record stays as it is.
 RENEW = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if ARGV[3] ~= '' then
+  local now = redis.call('TIME')
+  redis.pcall('SET', KEYS[2], ARGV[3] .. ' ' .. now[1] .. string.format('%06d', now[2]))
+end
+return 1
+"""
+
+# KEYS: renewal. Returns the record, or '' if there is none, and the server's clock in µs, as text.
+LAST_RENEWAL = """
+local now = redis.call('TIME')
+return {redis.call('GET', KEYS[1]) or '', now[1] .. string.format('%06d', now[2])}
 """
 
 # KEYS: lease. ARGV: "<epoch> <holder>". Returns 1, or 0 if it was not held.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import names
 from holdfast.log.keys import DEAD_SUFFIX
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, Renewal
 
 RECLAIM_CHECKS = 5  # looks for abandoned entries per `reclaim_after_s`
 
@@ -102,6 +102,7 @@ class Streams:
         self._candidates: dict[str, tuple[str, float]] = {}  # by lease: last unsuccessful requester, and its expiry
         self._epochs: dict[str, int] = {}  # outlives `flush`, as the server's clock does on Redis
         self._snapshots: dict[str, dict[str, bytes]] = {}
+        self._renewals: dict[str, tuple[float, float]] = {}  # by lease: the holder's time, and the log's
 
     # ------------------------------------------------------------------ streams
 
@@ -168,12 +169,20 @@ class Streams:
         holder, until_s = self._candidates.get(name, ("", 0.0))
         return holder if self._clock() < until_s else ""
 
-    def renew(self, lease: Lease, ttl_s: float) -> bool:
+    def renew(self, lease: Lease, ttl_s: float, at: float | None = None) -> bool:
         held = self._current(lease.name)
         if held is None or held.lease != lease:
             return False
         held.until_s = self._clock() + ttl_s
+        if at is not None:
+            self._renewals[lease.name] = (at, self._clock())
         return True
+
+    def last_renewal(self, name: str) -> Renewal | None:
+        if name not in self._renewals:
+            return None
+        at, renewed_at_s = self._renewals[name]
+        return Renewal(at, max(0.0, self._clock() - renewed_at_s))
 
     def release(self, lease: Lease) -> None:
         held = self._current(lease.name)
@@ -221,6 +230,7 @@ class Streams:
         self._streams.clear()
         self._held.clear()
         self._snapshots.clear()
+        self._renewals.clear()
 
     # ------------------------------------------------------------------ inside
 

@@ -5,6 +5,9 @@ from silence. If it were set ahead, all timers would fire at once, before any ag
 diagnostics read the wall clock when they begin, and continue by a clock that is never set. It approaches the wall clock again
 by at most `DRIFT_MAX` of the elapsed time: an hour is corrected within a day. Until then the displayed times are off by the
 rest, while every interval is right to 5 %.
+
+The next leader may run on a machine with another wall clock. It continues the time of the last one instead of reading its own
+(`resume`): otherwise a machine that is an hour ahead would find that an hour has passed, and all timers would fire.
 """
 
 from __future__ import annotations
@@ -32,6 +35,16 @@ class SteadyClock:
         self._read_at = elapsed
         return elapsed + self._offset
 
+    def resume(self, at: float, ago_s: float) -> None:
+        """Continue the time of another clock, which showed `at` `ago_s` ago, by the clock of the event log.
+
+        There are two measures of the time that has passed since: `ago_s`, and the difference of the two wall clocks. Either can
+        be wrong by any amount, so the smaller one counts. A timer is then late by the length of the pause at most; the larger
+        one could make it hours early."""
+        by_wall_s = self._wall() - at
+        self._read_at = self._elapsed()
+        self._offset = at + max(0.0, min(ago_s, by_wall_s)) - self._read_at
+
     def not_before(self, at: float) -> None:
-        """Move the time to `at` or later: a leader whose clock was ahead wrote that time, and its timers are relative to it."""
+        """Move the time to `at` or later: an earlier leader wrote that time, and its timers are relative to it."""
         self._offset = max(self._offset, at - self._read_at)

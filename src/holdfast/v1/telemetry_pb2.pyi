@@ -150,16 +150,18 @@ class GenerationStarted(_message.Message):
     def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., submission: _Optional[str] = ..., warning_settles_s: _Optional[float] = ...) -> None: ...
 
 class GenerationStopped(_message.Message):
-    __slots__ = ("at", "job", "generation", "finished")
+    __slots__ = ("at", "job", "generation", "finished", "submission")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
     finished: bool
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., finished: bool = ...) -> None: ...
+    submission: str
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., finished: bool = ..., submission: _Optional[str] = ...) -> None: ...
 
 class StepColumns(_message.Message):
     __slots__ = ("at", "job", "generation", "rank", "step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm", "comm_wait_s", "local_grad_norm", "flops")
@@ -292,7 +294,7 @@ class WorkerError(_message.Message):
     def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., call_group: _Optional[_Iterable[str]] = ..., call_seq: _Optional[_Iterable[int]] = ..., call: _Optional[_Iterable[str]] = ..., uptime_s: _Optional[float] = ...) -> None: ...
 
 class WorkerExited(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent", "step_ends", "uptime_s", "step_end_uptimes_s", "observed")
+    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent", "step_ends", "uptime_s", "step_end_uptimes_s", "observed", "submission")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +311,7 @@ class WorkerExited(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     STEP_END_UPTIMES_S_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -325,7 +328,8 @@ class WorkerExited(_message.Message):
     uptime_s: float
     step_end_uptimes_s: _containers.RepeatedScalarFieldContainer[float]
     observed: int
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., step_ends: _Optional[_Iterable[float]] = ..., uptime_s: _Optional[float] = ..., step_end_uptimes_s: _Optional[_Iterable[float]] = ..., observed: _Optional[int] = ...) -> None: ...
+    submission: str
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., step_ends: _Optional[_Iterable[float]] = ..., uptime_s: _Optional[float] = ..., step_end_uptimes_s: _Optional[_Iterable[float]] = ..., observed: _Optional[int] = ..., submission: _Optional[str] = ...) -> None: ...
 
 class KernelLine(_message.Message):
     __slots__ = ("at", "text", "xid", "pci", "gpu", "event", "traceparent")

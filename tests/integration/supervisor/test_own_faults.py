@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +10,7 @@ import anyio
 import pytest
 from servers import RedisServer
 from supervising import PlayedAgent, Running, job_body, played_agents, until_phase
+from supervisor_processes import supervisor
 from waiting import wait_until_async
 
 from holdfast.domain.orders import Prepare, Start
@@ -24,43 +18,6 @@ from holdfast.domain.orders import Prepare, Start
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 NODES = ("n1", "n2")
-
-
-@dataclass
-class Supervisor:
-    process: subprocess.Popen[bytes]
-    running: Running
-    log: Path
-
-
-def spawn(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "holdfast.supervisor"]
-    with log.open("wb") as output:
-        return subprocess.Popen(command, env={**os.environ, **environment}, stdout=output, stderr=output)
-
-
-@asynccontextmanager
-async def supervisor(directory: Path, redis_url: str, **settings: str) -> AsyncIterator[Supervisor]:
-    await anyio.Path(directory).mkdir(exist_ok=True)
-    ready, log = directory / "ready.json", directory / "supervisor.log"
-    environment = {
-        "HOLDFAST_REDIS_URL": redis_url,
-        "HOLDFAST_DATA_DIR": str(directory),
-        "HOLDFAST_READY_FILE": str(ready),
-        "HOLDFAST_SUPERVISOR_LISTEN": "127.0.0.1:0",
-        "HOLDFAST_API_LISTEN": "127.0.0.1:0",
-        "HOLDFAST_SUPERVISOR_NAME": directory.name,
-        "HOLDFAST_LOG_FORMAT": "json",
-        **settings,
-    }
-    process = spawn(log, environment)
-    try:
-        await wait_until_async(ready.exists, description=f"{directory.name} to serve", timeout_s=60)
-        endpoints = json.loads(ready.read_text())
-        yield Supervisor(process, Running(endpoints["control"], endpoints["api"], anyio.CancelScope()), log)
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def kill(by: Running, kind: str) -> Any:

@@ -27,12 +27,14 @@ def progress(node: str = "n0", number: int = 1, ranks: tuple[int, ...] = (0, 1))
     )
 
 
-def stopped(node: str = "n0", number: int = 1, *, finished: bool = False) -> GenerationStopped:
-    return GenerationStopped(node, T0, "gpt", number, finished)
+def stopped(
+    node: str = "n0", number: int = 1, *, finished: bool = False, submission: str = ""
+) -> GenerationStopped:
+    return GenerationStopped(node, T0, "gpt", number, finished, submission)
 
 
-def exited(node: str, number: int, rank: int) -> WorkerExited:
-    return WorkerExited(node, T0, "gpt", number, rank, 1, 1, None, 0, False)
+def exited(node: str, number: int, rank: int, *, submission: str = "") -> WorkerExited:
+    return WorkerExited(node, T0, "gpt", number, rank, 1, 1, None, 0, False, submission=submission)
 
 
 def of(*items: object) -> Roster:
@@ -134,6 +136,97 @@ def test_another_submission_is_a_new_run() -> None:
     roster = of(started(submission="s1"), started("n1", ranks=(2, 3), submission="s1"))
     assert not roster.is_new_run(started(number=2, submission="s1"))
     assert roster.is_new_run(started(submission="s2"))
+
+
+def replaced(*, over: bool) -> Roster:
+    """A run whose generation 7 was on two nodes, and generation 1 of the run that has replaced it."""
+    roster = of(started(number=7, submission="s1"), started("n1", 7, (2, 3), submission="s1"))
+    if over:
+        roster.observe(stopped(number=7, submission="s1"))
+    roster.observe(RunStarted("gpt", "n2"))
+    roster.observe(started("n2", 1, (0, 1), submission="s2"))
+    return roster
+
+
+def test_late_signals_of_an_earlier_run_are_recognized_whatever_their_generation() -> None:
+    roster = replaced(over=True)
+    for late in (
+        started("n1", 7, submission="s1"),
+        started("n3", 7, submission="s1"),
+        stopped("n1", 7, submission="s1"),
+        exited("n1", 7, 2, submission="s1"),
+        exited("n3", 1, 0, submission="s1"),
+        progress("n1", 7),
+    ):
+        assert roster.is_of_earlier_run(late), late
+    for present in (
+        started("n0", 1, submission="s2"),
+        exited("n2", 1, 0, submission="s2"),
+        exited("n2", 1, 0),
+        progress("n2", 1),
+        progress("n3", 1),
+        started("n1", 8, submission="s1"),
+        started("n1", 1, submission="s3"),
+    ):
+        assert not roster.is_of_earlier_run(present), present
+
+
+def test_a_node_of_an_earlier_run_belongs_to_the_new_one_once_it_has_started_ranks_of_it() -> None:
+    roster = replaced(over=True)
+    assert roster.is_of_earlier_run(progress("n1", 1))
+    roster.observe(started("n1", 1, (2, 3), submission="s2"))
+    assert not roster.is_of_earlier_run(progress("n1", 1))
+    assert roster.is_of_earlier_run(exited("n1", 7, 2, submission="s1"))
+
+
+def test_a_run_that_no_node_has_left_may_go_on() -> None:
+    """Diagnostics that was restarted may hear of the older of two runs last."""
+    roster = replaced(over=False)
+    assert not roster.is_of_earlier_run(progress("n1", 7))
+    assert roster.is_of_earlier_run(started("n1", 7, submission="s1")), "a repeat"
+    again = started("n3", 7, submission="s1")
+    assert not roster.is_of_earlier_run(again)
+    assert roster.is_new_run(again)
+
+
+def test_a_node_that_begins_the_next_run_has_left_the_one_before() -> None:
+    roster = of(started(number=7, submission="s1"), started("n1", 7, (2, 3), submission="s1"))
+    roster.observe(RunStarted("gpt", "n0"))
+    roster.observe(started("n0", 1, submission="s2"))
+    assert roster.is_of_earlier_run(progress("n1", 7))
+    assert not roster.is_of_earlier_run(progress("n0", 1))
+
+
+def test_a_run_that_goes_on_replaces_the_one_that_seemed_to_have_replaced_it() -> None:
+    roster = replaced(over=True)
+    later = started("n1", 8, (2, 3), submission="s1")
+    assert roster.is_new_run(later)
+    roster.observe(RunStarted("gpt", "n1"))
+    roster.observe(later)
+    assert roster.newest_started("gpt") == 8
+    assert not roster.is_of_earlier_run(stopped("n1", 8, submission="s1"))
+    assert roster.is_of_earlier_run(exited("n2", 1, 0, submission="s2"))
+
+
+def test_an_exit_before_any_start_begins_a_run_after_one_that_has_ended_or_never_started() -> None:
+    running = started(submission="s1")
+    exit_of_next = exited("n0", 1, 0, submission="s2")
+    assert not of(running).is_new_run(exit_of_next)
+    assert of(running, stopped(submission="s1")).is_new_run(exit_of_next)
+    assert of(exited("n0", 1, 1, submission="s1")).is_new_run(exit_of_next)
+    assert not of(exited("n0", 1, 1, submission="s1")).is_new_run(exited("n0", 1, 0, submission="s1"))
+    assert not of(running, stopped(submission="s1")).is_new_run(exited("n0", 1, 0)), "an agent of an earlier version"
+    began = of(exit_of_next)
+    assert not began.is_new_run(started(submission="s2")), "its exit is not forgotten"
+
+
+def test_few_earlier_runs_are_kept() -> None:
+    roster = Roster()
+    for number in range(100):
+        roster.observe(RunStarted("gpt", "n0"))
+        roster.observe(started(number=1, submission=f"s{number}"))
+    known = [number for number in range(100) if roster.is_of_earlier_run(exited("n9", 1, 0, submission=f"s{number}"))]
+    assert known == [95, 96, 97, 98]
 
 
 def test_without_submissions_a_stopped_number_that_starts_again_is_a_new_run() -> None:

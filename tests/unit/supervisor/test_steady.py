@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
 from holdfast.runtime.steady_clock import DRIFT_MAX, SteadyClock
 
 HOUR_S = 3600.0
@@ -46,6 +48,32 @@ def test_it_finds_back_to_the_wall_clock() -> None:
     machine.ahead_s -= HOUR_S
     machine.elapsed_s += HOUR_S / DRIFT_MAX
     assert clock() == machine.wall()
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, HOUR_S, 100 * HOUR_S])
+def test_it_goes_on_where_another_clock_was_whatever_its_own_machine_shows(ahead_s: float) -> None:
+    machine = Machine()
+    at = machine.wall() - 3.0
+    machine.ahead_s += ahead_s
+    clock = SteadyClock(machine.wall, machine.elapsed)
+    clock.resume(at, 3.0)
+    assert clock() == pytest.approx(at + 3.0)
+    machine.elapsed_s += 10.0
+    assert clock() == pytest.approx(at + 13.0, abs=10.0 * DRIFT_MAX + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "ago_s", "passed_s"),
+    [(0.0, 3.0 + HOUR_S, 3.0), (0.0, 0.0, 0.0), (HOUR_S, 3.0, 0.0), (HOUR_S, 3.0 + HOUR_S, 0.0)],
+    ids=["the log is ahead", "the log was set back", "the machine is behind", "both are wrong"],
+)
+def test_of_two_measures_of_a_pause_the_shorter_counts(behind_s: float, ago_s: float, passed_s: float) -> None:
+    machine = Machine()
+    at = machine.wall() - 3.0
+    machine.ahead_s -= behind_s
+    clock = SteadyClock(machine.wall, machine.elapsed)
+    clock.resume(at, ago_s)
+    assert clock() == pytest.approx(at + passed_s)
 
 
 def test_it_is_never_behind_what_a_leader_has_written() -> None:

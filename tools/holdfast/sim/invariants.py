@@ -15,6 +15,7 @@ from holdfast.sim import own_faults
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.allocations import AllocationPromises
 from holdfast.sim.durability import newest_whole
+from holdfast.sim.leader_time import LeaderTime
 from holdfast.sim.replacements import ReplacementPromises
 from holdfast.sim.returns import ReturnPromises
 from holdfast.sim.store import Store
@@ -97,13 +98,15 @@ class Invariants:
     replacements: ReplacementPromises | None = None
     suspects: SuspectPromises = field(default_factory=SuspectPromises)
     truth: Truth | None = None
+    leader_time: LeaderTime | None = None
     job: str = JOB
 
     # ------------------------------------------------------------ decisions of the core
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
-        # A log that has lost everything knows of no earlier notice, and by the clock of a new leader all may have expired.
-        if not before.nodes or event.at > before.folded_at + before.config.notice_hold_s:
+        if self.leader_time is not None:
+            self.leader_time.folded(before, event)
+        if not before.nodes:  # a log that has lost everything knows of no earlier notice
             self.noticed.clear()
             self.leaving.clear()
         if isinstance(event, NodeCordonRequested) and not event.cordoned:  # also ends the notices of the node
@@ -199,6 +202,8 @@ class Invariants:
 
     def log_went_back(self, state: State) -> None:
         """Forget the decisions that the log has lost. (Their effects on nodes remain.)"""
+        if self.leader_time is not None:
+            self.leader_time.log_went_back()
         if self.returns is not None:
             self.returns.log_went_back(state)
         if self.replacements is not None:

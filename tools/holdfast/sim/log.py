@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from holdfast.domain.findings import StepRecord
 from holdfast.log.names import FINDINGS, INBOX, LEADER_LEASE, STEPS, SUPERVISOR_GROUP
-from holdfast.log.protocol import Commit, Delivery, Entry, Lease
+from holdfast.log.protocol import Commit, Delivery, Entry, Lease, Renewal
 from holdfast.log.streams import Reader, Streams
 from holdfast.sim.clocks import Clock
 from holdfast.sim.world import World
@@ -106,6 +106,14 @@ class Log:
         holder = f"leader {self._terms}"
         self._write(lambda contents: contents.elect(holder))
         return self._contents.lease
+
+    def renew(self, at: float) -> None:
+        """Record the leader's time, as it does with each renewal of its lease."""
+        self._write(lambda contents: contents.streams.renew(contents.lease, inf, at))
+
+    def last_renewal(self) -> Renewal | None:
+        """Return the last renewal. Its age is that at the last write, which is the election of the leader that asks."""
+        return self._contents.streams.last_renewal(LEADER_LEASE)
 
     def load(self) -> State:
         """Return the state of the last commit, from its bytes."""

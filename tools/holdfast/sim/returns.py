@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Generation
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.orders import RebootNode
-from holdfast.sim.world import Violation
+from holdfast.runtime.steady_clock import DRIFT_MAX
+from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Node, State
 from holdfast.supervisor.core.holddown import own
 from holdfast.supervisor.protocol import (
@@ -31,6 +33,7 @@ FAULTS_MAX = 3
 LOOK_S = 2.0  # interval at which an idle agent checks whether it has to test itself
 TESTED_EVERY_S = 60.0
 REPAIRED_S = (120.0, 300.0)  # until an operator marks the node as repaired
+ROUNDING_S = 0.001
 SLACK_S = 15.0  # additional time for leader crashes and ended sessions
 
 
@@ -71,10 +74,12 @@ class ReturnPromises:
     """A node gets no ranks while it has not been booted since its fault, is held down, sent away or cordoned. Otherwise it
     becomes a spare again in time."""
 
+    world: World
     cordoned: set[str] = field(default_factory=set)  # by an operator
     condemned: dict[str, str] = field(default_factory=dict)  # node → boot id of the machine that failed
     machine: dict[str, str] = field(default_factory=dict)  # node → machine id of the machine that failed
     back: dict[str, float] = field(default_factory=dict)  # node → time at which it first reported another boot id
+    really_back: dict[str, float] = field(default_factory=dict)  # the same by the world's time, which no takeover changes
     sent_away: dict[str, str] = field(default_factory=dict)  # node → the fault for which it was sent away
     passed_at: dict[str, float] = field(default_factory=dict)  # node → time since which its tests are passed
     counted_ids: set[str] = field(default_factory=set)  # ids of findings that were counted
@@ -105,6 +110,7 @@ class ReturnPromises:
         self.sent_away = {name: at for name, at in self.sent_away.items() if name in self.condemned}
         still_back = {name for name, node in out.items() if node.removal and node.removal.back_at is not None}
         self.back = {name: at for name, at in self.back.items() if name in still_back}
+        self.really_back = {name: at for name, at in self.really_back.items() if name in still_back}
         self.passed_at.clear()
 
     # ------------------------------------------------------------ private
@@ -113,7 +119,11 @@ class ReturnPromises:
         self.cordoned.discard(node)
         self.condemned.pop(node, None)
         self.sent_away.pop(node, None)
+        self._gone(node)
+
+    def _gone(self, node: str) -> None:
         self.back.pop(node, None)
+        self.really_back.pop(node, None)
 
     def _found(self, before: State, event: FindingArrived, after: State, finding: Finding) -> None:
         node = before.nodes.get(finding.node)
@@ -127,7 +137,7 @@ class ReturnPromises:
             return
         self.condemned[node.name] = node.facts.boot_id
         self.machine[node.name] = node.facts.machine_id
-        self.back.pop(node.name, None)
+        self._gone(node.name)
         counted = [fault for fault in own(after.nodes[node.name].faults) if fault.at == event.at]
         if counted and node.probation is not None and node.probation.covers(counted[-1]):
             self.sent_away.setdefault(node.name, counted[-1].incident)
@@ -140,6 +150,7 @@ class ReturnPromises:
         failed = self.condemned.get(name, "")
         if "" not in (failed, node.facts.boot_id) and node.facts.boot_id != failed:
             self.back.setdefault(name, at)
+            self.really_back.setdefault(name, self.world.now)
         fit = node.preflight is not None and not node.unfit and not node.untested
         if not fit or not node.connected:
             self.passed_at.pop(name, None)
@@ -183,5 +194,8 @@ class ReturnPromises:
                 raise Violation(f"{what} has not been booted since its fault")
             if at < since + RULES.hold_s:
                 raise Violation(f"{what} is held down: it connected at {since:.3f}, and it is {at:.3f}")
+            really_s = self.world.now - self.really_back.get(name, -inf)
+            if really_s < RULES.hold_s * (1 - DRIFT_MAX) - ROUNDING_S:
+                raise Violation(f"{what} is held down for {RULES.hold_s:g} s, and connected {really_s:.3f} s ago")
             if after.nodes[name].unfit or after.nodes[name].untested:
                 raise Violation(f"{what} has not passed its tests since its fault")

@@ -26,6 +26,7 @@ from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.hostility import Hostilities, Hostility
 from holdfast.sim.idle import IdleLinks
 from holdfast.sim.invariants import Invariants
+from holdfast.sim.leader_time import LeaderTime
 from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.neighbourhood import Neighbourhood
@@ -201,7 +202,7 @@ class Scenario(Neighbourhood):
         if self.returns.faults:
             apart = config.offenders if config.offenders is HARSH else OffenderRules(together_s=0.2)
             config = replace(config, returns=RULES, offenders=apart)
-            self.invariants.returns = ReturnPromises()
+            self.invariants.returns = ReturnPromises(self.world)
         if self.replacing.rules is not None:
             config = replace(config, replacements=self.replacing.rules, provider_s=15.0)
             self.invariants.replacements = ReplacementPromises()
@@ -214,6 +215,7 @@ class Scenario(Neighbourhood):
             config,
             log_flushes_late=self.hostility.log_tail,
         )
+        self.invariants.leader_time = LeaderTime(self.world, self.supervisor.log_clock)
         self.supervisor.provider = self._request_replacement
         self.truth = self.invariants.truth = Truth(self.world, self.agents)
         self.training = Training(
@@ -624,8 +626,7 @@ class Scenario(Neighbourhood):
         if agent.alive:
             self._fault(f"{agent.name} is booted" if machine else f"agent restart: {agent.name}")
             self.supervisor.hang_up(agent)
-            if machine:
-                self._node_lost(agent)
+            self._node_lost(agent)
             agent.die(machine=machine)
             self.world.after(self.returns.chance.uniform(0.2, 8.0), agent.boot)
 

@@ -156,6 +156,8 @@ class Supervisor:
         self.committed = state = self.log.load()
         self._folder = Folder(state, self.epoch, committed=state, batch=self._begin_batch)
         self.clock = self._steady()
+        if (renewal := self.log.last_renewal()) is not None:
+            self.clock.resume(renewal.at, renewal.ago_s)
         self.clock.not_before(state.folded_at)
         self.world.say(f"supervisor of epoch {self.epoch} leads")
         self._terms += 1  # a new secret per term, as in the real shell: a log that lost data may issue an epoch twice
@@ -241,6 +243,7 @@ class Supervisor:
         lost."""
         if not self.leading or self.epoch != epoch:
             return
+        self.log.renew(self.clock())
         connected = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
         for agent in [] if self.log.is_behind else connected:
             session, known = self.sessions[agent.name], self._reported(agent.name)

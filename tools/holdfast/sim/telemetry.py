@@ -202,7 +202,9 @@ class Telemetry:
             for signal in self._finished(reported, self._steps(order)):
                 self._emit(signal)
             at = self.agent.clock.now()
-            self._emit(GenerationStopped(self.agent.name, at, order.job, order.generation, finished))
+            self._emit(
+                GenerationStopped(self.agent.name, at, order.job, order.generation, finished, _digest(order.token))
+            )
 
     def _exited(self, reported: _Reported, rank: int, ending: Ending) -> WorkerExited:
         order, clock = reported.workers.order, self.agent.clock
@@ -223,6 +225,7 @@ class Telemetry:
             step_ends=tuple(end + clock.ahead_s for end in ends),
             uptime_s=clock.world.now,
             step_end_uptimes_s=ends,
+            submission=_digest(order.token),
         )
 
     # ------------------------------------------------------------ ticks

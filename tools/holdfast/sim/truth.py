@@ -70,7 +70,8 @@ class Truth:
     )  # (job, generation, rank) that ended because others had
     contact_lost: dict[str, float] = field(default_factory=dict)  # node → the last time at which its stream was broken
     unheard_at: dict[str, float] = field(default_factory=dict)  # node → the last time at which it had no stream
-    reported: dict[str, Finding] = field(default_factory=dict)  # by id
+    reported: dict[str, tuple[Finding, float]] = field(default_factory=dict)  # by id, with the time of the report
+    runs: dict[tuple[str, str], float] = field(default_factory=dict)  # (job, token) of a submission → when it began
     started: set[tuple[str, int]] = field(default_factory=set)  # (job, generation) that were started
     opened: dict[str, Finding] = field(default_factory=dict)  # incident → the finding that opened it
 
@@ -119,6 +120,8 @@ class Truth:
 
     def changed(self, agent: Agent) -> None:
         """Handle a change of the workers: faults of workers that were stopped or replaced need no finding any more."""
+        if agent.workers is not None:
+            self.runs.setdefault((agent.workers.order.job, agent.workers.order.token), self.world.now)
         for fault in self.faults.get(agent.name, ()):
             if fault.kind in (FindingKind.GPU_ERROR, FindingKind.NODE_LOST) or fault.workers is None:
                 continue
@@ -135,18 +138,20 @@ class Truth:
         follow the first of a generation are consequences, or cannot be reported from them."""
         if fault.workers is None:
             return fault.kind is FindingKind.NODE_LOST
+        if fault.kind is FindingKind.NODE_LOST and not fault.workers.started:
+            return True  # diagnostics knows of no ranks on the node
         order = fault.workers.order
+        began = self.runs[order.job, order.token]
+        if any(job == order.job and at > began for (job, _), at in self.runs.items()):
+            return True  # the job was submitted again
+        # Generations of an earlier run under this name say nothing about this one.
         if any(
-            f.job == order.job and f.generation >= order.generation and f.severity in _GRAVE
-            for f in self.reported.values()
+            f.job == order.job and f.generation >= order.generation and f.severity in _GRAVE and at >= began
+            for f, at in self.reported.values()
         ):
             return True
-        return any(
-            agent.workers is not None
-            and agent.workers.order.job == order.job
-            and agent.workers.order.generation > order.generation
-            for agent in self.agents.values()
-        )
+        others = (agent.workers.order for agent in self.agents.values() if agent.workers is not None)
+        return any((o.job, o.token) == (order.job, order.token) and o.generation > order.generation for o in others)
 
     # ------------------------------------------------------------ findings
 
@@ -155,7 +160,7 @@ class Truth:
         if finding.repeat:
             return
         self.world.say(f"diagnostics: {finding.severity} {finding.id}: {finding.summary}")
-        self.reported[finding.id] = finding
+        self.reported[finding.id] = finding, self.world.now
         for fault in self.faults.get(finding.node, ()):
             same = fault.kind is finding.kind or (fault.kind in OF_WORKERS and finding.kind in OF_WORKERS)
             if same and fault.rank in (None, finding.rank):
@@ -183,7 +188,7 @@ class Truth:
                 if finding.rank is not None and (finding.job, finding.generation, finding.rank) in self.dragged:
                     return ""  # the root may have been forgotten with an earlier run of the job
                 own = [fault for fault in mine if fault.kind is FindingKind.HANG or fault.kind in OF_WORKERS]
-                return self._wrong_rank(finding, own)
+                return "" if _lost_with_node(finding, mine) else self._wrong_rank(finding, own)
             case FindingKind.NODE_LOST:
                 agent, lost_at = self.agents[finding.node], self.contact_lost.get(finding.node)
                 if lost_at is None and agent.alive and agent.life == 1:
@@ -251,3 +256,14 @@ class Truth:
                 raise Violation(
                     f"{incident.id} is closed, and its generation {incident.new_generation} was not started"
                 )
+
+
+def _lost_with_node(finding: Finding, faults: list[Fault]) -> bool:
+    """Whether the agent of the node was lost, and the rank with it. If there is no other node, nobody acts on that."""
+    lost = (
+        fault.workers.order for fault in faults if fault.kind is FindingKind.NODE_LOST and fault.workers is not None
+    )
+    return any(
+        (order.job, order.generation) == (finding.job, finding.generation) and finding.rank in order.placement.ranks
+        for order in lost
+    )

@@ -86,7 +86,14 @@ class Engine:
         match signal:
             case NodeBeat():
                 pass
-            case RankProgress() | WorkerExited():
+            case RankProgress() | StepColumns() | GenerationStarted() | GenerationStopped() | WorkerExited() if (
+                self._roster.is_of_earlier_run(signal)
+            ):
+                return _NOTHING
+            case RankProgress():
+                self._roster.observe(signal)
+            case WorkerExited():
+                findings += self._begun(signal, now)
                 self._roster.observe(signal)
             case StepColumns():
                 records = steps.fold(self._steps, signal)
@@ -122,18 +129,23 @@ class Engine:
         return self._observe(TelemetryGap(at=now, gap_s=now - before), now, [])
 
     def _started(self, item: GenerationStarted, now: float) -> list[Finding]:
-        """Record the start of a generation. If a new run begins, drop all data of the job's earlier run."""
-        findings: list[Finding] = []
-        if self._roster.is_new_run(item):
-            began = RunStarted(item.job)
-            self._roster.observe(began)
-            steps.forget(self._steps, item.job)
-            self._holding.over(item.job)
-            self._observe(began, now, findings)
+        """Record the start of a generation."""
+        findings = self._begun(item, now)
         if item.generation > self._roster.newest_started(item.job):
             self._holding.over(item.job, before=item.generation)
         self._roster.observe(item)
         steps.started(self._steps, item)
+        return findings
+
+    def _begun(self, item: GenerationStarted | WorkerExited, now: float) -> list[Finding]:
+        """If a new run begins with the item, drop all data of the job's earlier run."""
+        findings: list[Finding] = []
+        if self._roster.is_new_run(item):
+            began = RunStarted(item.job, item.node)
+            self._roster.observe(began)
+            steps.forget(self._steps, item.job)
+            self._holding.over(item.job)
+            self._observe(began, now, findings)
         return findings
 
     def _observe(self, item: Observed, now: float, findings: list[Finding]) -> list[Finding]:

@@ -7,7 +7,9 @@ derives from these signals
 * the *placement* of a generation's ranks on nodes, also if diagnostics started after the generation did;
 * the nodes that have *left* a generation, and whether the generation is *over*: one node that stops it on purpose is enough,
   because the supervisor then stops all nodes;
-* a new *run*: the same job name, submitted again. All earlier data of the job is dropped.
+* a new *run*: the same job name, submitted again. All earlier data of the job is dropped, except what identifies late signals
+  of earlier runs. Such signals are ignored: a node that was cut off reports its old generation when it returns, and the number
+  of that generation may be higher than all of the new run, for example after the event log has lost the job.
 
 The engine folds each signal here before it passes the signal to the detectors. Detectors read the roster and never change it.
 """
@@ -20,20 +22,26 @@ from dataclasses import dataclass, field
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, WorkerExited
+from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, StepColumns, WorkerExited
 
 _JOBS_MAX = 16_384  # the jobs that have made no progress for the longest time are dropped first
 _GENERATIONS_MAX = 4  # of a job, at least 2; signals about older generations are not kept
 _NODES_MAX = 50_000
 _JOBS_PER_NODE_MAX = 64
+_EARLIER_MAX = 4  # runs of a job whose late signals are recognized
 _NONE: Mapping[str, Placement] = {}
+
+
+OfRun = GenerationStarted | GenerationStopped | RankProgress | StepColumns | WorkerExited
 
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """A known job name was submitted again. The state that detectors keep about the job belongs to an earlier run."""
+    """A known job name was submitted again. The state that detectors keep about the job belongs to an earlier run. `node`: that
+    reported it; "" = not known."""
 
     job: str
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +78,23 @@ class Generation:
         self.node_of.update(dict.fromkeys(ranks, node))
 
 
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """A run that another one has replaced."""
+
+    generation: int  # its newest generation that was started
+    nodes: frozenset[str]  # that have reported about it
+    over: bool  # a node has left it on purpose, or has begun the next run
+
+
 @dataclass(slots=True)
 class _Job:
     generations: dict[int, Generation] = field(default_factory=dict)  # by number
     newest: int = -1
     started: int = -1  # the newest generation whose start was reported
-    submission: str = ""  # of the generation `started`; "" = its agents do not report the submission
+    submission: str = ""  # of the run; "" = its agents do not report the submission
+    earlier: dict[str, _Earlier] = field(default_factory=dict)  # by submission, the last ones
+    strangers: set[str] = field(default_factory=set)  # nodes of earlier runs that are over, and not of this one
     ended: bool = False  # some node has left the generation `started`
     stopped: int = -1  # the newest generation that some node stopped on purpose
     began_at: float | None = None  # the earliest start of the run, agents' clocks
@@ -141,18 +160,33 @@ class Roster:
         known = self._nodes.get(node)
         return "" if known is None else known.last_job
 
-    def is_new_run(self, item: GenerationStarted) -> bool:
+    def is_new_run(self, item: GenerationStarted | WorkerExited) -> bool:
         """Whether `item`, which is not folded yet, belongs to another run of a known job. Clocks are never compared.
 
         The submission decides if agents report it. Otherwise a run is new if some node has left the newest generation and a
-        generation with the same or a lower number starts.
+        generation with the same or a lower number starts. A worker may exit before any node has started its generation: this
+        begins a run if the run before it has not started either, or has ended.
         """
         job = self._jobs.get(item.job)
-        if job is None or job.started < 0:
+        if job is None:
             return False
         if item.submission and job.submission:
-            return item.submission != job.submission
-        return job.ended and item.generation <= job.started
+            begins = isinstance(item, GenerationStarted) or job.ended or job.started < 0
+            return begins and item.submission != job.submission
+        return isinstance(item, GenerationStarted) and job.ended and item.generation <= job.started
+
+    def is_of_earlier_run(self, item: OfRun) -> bool:
+        """Whether `item` is a late signal of a run that another one has replaced. A start that its node has reported before is
+        late; any other start of a run that is not over, or of a newer generation, says that the run goes on."""
+        job = self._jobs.get(item.job)
+        if job is None or not job.earlier:
+            return False
+        if isinstance(item, RankProgress | StepColumns):
+            return item.node in job.strangers
+        earlier = job.earlier.get(item.submission)
+        if earlier is None or not isinstance(item, GenerationStarted):
+            return earlier is not None
+        return item.generation <= earlier.generation and (earlier.over or item.node in earlier.nodes)
 
     # ---------------------------------------------------------------- fold
 
@@ -169,8 +203,11 @@ class Roster:
                 generation = self._job(item.job).generation(item.job, item.generation)
                 if generation is not None:
                     generation.place(item.node, (item.rank,))
+                job = self._job(item.job)
+                job.submission = job.submission or item.submission
+                job.strangers.discard(item.node)
             case RunStarted():
-                self._forget(item.job)
+                self._forget(item.job, item.node)
             case _:
                 pass
 
@@ -186,6 +223,8 @@ class Roster:
 
     def _started(self, item: GenerationStarted) -> None:
         job = self._job(item.job)
+        job.earlier.pop(item.submission, None)
+        job.strangers.discard(item.node)
         self._place(item.node, item.job, item.generation, item.ranks)
         generation = job.generation(item.job, item.generation)
         if generation is None:
@@ -229,13 +268,22 @@ class Roster:
         if placement is None or placement.generation < number:
             node.jobs[job_name] = Placement(number, ranks)
 
-    def _forget(self, name: str) -> None:
-        """Drop the job. Work depends on the job's own nodes only."""
+    def _forget(self, name: str, begun_on: str) -> None:
+        """Drop the run of the job, except what identifies its late signals. Work depends on the job's own nodes only."""
         job = self._jobs.pop(name, None)
-        for node in {node for each in job.generations.values() for node in each.nodes} if job is not None else ():
+        if job is None:
+            return
+        nodes = frozenset(node for each in job.generations.values() for node in each.nodes)
+        for node in nodes:
             known = self._nodes.get(node)
             if known is not None:
                 known.jobs.pop(name, None)
+        if not job.submission:
+            return
+        over = job.ended or begun_on in nodes
+        earlier = {**job.earlier, job.submission: _Earlier(job.started, nodes, over)}
+        kept = dict(list(earlier.items())[-_EARLIER_MAX:])
+        self._jobs[name] = _Job(earlier=kept, strangers=job.strangers | nodes if over else job.strangers)
 
     def _job(self, name: str) -> _Job:
         return self._jobs.get_or_add(name, _Job)

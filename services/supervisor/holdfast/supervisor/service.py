@@ -152,6 +152,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             agents=leader.agents,
             standby_api=leader.standby_api,
             trouble=lambda: leader.trouble,
+            now=leader.now,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))

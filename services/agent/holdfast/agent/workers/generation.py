@@ -59,12 +59,15 @@ class LocalGeneration:
         """Whether every rank of this node has a running process."""
         return len(self.alive) == self.order.placement.nproc
 
+    @property
+    def submission(self) -> str:
+        """Identifies the run: a hash, because the token itself is the job's secret."""
+        return hashlib.sha256(self.order.token.encode()).hexdigest()[:16]
+
     def begin(self, at: float) -> GenerationStarted:
         """Record the start of the ranks, and return its signal."""
         order = self.order
         ranks = tuple(order.placement.ranks)
-        # The hash identifies the run. The token itself is the job's secret.
-        submission = hashlib.sha256(order.token.encode()).hexdigest()[:16]
         self.announcement = GenerationStarted(
             self.node,
             at,
@@ -73,7 +76,7 @@ class LocalGeneration:
             order.mesh,
             ranks,
             order.hang,
-            submission,
+            self.submission,
             order.warning_settles_s,
         )
         self.progress = Progress(
@@ -91,7 +94,7 @@ class LocalGeneration:
             worker.expected = True
         if self.started_at is None:
             return None
-        return GenerationStopped(self.node, at, self.order.job, self.order.generation, finished)
+        return GenerationStopped(self.node, at, self.order.job, self.order.generation, finished, self.submission)
 
     def fold(self, note: Note) -> None:
         if self.progress is not None and self.progress.knows(note.sender.rank):
@@ -197,6 +200,7 @@ class LocalGeneration:
             uptime_s=how.uptime_s,
             step_end_uptimes_s=self.progress.step_end_uptimes_of(identity.rank) if self.progress is not None else (),
             observed=self.progress.observed_of(identity.rank) if self.progress is not None else 0,
+            submission=self.submission,
         )
 
     def finished(self) -> RanksFinished | None:

@@ -93,10 +93,11 @@ class Backend:
         agents: Callable[[], Agents] | None = None,
         standby_api: Callable[[], Awaitable[str]] | None = None,
         trouble: Callable[[], str] = lambda: "",
+        now: Callable[[], float] = time.time,
     ) -> None:
         """`standby_api`: where the API of a standby answers; None = there is never one. `trouble`: why this supervisor can
-        neither lead nor stand by. `agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a
-        leader has.
+        neither lead nor stand by. `now`: the time of the state, Unix seconds. `agents`: whom agents are asked through; raises
+        `Unavailable` without sessions, which only a leader has.
 
         `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
         alerts; None = nobody is notified. `audit`: where lines of the audit log are kept; None = they are in the log only."""
@@ -105,7 +106,7 @@ class Backend:
         self.log = log
         self.history = history
         self.progress = progress
-        self.accounts = Accounts(history, time.time)
+        self.accounts = Accounts(history, now)
         self.cluster = cluster
         self.alerts = alerts
         self.measuring = RankMeasuring()
@@ -114,6 +115,7 @@ class Backend:
         self._agents = agents
         self._standby_api = standby_api
         self.trouble = trouble
+        self.now = now
         self._look = look
         self._policies = policies
         self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet

@@ -96,7 +96,7 @@ class JoinAnswer(Model):
 @router.get("")
 async def list_invites(backend: Serving) -> models.Page[Invite]:
     """Open invitations, and those that ended within a week; newest first."""
-    now = time.time()
+    now = backend.now()
     items = [_shown(each, now) for each in reversed((await backend.picture()).state.invites)]
     return models.Page(items=items, next_cursor=None)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from anyio import to_thread
 from fastapi import APIRouter
 
@@ -26,7 +24,7 @@ async def get_fleet(backend: Serving) -> models.Fleet:
     shown = views.in_order(picture.state.jobs.values())[: views.JOBS_MAX]
     wanted = [Wanted(job.name, job.submitted_at, job.phase.finished) for job in shown]
     accounts = {each.job: account for each, account in (await backend.accounts.of(wanted)).items()}
-    return views.fleet(picture, backend.progress, shown, accounts, time.time())
+    return views.fleet(picture, backend.progress, shown, accounts, backend.now())
 
 
 @router.get("/fleet/checkpoints")
@@ -34,14 +32,14 @@ async def get_fleet_checkpoints(backend: Serving) -> models.FleetCheckpoints:
     """What is saved of each job: the newest complete step and where it is, and how often the job saves."""
     picture = await backend.picture()
     shown = views.in_order(picture.state.jobs.values())[: views.JOBS_MAX]
-    return await to_thread.run_sync(views.fleet_checkpoints, picture, shown, time.time())
+    return await to_thread.run_sync(views.fleet_checkpoints, picture, shown, backend.now())
 
 
 @router.get("/fleet/nodes")
 async def get_fleet_nodes(backend: Serving) -> models.FleetNodes:
     """Every node in columns: 12,500 nodes are less than a megabyte."""
     picture = await backend.picture()
-    return await to_thread.run_sync(views.fleet_nodes, picture, time.time())
+    return await to_thread.run_sync(views.fleet_nodes, picture, backend.now())
 
 
 @router.get("/jobs/{name}/ranks")
@@ -50,7 +48,7 @@ async def get_ranks(name: str, backend: Serving) -> models.RankColumns:
     picture = await backend.picture()
     if name not in picture.state.jobs:
         raise NotFound(f"there is no job {name}; GET /v1/jobs lists those there are")
-    return await to_thread.run_sync(views.rank_columns, picture, picture.state.jobs[name], time.time())
+    return await to_thread.run_sync(views.rank_columns, picture, picture.state.jobs[name], backend.now())
 
 
 @router.get("/jobs/{name}/timeline")
@@ -59,6 +57,6 @@ async def get_timeline(name: str, backend: Serving) -> models.Timeline:
     run = await backend.history.run(name)
     if run is None:
         raise NotFound(f"there is no job {name}")
-    history = to_history(run, time.time())
+    history = to_history(run, backend.now())
     series = await backend.history.series(name, since=history.started_at, until=history.ended_at, points_max=POINTS_MAX)
     return await to_thread.run_sync(views.timeline, name, history, run, series)

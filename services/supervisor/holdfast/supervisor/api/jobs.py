@@ -249,7 +249,7 @@ async def goodput(name: str, backend: Serving) -> job_models.Goodput:
     run = await backend.history.run(name)
     if run is None:
         raise NotFound(f"there is no job {name}")
-    account = await ledger.account_in_thread(run, now=time.time())
+    account = await ledger.account_in_thread(run, now=backend.now())
     return views.goodput(name, run.accepted.at, account)
 
 

@@ -23,7 +23,7 @@ async def list_nodes(backend: Serving, limit: Limit = 100, cursor: Cursor = None
     """Every node that the supervisor knows, by name."""
     picture = await backend.picture()
     names = sorted(name for name in picture.state.nodes if cursor is None or name > cursor)
-    now = time.time()
+    now = backend.now()
     items = [views.node(picture, picture.state.nodes[name], now) for name in names[:limit]]
     return models.Page(items=items, next_cursor=names[limit - 1] if len(names) > limit else None)
 
@@ -36,7 +36,7 @@ async def get_node(name: str, backend: Serving) -> node_models.NodeDetail:
         raise NotFound(f"there is no node {name}; `holdfast nodes list` shows those there are")
     past = await backend.history.incidents(node=name, limit=INCIDENTS_MAX)
     incidents = [incident for _, incident in past]
-    return views.node_detail(picture, picture.state.nodes[name], time.time(), incidents)
+    return views.node_detail(picture, picture.state.nodes[name], backend.now(), incidents)
 
 
 @router.get("/{name}/gpus")
@@ -71,10 +71,12 @@ async def restart_agent(name: str, commands: Commands, body: bodies.ReasonBody |
 
 
 @router.put("/{name}/notices/{source}", status_code=202)
-async def announce(name: str, source: str, commands: Commands, body: bodies.NoticeBody) -> models.Operation:
+async def announce(
+    name: str, source: str, backend: Serving, commands: Commands, body: bodies.NoticeBody
+) -> models.Operation:
     """The node's machine will be taken: its ranks leave in time, after a save, and it gets no new ones. A notice of the same
     source is replaced; one that is not repeated ends an hour after its start."""
-    now = time.time()
+    now = backend.now()
     starts_at = now + body.in_s if body.in_s is not None else body.starts_at
     return await commands.command(NoticeRequested(now, name, source, body.event, starts_at))
 

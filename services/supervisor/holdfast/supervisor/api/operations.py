@@ -27,7 +27,7 @@ async def get_operation(operation: str, backend: Serving) -> models.Operation:
 @router.get("/breaker")
 async def get_breaker(backend: Serving) -> models.Breaker:
     """Whether faults are acted on, and what has happened within the breaker's window until now."""
-    return fleet_views.breaker((await backend.picture()).state, time.time())
+    return fleet_views.breaker((await backend.picture()).state, backend.now())
 
 
 @router.post("/breaker/reset", status_code=202)

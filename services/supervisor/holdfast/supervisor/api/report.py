@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 from anyio import to_thread
@@ -46,7 +45,7 @@ async def get_report(name: str, backend: Serving, given: Given) -> JobReport:
     run = await backend.history.run(name)
     if run is None:
         raise NotFound(f"there is no job {name}; `holdfast jobs list` shows those there are")
-    made = await to_thread.run_sync(report_of_run, run, given, time.time())
+    made = await to_thread.run_sync(report_of_run, run, given, backend.now())
     return JobReport(**job_values(made))
 
 
@@ -58,7 +57,7 @@ async def get_fleet_report(
     until: Annotated[float | None, Query(ge=0, description="Unix seconds; default: now")] = None,
 ) -> FleetReport:
     """The same over the newest runs of all jobs, as far as they lie within a range of time."""
-    now = time.time()
+    now = backend.now()
     end = now if until is None else until
     part = Range(max(0.0, end - 7 * DAY_S) if since is None else since, end)
     if part.since >= part.until:

@@ -77,6 +77,7 @@ class Leader:
         self._supervisor = supervisor
         self._api = api
         self._times = times or LeaseTimes()
+        self._wall = clock
         self._new_term = partial(
             Term,
             event_log=event_log,
@@ -111,6 +112,12 @@ class Leader:
 
     def picture(self) -> Picture | None:
         return self._term.picture if self._term is not None else None
+
+    def now(self) -> float:
+        """The time of the state while this supervisor leads, which may differ from this machine's clock; otherwise that clock.
+        Unix seconds."""
+        picture = self.picture()
+        return picture.at if picture is not None else self._wall()
 
     async def standby_api(self) -> str:
         """Return where the API of a supervisor answers that has asked for the lease in vain within the last seconds; "" if

@@ -82,6 +82,7 @@ CONSUMER = "leader"
 BATCH_MAX = 256
 BATCHES_AHEAD = 2
 BEATS_S = 1.0
+CLOCKS_DIFFER_S = 10.0  # a difference between two leaders' clocks that is logged
 DEMAND_S = 10.0  # between two checks of the nodes that jobs lack
 
 log = structlog.get_logger("holdfast.supervisor.leader.term")
@@ -204,7 +205,7 @@ class Term:
             held: bool | None = None
             with anyio.move_on_at(good_until_s):
                 try:
-                    held = await self._log.renew(self._lease, times.ttl_s)
+                    held = await self._log.renew(self._lease, times.ttl_s, self._time_to_record())
                 except Unavailable as error:
                     log.warning("the lease is not renewed", reason=str(error))
             if held is False:
@@ -214,6 +215,10 @@ class Term:
             elif anyio.current_time() >= good_until_s:
                 raise LeaseLost(f"the lease of epoch {self._lease.epoch} could not be renewed for {times.ttl_s:g} s")
             pause_s = times.renew_s if held else times.retry_s
+
+    def _time_to_record(self) -> float | None:
+        """The time for the successor to continue; None before this leader has continued that of its predecessor."""
+        return self._clock() if self._folder is not None else None
 
     # ------------------------------------------------------------------ begin
 
@@ -225,7 +230,7 @@ class Term:
             folder = Folder(state, self._lease.epoch, committed=state)
         else:
             folder = Folder(state, self._lease.epoch, obsolete=parts)
-        self._clock.not_before(state.folded_at)
+        await self._resume_time(state)
         at = self._clock()
         started = LeaderStarted(
             at,
@@ -249,6 +254,21 @@ class Term:
             "leading", epoch=self._lease.epoch, jobs=jobs, nodes=len(state.nodes), orders=sum(1 for _ in state.sends())
         )
         self._act(folded)
+
+    async def _resume_time(self, state: State) -> None:
+        """Continue the time of the previous leader: this machine's clock may differ from its clock by any amount."""
+        renewal = await self._log.last_renewal(LEADER_LEASE)
+        own = self._clock()
+        if renewal is not None:
+            self._clock.resume(renewal.at, renewal.ago_s)
+        self._clock.not_before(state.folded_at)
+        differs_s = own - self._clock()
+        if abs(differs_s) >= CLOCKS_DIFFER_S:
+            log.warning(
+                "this machine's clock differs from the time of the previous leader, which is continued; check the time "
+                "service of this machine and of the event log's",
+                ahead_s=round(differs_s, 1),
+            )
 
     # ------------------------------------------------------------------ inputs
 

@@ -29,7 +29,7 @@ from holdfast.supervisor.history.ledger import to_history
 from holdfast.supervisor.history.protocol import History, Run
 from holdfast.supervisor.history.time_classes import Ledger
 from holdfast.supervisor.leader.intake import STREAMS
-from holdfast.supervisor.leader.picture import Live, Progress
+from holdfast.supervisor.leader.picture import Live, Picture, Progress
 from holdfast.supervisor.protocol import JobPhase
 
 EVERY_S = 5.0
@@ -70,13 +70,14 @@ class Meters:
             began = time.monotonic()
             picture = self._live()
             try:
-                await self._measure(picture.state if picture else State())
+                await self._measure(picture or Picture(State()))
             except HoldfastError as error:
                 log.warning("not measured", reason=str(error))
             await anyio.sleep(max(EVERY_S, (time.monotonic() - began) / SHARE_MAX))
 
-    async def _measure(self, state: State) -> None:
+    async def _measure(self, picture: Picture) -> None:
         """Show all gauges. Without a state they have no series: a supervisor that leads no longer leaves them to the leader."""
+        state = picture.state
         jobs = [job for _, job in sorted(state.jobs.items()) if not job.phase.finished]
         telemetry.show(metrics.NODES, _nodes(state))
         telemetry.show(metrics.NODE_LINKS, _links(state))
@@ -94,7 +95,7 @@ class Meters:
         seconds: list[Point] = []
         for job in jobs:
             if (run := await self._history.run(job.name)) is not None:
-                ledger, aged = await anyio.to_thread.run_sync(_account, state, job.name, run, time.time())
+                ledger, aged = await anyio.to_thread.run_sync(_account, state, job.name, run, picture.at)
                 ages += aged
                 seconds += [(each, {"job": job.name, "class": name.value}) for name, each in ledger.seconds.items()]
         telemetry.show(metrics.CHECKPOINT_AGE, ages)
