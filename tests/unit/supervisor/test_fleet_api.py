@@ -166,6 +166,19 @@ async def test_why_a_node_is_away_says_what_to_do_and_a_goodbye_is_no_loss(api: 
     assert shown["n4"][1].startswith("left: its agent was asked to end")
 
 
+async def test_the_step_goes_on_while_diagnostics_reports_none(api: Any) -> None:
+    fleet = running(job(dp=2))
+    fleet.all_live()
+    fleet.train(40)
+    fleet.beat(90)
+    await show(api, fleet)
+    assert (await get(api, "/v1/jobs/job"))["step"] == 89
+    assert fleet.view.step == 89
+    fleet.train(95)
+    await show(api, fleet)
+    assert (await get(api, "/v1/jobs/job"))["step"] == 95
+
+
 async def test_a_cordon_is_shown_although_the_node_is_on_probation(api: Any) -> None:
     fleet = running(job(dp=2), spares=1)
     fleet.fold(NodeCordonRequested(fleet.now, "n0", True, "a fan is replaced"))

@@ -172,7 +172,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> job_models.Jo
         max_dp=job.spec.max_dp,
         generation=job.number,
         nodes=list(generation.nodes) if generation else [],
-        step=None if _is_without_steps(picture, job, observed is not None) else job.progress.step,
+        step=None if _is_without_steps(picture, job, observed is not None) else job.progress.finished_step,
         observed_steps=observed[0] if observed else None,
         observed_step_s=observed[1] if observed else None,
         checkpoint_step=job.checkpoints.step,

@@ -169,7 +169,7 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
         return reason, max(turn.nodes[node].stale_until for node in stale)
     if late := saved.inventories_due(turn, job, election):
         reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
-        return reason, max(turn.nodes[node].connected_at for node in late) + turn.config.inventory_s
+        return reason, max(late.values())
     if waits_for := saved.start_missing(turn, job, election):
         return waits_for, saved.next_try(turn, job) or turn.at + turn.config.scratch_s
     if election.restore.step > 0:
