@@ -1,4 +1,4 @@
-"""A node whose agent was started again has announced shards that it has not reported yet: how long an election waits for them."""
+"""How long an election waits for inventories that a restarted agent has announced and not delivered."""
 
 from __future__ import annotations
 

@@ -180,9 +180,9 @@ def stale(turn: Turn, job: Job) -> list[str]:
 def inventories_due(turn: Turn, job: Job, election: Election) -> dict[str, float]:
     """Nodes that may hold newer shards and have not reported them → until when it is worth waiting for them.
 
-    If the elected step is older than one that all nodes had, that is as long as an inventory may take. Otherwise a newer step may
-    have become complete without a report, by copies on peers. Then only inventories that were announced are waited for, and no
-    longer than the steps up to the newest save would take again.
+    If the elected step is older than one that all nodes had, that is as long as an inventory may take. Otherwise a newer step
+    may have become complete without a report, by copies on peers. Then only announced inventories are waited for, and no longer
+    than the steps up to the newest save would take again.
     """
     step, known = election.restore.step, job.checkpoints
     is_older = known.ever_saved and step < known.step
