@@ -2,6 +2,9 @@
 
 A planned change orders every rank to save at the same step a little ahead, and begins when the inventories show that
 checkpoint as complete. A few steps are repeated, never more than the checkpoint interval.
+
+A new node fetches its shards after the workers have stopped. To fetch them while the run continues would gain nothing: every
+step changes the whole state, so the steps of that time would have to be repeated from the fetched checkpoint.
 """
 
 from __future__ import annotations
