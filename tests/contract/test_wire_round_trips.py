@@ -197,12 +197,18 @@ def test_saved_by_all(saved: CommonCheckpoint) -> None:
     assert (message.epoch, retention.decode_saved_by_all(message)) == (3, saved)
 
 
-@given(steps=st.lists(value_of(StepReached), max_size=3).map(tuple))
+@given(steps=st.lists(value_of(StepReached), max_size=3).map(tuple), cut_s=st.sampled_from([0.0, 0.5, 86_400.0]))
 @quick
-def test_beat(steps: tuple[StepReached, ...]) -> None:
-    raw = control.encode_beat(1.5, 7, steps).SerializeToString()
+def test_beat(steps: tuple[StepReached, ...], cut_s: float) -> None:
+    raw = control.encode_beat(1.5, 7, steps, telemetry_cut_s=cut_s).SerializeToString()
     beat = control_pb2.AgentMessage.FromString(raw).beat
     assert (beat.at, beat.workers_version, control.decode_steps_reached(beat)) == (1.5, 7, steps)
+    assert control.decode_telemetry_cut_s(beat) == cut_s
+
+
+@pytest.mark.parametrize("cut_s", [-1.0, float("nan"), float("inf"), 1e300])
+def test_a_beat_with_a_duration_that_is_none_is_of_a_node_whose_telemetry_arrives(cut_s: float) -> None:
+    assert control.decode_telemetry_cut_s(control_pb2.Beat(telemetry_cut_s=cut_s)) == 0.0
 
 
 @given(answer=value_of(OrderDone))

@@ -29,8 +29,9 @@ from holdfast.domain.orders import (
 from holdfast.domain.orders import (
     Tested as SelfTest,
 )
-from holdfast.supervisor.agents.beats import SECOND_WITNESS_S, steps_to_fold
+from holdfast.supervisor.agents.beats import steps_to_fold
 from holdfast.supervisor.core import Batch, saved_steps
+from holdfast.supervisor.core.progress import SECOND_WITNESS_S
 from holdfast.supervisor.protocol import JobPhase, NodeReported, Noted, Send, StepSeen
 
 FOREIGN = "n3"  # a node without ranks of the job

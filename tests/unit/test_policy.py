@@ -127,6 +127,26 @@ def test_a_node_that_is_back_restarts() -> None:
     assert ask("node_lost", unusable=()).kind is ActionKind.RESTART
 
 
+def test_a_node_that_the_job_has_no_more_is_not_replaced_again() -> None:
+    """A decision may be made again when the next generation, without the node, is planned and not started."""
+    gone: dict[str, Any] = {"nodes": ("n0", "n9", "n2"), "unusable": ()}
+    before = replace(incident("worker_crash"), fault_at=900.0)
+    assert ask("worker_crash", recent=(before,), **gone).kind is ActionKind.RESTART
+    again = ask("silent_corruption", **gone)
+    assert again.kind is ActionKind.RESTART
+    assert "n1, which computes wrong results, has already been removed" in again.reason
+    assert ask("silent_corruption", **{**gone, "unusable": ("n2",)}) == Action(
+        ActionKind.HOT_SWAP, "n2 cannot be used, and a spare node is free", ("n2",)
+    )
+
+
+def test_a_node_that_computes_wrong_results_leaves_with_the_others_that_cannot_be_used() -> None:
+    out: dict[str, Any] = {"unusable": ("n1", "n2")}
+    assert ask("silent_corruption", **out, spares=("n8", "n9")).nodes == ("n1", "n2")
+    fewer = ask("silent_corruption", **out, spares=("n9",), reachable_dp=2)
+    assert (fewer.kind, fewer.dp) == (ActionKind.SCALE_DOWN, 2)
+
+
 def test_no_progress_stops_and_so_does_the_users_bug() -> None:
     assert ask("worker_crash", restarts_without_progress=3).kind is ActionKind.STOP
     assert ask("repeated_exception").kind is ActionKind.STOP

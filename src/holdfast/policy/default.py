@@ -74,10 +74,8 @@ def default(incident: Incident, job: JobView) -> Action:
             return _node_fault(incident, job)
         case FindingKind.GPU_ERROR:
             return _worker_fault(incident, job)
-        case FindingKind.SILENT_CORRUPTION if incident.node:
-            return _replace((incident.node,), f"{incident.node} computes wrong results", job)
         case FindingKind.SILENT_CORRUPTION:
-            return restart("the state may be corrupt: restoring the last verified checkpoint")
+            return _corruption(incident, job)
         case k if k == CORDONED:
             return _replace((incident.node,), f"{incident.node} is cordoned", job)
         case k if k == REPAIR:
@@ -201,7 +199,8 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
         )
     # A missing rank is no evidence against its node: it may have ended by the failure of another, whose finding was lost.
     before = job.before_on(incident, SUSPECT_WINDOW_S, *_WORKER_FAULTS) if incident.kind in _WORKER_FAULTS else ()
-    if before and job.spares and (not outage or job.outages == 2):  # further swaps do not help against an outage
+    suspect = bool(before) and incident.node in job.nodes
+    if suspect and job.spares and (not outage or job.outages == 2):  # further swaps do not help against an outage
         return hot_swap(
             f"{incident.node} has had {len(before) + 1} worker faults in {SUSPECT_WINDOW_S / 60:.0f} minutes: "
             "the node is suspect and a spare is free",
@@ -236,6 +235,17 @@ def _state_of_nodes(incident: Incident, job: JobView) -> str:
     if incident.kind == FindingKind.GPU_ERROR:
         return f"the driver's report about {node} requires new processes first"
     return "the failure is not attributed to a node"
+
+
+def _corruption(incident: Incident, job: JobView) -> Action:
+    """Replace the node that computes wrong results, together with the nodes that cannot be used."""
+    node = incident.node
+    if node in job.nodes:
+        return _replace(tuple(dict.fromkeys((node, *job.unusable))), f"{node} computes wrong results", job)
+    if job.unusable:
+        return _unusable(incident, job)
+    removed = f"; {node}, which computes wrong results, has already been removed" if node else ""
+    return restart(f"the state may be corrupt: restoring the last verified checkpoint{removed}")
 
 
 def _node_fault(incident: Incident, job: JobView) -> Action:

@@ -236,16 +236,18 @@ class RaisedError(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., at: _Optional[float] = ..., type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("at", "workers_version", "steps", "started")
+    __slots__ = ("at", "workers_version", "steps", "started", "telemetry_cut_s")
     AT_FIELD_NUMBER: _ClassVar[int]
     WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_CUT_S_FIELD_NUMBER: _ClassVar[int]
     at: float
     workers_version: int
     steps: _containers.RepeatedCompositeFieldContainer[StepReached]
     started: _containers.RepeatedCompositeFieldContainer[RanksStarted]
-    def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[RanksStarted, _Mapping]]] = ...) -> None: ...
+    telemetry_cut_s: float
+    def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[RanksStarted, _Mapping]]] = ..., telemetry_cut_s: _Optional[float] = ...) -> None: ...
 
 class RanksStarted(_message.Message):
     __slots__ = ("job", "generation")

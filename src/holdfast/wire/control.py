@@ -210,13 +210,23 @@ _INVENTORY_IN_RUNS = Codec(
 )
 _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _REPORTS.values()}
 
+_CUT_S_MAX = 10 * 366 * 86_400.0  # for which telemetry may be cut: more is no duration
+
 
 def encode_beat(
-    at: float, workers_version: int = 0, steps: Iterable[StepReached] = (), started: Iterable[RanksStarted] = ()
+    at: float,
+    workers_version: int = 0,
+    steps: Iterable[StepReached] = (),
+    started: Iterable[RanksStarted] = (),
+    *,
+    telemetry_cut_s: float = 0.0,
 ) -> pb.AgentMessage:
     """Return a heartbeat, which is neither numbered nor acknowledged."""
     reached, begun = [_STEP_REACHED.encode(each) for each in steps], [_STARTED.encode(each) for each in started]
-    return pb.AgentMessage(beat=pb.Beat(at=at, workers_version=workers_version, steps=reached, started=begun))
+    beat = pb.Beat(
+        at=at, workers_version=workers_version, steps=reached, started=begun, telemetry_cut_s=telemetry_cut_s
+    )
+    return pb.AgentMessage(beat=beat)
 
 
 def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
@@ -225,6 +235,13 @@ def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
 
 def decode_started(beat: pb.Beat) -> tuple[RanksStarted, ...]:
     return tuple(map(_STARTED.decode, beat.started)) if beat.started else ()
+
+
+def decode_telemetry_cut_s(beat: pb.Beat) -> float:
+    """Return how long the node's telemetry has not been acknowledged; 0 = it is acknowledged. A value that cannot be a duration
+    counts as 0."""
+    cut_s = beat.telemetry_cut_s
+    return cut_s if 0.0 < cut_s <= _CUT_S_MAX else 0.0
 
 
 class Reported(NamedTuple):  # created in a third of the time of a frozen dataclass; an incident needs thousands

@@ -11,7 +11,7 @@ from agent_harness import ControlPlane
 from waiting import wait_until_async
 
 from benchmarks.soak.relay import Mode, Relay
-from holdfast.agent import uplink
+from holdfast.agent import contact, uplink
 from holdfast.agent.outbox import Outbox
 from holdfast.agent.uplink import Uplink
 from holdfast.domain.signals import KernelLine
@@ -29,6 +29,32 @@ def planes() -> Iterator[tuple[ControlPlane, ControlPlane]]:
 
 def texts(plane: ControlPlane) -> list[str]:
     return [signal.text for tick in plane.ticks for signal in tick.signals if isinstance(signal, KernelLine)]
+
+
+async def test_telemetry_that_nobody_acknowledges_is_cut_until_somebody_does(
+    planes: tuple[ControlPlane, ControlPlane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contact, "GAP_S", 0.5)
+    best, _ = planes
+    host, _, port = best.endpoint.rpartition(":")
+    relay = Relay((host, int(port)))
+    said_all = anyio.Event()
+    said_all.set()
+    up = Uplink(Outbox("n0", "a"), standing=lambda: (), sample=lambda at: (), lost=lambda: 0, last_words=said_all)
+    assert up.cut_s() == 0.0
+    relay.mode = Mode.RESET
+    up.use([f"127.0.0.1:{relay.port}"])
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(up.run)
+            for _ in range(2):
+                await wait_until_async(lambda: up.cut_s() > 0.5, description="a cut")
+                relay.mode = Mode.OPEN
+                await wait_until_async(lambda: up.cut_s() == 0.0, description="the end of the cut")
+                relay.mode = Mode.RESET
+            tasks.cancel_scope.cancel()
+    finally:
+        relay.close()
 
 
 async def test_agents_meet_at_the_best_diagnostics_again(

@@ -207,7 +207,10 @@ def test_a_policy_sets_the_interval_which_holds_until_it_sets_another(spec: JobS
     assert fleet.job.interval_steps != 7
 
 
-def test_an_interval_that_is_set_while_the_job_runs_is_announced_ahead_to_every_rank() -> None:
+@pytest.mark.parametrize(("newest", "since_s"), [(100, 3.0), (300, 4.0)], ids=["diagnostics", "beats"])
+def test_an_interval_that_is_set_while_the_job_runs_is_announced_ahead_to_every_rank(
+    newest: int, since_s: float
+) -> None:
     fleet = running(job(dp=2, interval=10), decide=False)
     steps(fleet, 100)
     warning = Finding(
@@ -225,13 +228,16 @@ def test_an_interval_that_is_set_while_the_job_runs_is_announced_ahead_to_every_
     fleet.fold(FindingArrived(fleet.now, warning))
     fleet.now += 700.0
     fleet.fold(FindingArrived(fleet.now, replace(warning, at=fleet.now, repeat=1)))
+    if newest > 100:  # diagnostics reports no steps any more
+        fleet.beat(newest)
+        fleet.now += since_s
     fleet.answer(set_interval("it may fail soon", 3), "policy.py")
     orders = fleet.orders(SetInterval)
     assert set(orders) == {"n0", "n1"}
     for order in orders.values():
         assert isinstance(order, SetInterval)
         assert order.interval_steps == 3
-        assert order.from_step >= 100 + 3.0 / 0.5
+        assert order.from_step >= newest + since_s / 0.5
     assert fleet.job.interval_steps == 3
 
 

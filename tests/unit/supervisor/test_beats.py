@@ -6,8 +6,9 @@ from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStarted, RanksStepping, Start, StepReached
-from holdfast.supervisor.agents.beats import SECOND_WITNESS_S, starts_to_fold, steps_to_fold
+from holdfast.supervisor.agents.beats import starts_to_fold, steps_to_fold
 from holdfast.supervisor.agents.unanswered import FIRST_S, Unanswered
+from holdfast.supervisor.core.progress import SECOND_WITNESS_S
 from holdfast.supervisor.protocol import JobPhase, StartsSeen
 
 

@@ -166,6 +166,33 @@ async def test_why_a_node_is_away_says_what_to_do_and_a_goodbye_is_no_loss(api: 
     assert shown["n4"][1].startswith("left: its agent was asked to end")
 
 
+async def test_the_step_goes_on_while_diagnostics_reports_none(api: Any) -> None:
+    fleet = running(job(dp=2))
+    fleet.all_live()
+    fleet.train(40)
+    fleet.beat(90)
+    await show(api, fleet)
+    assert (await get(api, "/v1/jobs/job"))["step"] == 89
+    assert fleet.view.step == 89
+    fleet.train(95)
+    await show(api, fleet)
+    assert (await get(api, "/v1/jobs/job"))["step"] == 95
+
+
+async def test_a_node_whose_telemetry_is_cut_is_shown_as_such_since_when(api: Any) -> None:
+    fleet = running(job(dp=2), spares=1)
+    fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "a fan is replaced"))
+    now = time.time()
+    cut_s = {"n0": 90.0, "n1": 5.0}
+    api.picture = Picture(fleet.state, leading=True, at=now, telemetry_cut_s=cut_s.get)
+    n0, n1, n2 = (await get(api, "/v1/nodes"))["items"]
+    assert [each["telemetry_cut_since"] for each in (n0, n1, n2)] == [pytest.approx(now - 90.0), now - 5.0, None]
+    assert n0["reason"].startswith("no telemetry of it has reached diagnostics since ")
+    assert n1["reason"].startswith("cordoned by an operator: a fan is replaced; no telemetry of it has reached")
+    assert n2["reason"] == ""
+    assert "no telemetry" in (await get(api, "/v1/fleet/nodes"))["reason"][0]
+
+
 async def test_a_cordon_is_shown_although_the_node_is_on_probation(api: Any) -> None:
     fleet = running(job(dp=2), spares=1)
     fleet.fold(NodeCordonRequested(fleet.now, "n0", True, "a fan is replaced"))

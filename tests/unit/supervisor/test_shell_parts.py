@@ -228,6 +228,21 @@ def submit(name: str = "gpt", operation: str = "op-1") -> OperatorRequest:
 
 
 @virtual
+async def test_a_cut_that_a_beat_tells_goes_on_until_a_beat_tells_no_more() -> None:
+    open_sessions = Sessions(1, InboxWriter(MemoryLog()), anyio.current_time)
+    session = open_sessions.open(facts("n1"), "somewhere")
+    assert open_sessions.telemetry_cut_s("n1") is None
+    session.beat(1, (), telemetry_cut_s=7.0)
+    await anyio.sleep(2.0)
+    assert open_sessions.telemetry_cut_s("n1") == 9.0
+    session.beat(1, ())
+    assert open_sessions.telemetry_cut_s("n1") is None
+    session.beat(1, (), telemetry_cut_s=7.0)
+    open_sessions.leave(session)
+    assert open_sessions.telemetry_cut_s("n1") is None
+
+
+@virtual
 async def test_a_session_that_the_state_does_not_show_is_ended_within_seconds() -> None:
     """Its Hello was acknowledged and is lost: a node that nobody knows of may run what nobody knows of. Sooner than for any
     other report, and in time for a second Hello before the node counts as one that did not come back."""

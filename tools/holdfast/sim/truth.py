@@ -82,8 +82,7 @@ class Truth:
         fault = Fault(kind, agent, agent.life, self.world.now, agent.workers, rank)
         self.faults.setdefault(agent.name, []).append(fault)
         fault.excused = not expected or self.world.now < self.blind_until or self.world.loss > 0
-        unheard = self.world.now < self.unheard_at.get(agent.name, -inf) + RECONNECTED_S
-        fault.excused |= agent.telemetry_cut or not agent.alive or unheard
+        fault.excused |= agent.telemetry_cut or not agent.alive or self._is_unheard(agent.name)
         if not fault.excused:
             self.world.after(WITHIN_S[kind], lambda: self._is_due(fault))
 
@@ -194,6 +193,7 @@ class Truth:
                 if lost_at is None and agent.alive and agent.life == 1:
                     return "it has never been out of contact"
                 away = not agent.alive or agent.telemetry_cut or finding.evidence["incarnation"] != agent.incarnation
+                away |= self._is_unheard(finding.node)
                 if not away and (lost_at is None or self.world.now > self._reported_until(lost_at)):
                     return "it has had contact for long"
                 return ""
@@ -201,6 +201,10 @@ class Truth:
                 return "" if any(fault.kind is finding.kind for fault in mine) else "nothing was wrong with it"
             case _:
                 return "nothing of this kind was wrong with any node"
+
+    def _is_unheard(self, node: str) -> bool:
+        """Whether the node had no stream until a moment ago."""
+        return self.world.now < self.unheard_at.get(node, -inf) + RECONNECTED_S
 
     def _reported_until(self, lost_at: float) -> float:
         """Until when a node that was out of contact at `lost_at` may be reported as lost: diagnostics that was frozen meanwhile

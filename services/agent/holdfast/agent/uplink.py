@@ -16,6 +16,7 @@ import anyio
 import grpc
 import structlog
 
+from holdfast.agent.contact import Contact
 from holdfast.agent.outbox import Outbox
 from holdfast.agent.streams import REFUSED_S, Failures, broken, check, first_error, is_of_another_fleet, join, write
 from holdfast.domain.errors import OtherFleet
@@ -81,6 +82,7 @@ class Uplink:
         self._moving = False  # to an earlier endpoint
         self._refused_in_a_row = 0
         self._failures = Failures()
+        self._contact = Contact()
         self._foreign: set[str] = set()  # endpoints that belonged to another fleet when they were last asked
 
     def emit(self, signal: NodeSignal) -> None:
@@ -95,6 +97,11 @@ class Uplink:
         if endpoints:
             self._endpoints = tuple(endpoints)
             self._endpoints_known.set()
+            self._contact.expected()
+
+    def cut_s(self) -> float:
+        """How long diagnostics has not acknowledged telemetry; 0 = the stream stands, or diagnostics is not used."""
+        return self._contact.cut_s()
 
     async def run(self) -> None:
         """Run until cancelled; then send the last signals of the workers and a goodbye, if a stream is open."""
@@ -174,6 +181,7 @@ class Uplink:
                 tasks.cancel_scope.cancel()
         finally:
             self._streaming = False
+            self._contact.ended()
             call.cancel()
 
     async def _write_tick(self, call: _Call, *, goodbye: bool = False) -> None:
@@ -219,6 +227,7 @@ class Uplink:
         async for ack in call:
             backoff.reset()
             self._failures.over(endpoint)
+            self._contact.answered()
             self._refused_in_a_row = 0
             self._outbox.acknowledge(ack.seq)
         if not self._closing and not self._moving:

@@ -189,6 +189,16 @@ function NodeFacts({ node }: { node: NodeDetail }) {
           "Faults on record",
           `${count(node.faults.length, "fault")}, weight ${node.faults_weigh} of ${node.quarantine_limit} before quarantine`,
         ],
+        [
+          "Telemetry",
+          node.telemetry_cut_since ? (
+            <>
+              cut since <When at={node.telemetry_cut_since} />
+            </>
+          ) : (
+            ""
+          ),
+        ],
         ["Held down", node.hold_until ? <When at={node.hold_until} /> : "no"],
         [
           "Probation",

@@ -767,6 +767,7 @@ export interface components {
              */
             returns_by: "" | "itself" | "operator";
             state: components["schemas"]["NodeState"];
+            telemetry_cut_since?: number | null;
             version: string;
             zone: string;
         };
@@ -808,6 +809,7 @@ export interface components {
              */
             returns_by: "" | "itself" | "operator";
             state: components["schemas"]["NodeState"];
+            telemetry_cut_since?: number | null;
             version: string;
             zone: string;
         };

@@ -17,10 +17,9 @@ from holdfast.domain.orders import RanksStarted, Start, StepReached
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.binding import has_stepped_there
 from holdfast.supervisor.core.lifecycle import Starting
-from holdfast.supervisor.core.progress import has_stepped
+from holdfast.supervisor.core.progress import SECOND_WITNESS_S, has_stepped
 from holdfast.supervisor.protocol import StartsSeen
 
-SECOND_WITNESS_S = 5.0  # no step has been seen for this long by anybody
 DIFFERS_S = 3.0  # a report is on its way for less, unless the log is away
 # The same for a Hello: a node whose Hello was lost has the time for a second one before a new leader stops waiting for it.
 UNHEARD_S = 2.0

@@ -25,7 +25,14 @@ from holdfast.supervisor.protocol import node_reported
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
 from holdfast.wire import gpus, rank_reads, worker_logs
-from holdfast.wire.control import decode_report, decode_started, decode_steps_reached, encode_ack, encode_welcome
+from holdfast.wire.control import (
+    decode_report,
+    decode_started,
+    decode_steps_reached,
+    decode_telemetry_cut_s,
+    encode_ack,
+    encode_welcome,
+)
 
 SERVICE = "holdfast.v1.Control"
 HELLO_TIMEOUT_S = 5.0
@@ -109,7 +116,12 @@ class ControlServicer(pb_grpc.ControlServicer):
                 match message.WhichOneof("report"):
                     case "beat":
                         beat = message.beat
-                        session.beat(beat.workers_version, decode_steps_reached(beat), decode_started(beat))
+                        session.beat(
+                            beat.workers_version,
+                            decode_steps_reached(beat),
+                            decode_started(beat),
+                            telemetry_cut_s=decode_telemetry_cut_s(beat),
+                        )
                     case "log_read":
                         read = message.log_read
                         session.logs.take(read.id, partial(worker_logs.decode_answer, read))

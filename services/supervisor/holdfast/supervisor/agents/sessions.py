@@ -74,6 +74,7 @@ class AgentSession:
         self.workers_version = 0  # of the workers that run there, as its newest beat says; 0 = not reported
         self.steps: tuple[StepReached, ...] = ()  # how far they have come, likewise
         self.started: tuple[RanksStarted, ...] = ()  # generations that were started and have reported no step, likewise
+        self.telemetry_cut_at_s: float | None = None  # since when diagnostics acknowledges no telemetry of it, likewise
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[Outgoing] = deque()
         self._changed = anyio.Event()
@@ -87,10 +88,17 @@ class AgentSession:
         self._heard_awake_s = freeze.awake()  # its silence counts while we listen
 
     def beat(
-        self, workers_version: int, steps: tuple[StepReached, ...], started: tuple[RanksStarted, ...] = ()
+        self,
+        workers_version: int,
+        steps: tuple[StepReached, ...],
+        started: tuple[RanksStarted, ...] = (),
+        *,
+        telemetry_cut_s: float = 0.0,
     ) -> None:
         self.workers_version, self.steps, self.started = workers_version, steps, started
-        if anyio.current_time() - self.offered_at_s >= ANSWER_S:
+        now_s = anyio.current_time()
+        self.telemetry_cut_at_s = now_s - telemetry_cut_s if telemetry_cut_s else None
+        if now_s - self.offered_at_s >= ANSWER_S:
             self.offer(encode_heard())
 
     @property
@@ -299,6 +307,13 @@ class Sessions:
         """Seconds since the node's agent last said anything; None when it has no session."""
         session = self._by_node.get(node)
         return None if session is None else anyio.current_time() - session.heard_at_s
+
+    def telemetry_cut_s(self, node: str) -> float | None:
+        """How long diagnostics has acknowledged no telemetry of the node, as its newest beat says; None if it does, or the node
+        has no session."""
+        session = self._by_node.get(node)
+        cut_at_s = None if session is None else session.telemetry_cut_at_s
+        return None if cut_at_s is None else anyio.current_time() - cut_at_s
 
     def close_all(self, message: str) -> None:
         """The term is over. Agents keep training and look for the next leader."""

@@ -77,6 +77,13 @@ class Node(Model):
         Field(description="what brings a node back that a fault or its own tests took out of service; empty: none did"),
     ] = ""
     notices: list[Notice] = Field([], description="of maintenance that is ahead or under way")
+    telemetry_cut_since: Annotated[
+        float | None,
+        Field(
+            description="since when diagnostics has acknowledged no telemetry of the node, while its control session stands, "
+            "Unix seconds: faults of its ranks are found late or not at all; null: it is acknowledged, or not known"
+        ),
+    ] = None
     pool: Annotated[str, Field(description="only jobs of this pool get the node; empty = jobs without one")] = ""
 
 

@@ -172,7 +172,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> job_models.Jo
         max_dp=job.spec.max_dp,
         generation=job.number,
         nodes=list(generation.nodes) if generation else [],
-        step=None if _is_without_steps(picture, job, observed is not None) else job.progress.step,
+        step=None if _is_without_steps(picture, job, observed is not None) else job.progress.finished_step,
         observed_steps=observed[0] if observed else None,
         observed_step_s=observed[1] if observed else None,
         checkpoint_step=job.checkpoints.step,
@@ -364,6 +364,7 @@ def node(picture: Picture, value: Node, at: float) -> node_models.Node:
             for each in value.notices
             if each.event
         ],
+        telemetry_cut_since=picture.telemetry_cut_since(value.name),
         pool=facts.pool,
     )
 
@@ -423,6 +424,18 @@ def _job_of(picture: Picture, name: str) -> str:
 
 def reason_of_node(picture: Picture, value: Node, at: float) -> str:
     """Why it is cordoned or lost, or will be; empty when there is nothing to say. `at`: Unix seconds."""
+    standing = _standing_of_node(picture, value, at)
+    since = picture.telemetry_cut_since(value.name)
+    if since is None:
+        return standing
+    cut = (
+        f"no telemetry of it has reached diagnostics since {moment(since, at)}: faults there are found late; check "
+        "diagnostics and the network between them"
+    )
+    return f"{standing}; {cut}" if standing else cut
+
+
+def _standing_of_node(picture: Picture, value: Node, at: float) -> str:
     if not picture.leading:
         return f"{NO_LEADER} at {moment(picture.state.folded_at, at)}"
     standing = returns.standing(value, at, picture.state.config.returns.probation_s)

@@ -92,17 +92,18 @@ def replan(turn: Turn, name: str, why: str, exclude: str = "", *, refused: bool 
         turn.update(name, change=evolve(change, excluded=excluded, refused=change.refused or refused))
     match recipes.plan_again(turn, turn.jobs[name], why, exclude):
         case None:
-            resume(turn, name, why)
+            resume(turn, name, why, planned_before=True)
         case Unplannable():
             pass  # the next rung follows
         case plan:
-            carry_out(turn, turn.jobs[name], plan, why)
+            carry_out(turn, turn.jobs[name], plan, why, planned_before=True)
 
 
-def resume(turn: Turn, name: str, why: str) -> None:
+def resume(turn: Turn, name: str, why: str, *, planned_before: bool = False) -> None:
     """Begin the best change that the present nodes allow, after another one was abandoned."""
     job = turn.jobs[name]
-    carry_out(turn, job, reachable(turn, job, max(job.target_dp, job.spec.min_dp), job.spec.min_dp), why)
+    best = reachable(turn, job, max(job.target_dp, job.spec.min_dp), job.spec.min_dp)
+    carry_out(turn, job, best, why, planned_before=planned_before)
 
 
 def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
@@ -120,14 +121,15 @@ def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
     return True
 
 
-def carry_out(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
-    """Launch the plan, or let the job wait for what prevents it."""
+def carry_out(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str, *, planned_before: bool = False) -> None:
+    """Launch the plan, or let the job wait for what prevents it. `planned_before`: the newest generation was planned for the
+    same decision and is replaced."""
     if isinstance(outcome, Unplannable):
         hold(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
         return
     election = saved.elect_for(turn, job, outcome.mesh, outcome.placements)
     if obstacle := _obstacle(turn, job, election):
-        _defer(turn, job, *obstacle)
+        _defer(turn, job, *obstacle, planned_before=planned_before)
         return
     if election.restore.step == 0 and saved.large_rework_expected(job):
         if (fewer := _restorable_with_fewer(turn, job, outcome)) is not None:
@@ -167,7 +169,7 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
         return reason, max(turn.nodes[node].stale_until for node in stale)
     if late := saved.inventories_due(turn, job, election):
         reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
-        return reason, max(turn.nodes[node].connected_at for node in late) + turn.config.inventory_s
+        return reason, max(late.values())
     if waits_for := saved.start_missing(turn, job, election):
         return waits_for, saved.next_try(turn, job) or turn.at + turn.config.scratch_s
     if election.restore.step > 0:
@@ -362,13 +364,13 @@ def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: fl
         turn.set_timer(RetryDue(name), turn.at + (retry_s or (RETRY_S if job.running is None else RETRY_RUN_S)))
 
 
-def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:
+def _defer(turn: Turn, job: Job, reason: str, until: float, *, planned_before: bool) -> None:
     """A change is decided, but too little is known of the saved steps. Decide again when enough is known, or at `until`."""
     withdraw(turn, job)
     stop_removed_nodes(turn, job.name, job.number)
     since = turn.at if job.held_since is None else job.held_since
     known = saved.known_now(turn, job) if saved.inventories_complete(turn, job, saved.stale(turn, job)) else ""
-    turn.move(job.name, Cause.DEFER, Deferred(since, until, known), reason)
+    turn.move(job.name, Cause.DEFER, Deferred(since, until, known, planned_before), reason)
     turn.set_timer(DeferralOver(job.name), until)
 
 

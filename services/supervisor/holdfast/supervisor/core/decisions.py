@@ -25,6 +25,7 @@ from holdfast.supervisor.core import (
     standing_warnings,
 )
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.planner import Unplannable
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import job_view
 from holdfast.supervisor.protocol import JobPhase, PolicyAnswered
@@ -141,11 +142,18 @@ def take_up(turn: Turn, incident: Incident) -> bool:
     action = incident.action
     if incident.rung is None or action is None or ACTIONS[action.kind].effect is not Effect.CHANGE:
         return False
-    if problem := recipes.why_not(turn, action, incident):
+    outcome = recipes.planned_already(turn, incident)
+    if outcome is None:
+        problem = recipes.why_not(turn, action, incident)
+    else:
+        problem = outcome.reason if isinstance(outcome, Unplannable) else ""
+    if problem:
         recipes.end(turn, incident, RungEnd.FAILED, problem)
         walk_on(turn)
-    else:
+    elif outcome is None:
         change.begin(turn, incident.job, action, incident)
+    else:
+        change.carry_out(turn, turn.jobs[incident.job], outcome, action.reason, planned_before=True)
     return True
 
 

@@ -135,6 +135,16 @@ class JobProgress:
         """Time from the end of one step to the end of the next, or else the step time alone; 0 = unknown."""
         return self.pace_s or self.step_s
 
+    @property
+    def newest_step(self) -> int:
+        """Newest step that any rank is known to have finished: ranks may have finished it before diagnostics reports it."""
+        return max(self.step, self.seen_step)
+
+    @property
+    def finished_step(self) -> int:
+        """Newest step that every rank is known to have finished. A rank that finishes a step needed the step before of all."""
+        return max(self.step, self.seen_step - 1)
+
 
 @dataclass(frozen=True)
 class Checkpoints:

@@ -162,6 +162,7 @@ class Deferred:
     until: float  # Unix s; then the decision is made with the known inventories
     # Digest of the known saved shards, if they were complete and the decision was to wait all the same
     known: str = ""
+    planned_before: bool = False  # the newest generation was planned for the same decision, and abandoned
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import Action
 from holdfast.domain.job import CheckpointSpec
 from holdfast.domain.orders import SetInterval
+from holdfast.supervisor.core import progress
 from holdfast.supervisor.core.election import Origin
 from holdfast.supervisor.core.interval import SAVES_BETWEEN, SAVES_FIRST, Interval, Loss, choose, differs
 from holdfast.supervisor.core.job import Job
@@ -107,10 +108,12 @@ def _announce(turn: Turn, job: Job, choice: Interval, before: Interval) -> None:
     """Order every node to use the interval from a step on that no rank has reached."""
     generation = job.generation
     assert generation is not None
-    ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.progress.step_s) if job.progress.step_s > 0 else before.steps)
+    ahead_s, step_s = max(_AHEAD_S, progress.lag_s(turn, job)), job.progress.step_s
+    ahead = _AHEAD_STEPS + (math.ceil(ahead_s / step_s) if step_s > 0 else before.steps)
+    from_step = job.progress.newest_step + ahead
     for node in generation.nodes:
-        turn.send(node, SetInterval(job.name, generation.number, job.progress.step + ahead, choice.steps))
+        turn.send(node, SetInterval(job.name, generation.number, from_step, choice.steps))
     turn.note(
         job.name,
-        f"checkpoints from step {job.progress.step + ahead} on {choice.reason}; it was every {before.steps} steps",
+        f"checkpoints from step {from_step} on {choice.reason}; it was every {before.steps} steps",
     )

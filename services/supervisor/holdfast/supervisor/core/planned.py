@@ -2,6 +2,9 @@
 
 A planned change orders every rank to save at the same step a little ahead, and begins when the inventories show that
 checkpoint as complete. A few steps are repeated, never more than the checkpoint interval.
+
+A new node fetches its shards after the workers have stopped. To fetch them while the run continues would gain nothing: every
+step changes the whole state, so the steps of that time would have to be repeated from the fetched checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +14,17 @@ import math
 from holdfast.domain.incidents import Action, Incident, IncidentState, RungEnd
 from holdfast.domain.orders import CheckpointNow
 from holdfast.policy import ACTIONS
-from holdfast.supervisor.core import change, loans, nodes, quarantine, recipes, resets, saved, standing_warnings
+from holdfast.supervisor.core import (
+    change,
+    loans,
+    nodes,
+    progress,
+    quarantine,
+    recipes,
+    resets,
+    saved,
+    standing_warnings,
+)
 from holdfast.supervisor.core.job import Job, OnDemandSave
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Planned, Running
 from holdfast.supervisor.core.planner import Plan, Unplannable
@@ -20,9 +33,6 @@ from holdfast.supervisor.core.views import options, plan_for
 from holdfast.supervisor.timers import PlannedChangeDue, SaveTimeout
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
-STEP_REPORT_LAG_S = (
-    1.6  # the newest step known here may have been finished this long ago: steps are reported once a second
-)
 _AHEAD_STEPS = 2
 LEAVING_CHARS_MAX = 500  # of the reason that the script receives
 
@@ -45,7 +55,7 @@ def _save_first(turn: Turn, job: Job, incident: str, action: Action, tries: int)
 
 def patience_s(turn: Turn, job: Job, at_step: int) -> float:
     """How long it may take until every rank has saved a checkpoint at `at_step`."""
-    return turn.config.save_s + max(0, at_step - job.progress.step) * job.progress.seconds_per_step
+    return turn.config.save_s + max(0, at_step - job.progress.newest_step) * job.progress.seconds_per_step
 
 
 def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: str = "") -> int:
@@ -56,16 +66,17 @@ def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: s
     this generation ends after the save, of which the script is notified before it; empty if the generation continues.
     """
     asked = turn.jobs[job.name].checkpoints.on_demand
-    if asked is not None and (asked.generation != job.number or asked.at_step <= job.progress.step):
+    newest = job.progress.newest_step
+    if asked is not None and (asked.generation != job.number or asked.at_step <= newest):
         asked = None
     if asked is not None and asked.to_object_store >= to_object_store and asked.leaving >= bool(leaving):
         return asked.at_step
     interval = job.interval_steps
     pace_s = job.progress.seconds_per_step
-    ahead = _AHEAD_STEPS + (math.ceil((STEP_REPORT_LAG_S + _AHEAD_S) / pace_s) if pace_s > 0 else interval)
-    due = (job.progress.step // interval + 1) * interval  # saved in any case
-    in_time = to_object_store or bool(leaving) or due - job.progress.step >= ahead
-    at_step = job.progress.step + ahead if in_time else due
+    ahead = _AHEAD_STEPS + (math.ceil((progress.lag_s(turn, job) + _AHEAD_S) / pace_s) if pace_s > 0 else interval)
+    due = (newest // interval + 1) * interval  # saved in any case
+    in_time = to_object_store or bool(leaving) or due - newest >= ahead
+    at_step = newest + ahead if in_time else due
     if asked is not None and asked.at_step >= at_step:  # one save serves both requests
         at_step, to_object_store = asked.at_step, to_object_store or asked.to_object_store
     if job.generation is not None:
@@ -90,9 +101,9 @@ def on_save_timeout(turn: Turn, name: str) -> None:
     job = turn.jobs.get(name)
     if job is None or job.planned is None:
         return
-    plan, interval = job.planned, job.interval_steps
+    plan, rework = job.planned, job.progress.newest_step - job.checkpoints.step
     incident = turn.incidents[plan.incident]
-    if job.checkpoints.step > 0 and job.progress.step - job.checkpoints.step <= interval:
+    if job.checkpoints.step > 0 and rework <= job.interval_steps:
         _go(turn, job, plan)
     elif plan.tries < turn.config.save_tries_max:
         schedule(turn, incident, plan.action, plan.tries + 1)
@@ -100,7 +111,7 @@ def on_save_timeout(turn: Turn, name: str) -> None:
         _fail(
             turn,
             incident,
-            f"postponed: no checkpoint came, and {job.progress.step - job.checkpoints.step} steps would be done again",
+            f"postponed: no checkpoint came, and {rework} steps would be done again",
         )
 
 
@@ -149,7 +160,7 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
 def _costs_too_much(turn: Turn, job: Job, plan: Plan) -> bool:
     """Whether more than an interval of steps would be repeated: another mesh may need lost shards of the newest checkpoint."""
     restores = saved.elect_for(turn, job, plan.mesh, plan.placements).restore.step
-    return not job.progress.reports_no_steps and job.progress.step - restores > job.interval_steps
+    return not job.progress.reports_no_steps and job.progress.newest_step - restores > job.interval_steps
 
 
 def _put(turn: Turn, name: str, planned: Planned | AwaitedNodes | None) -> Job:

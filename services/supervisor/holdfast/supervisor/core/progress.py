@@ -26,6 +26,22 @@ from holdfast.policy import COMMUNICATION, OUTAGES
 from holdfast.supervisor.core.job import Job, JobProgress
 from holdfast.supervisor.core.turn import Turn
 
+SECOND_WITNESS_S = 5.0  # after this long without a new step from diagnostics, the steps in agents' beats are folded
+_BEAT_LAG_S = 0.6  # a step may be in a beat this long after its end: agents beat twice a second
+_REPORT_LAG_S = 1.6  # the same for a report of diagnostics, which reports steps once a second
+
+
+def lag_s(turn: Turn, job: Job) -> float:
+    """How long ago the end of the newest known step may be, if the job continues to step.
+
+    While diagnostics reports no steps, beats tell a newer one every `SECOND_WITNESS_S`. If they have told none for longer, the
+    job has finished none.
+    """
+    silent_s = turn.at - job.progress.seen_at
+    if 2 * job.progress.seconds_per_step < silent_s <= SECOND_WITNESS_S + _BEAT_LAG_S:
+        return max(_REPORT_LAG_S, silent_s + _BEAT_LAG_S)
+    return _REPORT_LAG_S
+
 
 def seen(turn: Turn, name: str, step: int) -> Job:
     """Some rank of the running generation has finished or saved `step`, so its ranks take part in steps."""

@@ -29,8 +29,9 @@ from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState, Rung, RungEnd
 from holdfast.policy import ACTIONS, OUTAGES, Effect, check_rung
 from holdfast.supervisor.core import breaker
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import CHANGING, Starting
+from holdfast.supervisor.core.lifecycle import CHANGING, Deferred, Starting
 from holdfast.supervisor.core.planner import Plan, Unplannable
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import job_view, plan_for, reachable
@@ -145,8 +146,7 @@ def plan_again(turn: Turn, job: Job, why: str, excluded: str) -> Plan | Unplanna
         return None
     action = incident.action
     assert action is not None
-    out = frozenset(_concerned(incident)) if ACTIONS[action.kind].removes else frozenset[str]()
-    outcome = reachable(turn, job, job.generation.mesh.dp, job.generation.mesh.dp, out)
+    outcome = _of_same_size(turn, job, job.generation, incident)
     if isinstance(outcome, Unplannable):
         failure = f"{why}; {outcome.reason}"
     elif excluded and action.kind in _SAME_NODES and _concerns(incident, excluded):
@@ -155,6 +155,28 @@ def plan_again(turn: Turn, job: Job, why: str, excluded: str) -> Plan | Unplanna
         return outcome
     end(turn, incident, RungEnd.FAILED, failure)
     return Unplannable(failure)
+
+
+def planned_already(turn: Turn, incident: Incident) -> Plan | Unplannable | None:
+    """The plan for a deferred rung whose generation had been planned, but not started. None if there was no such generation,
+    or if GPUs of its nodes have to be reset.
+
+    The rung itself cannot be planned again: that generation is without the nodes or the replicas that the rung removes, so the
+    rung would be refused for what it has done."""
+    job, action = turn.jobs[incident.job], incident.action
+    if job.generation is None or action is None or not (isinstance(job.doing, Deferred) and job.doing.planned_before):
+        return None
+    if ACTIONS[action.kind].resets and turn.members(job.generation, By.RESET_DUE):
+        return None
+    return _of_same_size(turn, job, job.generation, incident)
+
+
+def _of_same_size(turn: Turn, job: Job, generation: Generation, incident: Incident) -> Plan | Unplannable:
+    """The plan for as many replicas as `generation` has, without the nodes that the incident's rung removes."""
+    action = incident.action
+    removes = action is not None and ACTIONS[action.kind].removes
+    out = frozenset(_concerned(incident)) if removes else frozenset[str]()
+    return reachable(turn, job, generation.mesh.dp, generation.mesh.dp, out)
 
 
 def follow(turn: Turn, name: str, before: Generation | None) -> None:

@@ -177,18 +177,39 @@ def stale(turn: Turn, job: Job) -> list[str]:
     return [node.name for node in nodes if not node.lost and turn.at < node.stale_until and _is_due(node, job)]
 
 
-def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
-    """Nodes that may hold newer shards and have not reported them, while it is worth waiting for them."""
-    if not job.checkpoints.ever_saved or election.restore.step >= job.checkpoints.step:
-        return []
+def inventories_due(turn: Turn, job: Job, election: Election) -> dict[str, float]:
+    """Nodes that may hold newer shards and have not reported them → until when it is worth waiting for them.
+
+    If the elected step is older than one that all nodes had, that is as long as an inventory may take. Otherwise a newer step
+    may have become complete without a report, by copies on peers. Then only announced inventories are waited for, and no longer
+    than the steps up to the newest save would take again.
+    """
+    step, known = election.restore.step, job.checkpoints
+    is_older = known.ever_saved and step < known.step
+    wait_s = turn.config.inventory_s
+    if not is_older:
+        wait_s = min(wait_s, max(0, _newest_save(job) - step) * job.progress.seconds_per_step)
+    if wait_s <= 0:
+        return {}
     nodes = (turn.nodes[name] for name in turn.found(By.SILENT))
-    return [
-        node.name
+    return {
+        node.name: node.connected_at + wait_s
         for node in nodes
         if node.facts.replicator_endpoint
-        and turn.at < node.connected_at + turn.config.inventory_s
-        and _is_due(node, job)
-    ]
+        and turn.at < node.connected_at + wait_s
+        and (_is_due(node, job) if is_older else job.name in (node.announced or ()))
+    }
+
+
+def _newest_save(job: Job) -> int:
+    """The newest step that the ranks of the running generation may have saved, and that may be restored; 0 = none."""
+    known, newest = job.checkpoints, job.progress.newest_step
+    steps = {*known.at_home, newest - newest % job.interval_steps}
+    asked = known.on_demand
+    if asked is not None and job.running is not None and asked.generation == job.running.number:
+        steps.add(asked.at_step if asked.at_step <= newest else 0)
+    steps -= {each.step for each in known.skipped}
+    return max((each for each in steps if known.trusted is None or each <= known.trusted.step), default=0)
 
 
 def _is_due(node: Node, job: Job) -> bool:

@@ -224,7 +224,7 @@ def _job_view(turn: Turn, job: Job) -> JobView:
         resets=_resets(turn, job),
         spares=tuple(sorted(spare.node for spare in spares_for(turn, job))),
         reachable_dp=best.mesh.dp if isinstance(best, Plan) else 0,
-        step=job.progress.step,
+        step=job.progress.finished_step,
         checkpoint_step=job.checkpoints.step,
         checkpoint_interval_steps=job.interval_steps,
         restarts_without_progress=job.progress.restarts_without_progress,

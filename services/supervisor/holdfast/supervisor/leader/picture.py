@@ -53,13 +53,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The state, and the age of each node's last message, which only the leader knows: it has the sessions."""
+    """The state, and what only the leader knows, which has the sessions: what the newest messages of the nodes say."""
 
     state: State
     leading: bool = False
     at: float = 0.0  # Unix seconds, when it was taken
     heard_s_ago: Callable[[str], float | None] | None = None
     steps_of: Callable[[str], tuple[StepReached, ...]] | None = None  # node → the steps in its newest heartbeat
+    telemetry_cut_s: Callable[[str], float | None] | None = None  # node → how long diagnostics acknowledges none of it
 
     def observed(self, job: Job) -> tuple[int, float] | None:
         """(steps, recent seconds per step): optimizer steps observed in every rank of the running generation, for a script
@@ -77,6 +78,11 @@ class Picture:
             if least is None or reached.observed < least[0]:
                 least = (reached.observed, reached.observed_step_s)
         return least
+
+    def telemetry_cut_since(self, node: str) -> float | None:
+        """Since when (Unix seconds) diagnostics has acknowledged no telemetry of the node; None if it does, or if unknown."""
+        cut_s = self.telemetry_cut_s(node) if self.telemetry_cut_s is not None else None
+        return None if cut_s is None else self.at - cut_s
 
     def unconfirmed_since(self, job: Job) -> dict[str, float]:
         """Nodes of a running generation whose agents have not confirmed within `CONFIRMED_S` that all of its ranks live → since

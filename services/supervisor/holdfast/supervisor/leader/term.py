@@ -161,8 +161,14 @@ class Term:
         """None until the state has been loaded."""
         if self._folder is None:
             return None
-        heard, steps = self.sessions.heard_s_ago, self.sessions.steps_of
-        return Picture(self._folder.state, leading=True, at=self._clock(), heard_s_ago=heard, steps_of=steps)
+        return Picture(
+            self._folder.state,
+            leading=True,
+            at=self._clock(),
+            heard_s_ago=self.sessions.heard_s_ago,
+            steps_of=self.sessions.steps_of,
+            telemetry_cut_s=self.sessions.telemetry_cut_s,
+        )
 
     async def run(self) -> None:
         """Run until the lease or the event log is lost: raises `LeaseLost`, `StaleEpoch` or `Unavailable`, in a group."""
