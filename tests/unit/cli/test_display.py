@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.cli.follow import SILENCE_MAX_S, describe, follow
+from holdfast.cli.follow import SETTLE_MAX_S, SILENCE_MAX_S, describe, follow
 from holdfast.cli.live import MESSAGES_MAX, REPLICAS_SHOWN_MAX, JobDisplay
 from holdfast.domain.errors import NotFound, Unavailable
 
@@ -205,6 +205,7 @@ class Played:
         self._views = list(views)
         self.now = 0.0
         self.found: list[dict[str, Any]] = []
+        self.findings: list[dict[str, Any]] = []
 
     def clock(self) -> float:
         return self.now
@@ -223,6 +224,9 @@ class Played:
 
     def incidents(self, name: str) -> list[dict[str, Any]]:
         return list(self.found)
+
+    def newest_findings(self, count: int, job: str | None = None) -> list[dict[str, Any]]:
+        return [each for each in self.findings if job in (None, each["job"])][:count]
 
     def node(self, name: str) -> dict[str, str]:
         return {"hostname": "elsewhere", "directory": "/nowhere"}
@@ -288,6 +292,46 @@ def test_an_incident_of_an_earlier_run_of_the_name_is_not_printed_again() -> Non
     played.found = [earlier, now]
     _, text = played.follow()
     assert text.count(f"resolved  {NASTY}") == 1
+
+
+def warning(**changes: Any) -> dict[str, Any]:
+    base = {"id": "f1", "kind": "checkpoint", "severity": "warning", "summary": NASTY, "advice": "make room [now]"}
+    base |= {"job": "gpt", "node": "node-0", "rank": None, "gpu": None, "incident": "", "judged_at": 10.0}
+    return {**base, "evidence": {"trouble": "tier_fails", "place": "disk"}, **changes}
+
+
+def test_a_warning_is_printed_once_while_the_job_is_followed() -> None:
+    played = Played(*[job()] * 50, job(phase="completed"))
+    played.findings = [warning(), warning(id="f2")]
+    _, text = played.follow()
+    assert text.count("warning   ") == 1
+    assert f"warning   {NASTY}. To do: make room [now]" in text
+
+
+def test_a_warning_of_the_last_second_is_printed() -> None:
+    played = Played(job(), job(phase="completed", ranks=[]))
+    polls = 0
+
+    def check() -> None:
+        nonlocal polls
+        polls += 1
+        if polls == 2:
+            played.findings = [warning()]
+
+    assert "warning   " in played.follow(check=check)[1]
+
+
+def test_a_copy_that_the_disk_refuses_is_not_waited_for() -> None:
+    kept = {"attempt": 1, "step": 41, "on_disk": False, "directories": {"node-0": "/d/gpt"}, "unwritten": {"node-0": 9}}
+    ended = job(phase="completed", checkpoint_step=41, kept=kept)
+    played = Played(job(), ended)
+    played.follow()
+    assert played.now > SETTLE_MAX_S, "without a report it may still arrive"
+    played = Played(job(), ended)
+    played.findings = [warning()]
+    _, text = played.follow()
+    assert played.now < 5.0
+    assert "the checkpoint at step 41 is not on disk" in text
 
 
 def test_a_control_plane_that_is_away_is_waited_for() -> None:

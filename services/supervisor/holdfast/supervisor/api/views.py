@@ -14,7 +14,16 @@ from holdfast.domain.nodes import TERMINATION, NodeState, Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import incident_models, job_models, node_models
-from holdfast.supervisor.core import SavedStep, State, holders, reserved_nodes, returns, saved_steps, waits_for
+from holdfast.supervisor.core import (
+    SavedStep,
+    State,
+    holders,
+    reserved_nodes,
+    returns,
+    saved_steps,
+    unwritten,
+    waits_for,
+)
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Failed, Suspended
 from holdfast.supervisor.core.links import LinkTest
@@ -255,7 +264,13 @@ def _kept(state: State, value: Job) -> job_models.Kept | None:
         return None
     directories = _directories(state, value.name, holders(state, value.name, newest.attempt, newest.step))
     on_disk = any(newest.ranks[tier] == newest.mesh.world_size for tier in DURABLE)
-    return job_models.Kept(attempt=newest.attempt, step=newest.step, on_disk=on_disk, directories=directories)
+    return job_models.Kept(
+        attempt=newest.attempt,
+        step=newest.step,
+        on_disk=on_disk,
+        directories=directories,
+        unwritten={} if on_disk else unwritten(state, value.name, newest.attempt, newest.step),
+    )
 
 
 def _suspended(state: State, value: Job) -> job_models.Suspended | None:
