@@ -15,7 +15,7 @@ import httpx
 import pytest
 from supervising import job_body
 
-from holdfast.domain.errors import Unavailable
+from holdfast.domain.errors import RedisAway
 from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
 from holdfast.domain.job import PolicySpec
 from holdfast.domain.mesh import Mesh
@@ -317,13 +317,14 @@ async def test_no_leader_yet(api: Any) -> None:
 
 async def test_a_log_that_is_away(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: object, **__: object) -> None:
-        raise Unavailable("Redis at 127.0.0.1:1 does not answer")
+        raise RedisAway("Redis at 127.0.0.1:1 does not answer")
 
     for name in ("append", "ping", "last_position"):
         monkeypatch.setattr(api.log, name, away)
     assert "127.0.0.1:1" in problem(await api.http.post("/v1/jobs", json=job_body()), 503)["detail"]
     problem(await api.http.get("/healthz"), 503)
     problem(await api.http.get("/v1/events"), 503)
+    assert (await api.http.get("/healthz")).json()["type"] == "urn:holdfast:problem:redis-away"
 
 
 async def test_a_bug_is_a_problem_too(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
