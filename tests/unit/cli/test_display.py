@@ -88,13 +88,26 @@ def test_a_running_job_with_an_incident_at_80_columns() -> None:
         ),
         ({"step": None, "observed_steps": 1, "observed_step_s": 2.0}, "1 optimizer step observed, 2 s each"),
         ({"step": None, "observed_steps": None}, "steps are not reported by the script"),
-        ({"step": 0}, "no step yet"),
+        ({"step": 0}, "no step that all ranks have reported"),
+        ({"step": 0, "phase": "starting"}, "no step yet"),
         ({"step": 7}, "step 7"),
     ],
 )
 def test_what_is_known_of_the_steps(known: dict[str, Any], shown: str) -> None:
     view = job(loss=None, tokens_per_s=None, **known)
     assert shown in rendered(80, view, nodes(9), target=None)
+
+
+def test_a_first_step_that_does_not_come_is_explained() -> None:
+    screen, out = console(200, terminal=False)
+    now = 0.0
+    display = JobDisplay(screen, clock=lambda: now)
+    for now in (0.0, 30.0, 75.0):
+        display.update(job(phase="starting", step=0), nodes(9))
+    first, second, third = out.getvalue().splitlines()
+    assert first.endswith("no step yet")
+    assert second.endswith("no step yet")
+    assert third.endswith("no step yet after 75 s; a script that uses holdfast.train must call run.step")
 
 
 @pytest.mark.parametrize(

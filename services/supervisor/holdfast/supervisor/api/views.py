@@ -203,6 +203,23 @@ def _is_without_steps(picture: Picture, job: Job, is_observed: bool) -> bool:
     return is_observed or job.phase.finished or now - job.membership.running_at >= SILENT_S
 
 
+def _stepless(picture: Picture, job: Job) -> str:
+    """What is to be known of a job that has reported no step for longer than a start usually takes; empty otherwise."""
+    now = picture.at or picture.state.folded_at
+    since_start_s = now - job.membership.running_at
+    if since_start_s < SILENT_S:
+        return ""
+    if job.phase is JobPhase.RUNNING and job.progress.reports_no_steps:
+        return "its script reports no steps (docs/scripts.md)"
+    if job.phase is JobPhase.STARTING:
+        return (
+            f"not every rank has reported a step {since_start_s:.0f} s after the start; if the script takes longer, raise "
+            f"limits.first_step_timeout_s ({job.spec.limits.first_step_timeout_s:g} s); it must call run.step if it uses "
+            "holdfast.train"
+        )
+    return ""
+
+
 def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
     state = picture.state
     if silent and not picture.leading:
@@ -210,6 +227,8 @@ def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
     if silent:
         return f"not confirmed by {listed(sorted(silent))} that every rank lives; before that: {job.reason}"
     further = [job.final_upload.status] if job.final_upload else []
+    if stepless := _stepless(picture, job):
+        further.append(stepless)
     if waiting := waits_for(state, job):
         further.append(waiting)
     if job.lent is not None and not job.phase.finished:
