@@ -155,6 +155,7 @@ class Agent:
             report=self._report,
             ended=workers_ended,
             assume_started_after_s=settings.assume_started_after_s,
+            log_bytes_max=settings.log_bytes_max,
         )
         self._replicator: Replicator = NoReplicator()
         if settings.replicator:  # its own settings are in the environment as well, and pass through
