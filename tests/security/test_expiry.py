@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from structlog.testing import capture_logs
 from supervising import start_supervisor
-from waiting import TIMEOUT_S
+from waiting import wait_until_async
 
 from holdfast.agent.streams import Failures
 from holdfast.log.memory import MemoryLog
@@ -51,9 +51,10 @@ async def test_both_sides_name_a_certificate_that_has_expired(tmp_path: Path, mo
             endpoint = f"localhost:{sup.control.rpartition(':')[2]}"
             tls = loaded(**short_lived(authority, "node-7"))
             async with session(endpoint, tls, "node-7"):
-                with anyio.fail_after(TIMEOUT_S):
-                    while not any(each["event"] == "certificate of a caller has expired" for each in lines):
-                        await anyio.sleep(0.05)
+                await wait_until_async(
+                    lambda: any(each["event"] == "certificate of a caller has expired" for each in lines),
+                    description="a line about the certificate",
+                )
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 async with session(endpoint, tls, "node-7"):
                     pass

@@ -71,7 +71,8 @@ class Connection:
         self.address = str(at["path"]) if "path" in at else f"{at.get('host', 'localhost')}:{at.get('port', 6379)}"
 
     async def call(self, attempt: Callable[[], Awaitable[T]], *, delays_s: Sequence[float] = RETRY_DELAYS_S) -> T:
-        """Run one command. Raises `Unavailable` (`RedisAway` without an answer), `GroupGone`, or `HoldfastError` if Redis rejects the command permanently."""
+        """Run one command. Raises `Unavailable` (`RedisAway` without an answer), `GroupGone`, or `HoldfastError` if Redis
+        rejects the command permanently."""
         for delay_s in delays_s:
             try:
                 return await self._try(attempt)

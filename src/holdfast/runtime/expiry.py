@@ -75,8 +75,8 @@ def _advice(identities: Sequence[Identity], common_name: str) -> str:
     agents = [each.name for each in identities if each.role is Role.AGENT and each.name]
     if agents:
         return (
-            f"run `holdfast ca issue agent/{agents[0]} --out DIR` where the CA is, and copy the files to the node; if it has joined by "
-            f"an invitation, run `holdfast nodes invite {agents[0]}`, and start its agent with --invite"
+            f"run `holdfast ca issue agent/{agents[0]} --out DIR` where the CA is, and copy the files to the node; if it has "
+            f"joined by an invitation, run `holdfast nodes invite {agents[0]}`, and start its agent with --invite"
         )
     if identities:
         roles = " ".join(str(each.role) for each in identities)

@@ -173,7 +173,7 @@ def test_an_error_of_the_file_system_is_not_taken_for_a_missing_hole(
     log: Path, writer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_limit._libc, "fallocate", lambda *_: -1)
-    monkeypatch.setattr(log_limit.ctypes, "get_errno", lambda: errno.EIO)
+    monkeypatch.setattr("ctypes.get_errno", lambda: errno.EIO)
     os.write(writer, numbered(0, 50_000))
     with pytest.raises(OSError, match="Input/output error"):
         cut(log, SMALL)
@@ -230,12 +230,10 @@ def test_near_a_full_disk_the_logs_of_earlier_generations_count_too(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("given", "valid"), [(0, True), (MIB, True), (MIB - 1, False), (-1, False)])
-def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int, valid: bool) -> None:
-    for name, value in (("SUPERVISOR", "h:1"), ("AGENT_DIR", tmp_path), ("MEMORY_DIR", tmp_path), ("DISK_DIR", tmp_path)):
-        monkeypatch.setenv(f"HOLDFAST_{name}", str(value))
-    monkeypatch.setenv("HOLDFAST_LOG_BYTES_MAX", str(given))
+def test_the_setting(tmp_path: Path, given: int, valid: bool) -> None:
+    places = {"agent_dir": tmp_path, "memory_dir": tmp_path, "disk_dir": tmp_path}
     if valid:
-        assert AgentSettings().log_bytes_max == given
-    else:
-        with pytest.raises(ValidationError):
-            AgentSettings()
+        assert AgentSettings(supervisor="h:1", log_bytes_max=given, **places).log_bytes_max == given
+        return
+    with pytest.raises(ValidationError):
+        AgentSettings(supervisor="h:1", log_bytes_max=given, **places)

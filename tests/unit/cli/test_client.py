@@ -37,10 +37,10 @@ def played(handler: Handler, clock: Clock | None = None, **options: Any) -> Clie
 
 
 def problem(
-    status: int, detail: str, errors: list[dict[str, Any]] | None = None, *, type: str = "urn:x"
+    status: int, detail: str, errors: list[dict[str, Any]] | None = None, *, kind: str = "urn:x"
 ) -> httpx.Response:
     body = {
-        "type": type,
+        "type": kind,
         "title": "No",
         "status": status,
         "detail": detail,
@@ -159,7 +159,7 @@ def test_a_redis_that_is_away_is_reported_within_three_seconds_of_a_supervisor_t
         nonlocal requests
         requests += 1
         clock.sleep(request_s)
-        return problem(503, "Redis at r:6379 does not answer", type="urn:holdfast:problem:redis-away")
+        return problem(503, "Redis at r:6379 does not answer", kind="urn:holdfast:problem:redis-away")
 
     with played(handler, clock) as client, pytest.raises(RedisAway, match="Redis at r:6379"):
         client.job("llm")
@@ -167,7 +167,7 @@ def test_a_redis_that_is_away_is_reported_within_three_seconds_of_a_supervisor_t
 
 
 def test_a_redis_that_comes_back_at_once_is_waited_for() -> None:
-    away = [problem(503, "Redis does not answer", type="urn:holdfast:problem:redis-away") for _ in range(12)]
+    away = [problem(503, "Redis does not answer", kind="urn:holdfast:problem:redis-away") for _ in range(12)]
     handler, _ = answers(*away, httpx.Response(200, json={"name": "llm"}))
     with played(handler) as client:
         assert client.job("llm")["name"] == "llm"

@@ -100,9 +100,10 @@ def test_what_is_known_of_the_steps(known: dict[str, Any], shown: str) -> None:
 
 def test_a_first_step_that_does_not_come_is_explained() -> None:
     screen, out = console(200, terminal=False)
-    now = 0.0
-    display = JobDisplay(screen, clock=lambda: now)
-    for now in (0.0, 30.0, 75.0):
+    played = Played()
+    display = JobDisplay(screen, clock=played.clock)
+    for pause_s in (0.0, 30.0, 45.0):
+        played.sleep(pause_s)
         display.update(job(phase="starting", step=0), nodes(9))
     first, second, third = out.getvalue().splitlines()
     assert first.endswith("no step yet")
@@ -273,6 +274,23 @@ def test_a_failed_job_names_the_command_that_shows_why() -> None:
     assert "--first-error" not in Played(job(phase="completed")).follow()[1]
 
 
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        ({"step": None}, "its script reports no steps"),
+        ({"step": 30}, "no checkpoint was saved by step 30"),
+        ({"step": 0}, ""),
+        ({"step": 30, "checkpoint_step": 20}, ""),
+        ({"step": 30, "phase": "suspended"}, ""),
+    ],
+)
+def test_a_job_that_ends_without_a_checkpoint_says_so(ended: dict[str, Any], said: str) -> None:
+    suspended = {"step": 30, "durable": True, "nodes_left": [], "tiers": {}, "directories": {}}
+    ending = job(**{"phase": "completed", **ended}, suspended=suspended if "phase" in ended else None)
+    text = Played(ending).follow()[1]
+    assert (said in text) if said else ("no checkpoint" not in text)
+
+
 def test_a_reason_that_contains_the_cause_is_printed_without_repeating_it() -> None:
     action = {"kind": "stop", "reason": f"twice in a row: {NASTY}."}
     line = describe(incident("failed", action=action))
@@ -308,7 +326,13 @@ def test_an_incident_of_an_earlier_run_of_the_name_is_not_printed_again() -> Non
 
 
 def warning(**changes: Any) -> dict[str, Any]:
-    base = {"id": "f1", "kind": "checkpoint", "severity": "warning", "summary": NASTY, "advice": "make room [now]"}
+    base: dict[str, Any] = {
+        "id": "f1",
+        "kind": "checkpoint",
+        "severity": "warning",
+        "summary": NASTY,
+        "advice": "make room [now]",
+    }
     base |= {"job": "gpt", "node": "node-0", "rank": None, "gpu": None, "incident": "", "judged_at": 10.0}
     return {**base, "evidence": {"trouble": "tier_fails", "place": "disk"}, **changes}
 

@@ -55,7 +55,8 @@ def test_somebody_at_the_terminal_gets_time_to_make_room(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("findings", "refused"), [([], False), ([refusal()], True), ([refusal("n7")], False), ([refusal(place="memory")], False)]
+    ("findings", "refused"),
+    [([], False), ([refusal()], True), ([refusal("n7")], False), ([refusal(place="memory")], False)],
 )
 def test_on_other_machines_the_report_of_the_replicator_counts(
     tmp_path: Path, findings: list[dict[str, Any]], refused: bool

@@ -136,9 +136,24 @@ def follow(
         console.print(
             escape(f"the exception of the rank that failed first, and its log: {how.first_error}"), soft_wrap=True
         )
-    if description := kept(job, how):
+    if description := kept(job, how) or _unsaved(job):
         console.print(escape(description), soft_wrap=True)
     return exit_code(job)
+
+
+def _unsaved(job: Mapping[str, Any]) -> str:
+    """Describe what a finished job without a checkpoint can be started again from; empty if it has one."""
+    if job["phase"] not in ENDED or job.get("checkpoint_step") or job.get("step") == 0:
+        return ""
+    if job.get("step") is None:
+        return (
+            "Holdfast retains no checkpoint of this job, because its script reports no steps: only what the script has saved "
+            "itself remains (docs/scripts.md)"
+        )
+    return (
+        f"no checkpoint was saved by step {job['step']}: the script did not call run.checkpoint, or none was due "
+        "(checkpoint.interval_steps). Another run starts at step 0"
+    )
 
 
 def settled(job: Mapping[str, Any]) -> bool:

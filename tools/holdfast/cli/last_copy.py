@@ -20,8 +20,8 @@ Kept = Mapping[str, Any]
 
 @dataclass(slots=True)
 class LastCopy:
-    """`on_this_machine`: the nodes are those of a local stack, whose end loses the memory. `waits_s`: how long the command waits
-    in any case, because somebody at the terminal may make room; 0 = nobody."""
+    """`on_this_machine`: the nodes are those of a local stack, whose end loses the memory. `waits_s`: how long the command
+    waits in any case, because somebody at the terminal may make room; 0 = nobody."""
 
     on_this_machine: bool
     waits_s: float = 0.0
@@ -48,7 +48,9 @@ class LastCopy:
             return ""
         self.said = True
         if self.waits_s:
-            then = f"To do: make room within {self.waits_s - CONFIRMED_S:.0f} s, and it is written; Ctrl-C ends the wait"
+            then = (
+                f"To do: make room within {self.waits_s - CONFIRMED_S:.0f} s, and it is written; Ctrl-C ends the wait"
+            )
         elif self.on_this_machine:
             then = "It is lost when this local stack ends, now; make room before the next run"
         else:

@@ -120,7 +120,9 @@ class JobDisplay:
         if job.get("step") is None:
             return f"{_observed(job)}{self._pause() if job.get('observed_steps') else ''}"
         if not job["step"] and not self._target:
-            return "no step that all ranks have reported" if job["phase"] == "running" else f"no step yet{self._overdue()}"
+            return (
+                "no step that all ranks have reported" if job["phase"] == "running" else f"no step yet{self._overdue()}"
+            )
         step = f"step {job['step']}" + (f"/{self._target}" if self._target else "")
         loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
         rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""

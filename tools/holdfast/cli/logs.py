@@ -238,7 +238,7 @@ def _print(tail: AnyTail, where: str, lines: int, wanted: re.Pattern[str]) -> An
 
 
 def _last_lines(tail: Tail, lines: int, wanted: re.Pattern[str]) -> Iterable[str]:
-    """Return the last `lines` that match, 0 = all; a file on this machine is read from as little before its end as is needed."""
+    """Return the last `lines` that match, 0 = all. Of a file on this machine, only as much of the end is read as is needed."""
     window = TAIL_BYTES
     while lines and not isinstance(tail, RemoteTail) and tail.skip(window):
         found = deque((line for line in tail.whole_lines() if wanted.search(line)), maxlen=lines)

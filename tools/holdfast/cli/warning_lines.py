@@ -39,9 +39,9 @@ class WarningLines:
             mine = finding["job"] == self._job or (not finding["job"] and finding["node"] in nodes)
             if not mine or finding["severity"] != "warning" or finding["incident"] or finding["judged_at"] < since:
                 continue
-            if (condition := _condition(finding)) not in self._printed:
-                if condition not in fresh or finding["judged_at"] < fresh[condition]["judged_at"]:
-                    fresh[condition] = finding
+            condition, earlier = _condition(finding), fresh.get(_condition(finding))
+            if condition not in self._printed and (earlier is None or finding["judged_at"] < earlier["judged_at"]):
+                fresh[condition] = finding
         self._printed |= fresh.keys()
         for finding in sorted(fresh.values(), key=lambda each: (each["judged_at"], each["id"])):
             yield from self._line(finding)
@@ -63,7 +63,9 @@ class WarningLines:
 def describe(finding: Finding) -> str:
     """Return one line of markup: what is wrong, what to do, and the command that shows the evidence."""
     summary, advice = (" ".join(str(finding[key]).split()).rstrip(".") for key in ("summary", "advice"))
-    return f"[yellow]warning[/]   {escape(summary)}. To do: {escape(advice)} (`holdfast explain {escape(finding['id'])}`)"
+    return (
+        f"[yellow]warning[/]   {escape(summary)}. To do: {escape(advice)} (`holdfast explain {escape(finding['id'])}`)"
+    )
 
 
 def _condition(finding: Finding) -> Condition:

@@ -97,7 +97,9 @@ def read_part(logs: Path, request: LogRequest) -> LogPart:
             raise HoldfastError(f"{path} is not a file")
         start = request.offset if request.offset >= 0 else max(0, status.st_size + request.offset)
         start = data_from(file, min(start, status.st_size))
-        return LogPart(start, status.st_size, os.pread(file, min(request.bytes_max, hole_from(file, start) - start), start))
+        return LogPart(
+            start, status.st_size, os.pread(file, min(request.bytes_max, hole_from(file, start) - start), start)
+        )
     except OSError as error:
         raise HoldfastError(f"{path} cannot be read: {error.strerror}") from error
     finally:

@@ -68,7 +68,8 @@ class WorkerPool:
         assume_started_after_s: float = 5.0,
         log_bytes_max: int = LOG_BYTES_MAX,
     ) -> None:
-        """`log_bytes_max`: of each rank's log; 0 = no limit while there is room. `ended` is set when `run` has ended and no worker is running."""
+        """`log_bytes_max`: of each rank's log; 0 = no limit while there is room. `ended` is set when `run` has ended and no
+        worker is running."""
         self._node, self._address, self.site = node, address, site
         self._inherited = inherited
         self._emit, self._report = emit, report

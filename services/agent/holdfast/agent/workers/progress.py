@@ -207,8 +207,8 @@ class Progress:
         """Time at which the last rank of those that report steps finished its first one, if the others report none although
         they step; None if all report them, or none does, or it is not known yet.
 
-        A second step needs the first one of every rank. `after_s`: how long ago the second step must have ended, because a report
-        may be late."""
+        A second step needs the first one of every rank. `after_s`: how long ago the second step must have ended, because a
+        report may be late."""
         stepping = [rank for rank in self._ranks.values() if rank.first_step_at is not None]
         if not 0 < len(stepping) < len(self._ranks):
             return None

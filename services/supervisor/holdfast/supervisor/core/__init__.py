@@ -185,8 +185,8 @@ __all__ = [
     "link_standing",
     "reserved_nodes",
     "saved_steps",
-    "unwritten",
     "step",
+    "unwritten",
     "view",
     "waits_for",
 ]

@@ -66,7 +66,9 @@ def holders(state: State, name: str, attempt: int, step: int, *, away: bool = Fa
 def unwritten(state: State, name: str, attempt: int, step: int) -> dict[str, int]:
     """Node → bytes of its shards of this step that are on the disk of no connected node, so that its disk must still take
     them."""
-    held = [each for each in _held(state, name, away=False) if (each[1].key.attempt, each[1].key.step) == (attempt, step)]
+    held = [
+        each for each in _held(state, name, away=False) if (each[1].key.attempt, each[1].key.step) == (attempt, step)
+    ]
     written = {record.key.rank for _, record in held if record.tier in DURABLE}
     sizes: dict[str, int] = defaultdict(int)
     for node, record in held:
