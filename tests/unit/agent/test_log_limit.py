@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -231,7 +232,7 @@ def test_near_a_full_disk_the_logs_of_earlier_generations_count_too(tmp_path: Pa
 
 @pytest.mark.parametrize(("given", "valid"), [(0, True), (MIB, True), (MIB - 1, False), (-1, False)])
 def test_the_setting(tmp_path: Path, given: int, valid: bool) -> None:
-    places = {"agent_dir": tmp_path, "memory_dir": tmp_path, "disk_dir": tmp_path}
+    places: dict[str, Any] = {"agent_dir": tmp_path, "memory_dir": tmp_path, "disk_dir": tmp_path}
     if valid:
         assert AgentSettings(supervisor="h:1", log_bytes_max=given, **places).log_bytes_max == given
         return

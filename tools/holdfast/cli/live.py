@@ -120,9 +120,7 @@ class JobDisplay:
         if job.get("step") is None:
             return f"{_observed(job)}{self._pause() if job.get('observed_steps') else ''}"
         if not job["step"] and not self._target:
-            return (
-                "no step that all ranks have reported" if job["phase"] == "running" else f"no step yet{self._overdue()}"
-            )
+            return f"no step yet{self._overdue()}"
         step = f"step {job['step']}" + (f"/{self._target}" if self._target else "")
         loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
         rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""
@@ -131,8 +129,10 @@ class JobDisplay:
     def _overdue(self) -> str:
         """What to know of a job whose ranks were started and report no step, once that takes longer than usual."""
         quiet_s = self._clock() - self._count_since
-        if self._job["phase"] != "starting" or quiet_s < FIRST_STEP_S:
+        if self._job["phase"] not in ("starting", "running") or quiet_s < FIRST_STEP_S:
             return ""
+        if self._job["phase"] == "running":
+            return " that all ranks have reported"
         return f" [yellow]after {quiet_s:,.0f} s[/]; a script that uses holdfast.train must call run.step"
 
     def _pause(self) -> str:
