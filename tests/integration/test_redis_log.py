@@ -14,7 +14,7 @@ from eventlogs import FLEET, GROUP, Reader, entries, entry, names, read_all, red
 from servers import RedisServer
 from waiting import wait_until_async
 
-from holdfast.domain.errors import HoldfastError, InvalidSpec, StaleEpoch, Unavailable
+from holdfast.domain.errors import HoldfastError, InvalidSpec, RedisAway, StaleEpoch, Unavailable
 from holdfast.log import subscription
 from holdfast.log.embedded import MEMORY_MAX, EmbeddedRedis
 from holdfast.log.keys import Keys
@@ -128,7 +128,7 @@ async def test_a_frozen_server_is_unavailable_and_recovers(own_server: RedisServ
     await log.append("s", entry("before"))
     own_server.freeze()
     try:
-        with anyio.fail_after(30), pytest.raises(Unavailable, match="does not answer"):
+        with anyio.fail_after(30), pytest.raises(RedisAway, match="does not answer"):
             await log.append("s", entry("during"))
     finally:
         own_server.thaw()
@@ -146,7 +146,7 @@ async def test_a_refused_connection_names_the_address(own_server: RedisServer) -
     own_server.stop()
     log = redis_log(url)
     for command in (log.ping, lambda: log.append("s", entry("x")), lambda: log.acquire("leader", "a", 1.0)):
-        with pytest.raises(Unavailable, match=f"Redis at {address} does not answer.*HOLDFAST_REDIS_URL") as caught:
+        with pytest.raises(RedisAway, match=f"Redis at {address} does not answer.*HOLDFAST_REDIS_URL") as caught:
             await command()
         assert "secret" not in str(caught.value)
     await log.aclose()

@@ -2,64 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import grpc
 import pytest
-from supervising import facts, start_supervisor
+from certified import issue, loaded, session
+from supervising import start_supervisor
 from waiting import TIMEOUT_S
 
 from holdfast.domain.errors import InvalidSpec, OtherRole
-from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
 from holdfast.runtime import grpc_access
 from holdfast.runtime.authority import Authority
-from holdfast.runtime.grpc_channel import connected, open_channel
-from holdfast.runtime.identities import Identity, Role
+from holdfast.runtime.grpc_channel import connected
+from holdfast.runtime.identities import Role
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import Tls
-from holdfast.v1.control_pb2_grpc import ControlStub
-from holdfast.wire.control import encode_report
 
 pytestmark = pytest.mark.anyio
-
-
-def issue(authority: Authority, role: Role, name: str = "") -> tuple[dict[str, Any], str]:
-    """The settings of a process that has a new certificate, and its serial number."""
-    pair = authority.issue([Identity("main", role, name)], ["localhost", "127.0.0.1"], 1)
-    folder = authority.directory / pair.record.serial
-    folder.mkdir()
-    (folder / "tls.crt").write_bytes(pair.certificate)
-    (folder / "tls.key").write_bytes(pair.key)
-    files = {"tls_cert": folder / "tls.crt", "tls_key": folder / "tls.key", "tls_ca": authority.directory / "ca.crt"}
-    return files, pair.record.serial
-
-
-def loaded(**settings: Any) -> Tls:
-    tls = ServiceSettings(fleet="main", **settings).tls
-    assert tls is not None
-    return tls
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority.create(tmp_path / "ca", "main", 2)
-
-
-@asynccontextmanager
-async def session(endpoint: str, tls: Tls, node: str) -> AsyncIterator[Any]:
-    """Greeted and welcome."""
-    async with open_channel(endpoint, tls) as channel:
-        call: Any = ControlStub(channel).Session()
-        with anyio.fail_after(TIMEOUT_S):
-            await call.write(encode_report(Hello(facts(node)), 1))
-            assert (await call.read()).WhichOneof("message") == "welcome"
-        yield call
-        call.cancel()
 
 
 async def read_to_the_end(call: Any) -> None:

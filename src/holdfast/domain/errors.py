@@ -6,6 +6,7 @@ HoldfastError
 ├── NotFound             a job, node, incident or shard does not exist
 ├── Conflict             a valid request that is not possible now: a job with this name is running, the port is in use
 ├── Unavailable          Redis, a service or an agent does not answer
+│   ├── RedisAway        Redis cannot be reached, or did not answer in time
 │   ├── Unrestorable     no source has an intact copy of a shard; the requesting node is healthy
 │   └── OtherFleet       the other end of a connection belongs to another fleet, or does not prove that it belongs to this one
 │       └── OtherRole    the other end's certificate is not for the role that the connection needs
@@ -82,6 +83,10 @@ class Conflict(HoldfastError):
 
 class Unavailable(HoldfastError):
     """A component does not answer."""
+
+
+class RedisAway(Unavailable):
+    """Redis cannot be reached, or did not answer in time. A Redis that answers with a refusal is not away."""
 
 
 class Unrestorable(Unavailable):

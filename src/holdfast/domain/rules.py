@@ -63,7 +63,8 @@ RULES: Mapping[FindingKind, Rule] = {
     FindingKind.RANKS_MISSING: Rule(
         "a generation did not start within the job's first_step_timeout_s",
         "Holdfast: the supervisor",
-        "read the logs of the missing ranks; raise limits.first_step_timeout_s if the start is slow",
+        "read the logs of the missing ranks; raise limits.first_step_timeout_s if the start is slow; a script that uses "
+        "holdfast.train must call run.step",
     ),
     FindingKind.HOST_OOM: Rule(
         "the kernel killed a process because the machine had no memory left",

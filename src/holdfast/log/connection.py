@@ -18,7 +18,7 @@ from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
+from holdfast.domain.errors import HoldfastError, InvalidSpec, RedisAway, Unavailable
 
 ANSWER_TIMEOUT_S = 2.0  # in addition to the time that a command blocks
 RETRY_DELAYS_S = (0.01, 0.05, 0.2)
@@ -71,7 +71,8 @@ class Connection:
         self.address = str(at["path"]) if "path" in at else f"{at.get('host', 'localhost')}:{at.get('port', 6379)}"
 
     async def call(self, attempt: Callable[[], Awaitable[T]], *, delays_s: Sequence[float] = RETRY_DELAYS_S) -> T:
-        """Run one command. Raises `Unavailable`, `GroupGone`, or `HoldfastError` if Redis rejects the command permanently."""
+        """Run one command. Raises `Unavailable` (`RedisAway` without an answer), `GroupGone`, or `HoldfastError` if Redis
+        rejects the command permanently."""
         for delay_s in delays_s:
             try:
                 return await self._try(attempt)
@@ -97,8 +98,8 @@ class Connection:
         except exceptions.RedisError as error:
             raise self._rejected(error) from error
 
-    def _silent(self, error: BaseException | None) -> Unavailable:
-        return Unavailable(
+    def _silent(self, error: BaseException | None) -> RedisAway:
+        return RedisAway(
             f"Redis at {self.address} does not answer ({error}); check that it is running, and HOLDFAST_REDIS_URL"
         )
 

@@ -171,6 +171,8 @@ def _repeated(incident: Incident, job: JobView) -> Action:
 def _no_progress(incident: Incident, job: JobView) -> str:
     """Return why a job without progress should stop; empty if it should not."""
     if job.restarts_without_progress >= job.restarts_without_progress_max:
+        if job.restarts_without_progress <= 1:
+            return f"The generation finished no new step, and no restart is allowed without one: {incident.cause}"
         return (
             f"{job.restarts_without_progress} generations in a row finished no new step; the last one ended with: "
             f"{incident.cause}"

@@ -15,6 +15,7 @@ import grpc
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.authorization import RULES, Accepts, Arrival, Caller, Rule, Verdict, decide
+from holdfast.runtime.expiry import CallerExpiry, OwnExpiry
 from holdfast.runtime.grpc_fleet import REFUSED
 from holdfast.runtime.identities import Identity, SpiffeRule, identities_in
 from holdfast.runtime.refusal_log import RefusalLog
@@ -47,6 +48,7 @@ class Access(grpc.aio.ServerInterceptor):
         self._revocations = revocations
         self._open: dict[int, set[anyio.CancelScope]] = {}  # by serial number of the certificate, if there is a CRL
         self._refusals = RefusalLog("holdfast.runtime.access", "call refused")
+        self._expiry = CallerExpiry()
 
     async def intercept_service(
         self,
@@ -67,7 +69,7 @@ class Access(grpc.aio.ServerInterceptor):
             token = _caller.set(verdict.caller)
             try:
                 answered, answer = False, None
-                with self._until_revoked(context):
+                with self._expiry.call(_pem(context), verdict.caller.identities or ()), self._until_revoked(context):
                     answer = await method(request, context)
                     answered = True
             finally:
@@ -80,10 +82,11 @@ class Access(grpc.aio.ServerInterceptor):
 
     def _generating(self, name: str, method: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            await self._enter(name, context)
-            async with aclosing(method(request, context)) as answers:  # type: ignore[type-var]
-                async for answer in answers:
-                    yield answer
+            verdict = await self._enter(name, context)
+            with self._expiry.call(_pem(context), verdict.caller.identities or ()):
+                async with aclosing(method(request, context)) as answers:  # type: ignore[type-var]
+                    async for answer in answers:
+                        yield answer
 
         return serve
 
@@ -116,13 +119,15 @@ class Access(grpc.aio.ServerInterceptor):
         return identities_in(uris, self._accepts.fleet, self._spiffe)
 
     @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        """During the block, calls of a certificate end within seconds after it was revoked."""
-        if self._revocations is None:
-            yield
-            return
+    async def watching(self, own: OwnExpiry | None = None) -> AsyncIterator[None]:
+        """During the block, calls of a certificate end within seconds after it was revoked, and certificates that expire are
+        said in the log. `own`: of the server."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._end_revoked, self._revocations)
+            tasks.start_soon(self._expiry.run)
+            if own is not None:
+                tasks.start_soon(own.run)
+            if self._revocations is not None:
+                tasks.start_soon(self._end_revoked, self._revocations)
             yield
             tasks.cancel_scope.cancel()
 
@@ -150,6 +155,11 @@ class Access(grpc.aio.ServerInterceptor):
                     self._open[serial].discard(scope)
                     if not self._open[serial]:
                         del self._open[serial]
+
+
+def _pem(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    """Return the certificate of the caller; empty without TLS."""
+    return next(iter(context.auth_context().get(PEM, ())), b"")
 
 
 def _serials(context: grpc.aio.ServicerContext[Any, Any]) -> dict[int, str]:

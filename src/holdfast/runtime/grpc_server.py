@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.hosts import host_and_port
 from holdfast.runtime.authorization import RULES, Accepts, Rule
+from holdfast.runtime.expiry import OwnExpiry
 from holdfast.runtime.fleet import Membership
 from holdfast.runtime.grpc_access import Access
 from holdfast.runtime.grpc_fleet import Door
@@ -87,7 +88,7 @@ async def listen(
     try:
         for service in ("", *services):
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-        async with access.watching():
+        async with access.watching(None if tls is None else OwnExpiry(tls)):
             yield Listening(endpoint=_endpoint(address, port), port=0 if address.startswith("unix:") else port)
     finally:
         with anyio.CancelScope(shield=True):

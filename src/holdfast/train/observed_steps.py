@@ -1,4 +1,4 @@
-"""Observes the steps of a script that does not use `holdfast.train`: shows their progress, and which rank is slow.
+"""Observes the steps of a script that reports none: shows their progress, and which rank is slow.
 
 Theory. A step of an unmodified script ends where an optimizer's step begins: every torch optimizer calls a hook there. DDP's
 timers give the time that the rank has waited for other ranks (`holdfast.train.ddp_waits`). Step time and wait are added up over
@@ -7,7 +7,8 @@ multiples of a power of two, so that the blocks of all ranks contain the same st
 
 The observations show that all ranks have begun to step, how many optimizer steps they have taken since, and how the ranks
 compare. They are not steps of the job: the step that the script continues from after a restart, and its own saves, are unknown.
-A script without a torch optimizer sends nothing. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` disables the observation.
+A script without a torch optimizer sends nothing. A script that uses `holdfast.train` is observed, without the waits, until its
+first `run.step`: it may never call it. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` disables the observation.
 
 The hook must not disturb the user's process. It takes 30 to 100 µs (at most once in 20 ms, if steps are shorter), synchronises
 nothing, and is not traced by a compiler. The first exception in it ends the observation."""
@@ -51,6 +52,10 @@ class StepObserver:
         self._waited_s = 0.0
         self._measured = False  # a wait was read: from then on every block has one
         self._hook = register_optimizer_step_pre_hook(self._stepping)
+
+    def without_waits(self) -> None:
+        """Report steps without waits from now on."""
+        self._measured, self._samples, self._waited_s = False, 0, 0.0
 
     def close(self) -> None:
         """Stop observing. The caller closes `waits`."""
@@ -119,6 +124,14 @@ def observe(environ: Mapping[str, str]) -> None:
     notes = Notes(agent=path, replicator="", job=job, generation=generation, rank=rank)
     waits = DDPWaits()
     _running = StepObserver(notes, waits), waits
+
+
+def leave_waits() -> None:
+    """Stop reading DDP's timers, because the script has a run of `holdfast.train`, which reads them itself."""
+    if _running is not None:
+        observer, waits = _running
+        waits.close()
+        observer.without_waits()
 
 
 def stand_down() -> None:

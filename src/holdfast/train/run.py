@@ -28,7 +28,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
 from holdfast.shards import Reader
-from holdfast.train import imports, rng
+from holdfast.train import imports, observed_steps, rng
 from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer, Load, Restored, opened
 from holdfast.train.compile_cache import CompileCache
@@ -392,6 +392,8 @@ class Run:
             raise self._interrupt(self._done, saved=False)
         if self._environment.restore is not None and self._phases_s is not None and step != self._done:
             raise InvalidSpec("step", step, f"{self._done}, which run.restore returned")
+        if self._step is None:
+            observed_steps.stand_down()  # from now on the script reports its steps
         if self._recorder is not None:
             self._recorder.tell_groups()
         if self._buckets is not None:

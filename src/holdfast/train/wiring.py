@@ -76,7 +76,7 @@ class Wiring:
         self._recorder = Recorder(environment.recorder, self._notes)
         self._buckets = DDPBuckets()
         self._waits = DDPWaits()
-        observed_steps.stand_down()
+        observed_steps.leave_waits()
         _current = self
 
     def open(self, *, make_group: bool) -> Run:
@@ -123,6 +123,7 @@ class Wiring:
         if self.closed:
             return
         self.closed = True
+        observed_steps.stand_down()
         try:
             self._end(error)
         except Exception as failed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,6 @@ from holdfast.domain.replication import StagedShard
 from holdfast.domain.signals import WorkerError
 
 MIB = 1 << 20
-
-
-def test_a_log_over_its_limit_loses_its_oldest_part_under_the_writer(tmp_path: Path) -> None:
-    logs = WorkerLogs(tmp_path, bytes_max=2 * MIB, kept_bytes=1 * MIB)
-    path = logs.create("gpt", 1) / "rank-0.log"
-    fd = open_log(path)
-    try:
-        os.write(fd, b"x" * (3 * MIB) + b"\nlast words\n")
-        assert logs.trim(path) >= 1 * MIB
-        assert path.stat().st_blocks * 512 <= 2 * MIB
-        os.write(fd, b"more\n")
-    finally:
-        os.close(fd)
-    assert tail(path)[-2:] == ("last words", "more")
-    assert logs.trim(path) == 0
-    assert logs.trim(tmp_path / "none.log") == 0
 
 
 def test_only_the_newest_generations_keep_their_logs(tmp_path: Path) -> None:

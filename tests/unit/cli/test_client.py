@@ -12,7 +12,7 @@ import pytest
 from holdfast.cli import connection
 from holdfast.cli.client import Client
 from holdfast.cli.connection import LEADER_TIMEOUT_S, OPERATION_TIMEOUT_S, NoApi, default_url
-from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, RedisAway, Unavailable
 
 URL = "http://127.0.0.1:8470"
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -36,9 +36,11 @@ def played(handler: Handler, clock: Clock | None = None, **options: Any) -> Clie
     return Client(URL, transport=httpx.MockTransport(handler), clock=clock, sleep=clock.sleep, **options)
 
 
-def problem(status: int, detail: str, errors: list[dict[str, Any]] | None = None) -> httpx.Response:
+def problem(
+    status: int, detail: str, errors: list[dict[str, Any]] | None = None, *, kind: str = "urn:x"
+) -> httpx.Response:
     body = {
-        "type": "urn:x",
+        "type": kind,
         "title": "No",
         "status": status,
         "detail": detail,
@@ -146,6 +148,29 @@ def test_a_leader_that_never_comes_is_an_error_with_its_reason() -> None:
     ):
         client.job("llm")
     assert LEADER_TIMEOUT_S < clock.now < LEADER_TIMEOUT_S + 1
+
+
+@pytest.mark.parametrize("request_s", [0.3, 1.9, 4.0])
+def test_a_redis_that_is_away_is_reported_within_three_seconds_of_a_supervisor_that_answers(request_s: float) -> None:
+    """A request takes as long as the supervisor tries to reach Redis."""
+    clock, requests = Clock(), 0
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        nonlocal requests
+        requests += 1
+        clock.sleep(request_s)
+        return problem(503, "Redis at r:6379 does not answer", kind="urn:holdfast:problem:redis-away")
+
+    with played(handler, clock) as client, pytest.raises(RedisAway, match="Redis at r:6379"):
+        client.job("llm")
+    assert clock.now <= max(3.0, request_s) or requests == 2
+
+
+def test_a_redis_that_comes_back_at_once_is_waited_for() -> None:
+    away = [problem(503, "Redis does not answer", kind="urn:holdfast:problem:redis-away") for _ in range(12)]
+    handler, _ = answers(*away, httpx.Response(200, json={"name": "llm"}))
+    with played(handler) as client:
+        assert client.job("llm")["name"] == "llm"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.cli.follow import SILENCE_MAX_S, describe, follow
+from holdfast.cli.follow import SETTLE_MAX_S, SILENCE_MAX_S, describe, follow
 from holdfast.cli.live import MESSAGES_MAX, REPLICAS_SHOWN_MAX, JobDisplay
 from holdfast.domain.errors import NotFound, Unavailable
 
@@ -95,6 +95,23 @@ def test_a_running_job_with_an_incident_at_80_columns() -> None:
 def test_what_is_known_of_the_steps(known: dict[str, Any], shown: str) -> None:
     view = job(loss=None, tokens_per_s=None, **known)
     assert shown in rendered(80, view, nodes(9), target=None)
+
+
+def test_a_first_step_that_does_not_come_is_explained() -> None:
+    screen, out = console(200, terminal=False)
+    played = Played()
+    display = JobDisplay(screen, clock=played.clock)
+    for pause_s in (0.0, 30.0, 45.0):
+        played.sleep(pause_s)
+        display.update(job(phase="starting", step=0), nodes(9))
+    first, second, third = out.getvalue().splitlines()
+    assert first.endswith("no step yet")
+    assert second.endswith("no step yet")
+    assert third.endswith("no step yet after 75 s; a script that uses holdfast.train must call run.step")
+    for _ in range(2):
+        display.update(job(step=0), nodes(9))
+        played.sleep(65.0)
+    assert out.getvalue().splitlines()[-1].endswith("no step yet that all ranks have reported")
 
 
 @pytest.mark.parametrize(
@@ -205,6 +222,7 @@ class Played:
         self._views = list(views)
         self.now = 0.0
         self.found: list[dict[str, Any]] = []
+        self.findings: list[dict[str, Any]] = []
 
     def clock(self) -> float:
         return self.now
@@ -223,6 +241,9 @@ class Played:
 
     def incidents(self, name: str) -> list[dict[str, Any]]:
         return list(self.found)
+
+    def newest_findings(self, count: int, job: str | None = None) -> list[dict[str, Any]]:
+        return [each for each in self.findings if job in (None, each["job"])][:count]
 
     def node(self, name: str) -> dict[str, str]:
         return {"hostname": "elsewhere", "directory": "/nowhere"}
@@ -254,6 +275,23 @@ def test_a_failed_job_names_the_command_that_shows_why() -> None:
     ending = job(phase="failed", reason="rank 1 raised ValueError")
     assert "holdfast logs gpt --first-error" in Played(ending).follow()[1]
     assert "--first-error" not in Played(job(phase="completed")).follow()[1]
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        ({"step": None}, "its script reports no steps"),
+        ({"step": 30}, "no checkpoint was saved by step 30"),
+        ({"step": 0}, ""),
+        ({"step": 30, "checkpoint_step": 20}, ""),
+        ({"step": 30, "phase": "suspended"}, ""),
+    ],
+)
+def test_a_job_that_ends_without_a_checkpoint_says_so(ended: dict[str, Any], said: str) -> None:
+    suspended = {"step": 30, "durable": True, "nodes_left": [], "tiers": {}, "directories": {}}
+    ending = job(**{"phase": "completed", **ended}, suspended=suspended if "phase" in ended else None)
+    text = Played(ending).follow()[1]
+    assert (said in text) if said else ("no checkpoint" not in text)
 
 
 def test_a_reason_that_contains_the_cause_is_printed_without_repeating_it() -> None:
@@ -288,6 +326,52 @@ def test_an_incident_of_an_earlier_run_of_the_name_is_not_printed_again() -> Non
     played.found = [earlier, now]
     _, text = played.follow()
     assert text.count(f"resolved  {NASTY}") == 1
+
+
+def warning(**changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "id": "f1",
+        "kind": "checkpoint",
+        "severity": "warning",
+        "summary": NASTY,
+        "advice": "make room [now]",
+    }
+    base |= {"job": "gpt", "node": "node-0", "rank": None, "gpu": None, "incident": "", "judged_at": 10.0}
+    return {**base, "evidence": {"trouble": "tier_fails", "place": "disk"}, **changes}
+
+
+def test_a_warning_is_printed_once_while_the_job_is_followed() -> None:
+    played = Played(*[job()] * 50, job(phase="completed"))
+    played.findings = [warning(), warning(id="f2")]
+    _, text = played.follow()
+    assert text.count("warning   ") == 1
+    assert f"warning   {NASTY}. To do: make room [now]" in text
+
+
+def test_a_warning_of_the_last_second_is_printed() -> None:
+    played = Played(job(), job(phase="completed", ranks=[]))
+    polls = 0
+
+    def check() -> None:
+        nonlocal polls
+        polls += 1
+        if polls == 2:
+            played.findings = [warning()]
+
+    assert "warning   " in played.follow(check=check)[1]
+
+
+def test_a_copy_that_the_disk_refuses_is_not_waited_for() -> None:
+    kept = {"attempt": 1, "step": 41, "on_disk": False, "directories": {"node-0": "/d/gpt"}, "unwritten": {"node-0": 9}}
+    ended = job(phase="completed", checkpoint_step=41, kept=kept)
+    played = Played(job(), ended)
+    played.follow()
+    assert played.now > SETTLE_MAX_S, "without a report it may still arrive"
+    played = Played(job(), ended)
+    played.findings = [warning()]
+    _, text = played.follow()
+    assert played.now < 5.0
+    assert "the checkpoint at step 41 is not on disk" in text
 
 
 def test_a_control_plane_that_is_away_is_waited_for() -> None:

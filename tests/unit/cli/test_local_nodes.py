@@ -45,6 +45,7 @@ def test_up_says_how_many_it_can_be_asked_for() -> None:
 def test_the_parts_get_what_may_be_broken_on_purpose_and_no_other_setting_of_the_shell() -> None:
     shell = {"PATH": "/bin", "HOLDFAST_REDIS_URL": "redis://other", "HOLDFAST_FAULT_REDIS_KILL": "restarted"}
     assert inherited(shell) == {"PATH": "/bin", "HOLDFAST_FAULT_REDIS_KILL": "restarted"}
+    assert inherited({"HOLDFAST_LOG_BYTES_MAX": "0"}) == {"HOLDFAST_LOG_BYTES_MAX": "0"}, "a limit of its nodes"
 
 
 def test_the_command_for_agents_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.agent.workers.logs import tail
-from holdfast.cli import log_tail
+from holdfast.cli import log_tail, logs
 from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks, RemoteTail
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound
 
@@ -217,3 +218,46 @@ def test_what_was_dropped_of_a_bounded_log_is_passed_over(tmp_path: Path) -> Non
     assert [line for line in tail.whole_lines() if line] == ["the newest line"]
     append(path, b"and another\n")
     assert list(tail.whole_lines()) == ["and another"]
+
+
+def test_a_log_that_is_long_when_it_is_first_seen_is_shown_from_near_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `holdfast run --attach`: a log may have a gigabyte."""
+    monkeypatch.setattr(log_tail, "FROM_END_BYTES", 100)
+    tail, path = tail_of(tmp_path), log(tmp_path, 0)
+    append(path, b"".join(b"line %d\n" % number for number in range(1000)))
+    lines = list(tail.lines(view(1, 0)))
+    assert lines[0] == f"[rank0] (earlier output is not shown: {path})"
+    assert lines[1] == "[rank0] line 989"
+    assert lines[-1] == "[rank0] line 999"
+    append(path, b"more\n")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] more"]
+
+
+def test_the_last_lines_are_found_without_reading_what_is_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "TAIL_BYTES", 100)
+    path = tmp_path / "rank-0.log"
+    append(path, b"first\n" + b"".join(b"line %d\n" % number for number in range(1000)))
+    read: list[int] = []
+
+    def last(count: int, pattern: str = "") -> list[str]:
+        tail = log_tail.Tail(path, "")
+        found = list(logs._last_lines(tail, count, re.compile(pattern)))
+        assert list(tail.whole_lines()) == [], "what follows is read next"
+        return found
+
+    whole = log_tail.Tail._read
+
+    def noted(tail: log_tail.Tail) -> bytes:
+        read.append(tail.position)
+        return whole(tail)
+
+    monkeypatch.setattr(log_tail.Tail, "_read", noted)
+    assert last(3) == ["line 997", "line 998", "line 999"]
+    assert min(read) > 8000, "not from the beginning"
+    assert last(2, "first|line 999") == ["first", "line 999"], "further back if need be"
+    assert len(last(0)) == 1001
+    assert len(last(5000)) == 1001

@@ -34,6 +34,15 @@ def test_generations_that_finish_no_step_end_the_job() -> None:
     assert fleet.job.number == 4, "the first one trained, three did not"
 
 
+def test_a_job_without_restarts_that_finishes_no_step_says_so() -> None:
+    fleet = running(job(dp=2, restarts_without_progress_max=1), saved=10)
+    crash(fleet)
+    start(fleet, steps=0)
+    crash(fleet)
+    assert fleet.job.phase is JobPhase.FAILED
+    assert "The generation finished no new step, and no restart is allowed without one: " in fleet.job.reason
+
+
 def test_a_prepared_worker_that_crashes_before_the_start_says_nothing_of_the_script() -> None:
     """Found by the simulator: a job was given up as "3 generations in a row", one of which had never been started."""
     fleet = running(job(dp=2), saved=10)

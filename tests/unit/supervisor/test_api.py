@@ -15,7 +15,7 @@ import httpx
 import pytest
 from supervising import job_body
 
-from holdfast.domain.errors import Unavailable
+from holdfast.domain.errors import RedisAway
 from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
 from holdfast.domain.job import PolicySpec
 from holdfast.domain.mesh import Mesh
@@ -317,13 +317,14 @@ async def test_no_leader_yet(api: Any) -> None:
 
 async def test_a_log_that_is_away(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: object, **__: object) -> None:
-        raise Unavailable("Redis at 127.0.0.1:1 does not answer")
+        raise RedisAway("Redis at 127.0.0.1:1 does not answer")
 
     for name in ("append", "ping", "last_position"):
         monkeypatch.setattr(api.log, name, away)
     assert "127.0.0.1:1" in problem(await api.http.post("/v1/jobs", json=job_body()), 503)["detail"]
     problem(await api.http.get("/healthz"), 503)
     problem(await api.http.get("/v1/events"), 503)
+    assert (await api.http.get("/healthz")).json()["type"] == "urn:holdfast:problem:redis-away"
 
 
 async def test_a_bug_is_a_problem_too(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,6 +397,21 @@ async def test_what_is_saved_of_a_job(api: Any) -> None:
     problem(await api.http.get("/v1/jobs/none/checkpoints/1/1"), 404)
 
 
+async def test_what_the_disks_must_still_take_of_a_job_that_is_over(api: Any) -> None:
+    for node in ("n1", "n2"):
+        api.node(node)
+    api.job(nodes=2)
+    mesh = Mesh.of({"dp": 2})
+    written = [record(900, 20, 0, mesh, tier) for tier in ("memory", "disk")]
+    in_memory = record(900, 20, 1, mesh, "memory")
+    api.report("n1", Inventory("gpt", (*written, record(900, 10, 0, mesh, "memory"))))
+    api.report("n2", Inventory("gpt", (in_memory,)))
+    api.fold(JobStopRequested(1001.0, "gpt", "enough", save=False), TimerFired(2000.0, StopTimeout("gpt")))
+    kept = (await api.http.get("/v1/jobs/gpt")).json()["kept"]
+    assert (kept["step"], kept["on_disk"]) == (20, False)
+    assert kept["unwritten"] == {"n2": in_memory.size}
+
+
 async def test_a_name_that_has_checkpoints_wants_to_hear_what_becomes_of_them(api: Any) -> None:
     for node in ("n1", "n2"):
         api.node(node)
@@ -406,7 +422,8 @@ async def test_a_name_that_has_checkpoints_wants_to_hear_what_becomes_of_them(ap
     api.fold(JobStopRequested(1001.0, "gpt", "enough", save=False), TimerFired(2000.0, StopTimeout("gpt")))
     job = (await api.http.get("/v1/jobs/gpt")).json()
     assert job["phase"] == "stopped"
-    assert job["kept"] == {"attempt": 900, "step": 20, "on_disk": True, "directories": {"n1": "/disk/n1/gpt"}}
+    on_n1 = {"directories": {"n1": "/disk/n1/gpt"}, "unwritten": {}}
+    assert job["kept"] == {"attempt": 900, "step": 20, "on_disk": True, **on_n1}
 
     refused = problem(await api.http.post("/v1/jobs", json=body), 409)["detail"]
     assert "step 20" in refused

@@ -96,3 +96,27 @@ def test_steps_that_began_late_are_missed_when_they_stop(fleet: Fleet) -> None:
     fleet.train(5)
     fleet.wait(4000.0)
     assert FindingKind.HANG in {incident.kind for incident in (*fleet.state.incidents.values(), *fleet.state.closed)}
+
+
+def reason(fleet: Fleet) -> str:
+    return views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).reason
+
+
+def test_the_reason_says_that_no_steps_are_reported(fleet: Fleet) -> None:
+    assert "reports no steps" not in reason(fleet), "it may still be importing"
+    fleet.wait(views.SILENT_S)
+    fleet.all_live()
+    assert reason(fleet).endswith("its script reports no steps (docs/scripts.md)")
+    fleet.train(1)
+    assert "reports no steps" not in reason(fleet)
+
+
+def test_a_job_that_waits_for_its_first_step_says_what_it_waits_for() -> None:
+    fleet = Fleet(2)
+    fleet.submit(job(dp=2, first_step_timeout_s=300.0))
+    fleet.answer_orders()
+    assert fleet.job.phase is JobPhase.STARTING
+    assert "run.step" not in reason(fleet)
+    fleet.wait(views.SILENT_S + 15.0)
+    assert "not every rank has reported a step 75 s after the start" in reason(fleet)
+    assert "limits.first_step_timeout_s (300 s)" in reason(fleet)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,6 +199,22 @@ def test_what_is_observed(tmp_path: Path, environ: dict[str, str], observed: boo
     observed_steps.stand_down()
     assert not _global_optimizer_pre_hooks
     observed_steps.stand_down()
+
+
+def test_a_script_with_a_run_is_observed_without_waits_until_its_first_step(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    waits = SimpleNamespace(close=lambda: closed.append("waits"))
+    monkeypatch.setattr(observed_steps, "_running", (script.observer, waits))
+    script.waited_s = 1.5
+    script.step(4.0, 3)
+    observed_steps.leave_waits()
+    assert closed == ["waits"]
+    script.waited_s = None  # as of waits that are closed
+    script.step(4.0, 2)
+    assert [math.isnan(note.comm_wait_s) for note in script.heard] == [False, False, True, True]
+    monkeypatch.setattr(observed_steps, "_running", None)
 
 
 # ---------------------------------------------------------------- DDP's own timers

@@ -219,6 +219,11 @@ class Client(Connection):
     def findings(self, job: str | None = None, node: str | None = None) -> Iterator[Json]:
         return self.pages("/v1/findings", **_given(job=job, node=node))
 
+    def newest_findings(self, count: int, job: str | None = None) -> list[Json]:
+        """Return the newest findings, by one request."""
+        items: list[Json] = self.get("/v1/findings", limit=count, **_given(job=job))["items"]
+        return items
+
     def actions(self, job: str | None = None) -> Iterator[Json]:
         return self.pages("/v1/actions", **_given(job=job))
 

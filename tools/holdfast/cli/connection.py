@@ -18,7 +18,15 @@ from urllib.parse import quote
 import httpx
 
 from holdfast.cli import api_token
-from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
+from holdfast.domain.errors import (
+    Conflict,
+    HoldfastError,
+    InvalidSpec,
+    InvalidSpecs,
+    NotFound,
+    RedisAway,
+    Unavailable,
+)
 from holdfast.domain.hosts import is_loopback
 from holdfast.runtime.api_trust import API_CA, Trust, answers_with_tls
 
@@ -31,10 +39,12 @@ OPERATION_TIMEOUT_S = 60.0
 OPERATION_POLL_S = 0.05
 LEADER_TIMEOUT_S = 10.0  # longer than a standby needs to take over
 LEADER_POLL_S = 0.1
+REDIS_TIMEOUT_S = 1.5  # for the connection of the supervisors to Redis, which they try for 0.3 s in each request
 PAGE_LIMIT = 200
 TOKEN_BYTES_MAX = 16_384
 QUOTED_CHARS_MAX = 200  # of an unexpected answer
 PROBLEM = "application/problem+json"
+REDIS_AWAY = "urn:holdfast:problem:redis-away"  # type of a problem
 
 Json = dict[str, Any]
 
@@ -176,15 +186,18 @@ class Connection:
         return operation
 
     def send(self, method: str, path: str, **options: Any) -> Json:
-        """Send a request, and repeat it while there is no leader. For a GET, or a POST with an Idempotency-Key."""
-        deadline = self._clock() + LEADER_TIMEOUT_S
+        """Send a request, and repeat it while there is no leader. For a GET, or a POST with an Idempotency-Key.
+
+        Raises `RedisAway` earlier than other `Unavailable`: no leader comes as long as Redis does not answer."""
+        began = self._clock()
         while True:
             try:
                 return self._request(method, path, **options)
             except NoApi:
                 raise
-            except Unavailable:
-                if self._clock() > deadline:
+            except Unavailable as error:
+                patience_s = REDIS_TIMEOUT_S if isinstance(error, RedisAway) else LEADER_TIMEOUT_S
+                if self._clock() - began > patience_s:
                     raise
                 self._sleep(LEADER_POLL_S)
 
@@ -215,6 +228,8 @@ class Connection:
                 raise NotFound(detail)
             case 409:
                 raise Conflict(detail)
+            case 503 if problem.get("type") == REDIS_AWAY:
+                raise RedisAway(detail)
             case 503:
                 raise Unavailable(detail)
             case 422 if fields := _fields(problem):

@@ -13,15 +13,18 @@ from rich.markup import escape
 
 from holdfast.cli.client import Client
 from holdfast.cli.endings import ENDED, exit_code
+from holdfast.cli.last_copy import LastCopy
 from holdfast.cli.live import JobDisplay
 from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks
 from holdfast.cli.tables import markup
+from holdfast.cli.warning_lines import NEWEST, WarningLines
 from holdfast.domain.errors import NotFound, Unavailable
 from holdfast.domain.words import plural
 
 POLL_S = 0.2
 NODES_EVERY = 5  # polls; requesting the states of all nodes is the slow part
 SETTLE_MAX_S = 30.0  # after the end, for the last checkpoint to reach the disks; copies continue beyond it
+WARNINGS_EVERY = 10  # polls: two requests for the newest findings
 NODES_NAMED_MAX = 4
 SILENCE_MAX_S = 900.0  # training continues while the control plane does not answer
 
@@ -66,7 +69,9 @@ def follow(
 
     If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`, and when it has lost the job.
     """
-    logs = LogTail(client, name, ranks)
+    logs, warnings = LogTail(client, name, ranks), WarningLines(name)
+    copying = LastCopy(on_this_machine=until_left, waits_s=SETTLE_MAX_S if until_left and console.is_terminal else 0.0)
+    found: list[Mapping[str, Any]] = []
     seen: set[tuple[str, str]] = set()
     silent_since: float | None = None
     ended_at, resumes_by = 0.0, clock() + suspended_wait_s
@@ -81,6 +86,10 @@ def follow(
                 display.update(job, nodes)
                 changes = list(_incident_lines(client, name, seen, job.get("submitted_at", 0.0)))
                 lines = list(logs.lines(job))
+                if poll % WARNINGS_EVERY == 0 or (job["phase"] in ENDED and not ended_at):
+                    found = list(client.newest_findings(NEWEST, job=name))
+                    of_nodes = client.newest_findings(NEWEST) if job["ranks"] else []
+                    changes += warnings.new([*found, *of_nodes], job)
             except Unavailable as error:
                 if silent_since is None:
                     silent_since = clock()
@@ -112,6 +121,10 @@ def follow(
                 ended_at = ended_at or clock()
                 if settled(job) or clock() - ended_at > SETTLE_MAX_S:
                     break
+                if line := copying.look(job.get("kept"), found, clock()):
+                    display.say(line)
+                if copying.given_up:
+                    break
             else:
                 ended_at = 0.0
             sleep(POLL_S)
@@ -123,9 +136,24 @@ def follow(
         console.print(
             escape(f"the exception of the rank that failed first, and its log: {how.first_error}"), soft_wrap=True
         )
-    if description := kept(job, how):
+    if description := kept(job, how) or _unsaved(job):
         console.print(escape(description), soft_wrap=True)
     return exit_code(job)
+
+
+def _unsaved(job: Mapping[str, Any]) -> str:
+    """Describe what a finished job without a checkpoint can be started again from; empty if it has one."""
+    if job["phase"] not in ENDED or job.get("checkpoint_step") or job.get("step") == 0:
+        return ""
+    if job.get("step") is None:
+        return (
+            "Holdfast retains no checkpoint of this job, because its script reports no steps: only what the script has saved "
+            "itself remains (docs/scripts.md)"
+        )
+    return (
+        f"no checkpoint was saved by step {job['step']}: the script did not call run.checkpoint, or none was due "
+        "(checkpoint.interval_steps). Another run starts at step 0"
+    )
 
 
 def settled(job: Mapping[str, Any]) -> bool:

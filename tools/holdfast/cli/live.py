@@ -24,6 +24,7 @@ from holdfast.domain.mesh import Mesh
 MESSAGES_MAX = 8
 PLAIN_EVERY_S = 5.0
 PAUSE_S, PAUSE_STEPS = 20.0, 10  # a pause that is shown: at least so many seconds, and so many steps
+FIRST_STEP_S = 60.0  # after which a missing first step is explained
 REPLICAS_SHOWN_MAX = 16
 OTHERS_SHOWN_MAX = 12
 COLUMN_GAP_CHARS = 4
@@ -119,11 +120,20 @@ class JobDisplay:
         if job.get("step") is None:
             return f"{_observed(job)}{self._pause() if job.get('observed_steps') else ''}"
         if not job["step"] and not self._target:
-            return "no step yet"
+            return f"no step yet{self._overdue()}"
         step = f"step {job['step']}" + (f"/{self._target}" if self._target else "")
         loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
         rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""
         return f"{step}{loss}{rate}{self._pause()}"
+
+    def _overdue(self) -> str:
+        """What to know of a job whose ranks were started and report no step, once that takes longer than usual."""
+        quiet_s = self._clock() - self._count_since
+        if self._job["phase"] not in ("starting", "running") or quiet_s < FIRST_STEP_S:
+            return ""
+        if self._job["phase"] == "running":
+            return " that all ranks have reported"
+        return f" [yellow]after {quiet_s:,.0f} s[/]; a script that uses holdfast.train must call run.step"
 
     def _pause(self) -> str:
         """Describe how long a running job has finished no step, if that is unusual; it may evaluate, save, or hang."""

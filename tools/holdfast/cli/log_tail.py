@@ -18,6 +18,7 @@ from holdfast.domain.worker import TORCH_SERVER_LINE
 
 READ_BYTES_MAX = 1 << 20  # per read of one file
 LINE_BYTES_MAX = 64 << 10  # a longer line without an end, such as a progress bar, is cut
+FROM_END_BYTES = 1 << 20  # of a log that is long already when it is first seen
 REMOTE_MAX = 8  # ranks on other machines: each read is a request
 REMOTE_EVERY_S = 1.0
 REMOTE_AGAIN_S = 30.0  # after an agent that has not answered
@@ -43,11 +44,14 @@ class LogTail:
         self._ranks = ranks
         self._tails: dict[tuple[int, int], Tail] = {}  # (generation, rank)
         self._directories: dict[str, Path | None] = {}
+        self._skipped: list[str] = []  # lines about skipped output, to be printed
 
     def lines(self, job: Mapping[str, Any]) -> Iterator[str]:
         """Yield the complete lines that were written since the last call, each with its rank."""
         for worker in job["ranks"]:
             self._open(worker["node"], job["generation"], worker["rank"])
+        skipped, self._skipped = self._skipped, []
+        yield from skipped
         for tail in list(self._tails.values()):
             yield from tail.lines()
         for key in [key for key in self._tails if key[0] <= job["generation"] - GENERATIONS_MAX]:
@@ -67,7 +71,9 @@ class LogTail:
             self._directories[node] = Path(facts["directory"]) if here else None
         if (directory := self._directories[node]) is not None:
             path = log_file(directory, self._job, generation, rank)
-            self._tails[generation, rank] = Tail(path, f"[rank{rank}] ")
+            self._tails[generation, rank] = tail = Tail(path, f"[rank{rank}] ")
+            if tail.skip(FROM_END_BYTES):
+                self._skipped.append(f"{tail.prefix}(earlier output is not shown: {path})")
         elif rank == 0 or (self._ranks is not None and rank in sorted(self._ranks)[:REMOTE_MAX]):
             self._tails[generation, rank] = RemoteTail(
                 Path(), f"[rank{rank}] ", client=self._client, job=self._job, generation=generation, rank=rank
@@ -87,6 +93,20 @@ class Tail:
     @property
     def where(self) -> str:
         return f"cannot read {self.path}"
+
+    def skip(self, last_bytes: int) -> bool:
+        """Begin at the first line that begins within the last bytes. Returns whether earlier output is skipped."""
+        try:
+            with self.path.open("rb") as log:
+                start = os.fstat(log.fileno()).st_size - last_bytes
+                if start <= 0:
+                    return False
+                log.seek(start - 1)
+                log.readline(LINE_BYTES_MAX)
+                self.position = log.tell()
+        except OSError:
+            return False  # not created yet; another failure is reported by `lines`
+        return True
 
     def lines(self) -> Iterator[str]:
         try:

@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from glob import escape
@@ -36,7 +36,9 @@ LINES = 100
 NEWEST = -1
 POLL_S = 0.2
 LOOK_EVERY = 5  # polls between checks for new generations, and for the end of the job
-TAIL_BYTES = 1 << 20  # of a log on another machine, which is read from its beginning only if all lines are requested
+# Of a log on another machine, which is read from its beginning only if all lines are requested; of one on this machine, first.
+TAIL_BYTES = 1 << 20
+WIDER = 8  # times as much is read if the last lines that match are not among these
 
 _LOG = re.compile(r"g(\d+)/rank-(\d+)\.log")
 
@@ -230,9 +232,22 @@ def _print(tail: AnyTail, where: str, lines: int, wanted: re.Pattern[str]) -> An
     if isinstance(tail, RemoteTail):
         where = tail.begin(TAIL_BYTES if lines else 0)
     typer.echo(where, err=True)
-    for line in deque((line for line in tail.whole_lines() if wanted.search(line)), maxlen=lines or None):
+    for line in _last_lines(tail, lines, wanted):
         _show(line)
     return tail
+
+
+def _last_lines(tail: Tail, lines: int, wanted: re.Pattern[str]) -> Iterable[str]:
+    """Return the last `lines` that match, 0 = all. Of a file on this machine, only as much of the end is read as is needed."""
+    window = TAIL_BYTES
+    while lines and not isinstance(tail, RemoteTail) and tail.skip(window):
+        found = deque((line for line in tail.whole_lines() if wanted.search(line)), maxlen=lines)
+        if len(found) == lines:
+            return found
+        tail.position, tail.partial = 0, b""
+        window *= WIDER
+    matching = (line for line in tail.whole_lines() if wanted.search(line))
+    return deque(matching, maxlen=lines) if lines else matching
 
 
 def _show(line: str) -> None:

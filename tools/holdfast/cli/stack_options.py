@@ -24,6 +24,7 @@ OWN = (
     JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL, ENV_API, "HOLDFAST_REDIS_URL", "HOLDFAST_GPU_RESET_COMMAND",
     "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN", "HOLDFAST_AGENT_USER", ENV_TOKEN_FILE,
 )  # fmt: skip
+OF_AGENTS = ("HOLDFAST_LOG_BYTES_MAX",)  # settings of agents that the nodes of a stack take from the environment
 JOIN_FILE = "join-token"
 WILDCARDS = ("0.0.0.0", "[::]")
 Say = Callable[[str], None]
@@ -84,11 +85,11 @@ class StackOptions:
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the parts of a stack inherit from the command: all except its HOLDFAST_ settings, which the
-    options replace. HOLDFAST_FAULT_ settings (docs/fault-injection.md) are inherited."""
+    options replace. HOLDFAST_FAULT_ settings (docs/fault-injection.md) and `OF_AGENTS` are inherited."""
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith("HOLDFAST_") or name.startswith("HOLDFAST_FAULT_")
+        if not name.startswith("HOLDFAST_") or name.startswith("HOLDFAST_FAULT_") or name in OF_AGENTS
     }
 
 

@@ -71,6 +71,7 @@ from holdfast.domain.orders import Hello, Order, Prepare, PrepareTemplate, Repor
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
+from holdfast.runtime.expiry import OwnExpiry
 from holdfast.runtime.identities import Role
 from holdfast.runtime.invitation import node_identity
 from holdfast.runtime.service import Farewell, guarded
@@ -154,6 +155,7 @@ class Agent:
             report=self._report,
             ended=workers_ended,
             assume_started_after_s=settings.assume_started_after_s,
+            log_bytes_max=settings.log_bytes_max,
         )
         self._replicator: Replicator = NoReplicator()
         if settings.replicator:  # its own settings are in the environment as well, and pass through
@@ -268,6 +270,7 @@ class Agent:
             tls=tls,
         )
 
+        self._own_expiry = OwnExpiry(tls) if tls is not None else None
         self._renewal: CertificateRenewal | None = None
         if settings.identity_dir is not None and tls is not None:
             identity = node_identity(settings.fleet or tls.accepts.fleet, settings.node)
@@ -350,6 +353,8 @@ class Agent:
         guarded(tasks, "injected faults", self._faults.run)
         if self._renewal is not None:
             guarded(tasks, "certificate", self._renewal.run)
+        if self._own_expiry is not None:
+            guarded(tasks, "expiry of the certificate", self._own_expiry.run)
         if settings.preflight_every_s:
             guarded(tasks, "pre-flight", self._preflights.run)
         for collector in self._collectors:

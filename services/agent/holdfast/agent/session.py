@@ -25,6 +25,7 @@ from holdfast.domain.rank_reads import MeasuredRanks
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.expiry import own_problem
 from holdfast.runtime.fleet import Introduction, Membership
 from holdfast.runtime.grpc_channel import connected
 from holdfast.runtime.identities import Role
@@ -97,7 +98,7 @@ class Session:
         self.workers_in_answers = self.starts_in_beats = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
-        self._failures = Failures()
+        self._failures = Failures(explain=lambda: own_problem(tls, time.time()))
         self._foreign: set[str] = set()  # endpoints that belonged to another fleet when they were last asked
 
     def report(self, report: Report) -> None:

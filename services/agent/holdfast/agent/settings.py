@@ -13,6 +13,7 @@ from holdfast.agent.collectors.maintenance import AUTO
 from holdfast.agent.faults import MachineFaultRules
 from holdfast.agent.gpu_reset import ResetRules
 from holdfast.agent.machine import BOOT_ID, PRODUCT_UUID
+from holdfast.agent.workers.log_limit import LOG_BYTES_MAX, LOG_BYTES_MIN
 from holdfast.domain.faults import LOSS_PERCENT_MAX, LOSS_PERCENT_MIN, OFFSET_S_MAX
 from holdfast.domain.hosts import host_and_port
 from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
@@ -85,6 +86,15 @@ class AgentSettings(ServiceSettings):
     fault_clock_s_max: float = Field(default=0.0, ge=0, le=OFFSET_S_MAX)
     # Seconds after which an unmodified script counts as having made a step.
     assume_started_after_s: float = Field(default=5.0, gt=0)
+    # Bytes of one rank's log, of which the middle is cut beyond that; 0 = no limit while there is room (docs/logs.md)
+    log_bytes_max: int = Field(default=LOG_BYTES_MAX, ge=0)
+
+    @field_validator("log_bytes_max")
+    @classmethod
+    def _logs_have_two_ends(cls, value: int) -> int:
+        if 0 < value < LOG_BYTES_MIN:
+            raise ValueError(f"at least {LOG_BYTES_MIN}, or 0")
+        return value
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -40,8 +40,10 @@ class Failures:
     """Logs failures of one stream: the first, each whose kind differs from the previous one, and one a minute. An unavailable
     service or a wrong address causes a failure every second."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, explain: Callable[[], str] = lambda: "") -> None:
+        """`explain`: what this side knows of the cause, such as its expired certificate; empty = nothing."""
         self._clock = clock
+        self._explain = explain
         self._last: dict[str, tuple[str, float, int]] = {}  # endpoint → kind, time of the log line, failures since
 
     def failed(self, event: str, endpoint: str, error: grpc.aio.AioRpcError) -> None:
@@ -49,6 +51,9 @@ class Failures:
         if error.code() is grpc.StatusCode.INTERNAL and reason == ENDED_UNDER_A_WRITE:
             reason = "the service ended the call while this agent wrote to it, so its reason is not known"
             self._warn(event, endpoint, self._last.get(endpoint, (reason,))[0], code=code, reason=reason)
+            return
+        if explained := self._explain():
+            self._warn(event, endpoint, explained, code=code, reason=explained, error=reason)
             return
         # The operating system's reason why a service is not reached differs from one attempt to the next.
         kind = code if error.code() is grpc.StatusCode.UNAVAILABLE else f"{code}: {reason}"

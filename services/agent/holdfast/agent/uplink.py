@@ -23,6 +23,7 @@ from holdfast.domain.errors import OtherFleet
 from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.expiry import own_problem
 from holdfast.runtime.fleet import Introduction, Membership
 from holdfast.runtime.grpc_channel import cancellable, connected
 from holdfast.runtime.identities import Role
@@ -81,7 +82,7 @@ class Uplink:
         self._closing = False
         self._moving = False  # to an earlier endpoint
         self._refused_in_a_row = 0
-        self._failures = Failures()
+        self._failures = Failures(explain=lambda: own_problem(tls, time.time()))
         self._contact = Contact()
         self._foreign: set[str] = set()  # endpoints that belonged to another fleet when they were last asked
 

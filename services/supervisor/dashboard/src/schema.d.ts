@@ -688,6 +688,10 @@ export interface components {
             };
             on_disk: boolean;
             step: number;
+            /** @default {} */
+            unwritten: {
+                [key: string]: number;
+            };
         };
         Kubernetes: {
             watch: boolean;

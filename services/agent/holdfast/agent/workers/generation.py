@@ -129,15 +129,19 @@ class LocalGeneration:
         """The report that every rank has finished a first step, once.
 
         An unmodified script reports no steps. Its ranks count as stepping, with step 0, when an optimizer step of each of them
-        was observed, or when all of them have been running for `assume_started_after_s`.
+        was observed, or when all of them have been running for `assume_started_after_s`. A script that uses the library, and
+        never `run.step`, counts when its optimizer steps have been observed for that long. If only some ranks report steps, all
+        count that long after the second step of these.
         """
         if self.stepping_reported or self.progress is None or self.started_at is None or not self.complete:
             return None
         since = self.progress.stepping_since
         if since is not None and (self.progress.all_start_phases_known or at - since > STARTED_NOTE_GRACE_S):
             step, phases_s = self.progress.newest_common_step, self.progress.slowest_start()
-        elif self.progress.silent and (observed_since := self.progress.observed_since) is not None:
+        elif (observed_since := self._observed_since(at, assume_started_after_s)) is not None:
             since, step, phases_s = observed_since, 0, ()
+        elif (apart_since := self.progress.stepping_apart_since(at, assume_started_after_s)) is not None:
+            since, step, phases_s = apart_since, self.progress.least_reported_step, ()
         elif self.progress.silent and at - max(self.started_at, self._unheard_until) >= assume_started_after_s:
             since, step, phases_s = at, 0, ()
         else:
@@ -146,6 +150,15 @@ class LocalGeneration:
         return RanksStepping(
             self.order.job, self.order.generation, tuple(self.order.placement.ranks), step, since, phases_s
         )
+
+    def _observed_since(self, at: float, after_s: float) -> float | None:
+        """Since when observed optimizer steps are known to be the steps of the script; None if they are not. Of a script that
+        uses the library they may also be a warm-up before its first `run.step`."""
+        progress = self.progress
+        if progress is None or progress.has_stepped or (since := progress.observed_since) is None:
+            return None
+        is_certain = progress.silent or at - max(since, self._unheard_until) >= after_s
+        return since if is_certain else None
 
     @property
     def begun(self) -> RanksStarted | None:
@@ -160,8 +173,9 @@ class LocalGeneration:
         if progress is None:
             return None
         reached = StepReached(self.order.job, self.order.generation, progress.newest_common_step)
-        if not progress.silent:
-            return reached
+        if progress.has_stepped:
+            apart = self.stepping_reported and progress.stepping_since is None
+            return replace(reached, step=progress.least_reported_step) if apart else reached
         observed, step_s = progress.observed
         return replace(reached, observed=observed, observed_step_s=step_s) if observed else None
 

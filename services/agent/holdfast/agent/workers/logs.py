@@ -1,48 +1,41 @@
 """Worker logs: `<agent_dir>/logs/<job>/g<generation>/rank-<r>.log`, standard output and error in one file, in order.
 
 The worker writes directly to the file, so that a step never waits for the agent and the last lines of a killed process are
-included. The agent limits the size: if a file exceeds its limit, its oldest part is removed by punching a hole, which does not
-affect the appending writer. If the file system does not support that, the file is emptied. Only the newest generations are
-kept."""
+included. The agent limits the size (`log_limit`): the middle of a large log is cut. Only the newest generations are kept."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import math
 import os
 import re
 import shutil
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast.agent.workers.errors import read_error_file
+from holdfast.agent.workers.log_limit import LOG_BYTES_MAX, Limit, limit_here
 from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.rank_reads import ERRORS_MAX, RaisedError
 from holdfast.domain.worker import TORCH_SERVER_LINE
 from holdfast.domain.worker_logs import LogPart, LogRequest
 
-LOG_BYTES_MAX = 64 << 20  # on disk per rank; output between two checks may exceed it
-KEPT_BYTES = LOG_BYTES_MAX // 2  # remaining size after a trim
 GENERATIONS_KEPT = 5
 TAIL_LINES = 40
 TAIL_BYTES = 8 << 10
 
-_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 0x01, 0x02
-_BLOCK_BYTES = 512  # the unit of st_blocks, independent of the file system's block size
 _GENERATION = re.compile(r"g(\d+)")
 _ERROR_FILE = re.compile(r"rank-(\d+)\.error\.json")
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class WorkerLogs:
     """The logs of all jobs of one agent."""
 
-    def __init__(self, directory: Path, *, bytes_max: int = LOG_BYTES_MAX, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, directory: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
+        """`bytes_max`: of each log on disk; 0 = no limit while there is room."""
         self._directory = directory
-        self._bytes_max, self._kept_bytes = bytes_max, kept_bytes
+        self._bytes_max = bytes_max
 
     def create(self, job: str, generation: int) -> Path:
         """Create the directory of a generation's logs, and delete those of old generations. Raises `HoldfastError` that names
@@ -62,22 +55,14 @@ class WorkerLogs:
         for _, path in generations[:-GENERATIONS_KEPT]:
             shutil.rmtree(path, ignore_errors=True)
 
-    def trim(self, path: Path) -> int:
-        """Trim one log that exceeds its limit. Returns the number of bytes dropped. Raises OSError."""
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return 0
-        try:
-            status = os.fstat(fd)
-            held = status.st_blocks * _BLOCK_BYTES
-            if held <= self._bytes_max:
-                return 0
-            if not _punch(fd, status.st_size - self._kept_bytes):
-                os.ftruncate(fd, 0)  # the writer appends, so it continues at the new end
-            return held - os.fstat(fd).st_blocks * _BLOCK_BYTES
-        finally:
-            os.close(fd)
+    def limit(self) -> Limit:
+        """Return the limit that applies now. Raises OSError."""
+        return limit_here(self._directory, self._bytes_max)
+
+    def limited(self, limit: Limit, current: Iterable[Path]) -> Iterable[Path]:
+        """Return the logs that may exceed the limit. `current`: those that are being written. Near a full disk those of earlier
+        generations count as well."""
+        return self._directory.glob("*/g*/rank-*.log") if limit.scarce else current
 
 
 def open_log(path: Path) -> int:
@@ -112,7 +97,9 @@ def read_part(logs: Path, request: LogRequest) -> LogPart:
             raise HoldfastError(f"{path} is not a file")
         start = request.offset if request.offset >= 0 else max(0, status.st_size + request.offset)
         start = data_from(file, min(start, status.st_size))
-        return LogPart(start, status.st_size, os.pread(file, request.bytes_max, start))
+        return LogPart(
+            start, status.st_size, os.pread(file, min(request.bytes_max, hole_from(file, start) - start), start)
+        )
     except OSError as error:
         raise HoldfastError(f"{path} cannot be read: {error.strerror}") from error
     finally:
@@ -154,6 +141,14 @@ def data_from(file: int, position: int) -> int:
         return os.fstat(file).st_size if error.errno == errno.ENXIO else position
 
 
+def hole_from(file: int, position: int) -> int:
+    """Return where the bytes that exist from `position` on end: at a dropped part, or at the end of the file."""
+    try:
+        return os.lseek(file, position, os.SEEK_HOLE)
+    except OSError:
+        return os.fstat(file).st_size  # no data after this position, or a file system without holes
+
+
 def tail(path: Path, lines_max: int = TAIL_LINES, bytes_max: int = TAIL_BYTES) -> tuple[str, ...]:
     """Return the last lines, oldest first; empty if the file cannot be read. A line that the byte limit cuts is omitted."""
     try:
@@ -167,13 +162,3 @@ def tail(path: Path, lines_max: int = TAIL_LINES, bytes_max: int = TAIL_BYTES) -
     if size > bytes_max and len(lines) > 1:
         lines = lines[1:]
     return tuple([line for line in lines if not TORCH_SERVER_LINE.search(line)][-lines_max:])
-
-
-def _punch(fd: int, length: int) -> bool:
-    """Free the first `length` bytes. Returns False if the file system does not support it."""
-    if _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, 0, length) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EOPNOTSUPP, errno.ENOSYS):
-        return False
-    raise OSError(code, os.strerror(code))

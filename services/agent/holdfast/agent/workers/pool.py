@@ -21,6 +21,7 @@ from holdfast.agent.workers.environment import Site, start_environment, worker_e
 from holdfast.agent.workers.ft_server import FtServer, Rank, append_to_log
 from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
+from holdfast.agent.workers.log_limit import LOG_BYTES_MAX, cut
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.orphans import become_subreaper
 from holdfast.agent.workers.secrets import read_all
@@ -65,14 +66,16 @@ class WorkerPool:
         report: Callable[[Report], None],
         ended: anyio.Event,
         assume_started_after_s: float = 5.0,
+        log_bytes_max: int = LOG_BYTES_MAX,
     ) -> None:
-        """`ended` is set when `run` has ended and no worker is running."""
+        """`log_bytes_max`: of each rank's log; 0 = no limit while there is room. `ended` is set when `run` has ended and no
+        worker is running."""
         self._node, self._address, self.site = node, address, site
         self._inherited = inherited
         self._emit, self._report = emit, report
         self._ended = ended
         self._assume_started_after_s = assume_started_after_s
-        self._logs = WorkerLogs(site.agent_dir / "logs")
+        self._logs = WorkerLogs(site.agent_dir / "logs", bytes_max=log_bytes_max)
         user = site.user
         self._uid = None if user is None else user.uid
         self._inbox = NotesInbox(site.notes, self._take_note, user)
@@ -471,16 +474,27 @@ class WorkerPool:
             await anyio.sleep(CHECK_INTERVAL_S)
             active = (each for each in self._generations.values() if each.started_at is not None and not each.stopping)
             self._templates.learn(each.order.launch for each in active)
-            for generation in self._generations.values():
-                for worker in generation.workers.values():
-                    self._bound_log(worker.identity.log_path)
+            self._bound_logs()
 
-    def _bound_log(self, path: Path) -> None:
+    def _bound_logs(self) -> None:
+        current = [
+            worker.identity.log_path
+            for generation in self._generations.values()
+            for worker in generation.workers.values()
+        ]
+        if not current:
+            return
         try:
-            if dropped := self._logs.trim(path):
-                log.warning("worker log trimmed", path=str(path), dropped_bytes=dropped)
+            limit = self._logs.limit()
         except OSError as error:  # retried at the next check; workers do not depend on it
-            log.warning("worker log not trimmed", path=str(path), reason=str(error))
+            log.warning("worker logs not checked", reason=str(error))
+            return
+        for path in self._logs.limited(limit, current):
+            try:
+                if freed := cut(path, limit):
+                    log.warning("worker log cut", path=str(path), freed_bytes=freed, limit=limit.why)
+            except OSError as error:
+                log.warning("worker log not cut", path=str(path), reason=str(error))
 
 
 def _notes(entry: Entry, template: Template, launch: LaunchSpec) -> list[str]:

@@ -54,6 +54,7 @@ class _Rank:
     phase: Phase = Phase.INIT
     phase_at: float = 0.0
     first_step_at: float | None = None  # end of its first step in this generation
+    second_step_at: float | None = None
     phases_s: tuple[tuple[str, float], ...] = ()
     has_sent: bool = False
     started_noted: bool = False
@@ -106,6 +107,8 @@ class Progress:
                 rank.phase, rank.phase_at = Phase.STEP, note.ended_at
                 if rank.first_step_at is None:
                     rank.first_step_at = note.ended_at
+                elif rank.second_step_at is None:
+                    rank.second_step_at = note.ended_at
                 if len(self._rows) == ROWS_MAX:
                     self._rows.popleft()
                     self.dropped += 1
@@ -166,6 +169,11 @@ class Progress:
         """Whether no rank has sent a note yet: the script is unmodified, or has not reached `hf.launch`."""
         return not any(rank.has_sent for rank in self._ranks.values())
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether any rank has reported a step."""
+        return any(rank.first_step_at is not None for rank in self._ranks.values())
+
     def unheard(self, until: float) -> None:
         """Record that the agent was frozen until then (Unix s) and received no notes."""
         self._unheard_until = until
@@ -194,6 +202,26 @@ class Progress:
         """Time at which the last rank finished its first step; None while a rank has not finished it."""
         ends = [rank.first_step_at for rank in self._ranks.values() if rank.first_step_at is not None]
         return max(ends) if len(ends) == len(self._ranks) else None
+
+    def stepping_apart_since(self, at: float, after_s: float) -> float | None:
+        """Time at which the last rank of those that report steps finished its first one, if the others report none although
+        they step; None if all report them, or none does, or it is not known yet.
+
+        A second step needs the first one of every rank. `after_s`: how long ago the second step must have ended, because a
+        report may be late."""
+        stepping = [rank for rank in self._ranks.values() if rank.first_step_at is not None]
+        if not 0 < len(stepping) < len(self._ranks):
+            return None
+        second = [rank.second_step_at for rank in stepping if rank.second_step_at is not None]
+        if len(second) < len(stepping) or at - max(*second, self._unheard_until) < after_s:
+            return None
+        return max(rank.first_step_at for rank in stepping if rank.first_step_at is not None)
+
+    @property
+    def least_reported_step(self) -> int:
+        """The step that every rank has finished that reports steps; as `newest_common_step` if none does."""
+        steps = [rank.step for rank in self._ranks.values() if rank.first_step_at is not None]
+        return min(steps, default=self.newest_common_step)
 
     @property
     def observed_since(self) -> float | None:
@@ -286,7 +314,7 @@ class Progress:
 
     def _observed_counts(self, ranks: Iterable[int]) -> tuple[int, ...]:
         counts = tuple(self._ranks[rank].observed for rank in ranks)
-        return counts if self.silent and any(counts) else ()
+        return counts if not self.has_stepped and any(counts) else ()
 
     def sample(self, at: float, processes: Mapping[int, ProcessFacts]) -> RankProgress:
         """Return the present progress of every rank, by rank."""

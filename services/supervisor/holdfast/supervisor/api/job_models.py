@@ -105,6 +105,10 @@ class Kept(Model):
     step: int
     on_disk: Annotated[bool, Field(description="every rank's shard is on some node's disk")]
     directories: Annotated[dict[str, str], Field(description="node → the directory of the job's files on its disk")]
+    unwritten: Annotated[
+        dict[str, int],
+        Field(description="node → bytes of its shards that are only in memory, and that its disk must take"),
+    ] = Field({})
 
 
 class Suspended(Model):

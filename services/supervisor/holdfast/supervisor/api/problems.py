@@ -13,11 +13,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, RedisAway, Unavailable
 from holdfast.supervisor.api.models import FieldProblem, Problem
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:holdfast:problem:"
+REDIS_AWAY = TYPE_PREFIX + "redis-away"  # type of a 503 that waiting for a leader does not help
 RETRY_AFTER_S = 1
 
 log = structlog.get_logger("holdfast.supervisor.api")
@@ -88,7 +89,8 @@ def response_to(error: HoldfastError) -> JSONResponse:
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if status is HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return _answer(status, str(error), errors, leader=leader, headers=headers)
+    kind = REDIS_AWAY if isinstance(error, RedisAway) else ""
+    return _answer(status, str(error), errors, leader=leader, headers=headers, kind=kind)
 
 
 async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
@@ -121,10 +123,12 @@ def _answer(
     *,
     leader: str | None = None,
     headers: dict[str, str] | None = None,
+    kind: str = "",
 ) -> JSONResponse:
+    """`kind`: the type of the problem, if it is not that of the status."""
     slug = status.phrase.lower().replace(" ", "-")
     problem = Problem(
-        type=TYPE_PREFIX + slug,
+        type=kind or TYPE_PREFIX + slug,
         title=status.phrase,
         status=status,
         detail=detail,

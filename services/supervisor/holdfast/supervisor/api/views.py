@@ -14,7 +14,16 @@ from holdfast.domain.nodes import TERMINATION, NodeState, Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import incident_models, job_models, node_models
-from holdfast.supervisor.core import SavedStep, State, holders, reserved_nodes, returns, saved_steps, waits_for
+from holdfast.supervisor.core import (
+    SavedStep,
+    State,
+    holders,
+    reserved_nodes,
+    returns,
+    saved_steps,
+    unwritten,
+    waits_for,
+)
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Failed, Suspended
 from holdfast.supervisor.core.links import LinkTest
@@ -194,6 +203,23 @@ def _is_without_steps(picture: Picture, job: Job, is_observed: bool) -> bool:
     return is_observed or job.phase.finished or now - job.membership.running_at >= SILENT_S
 
 
+def _stepless(picture: Picture, job: Job) -> str:
+    """What is to be known of a job that has reported no step for longer than a start usually takes; empty otherwise."""
+    now = picture.at or picture.state.folded_at
+    since_start_s = now - job.membership.running_at
+    if since_start_s < SILENT_S:
+        return ""
+    if job.phase is JobPhase.RUNNING and job.progress.reports_no_steps:
+        return "its script reports no steps (docs/scripts.md)"
+    if job.phase is JobPhase.STARTING:
+        return (
+            f"not every rank has reported a step {since_start_s:.0f} s after the start; if the script takes longer, raise "
+            f"limits.first_step_timeout_s ({job.spec.limits.first_step_timeout_s:g} s); it must call run.step if it uses "
+            "holdfast.train"
+        )
+    return ""
+
+
 def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
     state = picture.state
     if silent and not picture.leading:
@@ -201,6 +227,8 @@ def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
     if silent:
         return f"not confirmed by {listed(sorted(silent))} that every rank lives; before that: {job.reason}"
     further = [job.final_upload.status] if job.final_upload else []
+    if stepless := _stepless(picture, job):
+        further.append(stepless)
     if waiting := waits_for(state, job):
         further.append(waiting)
     if job.lent is not None and not job.phase.finished:
@@ -255,7 +283,13 @@ def _kept(state: State, value: Job) -> job_models.Kept | None:
         return None
     directories = _directories(state, value.name, holders(state, value.name, newest.attempt, newest.step))
     on_disk = any(newest.ranks[tier] == newest.mesh.world_size for tier in DURABLE)
-    return job_models.Kept(attempt=newest.attempt, step=newest.step, on_disk=on_disk, directories=directories)
+    return job_models.Kept(
+        attempt=newest.attempt,
+        step=newest.step,
+        on_disk=on_disk,
+        directories=directories,
+        unwritten={} if on_disk else unwritten(state, value.name, newest.attempt, newest.step),
+    )
 
 
 def _suspended(state: State, value: Job) -> job_models.Suspended | None:

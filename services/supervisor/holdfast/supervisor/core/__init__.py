@@ -77,7 +77,7 @@ from holdfast.supervisor.core import (
     returns,
     sessions,
 )
-from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
+from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps, unwritten
 from holdfast.supervisor.core.earlier import check as check_earlier
 from holdfast.supervisor.core.fault_requests import check as check_fault
 from holdfast.supervisor.core.index import By
@@ -186,6 +186,7 @@ __all__ = [
     "reserved_nodes",
     "saved_steps",
     "step",
+    "unwritten",
     "view",
     "waits_for",
 ]

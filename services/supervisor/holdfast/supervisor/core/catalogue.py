@@ -10,7 +10,7 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.tiers import NEARNESS
+from holdfast.domain.tiers import DURABLE, NEARNESS
 from holdfast.supervisor.core.binding import believed
 from holdfast.supervisor.core.election import Line
 from holdfast.supervisor.core.pruning import is_needed
@@ -61,6 +61,20 @@ def holders(state: State, name: str, attempt: int, step: int, *, away: bool = Fa
         if (record.key.attempt, record.key.step) == (attempt, step):
             found[record.key.rank].add(node)
     return {rank: sorted(found[rank]) for rank in sorted(found)}
+
+
+def unwritten(state: State, name: str, attempt: int, step: int) -> dict[str, int]:
+    """Node → bytes of its shards of this step that are on the disk of no connected node, so that its disk must still take
+    them."""
+    held = [
+        each for each in _held(state, name, away=False) if (each[1].key.attempt, each[1].key.step) == (attempt, step)
+    ]
+    written = {record.key.rank for _, record in held if record.tier in DURABLE}
+    sizes: dict[str, int] = defaultdict(int)
+    for node, record in held:
+        if record.key.rank not in written:
+            sizes[node] += record.size
+    return dict(sorted(sizes.items()))
 
 
 def _held(state: State, name: str, away: bool) -> Iterator[tuple[str, ShardRecord]]:
