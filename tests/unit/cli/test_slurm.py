@@ -166,6 +166,10 @@ def test_the_end_of_another_allocation_is_not_this_ones(tmp_path: Path) -> None:
     Ending("7", 1000.0).write(tmp_path)
     assert ending.read(tmp_path, "7") == Ending("7", 1000.0)
     assert ending.read(tmp_path, "8") is None
+    Ending("7", 1000.0, over=True).write(tmp_path)
+    assert ending.read(tmp_path, "7") == Ending("7", 1000.0, over=True)
+    (tmp_path / ending.FILE).write_text('{"slurm_job": "7", "ends_at": 1000.0}')
+    assert ending.read(tmp_path, "7") == Ending("7", 1000.0), "of a version before"
     for garbage in ("", "[]", '{"slurm_job": "7"}', '{"slurm_job": "7", "ends_at": "soon"}'):
         (tmp_path / ending.FILE).write_text(garbage)
         assert ending.read(tmp_path, "7") is None
@@ -341,6 +345,42 @@ def test_slurms_sigterm_reaches_the_agent_as_one_notice(tmp_path: Path) -> None:
         finally:
             killer.cancel()
     assert (tmp_path / "received").read_text() == "x"
+
+
+LEAVES_AT_SIGTERM = """
+import pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGUSR1, lambda number, frame: (here / "received").open("a").write("SIGUSR1 "))
+def ends(number, frame):
+    (here / "received").open("a").write("SIGTERM ")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ends)
+(here / "runs").write_text("x")
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("leaving", "received"), [(False, "SIGTERM "), (True, "SIGUSR1 SIGTERM ")])
+def test_the_agents_of_a_job_that_is_over_end_at_once_and_free_their_memory(
+    leaving: bool, received: str, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(LEAVES_AT_SIGTERM)
+    (tmp_path / "memory").mkdir()
+    with subprocess.Popen([sys.executable, "-c", TASK, str(tmp_path)]) as task:
+        killer = threading.Timer(60, task.kill)
+        killer.start()
+        try:
+            wait_until((tmp_path / "runs").exists, description="the agent")
+            if leaving:
+                Ending("7", time.time() + 30).write(tmp_path)
+                wait_until((tmp_path / "received").exists, description="the notice to the agent")
+            Ending("7", time.time(), over=True).write(tmp_path)
+            assert task.wait(30) == 0
+        finally:
+            killer.cancel()
+    assert (tmp_path / "received").read_text() == received
+    assert not (tmp_path / "memory").exists()
 
 
 REFUSES = """

@@ -11,7 +11,7 @@ How an allocation ends:
 
 | event | result |
 |---|---|
-| the job has ended | the agents are stopped, the rest of the chain is cancelled, exit code of `holdfast run` |
+| the job has ended | the agents end and free their memory, the rest of the chain is cancelled, exit code of `holdfast run` |
 | the time limit is near: SIGUSR1, or by the clock | a file notifies all nodes; the job is saved and suspended; 75 |
 | `holdfast slurm cancel`: SIGUSR2 | the same, at once |
 | `scancel`, preemption: SIGTERM to this process and to the nodes' | agents are notified: the same, within KillWait |
@@ -42,6 +42,7 @@ from rich.markup import escape
 from holdfast.cli.client import Client
 from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.endings import SIGNALLED, SUSPENDED, UNAVAILABLE
+from holdfast.cli.follow import settled
 from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.cli.processes import stop_all
 from holdfast.cli.protection import settings_for_parts
@@ -62,6 +63,7 @@ WATCH_S = 10.0  # between two queries of sinfo, and attempts to notify the nodes
 WITHOUT_AGENTS_S = 120.0
 CANCELLED_S = 15.0  # limit of the time without agents after a cancellation
 LAUNCHER_PAUSE_S = 1.0
+AGENTS_END_S = 15.0  # includes the time until the nodes read the shared file
 SOURCE = "slurm"  # of notices
 CONTROL_FILE = "control.json"
 
@@ -154,7 +156,9 @@ class AllocationRun:
             watching = threading.Thread(target=self._watch, args=(stack.api_url, token), name="slurm watch")
             watching.start()
             try:
-                return self._follow(stack, environment, agents, resumes=resumes)
+                code = self._follow(stack, environment, agents, resumes=resumes)
+                self._end_agents(stack.api_url, token, agents)
+                return code
             finally:
                 self._over.set()
                 stop_all([agents])
@@ -187,6 +191,19 @@ class AllocationRun:
                 return code
             self._log(f"[yellow]the launcher was ended by a signal ({code})[/]; it is started again")
             time.sleep(LAUNCHER_PAUSE_S)
+
+    def _end_agents(self, api: str, token: str, agents: subprocess.Popen[bytes]) -> None:
+        """End the agents in good order, in which they free their memory tier. srun ends tasks by SIGKILL: then the memory stays
+        occupied for the next user of the node, which is right only if it has the only copy of the newest checkpoint."""
+        if agents.poll() is not None:
+            return
+        with self._logging_errors("the memory of the nodes is not freed"), Client(api, token=token) as client:
+            if not settled(client.job(self._plan.job_name)):
+                self._log("the newest checkpoint is not on every node's disk: the memory of the nodes is retained")
+                return
+            Ending(self._here.job, time.time(), over=True).write(self._plan.directory)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agents.wait(AGENTS_END_S)
 
     # ------------------------------------------------------------------ parts
 
