@@ -88,6 +88,11 @@ class Run:
     def steps(self) -> list[int]:
         return [int(record["step"]) for record in self.records]
 
+    @property
+    def occupied(self) -> list[Path]:
+        """The files in the nodes' memory tiers."""
+        return [path for path in self.memory.rglob("*") if path.is_file()]
+
     def nodes_with_ranks(self) -> set[str]:
         api, token = json.loads((self.shared / "control.json").read_text())["api"], self.shared / "api-token"
         with Client(api, token=token.read_text()) as client:

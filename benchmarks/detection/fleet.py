@@ -341,9 +341,12 @@ def _judge(score: Score, fleet: Fleet, faults: list[Fault], bugs: list[tuple[flo
 
 
 def _explains(finding: Finding, faults: list[Fault]) -> Fault | None:
-    """The newest fault of the node that the finding may be about: its lines arrive within minutes, its repair after hours."""
+    """The newest fault of the node that the finding may be about: its lines arrive within minutes, its repair after hours.
+    Until then, a warning that lasts is repeated, for example at a port that is down and flaps."""
     for fault in reversed(faults):
         if fault.at - 1.0 <= finding.at <= fault.at + 600.0 or abs(finding.at - fault.at - REPAIR_S) < 60.0:
+            return fault
+        if finding.kind in fault.what.kinds and fault.at <= finding.since and finding.at <= fault.at + REPAIR_S:
             return fault
     return None
 

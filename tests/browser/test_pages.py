@@ -310,7 +310,7 @@ def test_the_log_of_a_rank_is_shown_followed_and_searched(chromium: Browser, tmp
         expect(log).to_have_text(" step 2\nloss is nan 💥\n<b>no markup</b>\n")
         examine(page, "1440 light/job logs of a rank")
         site.write_log("llm-70b", 0, "".join(f"line {n}\n" for n in range(40_000)))
-        expect(log).to_contain_text("line 39999")
+        expect(log).to_contain_text("line 39999", timeout=30_000)  # in seven parts
         page.wait_for_function(  # it stays at the end
             "() => { const box = document.querySelector('pre.log');"
             " return box.scrollHeight - box.scrollTop - box.clientHeight < 40 }"

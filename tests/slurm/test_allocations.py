@@ -44,6 +44,15 @@ def test_a_drained_node_that_is_resumed_in_time_and_a_job_that_completes(run: Ru
     assert_undisturbed(run)
     assert len(run.steps) == 400
     run.wait_end(rest, "CANCELLED")
+    assert not run.occupied, "the nodes' memory is the next user's"
+
+    (refused,) = run.submit("--time", "30", steps=420)
+    run.wait_end(refused, "FAILED")
+    assert run.cluster.exit_code(refused) == 2, run.said(refused)
+    (longer,) = run.submit("--time", "30", "--resume", steps=420)
+    run.wait_end(longer, "COMPLETED")
+    assert_undisturbed(run)
+    assert len(run.steps) == 420
 
 
 def test_nodes_that_lose_their_power_until_no_spare_is_left(run: Run) -> None:
@@ -83,6 +92,7 @@ def test_a_cancelled_job_goes_on_at_its_last_step_when_it_is_submitted_again(run
     run.holdfast("cancel", JOB, "--dir", str(run.shared))
     run.wait_end(first, "FAILED", "COMPLETED")
     assert run.cluster.exit_code(first) == 75, run.said(first)
+    assert not run.occupied, "the save is on disk and in the store"
     run.wait_end(rest, "CANCELLED")
     before = len(run.steps)
     (second,) = run.submit("--time", "30", steps=100_000)

@@ -240,7 +240,7 @@ def _end_of(incident: Incident) -> float:
 
 def _signal_of(context: TraceContext, evidence: Mapping[str, str]) -> str:
     """Span id of the signal; empty if there is none, or if it belongs to the trace of another finding."""
-    signal = tracing.parse(evidence.get(tracing.SIGNAL, ""))
+    signal = tracing.parse(evidence.get(tracing.SIGNAL) or evidence.get(tracing.EARLIER_SIGNAL, ""))
     return signal.span_id if signal and signal.trace_id == context.trace_id else ""
 
 

@@ -28,7 +28,10 @@ Value = str | int | float | bool
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?", re.ASCII)
 
-SIGNAL = "signal"  # in a finding's evidence: traceparent of the signal that the finding follows from
+# In a finding's evidence: traceparent of the signal that the finding follows from. Records of earlier versions have it as
+# `EARLIER_SIGNAL`, which is also the Unix signal of a crash.
+SIGNAL = "signal_traceparent"
+EARLIER_SIGNAL = "signal"
 TRACEPARENT = "traceparent"  # in an incident's evidence: traceparent of its root finding
 
 FINDING = "finding"

@@ -24,6 +24,7 @@ from typer.main import get_command
 from waiting import wait_until
 
 from holdfast.agent.settings import AgentSettings
+from holdfast.cli import last_upload
 from holdfast.cli import main as cli
 from holdfast.cli.client import Client
 from holdfast.cli.endings import DO_NOT_RESTART, SUSPENDED, UNAVAILABLE, USAGE_ERROR
@@ -31,6 +32,7 @@ from holdfast.cli.kubernetes import job_source, kubectl, launch, node
 from holdfast.cli.kubernetes.manifests import DIGEST, EXIT_MARGIN_S, render
 from holdfast.cli.kubernetes.quantities import bytes_of, cpu
 from holdfast.cli.kubernetes.submission import Asked
+from holdfast.cli.launcher import start_options
 from holdfast.domain.errors import Conflict, InvalidSpec, InvalidSpecs, NotFound, Unavailable
 from holdfast.runtime.settings import read_settings
 from holdfast.wire.jobfile import load_job
@@ -353,7 +355,7 @@ FOUND = {"phase": "failed", "permanent_failure": False, "checkpoint_step": 20, "
     ],
 )
 def test_how_a_launcher_starts(found: dict[str, Any] | None, start: str, saved: bool, options: list[str]) -> None:
-    assert launch.options(found, start, lambda: saved) == options
+    assert start_options(found, start, lambda: saved) == options
 
 
 class Uploading:
@@ -369,14 +371,14 @@ class Uploading:
         return {"leaving": self.left >= 0}
 
 
-@pytest.mark.parametrize(("questions", "waited_s"), [(0, 0.0), (3, 3.0), (10**6, launch.UPLOAD_WAIT_S)])
+@pytest.mark.parametrize(("questions", "waited_s"), [(0, 0.0), (3, 3.0), (10**6, last_upload.WAIT_S)])
 def test_the_nodes_stay_for_the_last_upload_but_not_for_ever(questions: int, waited_s: float) -> None:
     clock = [0.0]
 
     def sleep(seconds: float) -> None:
         clock[0] += seconds
 
-    launch.wait_for_upload(
+    last_upload.wait_for_upload(
         Uploading(questions),  # type: ignore[arg-type]
         "llm",
         Console(quiet=True),

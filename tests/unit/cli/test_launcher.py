@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start
+from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, changed_keys
 from holdfast.domain.errors import Conflict, InvalidSpec
-from holdfast.wire.jobfile import parse_job
+from holdfast.wire.jobfile import parse_job, to_body
 
 SPEC = parse_job({"name": "gpt", "script": "/train.py"})
 
@@ -61,6 +61,22 @@ def test_a_failure_that_is_worth_another_attempt_is_tried_again_when_that_is_ask
     assert api.submitted
     permanent = {**FAILED, "permanent_failure": True}
     assert attach(Api(permanent), Start(resume=True)) == permanent
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({}, []),
+        ({"args": ["--lr", "2e-4"]}, ["args"]),
+        ({"nodes": 4, "mesh": {"dp": 4}, "elastic": {"min_dp": 1, "max_dp": 4}}, ["nodes", "mesh", "elastic"]),
+        ({"checkpoint": {"store": "file:///s", "keep": 4}}, ["checkpoint"]),
+        ({"checkpoint": {"store": "file:///s", "resume": "file:///s/other"}}, []),
+    ],
+)
+def test_what_has_changed_in_a_job_file_since_it_was_submitted(changes: dict[str, Any], keys: list[str]) -> None:
+    given = {"name": "gpt", "script": "/train.py", "nodes": 2, "checkpoint": {"store": "file:///s"}}
+    shown = {**to_body(parse_job(given)), "policy": {"name": "swap.py", "sha256": "0" * 64}}
+    assert changed_keys({"spec": shown}, parse_job({**given, **changes})) == keys
 
 
 def test_of_two_that_submit_at_once_the_slower_one_attaches() -> None:

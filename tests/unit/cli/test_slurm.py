@@ -10,8 +10,10 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 from waiting import wait_until
 
@@ -19,13 +21,13 @@ from holdfast.cli.agent import DIGEST_CHARS, own_directory
 from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, FAILED, SUSPENDED, UNAVAILABLE
 from holdfast.cli.slurm import chain as chains
 from holdfast.cli.slurm import ending, node, tools
-from holdfast.cli.slurm.allocation import Here
+from holdfast.cli.slurm.allocation import AllocationRun, Here, Plan
 from holdfast.cli.slurm.chain import Chain, Link
 from holdfast.cli.slurm.commands import app as slurm_app
 from holdfast.cli.slurm.drains import Announce, Drains, Withdraw
 from holdfast.cli.slurm.ending import Ending, EndWatch
 from holdfast.cli.slurm.script import Allocation, doubts, render, seconds
-from holdfast.domain.errors import InvalidSpec, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
 
 ASKED = Allocation(
     name="llm",
@@ -131,7 +133,6 @@ def test_a_chain_goes_on_until_another_allocation_is_of_no_use(tmp_path: Path) -
     assert chain.over is None
     for code in (SUSPENDED, FAILED, UNAVAILABLE):
         assert chain.ended_by(Link("7", code)).over is None
-    assert chain.ended_by(Link("7", FAILED)).failed_before
     for code in (COMPLETED, DO_NOT_RESTART, 2):
         assert chain.ended_by(Link("7", code)).over == code
     chain.ended_by(Link("7", SUSPENDED)).write(tmp_path)
@@ -151,7 +152,7 @@ def test_a_second_submission_goes_on_with_the_run_of_the_first_unless_that_is_ov
     for known in (first, first.ended_by(Link("7", SUSPENDED)), first.ended_by(Link("7", FAILED))):
         known.write(tmp_path)
         second = Chain.of(tmp_path, "llm")
-        assert (second.id, second.slurm_jobs, second.failed_before) == (first.id, (), known.failed_before)
+        assert (second.id, second.slurm_jobs, second.ended) == (first.id, (), known.ended)
     assert Chain.of(tmp_path, "other").id != first.id
     first.ended_by(Link("7", COMPLETED)).write(tmp_path)
     new = Chain.of(tmp_path, "llm")
@@ -166,6 +167,10 @@ def test_the_end_of_another_allocation_is_not_this_ones(tmp_path: Path) -> None:
     Ending("7", 1000.0).write(tmp_path)
     assert ending.read(tmp_path, "7") == Ending("7", 1000.0)
     assert ending.read(tmp_path, "8") is None
+    Ending("7", 1000.0, over=True).write(tmp_path)
+    assert ending.read(tmp_path, "7") == Ending("7", 1000.0, over=True)
+    (tmp_path / ending.FILE).write_text('{"slurm_job": "7", "ends_at": 1000.0}')
+    assert ending.read(tmp_path, "7") == Ending("7", 1000.0), "of a version before"
     for garbage in ("", "[]", '{"slurm_job": "7"}', '{"slurm_job": "7", "ends_at": "soon"}'):
         (tmp_path / ending.FILE).write_text(garbage)
         assert ending.read(tmp_path, "7") is None
@@ -343,6 +348,42 @@ def test_slurms_sigterm_reaches_the_agent_as_one_notice(tmp_path: Path) -> None:
     assert (tmp_path / "received").read_text() == "x"
 
 
+LEAVES_AT_SIGTERM = """
+import pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGUSR1, lambda number, frame: (here / "received").open("a").write("SIGUSR1 "))
+def ends(number, frame):
+    (here / "received").open("a").write("SIGTERM ")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ends)
+(here / "runs").write_text("x")
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("leaving", "received"), [(False, "SIGTERM "), (True, "SIGUSR1 SIGTERM ")])
+def test_the_agents_of_a_job_that_is_over_end_at_once_and_free_their_memory(
+    leaving: bool, received: str, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(LEAVES_AT_SIGTERM)
+    (tmp_path / "memory").mkdir()
+    with subprocess.Popen([sys.executable, "-c", TASK, str(tmp_path)]) as task:
+        killer = threading.Timer(60, task.kill)
+        killer.start()
+        try:
+            wait_until((tmp_path / "runs").exists, description="the agent")
+            if leaving:
+                Ending("7", time.time() + 30).write(tmp_path)
+                wait_until((tmp_path / "received").exists, description="the notice to the agent")
+            Ending("7", time.time(), over=True).write(tmp_path)
+            assert task.wait(30) == 0
+        finally:
+            killer.cancel()
+    assert (tmp_path / "received").read_text() == received
+    assert not (tmp_path / "memory").exists()
+
+
 REFUSES = """
 import pathlib, sys
 runs = pathlib.Path(sys.argv[1]) / "runs"
@@ -404,6 +445,103 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(job_file: Path, tmp_path
     assert not said_to_slurm.exists()
 
 
+def test_a_submission_that_says_how_to_begin_is_another_run(
+    job_file: Path, tmp_path: Path, said_to_slurm: Path
+) -> None:
+    replace(Chain.new("llm"), ended=(Link("7", SUSPENDED),)).write(tmp_path)
+    before = chains.newest(tmp_path).id
+
+    def script(*options: str) -> str:
+        done = CliRunner().invoke(slurm_app, ["submit", str(job_file), "--dir", str(tmp_path), "--dry-run", *options])
+        assert done.exit_code == 0, done.output
+        return done.output.rstrip().splitlines()[-1]
+
+    assert f"--chain {before} " in script()
+    for option in ("--resume", "--fresh"):
+        command = script(option)
+        assert before not in command
+        assert command.endswith(f" {option}")
+
+
+class Jobs:
+    """A supervisor with one job, which another launcher has submitted if `strange`."""
+
+    def __init__(self, phase: str, *, strange: bool = False, **fields: Any) -> None:
+        self.job_now = {"phase": phase, "checkpoint_step": 20, "goes_on_from": None, **fields}
+        self.strange = strange
+        self.stopped: list[str] = []
+
+    def attach(self, name: str, launcher: str) -> dict[str, Any]:
+        if self.strange:
+            raise Conflict("another launcher submitted it")
+        return self.job_now
+
+    def job(self, name: str) -> dict[str, Any]:
+        return self.job_now
+
+    def stop(self, name: str, reason: str, *, save: bool) -> None:
+        assert not save, "it has no nodes"
+        self.stopped.append(reason)
+        self.job_now["phase"] = "stopped"
+
+    def checkpoints(self, name: str) -> list[int]:
+        return [20]
+
+
+def allocation_run(directory: Path) -> AllocationRun:
+    places = {"directory": directory, "job_file": directory / "job.yaml", "local": directory, "memory": directory}
+    limits = {"workers_per_node": 1, "notice_s": 600.0, "grace_s": 60.0}
+    plan = Plan(chain="mine", job_name="llm", drains_condemned=False, **places, **limits)  # type: ignore[arg-type]
+    return AllocationRun(plan, Here("7", "n[1-2]", 2), Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "start", "options", "stopped"),
+    [
+        (Jobs("suspended"), "resume", [], 0),  # the second allocation of a chain
+        (Jobs("failed", permanent_failure=False), "fresh", ["--resume"], 0),
+        (Jobs("suspended", strange=True), "resume", ["--resume"], 1),
+        (Jobs("suspended", strange=True), "fresh", ["--fresh"], 1),
+        (Jobs("completed", strange=True), "resume", ["--resume"], 0),
+        (Jobs("suspended", strange=True), "", [], 0),  # `holdfast run` refuses it
+    ],
+)
+def test_how_the_launcher_of_an_allocation_starts(
+    jobs: Jobs, start: str, options: list[str], stopped: int, tmp_path: Path
+) -> None:
+    assert allocation_run(tmp_path)._start_options(jobs, start) == options  # type: ignore[arg-type]
+    assert jobs.stopped == [f"submitted again with --{start}"] * stopped
+
+
+ENDS_WHEN_OVER = """
+import json, pathlib, sys, time
+path = pathlib.Path(sys.argv[1])
+while not (path.exists() and json.loads(path.read_text()).get("over")):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "frees"),
+    [
+        ({"kept": {"on_disk": True, "step": 20}}, True),
+        ({"kept": {"on_disk": False, "step": 20}}, False),  # their memory has the only copy
+        ({"suspended": {"durable": True, "step": 20, "nodes_left": ["n1"]}}, True),
+        ({"suspended": {"durable": False, "step": 20, "nodes_left": ["n1"]}}, False),
+    ],
+)
+def test_agents_end_by_themselves_unless_their_memory_is_needed(
+    fields: dict[str, Any], frees: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / ending.FILE
+    with subprocess.Popen([sys.executable, "-c", ENDS_WHEN_OVER, str(file)]) as agents:
+        try:
+            allocation_run(tmp_path)._end_agents(Jobs("failed", **fields), FAILED, agents)  # type: ignore[arg-type]
+            assert (agents.poll(), file.exists()) == ((0, True) if frees else (None, False))
+        finally:
+            agents.kill()
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -411,6 +549,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(job_file: Path, tmp_path
         (["--chain", "2"], "a store, because the next allocation may have other nodes"),
         (["--time", "tomorrow"], "HH:MM:SS"),
         (["--", "--signal=USR1@30"], "sets --signal itself"),
+        (["--resume", "--fresh"], "either --fresh or --resume"),
         (["--local", "/scratch/" + "x" * 60], "because the agents make Unix sockets below it"),
     ],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from diagnosing import BUG, COLLECTIVE, T0, Fleet
 
 from holdfast.diagnostics.detectors.liveness import UNWITNESSED_GRACE_S
+from holdfast.domain import tracing
 from holdfast.domain.findings import Blamed, FindingKind, Remedy
 from holdfast.domain.signals import ClockTick, WorkerError
 
@@ -27,6 +29,13 @@ def test_a_killed_rank_is_found_at_once(fleet: Fleet) -> None:
     assert found.since == T0 + 5.0
     assert "SIGKILL" in found.summary
     assert found.evidence["signal"] == "9"
+
+
+def test_the_signal_that_killed_a_rank_is_in_the_evidence_beside_the_trace(fleet: Fleet) -> None:
+    parent = tracing.new_trace("exit").traceparent
+    fleet.fold(replace(fleet.exit_of(1, signal=9), traceparent=parent))
+    evidence = fleet.only().evidence
+    assert (evidence["signal"], evidence[tracing.SIGNAL]) == ("9", parent)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -19,7 +19,7 @@ from holdfast.domain.findings import DATED, ESTIMATE
 LATEST_MAX = 20
 COLUMNS = ("id", "kind", "severity", "node", "rank", "at", "verdict")
 # Evidence that other lines show.
-_SAID = ("rule", "source", "traceparent")
+_SAID = ("rule", "source", "traceparent", "signal_traceparent")
 _INCIDENT = "i-"  # prefix of incident ids; ids of findings begin with the job, node or other subject
 _ACTIONS = {
     "watch": "watch",

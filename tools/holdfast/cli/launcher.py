@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from holdfast.cli.endings import FAILED, exit_code
 from holdfast.cli.secret_file import secret_in
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.job import JobSpec
-from holdfast.wire.jobfile import to_body
+from holdfast.wire.jobfile import parse_job, to_body
 
 ENV_LAUNCHER = "HOLDFAST_LAUNCHER_TOKEN"
 TOKENS = Path("~/.local/state/holdfast/launchers")  # a file per job name and API
@@ -85,3 +86,23 @@ class Launcher:
 def _tries_again(job: dict[str, Any], start: Start) -> bool:
     """Whether another attempt is requested, and the job has failed in a way that another attempt may fix."""
     return job["phase"] == "failed" and exit_code(job) == FAILED and (start.resume or start.fresh)
+
+
+def start_options(found: Mapping[str, Any] | None, start: str, has_checkpoints: Callable[[], bool]) -> list[str]:
+    """Return the options of `holdfast run`. `found`: the job that this launcher has submitted before; None = none yet. `start`:
+    how the first submission uses checkpoints of the job's name: "resume", "fresh" or nothing."""
+    if found is None:
+        return [f"--{start}"] if start else []
+    if found["phase"] != "failed" or exit_code(found) != FAILED:
+        return []
+    # Without any checkpoint, the failed run began at step 0, and so does the next one.
+    began_anew = not found["checkpoint_step"] and found["goes_on_from"] is None and not has_checkpoints()
+    return ["--fresh" if began_anew else "--resume"]
+
+
+def changed_keys(job: Mapping[str, Any], spec: JobSpec) -> list[str]:
+    """Return the keys of the job file in which `spec` differs from the job that was submitted. The policy and the checkpoint
+    that it started from are not compared: the supervisor completes one and drops the other."""
+    before = parse_job({key: value for key, value in job["spec"].items() if key != "policy"})
+    submitted, given = to_body(before), to_body(replace(spec, resume=before.resume))
+    return [key for key, value in given.items() if key != "policy" and submitted[key] != value]

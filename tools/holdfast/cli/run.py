@@ -22,7 +22,7 @@ from holdfast.cli.connection import ENV_API, NoApi, default_url
 from holdfast.cli.endings import ENDED, UNAVAILABLE, show_error
 from holdfast.cli.follow import How, by_command, follow
 from holdfast.cli.last_save import stop_saved
-from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, require_one_start, submit
+from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, changed_keys, require_one_start, submit
 from holdfast.cli.local_runs import RUNS
 from holdfast.cli.log_tail import Ranks
 from holdfast.cli.policy import require_usable
@@ -272,6 +272,12 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
                     f"attached to [bold]{spec.name}[/] at {url}: {found['phase']}, {escape(found['reason'])}",
                     soft_wrap=True,
                 )
+                if changed := changed_keys(found, spec):
+                    console.print(
+                        f"[yellow]the job file has changed since the job was submitted[/] ({', '.join(changed)}), and is not "
+                        "read again: the job continues as it was submitted. To use the new file, submit the job with --resume",
+                        soft_wrap=True,
+                    )
             how = by_command(spec.name) if own is None else _how_here(spec.name, own.directory)
             where = _where_kept(client, spec.name) if own is None else _kept_here(own.directory, how)
             console.print(f"[dim]{escape(where)}[/]", soft_wrap=True)

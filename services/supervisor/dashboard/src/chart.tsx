@@ -7,7 +7,13 @@ import { absolute, duration, short } from "./format";
 import { Legend, link } from "./parts";
 
 const LEFT_PX = 64;
-const RIGHT_PX = 12;
+const RIGHT_PX = 24; // half of the last time
+// At least a second, because labels have no fractions.
+const TICKS_S = [
+  ...[1, 2, 5, 10, 15, 30],
+  ...[1, 2, 5, 10, 15, 30].map((minutes) => minutes * 60),
+  ...[1, 2, 3, 4, 6, 8, 12, 24, 48, 72, 168, 336, 672, 2016, 8064].map((hours) => hours * 3600),
+];
 const TOP_PX = 8;
 
 export const color = (name: string) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -155,6 +161,7 @@ function Plot({ title, at, values, stroke, width, value, zero, stepped, axis }: 
             ticks: { ...lines, show: axis ?? false },
             size: axis ? 26 : 0,
             space: 80,
+            incrs: TICKS_S,
             values: (_plot, splits) => splits.map((at) => (axis ? clock(at, value.until - value.since) : "")),
           },
           {

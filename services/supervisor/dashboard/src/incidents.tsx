@@ -54,7 +54,7 @@ export function IncidentTable({ items }: { items: Incident[] }) {
             <a href={link("incidents", each.id)}>{each.cause}</a>
             <small>
               {words(each.kind)}
-              {each.node && `, node ${each.node}`}
+              {each.node && `, ${each.node}`}
             </small>
           </th>
           <td>{each.job ? <a href={link("jobs", each.job)}>{each.job}</a> : <span class="quiet">none</span>}</td>
@@ -292,7 +292,7 @@ function Decision({ incident }: { incident: Incident }) {
 
 /** Evidence of the root finding. What has several lines, such as the end of a log, is shown as it was printed. */
 function Evidence({ incident }: { incident: Incident }) {
-  const entries = Object.entries(incident.evidence);
+  const entries = Object.entries(incident.evidence).filter(([name]) => !name.endsWith("traceparent")); // shown as the trace
   const is_long = ([name, text]: [string, string]) => name === "log" || text.includes("\n");
   const long = entries.filter(is_long);
   const short = entries.filter((each) => !is_long(each));

@@ -117,7 +117,7 @@ export function Findings({ items }: { items: Schemas["Finding"][] }) {
             {each.summary}
             <small>
               {words(each.kind)}
-              {each.node && `, node ${each.node}`}
+              {each.node && `, ${each.node}`}
               {each.rank !== null && `, rank ${each.rank}`}
               {each.gpu !== null && `, GPU ${each.gpu}`}
             </small>

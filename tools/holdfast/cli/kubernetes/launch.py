@@ -9,32 +9,17 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
 from holdfast.cli.client import Client
-from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, FAILED, SIGNALLED, UNAVAILABLE, exit_code
-from holdfast.domain.errors import HoldfastError, Unavailable
+from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, SIGNALLED, UNAVAILABLE
+from holdfast.cli.last_upload import wait_for_upload
+from holdfast.cli.launcher import start_options
+from holdfast.domain.errors import Unavailable
 from holdfast.runtime.children import tied
-
-UPLOAD_WAIT_S = 3600.0
-POLL_S = 1.0
-
-
-def options(found: Mapping[str, Any] | None, start: str, has_checkpoints: Callable[[], bool]) -> list[str]:
-    """Return the options of `holdfast run`. `found`: the job that this launcher has submitted before; None = none yet. `start`:
-    how the first submission uses checkpoints of the job's name: "resume", "fresh" or nothing."""
-    if found is None:
-        return [f"--{start}"] if start else []
-    if found["phase"] != "failed" or exit_code(found) != FAILED:
-        return []
-    # Without any checkpoint, the failed run began at step 0, and so does the next one.
-    began_anew = not found["checkpoint_step"] and found["goes_on_from"] is None and not has_checkpoints()
-    return ["--fresh" if began_anew else "--resume"]
 
 
 class LauncherPod:
@@ -50,7 +35,7 @@ class LauncherPod:
         signal.signal(signal.SIGTERM, self._on_signal)
         try:
             found = client.attach(self._name, token)
-            how = options(found, start, lambda: any(client.checkpoints(self._name)))
+            how = start_options(found, start, lambda: any(client.checkpoints(self._name)))
         except Unavailable as error:
             self._console.print(str(error), soft_wrap=True, markup=False)
             return UNAVAILABLE  # the next pod tries again
@@ -74,31 +59,3 @@ class LauncherPod:
     def _pass_on(self) -> None:
         if self._ended_by and self._launcher is not None and self._launcher.returncode is None:
             self._launcher.send_signal(self._ended_by)
-
-
-def wait_for_upload(
-    client: Client,
-    name: str,
-    console: Console,
-    *,
-    ended: Callable[[], bool] = lambda: False,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Wait for the final upload of a finished job, for at most `UPLOAD_WAIT_S`."""
-    until, logged = clock() + UPLOAD_WAIT_S, False
-    while not ended():
-        try:
-            leaving = client.job(name).get("leaving")
-        except HoldfastError as error:
-            console.print(f"the state of the final upload is unknown: {error}", soft_wrap=True, markup=False)
-            return
-        if not leaving:
-            return
-        if clock() >= until:
-            console.print(f"the final upload has not ended within {UPLOAD_WAIT_S:g} s; the nodes are released")
-            return
-        if not logged:
-            logged = True
-            console.print("the last checkpoint is being uploaded to the object store; the nodes are kept until then")
-        sleep(POLL_S)

@@ -11,7 +11,7 @@ How an allocation ends:
 
 | event | result |
 |---|---|
-| the job has ended | the agents are stopped, the rest of the chain is cancelled, exit code of `holdfast run` |
+| the job has ended | the agents end and free their memory, the rest of the chain is cancelled, exit code of `holdfast run` |
 | the time limit is near: SIGUSR1, or by the clock | a file notifies all nodes; the job is saved and suspended; 75 |
 | `holdfast slurm cancel`: SIGUSR2 | the same, at once |
 | `scancel`, preemption: SIGTERM to this process and to the nodes' | agents are notified: the same, within KillWait |
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -41,8 +41,10 @@ from rich.markup import escape
 
 from holdfast.cli.client import Client
 from holdfast.cli.connection import ENV_API, ENV_TOKEN
-from holdfast.cli.endings import SIGNALLED, SUSPENDED, UNAVAILABLE
-from holdfast.cli.launcher import ENV_LAUNCHER
+from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, ENDED, SIGNALLED, SUSPENDED, UNAVAILABLE
+from holdfast.cli.follow import settled
+from holdfast.cli.last_upload import wait_for_upload
+from holdfast.cli.launcher import ENV_LAUNCHER, start_options
 from holdfast.cli.processes import stop_all
 from holdfast.cli.protection import settings_for_parts
 from holdfast.cli.secret_file import secret_in
@@ -53,7 +55,7 @@ from holdfast.cli.slurm.ending import Ending, EndWatch
 from holdfast.cli.slurm.script import doubts
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
-from holdfast.domain.errors import HoldfastError, InvalidSpec
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound
 from holdfast.runtime.children import tied
 from holdfast.runtime.files import write_whole
 
@@ -62,6 +64,8 @@ WATCH_S = 10.0  # between two queries of sinfo, and attempts to notify the nodes
 WITHOUT_AGENTS_S = 120.0
 CANCELLED_S = 15.0  # limit of the time without agents after a cancellation
 LAUNCHER_PAUSE_S = 1.0
+STOP_WAIT_S = 30.0  # for the end of a suspended job, which has no workers
+AGENTS_END_S = 15.0  # includes the time until the nodes read the shared file
 SOURCE = "slurm"  # of notices
 CONTROL_FILE = "control.json"
 
@@ -69,7 +73,7 @@ CONTROL_FILE = "control.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`notice_s`: how long before the allocation's end the nodes are notified; `grace_s`: how long before the end their agents
-    begin to leave. `local`, `memory`: directories on each node."""
+    begin to leave. `local`, `memory`: directories on each node. `start`: how the run begins, "resume", "fresh" or nothing."""
 
     directory: Path
     chain: str
@@ -81,6 +85,7 @@ class Plan:
     notice_s: float
     grace_s: float
     drains_condemned: bool
+    start: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,8 @@ class AllocationRun:
         self._check_script()
         code = UNAVAILABLE
         try:
-            code = self._run(resumes=chain.failed_before)
+            # state that was lost since is no reason to begin at step 0 again
+            code = self._run("resume" if self._plan.start and chain.ended else self._plan.start)
         finally:
             chain = chains.read(plan.directory, plan.chain).ended_by(chains.Link(self._here.job, code))
             chain.write(plan.directory)
@@ -137,7 +143,7 @@ class AllocationRun:
             self._cancel_rest(chain)
         return code
 
-    def _run(self, *, resumes: bool) -> int:
+    def _run(self, start: str) -> int:
         plan = self._plan
         token = secret_in(plan.directory / "api-token")
         options = StackOptions(
@@ -154,18 +160,41 @@ class AllocationRun:
             watching = threading.Thread(target=self._watch, args=(stack.api_url, token), name="slurm watch")
             watching.start()
             try:
-                return self._follow(stack, environment, agents, resumes=resumes)
+                with Client(stack.api_url, token=token) as client:
+                    how = self._start_options(client, start)
+                    code = self._follow(stack, environment, agents, how)
+                    self._end_agents(client, code, agents)
+                return code
             finally:
                 self._over.set()
                 stop_all([agents])
                 watching.join(tools.TIMEOUT_S)
 
+    def _start_options(self, client: Client, start: str) -> list[str]:
+        """Return the options of the launcher. A suspended job of an earlier submission is stopped if the new one says how to
+        begin: the directory, with the supervisor's state, is this submission's now."""
+        name = self._plan.job_name
+        try:
+            found = client.attach(name, self._plan.chain)
+        except Conflict:
+            found = None
+            if start and client.job(name)["phase"] not in ENDED:
+                client.stop(name, f"submitted again with --{start}", save=False)
+                until = time.monotonic() + STOP_WAIT_S
+                while client.job(name)["phase"] not in ENDED and time.monotonic() < until:
+                    time.sleep(CHECK_S)
+        return start_options(found, start, lambda: any(client.checkpoints(name)))
+
     def _follow(
-        self, stack: LocalStack, environment: Mapping[str, str], agents: subprocess.Popen[bytes], *, resumes: bool
+        self,
+        stack: LocalStack,
+        environment: Mapping[str, str],
+        agents: subprocess.Popen[bytes],
+        how: Sequence[str],
     ) -> int:
         """Run the launcher until the job has ended or is suspended. A killed launcher is started again. If there are no agents
         for some time, end the allocation, which otherwise would wait for its time limit."""
-        command = [*holdfast("run"), "--attach", *(["--resume"] if resumes else []), str(self._plan.job_file)]
+        command = [*holdfast("run"), "--attach", *how, str(self._plan.job_file)]
         agents_ended_at: float | None = None
         while True:
             # a separate process group: SIGTERM from Slurm must not end the launcher before the job is suspended
@@ -187,6 +216,23 @@ class AllocationRun:
                 return code
             self._log(f"[yellow]the launcher was ended by a signal ({code})[/]; it is started again")
             time.sleep(LAUNCHER_PAUSE_S)
+
+    def _end_agents(self, client: Client, code: int, agents: subprocess.Popen[bytes]) -> None:
+        """End the agents in good order, in which they free their memory tier. srun ends tasks by SIGKILL: then the memory stays
+        occupied for the next user of the node, which is right only if it has the only copy of the newest checkpoint."""
+        ended = lambda: agents.poll() is not None or self._terminated_at is not None  # noqa: E731
+        name = self._plan.job_name
+        with self._logging_errors("the memory of the nodes is not freed"), contextlib.suppress(NotFound):
+            if code in (COMPLETED, DO_NOT_RESTART):  # no later allocation makes the copy in the store
+                wait_for_upload(client, name, self._console, ended=ended)
+            if agents.poll() is not None:
+                return
+            if not settled(client.job(name)):
+                self._log("the newest checkpoint is not on every node's disk: the memory of the nodes is retained")
+                return
+            Ending(self._here.job, time.time(), over=True).write(self._plan.directory)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agents.wait(AGENTS_END_S)
 
     # ------------------------------------------------------------------ parts
 

@@ -57,10 +57,6 @@ class Chain:
             return None
         return self.ended[-1].code
 
-    @property
-    def failed_before(self) -> bool:
-        return bool(self.ended) and self.ended[-1].code == FAILED
-
     def ended_by(self, link: Link) -> Chain:
         return replace(self, ended=(*self.ended, link))
 

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from holdfast.cli.agent import DIGEST_CHARS, own_directory
+from holdfast.cli.launcher import require_one_start
 from holdfast.cli.slurm import chain as chains
 from holdfast.cli.slurm import tools
 from holdfast.cli.slurm.allocation import AllocationRun, Here, Plan, holdfast
@@ -37,6 +38,8 @@ WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED"})  # states of Slurm b
 
 app = typer.Typer(help="Run jobs on a Slurm cluster: submit an allocation, or a chain of them.", no_args_is_help=True)
 
+Resume = Annotated[bool, typer.Option("--resume", help="Start from the newest complete checkpoint of this job name.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start at step 0. Existing checkpoints of the name are retained.")]
 Directory = Annotated[Path, typer.Option("--dir", help="Shared directory of the job: state, logs, scripts.")]
 
 
@@ -85,6 +88,8 @@ def submit(
     shared_nodes: Annotated[
         bool, typer.Option("--shared-nodes", help="Do not request exclusive nodes (--exclusive).")
     ] = False,
+    resume: Resume = False,
+    fresh: Fresh = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")] = False,
 ) -> None:
     """Submit a job to Slurm: its nodes and spares as one allocation, or as a chain of allocations.
@@ -92,7 +97,12 @@ def submit(
     The allocation survives nodes that fail. Before its time limit, and by `holdfast slurm cancel`, the job is saved and
     suspended; the next allocation of the chain continues from the saved step. An allocation has the exit codes of `holdfast
     run`.
+
+    The same submission again continues a suspended or failed run, and does not read the job file again; with --resume or
+    --fresh it begins a run with the job file as it is now.
     """
+    require_one_start(resume=resume, fresh=fresh)
+    start = ["--resume"] if resume else ["--fresh"] if fresh else []
     spec = load_job(job_file)
     _require_nodes(nodes, spec)
     _require_short(local)
@@ -104,12 +114,13 @@ def submit(
             "(file:///shared/checkpoints) or a bucket (gs://…)",
         )
     shared = (directory or DIRECTORY / spec.name).expanduser().absolute()
-    link = Chain.of(shared, spec.name)
+    link = Chain.new(spec.name) if start else Chain.of(shared, spec.name)
     command = [
         *holdfast("slurm", "allocation", str(job_file.absolute())),
         *("--dir", str(shared), "--chain", link.id, "--notice", str(notice)),
         *("--local", str(local), "--memory", str(memory)),
         *(["--drain-condemned"] if drain_condemned else []),
+        *start,
     ]
     script = render(
         Allocation(
@@ -225,6 +236,8 @@ def allocation(
     local: Annotated[Path, typer.Option()] = LOCAL,
     memory: Annotated[Path, typer.Option()] = MEMORY,
     drain_condemned: Annotated[bool, typer.Option("--drain-condemned")] = False,
+    resume: Resume = False,
+    fresh: Fresh = False,
 ) -> None:
     """Run the control plane and the agents of this allocation, and the job's launcher. Called by the batch script."""
     here = Here.read(os.environ)
@@ -242,6 +255,7 @@ def allocation(
         notice_s=notice,
         grace_s=min(GRACE_S, notice),
         drains_condemned=drain_condemned,
+        start="resume" if resume else "fresh" if fresh else "",
     )
     raise typer.Exit(AllocationRun(plan, here, Terminal(highlight=False, emoji=False)).run())
 

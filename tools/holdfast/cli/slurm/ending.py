@@ -18,10 +18,12 @@ GRACE_S = 60.0  # before the end; the agents of an allocation save and leave in 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """`ends_at`: Unix time."""
+    """`ends_at`: Unix time. `over`: the job has ended or is suspended, and its newest checkpoint is on the nodes' disks: agents
+    end at once and their memory is freed."""
 
     slurm_job: str
     ends_at: float
+    over: bool = False
 
     def write(self, directory: Path) -> None:
         write_whole(directory / FILE, json.dumps(asdict(self)).encode())
@@ -62,7 +64,7 @@ def read(directory: Path, slurm_job: str) -> Ending | None:
     """Return the end that the batch node of this allocation has announced; None if there is no valid file of it."""
     try:
         raw = json.loads((directory / FILE).read_bytes())
-        found = Ending(str(raw["slurm_job"]), float(raw["ends_at"]))
+        found = Ending(str(raw["slurm_job"]), float(raw["ends_at"]), raw.get("over") is True)
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     return found if found.slurm_job == slurm_job else None

@@ -9,6 +9,9 @@ Which processes get Slurm's SIGTERM (`scancel`, preemption) depends on its proce
 
 The notification is SIGUSR1, because a second SIGTERM would end the agent at once, and with linuxproc it has already got one.
 
+When the job is over, agents that are still there (they wait in case other nodes restore from here) get SIGTERM, which is the
+first signal or the second, and end at once.
+
 When an agent has left in good order, its memory tier is deleted, because the machine's next user needs the memory, and the save
 is on disk and in the store. After any other end, it is retained for the next agent of this node.
 """
@@ -44,6 +47,7 @@ class NodeTask:
         self._read_at = -LOOK_S
         self._ends_at: float | None = None
         self._leaving = False
+        self._over = False
 
     def run(self) -> int:
         """Return the exit code of the last agent."""
@@ -68,11 +72,14 @@ class NodeTask:
 
     def _one_agent(self) -> int:
         agent = subprocess.Popen(tied(self._command), stdin=subprocess.DEVNULL, process_group=0)
-        notified = False
+        notified = stopped = False
         while (code := agent.poll()) is None:
             time.sleep(POLL_S)
-            self._leaving = self._leaving or self._is_ending()
-            if self._leaving and not notified:
+            self._leaving = self._is_ending() or self._leaving
+            if self._over and not stopped:
+                notified = stopped = True
+                os.kill(agent.pid, signal.SIGTERM)
+            elif self._leaving and not notified:
                 notified = True
                 os.kill(agent.pid, signal.SIGUSR1)
         return code
@@ -82,6 +89,7 @@ class NodeTask:
             self._read_at = now
             found = ending.read(self._shared, self._slurm_job)
             self._ends_at = None if found is None else found.ends_at
+            self._over = self._over or (found is not None and found.over)
         return self._ends_at is not None and time.time() >= self._ends_at - self._grace_s
 
     def _on_signal(self, *_: int | FrameType | None) -> None:

@@ -7,6 +7,8 @@ lost. Open incidents are then decided.
 
 from __future__ import annotations
 
+from itertools import islice
+from math import ceil
 from operator import itemgetter
 
 from holdfast.domain.evolve import evolve
@@ -94,7 +96,11 @@ def _acceptable(turn: Turn, failed: set[str]) -> bool:
     """Whether it is plausible that all of these nodes have failed."""
     seen = _seen(turn, failed)
     # Disconnected nodes make the fleet larger; they are counted only if that matters.
-    return len(failed) <= _limit(turn, seen) or len(failed) <= _limit(turn, seen + _away(turn, failed))
+    if len(failed) <= _limit(turn, seen):
+        return True
+    fraction = turn.config.breaker_failed_fraction_max
+    needed = max(0, ceil(len(failed) / fraction) + 1 - seen) if fraction > 0 else 0
+    return len(failed) <= _limit(turn, seen + _away(turn, failed, at_most=needed))
 
 
 def _seen(turn: Turn, failed: set[str]) -> int:
@@ -103,11 +109,12 @@ def _seen(turn: Turn, failed: set[str]) -> int:
     return len(connected) + len(failed - connected.keys())
 
 
-def _away(turn: Turn, failed: set[str]) -> int:
+def _away(turn: Turn, failed: set[str], *, at_most: int | None = None) -> int:
     """Number of other nodes that had a session within the window: they may return at any moment and belong to the fleet. Nodes
-    that disconnected earlier count only if they are among the failed ones."""
+    that disconnected earlier count only if they are among the failed ones. `at_most`: counting ends there."""
     since, nodes = turn.at - turn.config.breaker_window_s, turn.nodes
-    return sum(nodes[name].gone_at > since for name in turn.group(By.AWAY) if name not in failed)
+    away = (1 for name in turn.group(By.AWAY) if name not in failed and nodes[name].gone_at > since)
+    return sum(islice(away, at_most))
 
 
 def _limit(turn: Turn, fleet: int) -> int:

@@ -13,6 +13,7 @@ from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.protocol import JobPhase
 from holdfast.supervisor.timers import NoticeDue, RebootDue, ReplacementDue, ReturnDue, WitnessTimeout
 
 
@@ -52,7 +53,9 @@ def declare_lost(turn: Turn, name: str, reason: str) -> None:
         turn.cancel_timer(WitnessTimeout(name))
         refresh(turn, name, reason)
         for job in turn.found(By.WANTS_NODES):  # a job that cannot start without it gives this reason
-            turn.touch(job)
+            # While the breaker is open, jobs in other phases do not change, and its end touches all.
+            if not breaker.is_open(turn) or turn.jobs[job].phase is JobPhase.PENDING:
+                turn.touch(job)
         if not turn.nodes[name].asked_to_end:
             breaker.count_failed(turn, name)
 
