@@ -145,8 +145,8 @@ state-diagram: $(INSTALLED)  ## draw the states of a job into docs/architecture.
 job-reference: $(INSTALLED)  ## write the keys of a job file into docs/job-file.md
 	$(BIN)/python -m holdfast.cli.job_reference docs/job-file.md
 
-sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds
-	$(BIN)/holdfast simulate --seeds $(SEEDS) $(ARGS)
+sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds of one job, and a share of that of each other kind
+	$(BIN)/holdfast simulate --all-worlds --seeds $(SEEDS) $(ARGS)
 
 sim-large: $(INSTALLED)  ## one job of NODES nodes through FAULTS faults, with the supervisor's core and the detectors
 	$(BIN)/holdfast simulate --large $(NODES) --faults $(FAULTS) $(ARGS)

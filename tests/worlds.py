@@ -1,4 +1,6 @@
-"""Simulated worlds, seed by seed: a broken promise fails the test with the end of its trace, and says how to replay it."""
+"""Simulated worlds, seed by seed: a broken promise fails the test with the end of its trace, and says how to replay it.
+
+Of each kind of world in which nothing is planted, the tests simulate the first seeds; `make sim` has the others, too."""
 
 from __future__ import annotations
 
@@ -30,9 +32,3 @@ def require_found(said: str, seeds: Iterable[int], simulate: Callable[[int], obj
 
     with pytest.raises(Violation, match=said):
         campaign()
-
-
-def check_batch(first: int, seeds: int, batch: int, batches: int) -> None:
-    """One of `batches` equal parts of `seeds` seeds from `first` on."""
-    for seed in range(batch * seeds // batches, (batch + 1) * seeds // batches):
-        check_seed(first + seed)

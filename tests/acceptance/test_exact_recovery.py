@@ -71,7 +71,7 @@ def test_losses_and_weights_are_bit_identical_after_restarts_and_a_swap(tmp_path
         run.client.submit(gpt_job("calm", calm, dp=2, pp=2, steps=STEPS, interval_steps=INTERVAL_STEPS, pause_s=0))
         assert run.wait_end("calm")["phase"] == "completed"
 
-        run.client.submit(gpt_job("rough", rough, dp=2, pp=2, steps=STEPS, interval_steps=INTERVAL_STEPS))
+        run.client.submit(gpt_job("rough", rough, dp=2, pp=2, steps=STEPS, interval_steps=INTERVAL_STEPS, pause_s=0.02))
         run.wait_step("rough", 8)
         saved = [run.saved_step("rough")]
         run.inject.crash("rough", 1)

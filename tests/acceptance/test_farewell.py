@@ -19,7 +19,7 @@ EVERY, LAST = 10, 200
 @pytest.mark.timeout(180)
 def test_the_last_checkpoint_of_a_completed_job_is_in_its_store_and_on_its_node(tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'bucket'}"
-    spec = gpt_job("gpt", tmp_path / "out", dp=1, pp=1, steps=LAST, interval_steps=EVERY)
+    spec = gpt_job("gpt", tmp_path / "out", dp=1, pp=1, steps=LAST, interval_steps=EVERY, pause_s=0.02)
     spec["checkpoint"] |= {"store": url, "store_interval_s": 3600}  # by itself only the first save would go there
     with cluster(tmp_path / "stack", nodes=1) as run, closing(open_store(url)) as store:
 

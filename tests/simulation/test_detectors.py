@@ -32,24 +32,24 @@ def _first_rank(generation: Generation, evidence: Evidence, rule: Rule, now: flo
 # they do.
 PLANTED: dict[str, tuple[object, str, object, str, int]] = {
     "an exit is not reported": (
-        worker_exit.WorkerExit, "_exited", lambda *of: (), "no finding about the worker_crash", 0,
+        worker_exit.WorkerExit, "_exited", lambda *of: (), "no finding about the worker_crash", 6,
     ),
     "a rank that fails with another counts as the root": (
-        worker_exit, "cause_of", lambda exit_: Cause.OWN, "had no fault of its own", 45,
+        worker_exit, "cause_of", lambda exit_: Cause.OWN, "had no fault of its own", 47,
     ),
-    "a hang is not reported": (Hang, "_conclude", lambda *of: (), "no finding about the hang", 151),
+    "a hang is not reported": (Hang, "_conclude", lambda *of: (), "no finding about the hang", 154),
     "every hang is attributed to the first rank": (hang, "report", _first_rank, "had no fault of its own", 0),
     "a node whose stream broke is not reported": (
-        Liveness, "_is_ripe", lambda *of, **how: False, "no finding about the node_lost", 140,
+        Liveness, "_is_ripe", lambda *of, **how: False, "no finding about the node_lost", 151,
     ),
     "a node that is silent on an open stream is not reported": (
-        Liveness, "_find_silent", lambda *of: None, "no finding about the node_lost", 60,
+        Liveness, "_find_silent", lambda *of: None, "no finding about the node_lost", 66,
     ),
     "an Xid of one GPU hides those of the others": (
         GpuError, "_is_known", lambda self, node, *of: bool(node.faults), "no finding about the gpu_error", 0,
     ),
     "a notice is not reported": (
-        Maintenance, "observe", lambda self, state, *of: (state, ()), "no finding about the maintenance", 0,
+        Maintenance, "observe", lambda self, state, *of: (state, ()), "no finding about the maintenance", 6,
     ),
 }  # fmt: skip
 

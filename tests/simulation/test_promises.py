@@ -1,13 +1,12 @@
-"""Thousands of hostile runs of the real core. A failing seed prints its trace and the command that replays it."""
+"""Hostile runs of the real core, and bugs planted in it. A failing seed prints its trace and the command that replays it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from worlds import check_batch, check_seed, require_found
+from worlds import check_seed, require_found
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
@@ -32,19 +31,19 @@ from holdfast.supervisor.protocol import (
 )
 from holdfast.supervisor.timers import PolicyTimeout
 
-SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "600"))
-BATCHES = 40
+SEEDS = 16
+ANY_ORDER_SEEDS = 8
 PLANTED_SEEDS = 150
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
-def test_every_promise_holds(batch: int) -> None:
-    check_batch(0, SEEDS, batch, BATCHES)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_promise_holds(seed: int) -> None:
+    check_seed(seed)
 
 
-@pytest.mark.parametrize("batch", range(BATCHES // 2))
-def test_every_promise_holds_in_any_order_of_the_mesh(batch: int) -> None:
-    check_batch(ANY_ORDER_FROM, SEEDS, batch, BATCHES)
+@pytest.mark.parametrize("seed", range(ANY_ORDER_SEEDS))
+def test_every_promise_holds_in_any_order_of_the_mesh(seed: int) -> None:
+    check_seed(ANY_ORDER_FROM + seed)
 
 
 NAMED = {

@@ -87,13 +87,13 @@ PLANTED: dict[str, tuple[type | ModuleType, str, object, str, int]] = {
     "copies to disk never begin": (
         Schedule, "begin", _begin_all_but(CopyToDisk), "neither it nor a newer one is on its disk", 600,
     ),
-    "uploads never begin": (Schedule, "begin", _begin_all_but(Upload), "object store takes one in", 625),
+    "uploads never begin": (Schedule, "begin", _begin_all_but(Upload), "object store takes one in", 630),
     "lanes stay occupied": (Schedule, "free", lambda self, lane: None, "neither it nor a newer one is on its disk", 600),
     "no checkpoint is chosen for the object store": (
-        archive_plan, "chosen", lambda view: None, "object store takes one in", 625,
+        archive_plan, "chosen", lambda view: None, "object store takes one in", 630,
     ),
     "uploads are never completed": (
-        archive_plan, "_completions", lambda *of: [], "object store takes one in", 625,
+        archive_plan, "_completions", lambda *of: [], "object store takes one in", 630,
     ),
     "a copy in a peer's memory counts as on its disk": (
         Job, "has_sent", _count_as_sent_what_is_in_memory, "taken for being on the disk", 600,
@@ -104,10 +104,10 @@ PLANTED: dict[str, tuple[type | ModuleType, str, object, str, int]] = {
         plan, "_superseded", lambda *of: "planted", "deletes .* the last copy|has had .* s for ShardKey", 600,
     ),
     "a checkpoint is superseded by any newer save": (
-        plan, "_disk_deletions", _delete_all_but_the_newest, "deletes .* the last copy", 645,
+        plan, "_disk_deletions", _delete_all_but_the_newest, "deletes .* the last copy", 650,
     ),
-    "a step that other nodes need may go": (plan, "_others_may_need", lambda *of: False, "deletes .* the last copy", 600),
-    "the newest whole step is not elected": (election, "_cover", _cover_never_the_newest, "is whole: ", 600),
+    "a step that other nodes need may go": (plan, "_others_may_need", lambda *of: False, "deletes .* the last copy", 603),
+    "the newest whole step is not elected": (election, "_cover", _cover_never_the_newest, "is whole: ", 601),
 }  # fmt: skip
 
 

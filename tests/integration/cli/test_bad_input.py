@@ -126,6 +126,10 @@ def test_policy_check_of_a_good_one(shell: Shell) -> None:
         (["agent", "--supervisor", "a:1,b:70000"], ["--supervisor: 'b:70000'", "host:port"]),
         (["agent", "--supervisor", "a:1", "--dir", "train.py"], ["train.py"]),
         (["simulate", "--seeds", "x"], ["--seeds", "integer"]),
+        (
+            ["simulate", "--all-worlds", "--seed", "599999", "--seeds", "2"],
+            ["--all-worlds", "from 0 to 599999", "fewer --seeds"],
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value[0], str) and value[0].isalpha() else "",
 )

@@ -18,6 +18,14 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Seed of the run; the same seed gives an identical run.")] = 1,
     seeds: Annotated[int, typer.Option(help="Number of consecutive seeds to run.", min=1)] = 1,
     jobs: Annotated[int, typer.Option(help="Processes at a time; 0 = one per core.", min=0)] = 0,
+    all_worlds: Annotated[
+        bool,
+        typer.Option(
+            "--all-worlds",
+            help="Besides worlds with one job, a share of the seeds of each other kind: meshes in any order, allocations that "
+            "end, several jobs, idle nodes that test their network.",
+        ),
+    ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Print every event and command of the run.")] = False,
     large: Annotated[
         int, typer.Option(help="Simulate one job of this many nodes with 8 ranks each instead.", min=0, max=100_000)
@@ -29,6 +37,12 @@ def simulate(
         from holdfast.sim import large as large_job
 
         raise typer.Exit(large_job.run(large, faults, seed))
-    from holdfast.sim.seeds import run  # imports the supervisor's core, which no other command needs
+    from holdfast.sim import worlds  # imports the supervisor's core, which no other command needs
+    from holdfast.sim.seeds import run
 
-    raise typer.Exit(run(seed, seeds, jobs=jobs, trace=trace))
+    if all_worlds and not 0 <= seed <= worlds.SEEDS_END - seeds:
+        raise typer.BadParameter(
+            f"with --all-worlds, seeds are from 0 to {worlds.SEEDS_END - 1}: choose another --seed, or fewer --seeds"
+        )
+    chosen = worlds.of_all_kinds(seed, seeds) if all_worlds else range(seed, seed + seeds)
+    raise typer.Exit(run(chosen, jobs=jobs, trace=trace))

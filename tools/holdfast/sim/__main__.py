@@ -15,7 +15,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=0, help="processes at a time; 0 = one per core")
     parser.add_argument("--trace", action="store_true", help="print every event and command")
     options = parser.parse_args()
-    return seeds.run(options.seed, options.seeds, jobs=options.jobs, trace=options.trace)
+    return seeds.run(range(options.seed, options.seed + options.seeds), jobs=options.jobs, trace=options.trace)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from holdfast.sim.truth import Truth
 from holdfast.sim.watched import Step
 from holdfast.sim.worker_faults import WorkerFaults
 from holdfast.sim.world import Violation, World
-from holdfast.supervisor.core import Config, Job, step
+from holdfast.supervisor.core import Config, Job, State, step
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED
 from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.protocol import (
@@ -228,6 +228,8 @@ class Scenario(Neighbourhood):
         self.diagnostics = Diagnostics(self.world, self.agents, self.supervisor, self.training.steps_of, self.truth)
         self.workers = WorkerFaults(self.world, self.diagnostics, self.truth)
         self.hostilities = Hostilities(self.hostility, self, control_plane_only=self.control_plane_only)
+        self._seen: State | None = None  # the last committed state that was looked at
+        self._is_complete = False  # the job, in that state
         self._submissions = 0
         self._faults: list[float] = []  # times of faults
         self._terminated: set[str] = set()
@@ -245,7 +247,7 @@ class Scenario(Neighbourhood):
             agent.suspicions = self.suspicions
             agent.returns = self.returns if self.returns.faults else None
             agent.boot()
-            self._keep_connected(agent)
+            self.supervisor.keep_connected(agent, *RECONNECT_S)
         self.diagnostics.begin()
         self.world.after(1.0, self._submit)
         self._plan_faults()
@@ -331,12 +333,12 @@ class Scenario(Neighbourhood):
             )
 
     def _complete(self) -> bool:
-        job = self.supervisor.committed.jobs.get(JOB)
-        return job is not None and job.phase.finished
-
-    def _keep_connected(self, agent: Agent) -> None:
-        self.supervisor.dial(agent)
-        self.world.soon(*RECONNECT_S, lambda: self._keep_connected(agent))
+        """Asked before each action; few of them commit another state."""
+        state = self.supervisor.committed
+        if state is not self._seen:
+            job = state.jobs.get(JOB)
+            self._seen, self._is_complete = state, job is not None and job.phase.finished
+        return self._is_complete
 
     def _whimsical(self, incident: Incident, job: JobView) -> Action:
         """Decide as a user's policy that often returns impossible actions, so that the default policy must decide."""

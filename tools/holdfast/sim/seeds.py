@@ -1,4 +1,4 @@
-"""Simulates many seeds in a row, on all cores, with progress. The output does not depend on the number of processes."""
+"""Simulates many seeds, on all cores, with progress. The output does not depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Outcome:
     generations: int  # 0 = it broke a promise
 
 
-def run(first: int, count: int, *, jobs: int = 0, trace: bool = False) -> int:
-    """Simulate `count` seeds in a row, in `jobs` processes (0 = one per core), and print their results.
+def run(seeds: Sequence[int], *, jobs: int = 0, trace: bool = False) -> int:
+    """Simulate the seeds in `jobs` processes (0 = one per core), and print their results in this order.
 
     Returns an exit code: 1 if a seed broke a promise.
     """
-    begun, failed = time.perf_counter(), 0
+    begun, count, failed = time.perf_counter(), len(seeds), 0
     generations: Counter[int] = Counter()
     progress = Progress(count)
-    outcomes = _outcomes(range(first, first + count), jobs or len(os.sched_getaffinity(0)), trace)
+    outcomes = _outcomes(seeds, jobs or len(os.sched_getaffinity(0)), trace)
     for done, outcome in enumerate(outcomes, 1):
         if outcome.text:
             progress.clear()

@@ -147,6 +147,8 @@ class SeveralJobs(Neighbourhood):
             self.truth,
         )
         self.workers = WorkerFaults(self.world, self.diagnostics, self.truth)
+        self._seen: State | None = None  # the last committed state that was looked at
+        self._is_complete = False  # every job, in that state
 
     # ------------------------------------------------------------ the run
 
@@ -156,7 +158,7 @@ class SeveralJobs(Neighbourhood):
         for agent in self.agents.values():
             agent.patience_s = PREPARE_S
             agent.boot()
-            self._keep_connected(agent)
+            self.supervisor.keep_connected(agent, *RECONNECT_S)
         self.diagnostics.begin()
         for spec in self.specs:
             self.world.soon(*SUBMITTED_S, self._submission(spec))
@@ -177,16 +179,17 @@ class SeveralJobs(Neighbourhood):
         return lambda: self.supervisor.append(JobSubmitted(self.world.now, spec, f"token of {spec.name}"))
 
     def _complete(self) -> bool:
-        jobs = self.supervisor.committed.jobs
-        return len(jobs) == len(self.specs) and all(job.phase.finished for job in jobs.values())
+        """Asked before each action; few of them commit another state."""
+        state = self.supervisor.committed
+        if state is not self._seen:
+            jobs = state.jobs
+            finished = len(jobs) == len(self.specs) and all(job.phase.finished for job in jobs.values())
+            self._seen, self._is_complete = state, finished
+        return self._is_complete
 
     def _look(self) -> None:
         self.sharing.look(self.supervisor.committed, self.world.now)
         self.world.after(LOOK_S, self._look)
-
-    def _keep_connected(self, agent: Agent) -> None:
-        self.supervisor.dial(agent)
-        self.world.soon(*RECONNECT_S, lambda: self._keep_connected(agent))
 
     def _decide(self, incident: Incident, job: JobView) -> Action:
         if incident.kind == LOAN and self.world.chance.random() < self.refuses:

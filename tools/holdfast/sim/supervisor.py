@@ -193,6 +193,15 @@ class Supervisor:
             self.sessions[agent.name] = self._session_count
             agent.connect(self._session_count)
 
+    def keep_connected(self, agent: Agent, least_s: float, most_s: float) -> None:
+        """Open a session now, and whenever there is none, after a random delay."""
+
+        def dial() -> None:
+            self.dial(agent)
+            self.world.soon(least_s, most_s, dial)
+
+        dial()
+
     def sees(self, agent: Agent) -> bool:
         """Whether the node has a working control link and a session that the supervisor knows."""
         return bool(agent.session) and agent.name not in self._broken

@@ -47,20 +47,21 @@ class World:
         self.at(self.now + delay_s, action)
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        self._count += 1
-        when = max(when, self.now)
+        self._count = count = self._count + 1
+        if when < self.now:
+            when = self.now
         slot = int(when * SLOTS_PER_S)
         if slot <= self._slot:
-            heapq.heappush(self._heap, (when, self._count, action))
+            heapq.heappush(self._heap, (when, count, action))
         elif (waiting := self._later.get(slot)) is not None:
-            waiting.append((when, self._count, action))
+            waiting.append((when, count, action))
         else:
-            self._later[slot] = [(when, self._count, action)]
+            self._later[slot] = [(when, count, action)]
             heapq.heappush(self._slots, slot)
 
     def soon(self, least_s: float, most_s: float, action: Callable[[], None]) -> None:
         """Schedule an action after a random delay. Random delays cause reordering."""
-        self.after(self.chance.uniform(least_s, most_s), action)
+        self.at(self.now + self.chance.uniform(least_s, most_s), action)
 
     def loses(self, what: Callable[[], str]) -> bool:
         """Return whether this message is lost, by chance. `what` describes the message, if it is lost."""

@@ -132,20 +132,23 @@ def outliers(raw: Floats, cause: Floats, mean: Floats, limits: StragglerThreshol
     """Judge a window. `raw`: excess, and `cause`: its covariate, both steps × stages × group within ±clip. `mean`: mean of
     `raw` over the steps.
 
-    Only ranks with a mean above a third of the floor are judged, and the usual noise is estimated from a regular sample of all
-    ranks, so that 100,000 ranks cost little more than the computation of their mean.
+    Only ranks with a mean above a third of the floor are judged, in most windows none. The usual noise is estimated from a
+    regular sample of all ranks. So 100,000 ranks cost little more than the computation of their mean.
     """
     stage, peer = np.nonzero(mean > limits.floor / 3)
     some = raw[:, :, :: max(1, raw.shape[2] // SAMPLE)]
-    chosen = raw[:, stage, peer]
-    is_high, _ = _above(chosen, stage, _usual(some), limits)
     why = cause[:, :, :: max(1, raw.shape[2] // SAMPLE)]
     slope = np.einsum("wsp,wsp->s", some, why) / np.maximum(np.einsum("wsp,wsp->s", why, why), np.float32(1e-6))
     slope = np.clip(slope, 0.0, 2.0)
-    adjusted = chosen - slope[stage] * cause[:, stage, peer]
     left = some - slope[:, None] * why
-    is_slow, bar = _above(adjusted, stage, _usual(left), limits)
     explained = 1.0 - float(np.square(left).sum()) / max(float(np.square(some).sum()), 1e-9)
+    if not stage.size:
+        nothing, nobody = np.empty(0, np.float32), np.empty(0, np.bool_)
+        return Outliers(stage, peer, nothing, nothing, nothing, nobody, nobody, explained)
+    chosen = raw[:, stage, peer]
+    adjusted = chosen - slope[stage] * cause[:, stage, peer]
+    is_high, _ = _above(chosen, stage, _usual(some), limits)
+    is_slow, bar = _above(adjusted, stage, _usual(left), limits)
     return Outliers(
         stage, peer, chosen.mean(axis=0), adjusted.mean(axis=0), bar, is_slow, is_high & ~is_slow, explained
     )
