@@ -112,19 +112,11 @@ def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) ->
 @pytest.mark.parametrize(
     ("planted", "hostility", "said", "first"),
     [
-<<<<<<< HEAD
-        (_events_only, CLOCKS, f"{NEVER_TRAINS}|was to be reset since|has not been booted since its fault", 30),
-        (_events_only, ABSENCE, NEVER_TRAINS, 4),
-        (_edge_triggered, LOG, NEVER_TRAINS, 110),
-        (_no_progress, DIAGNOSTICS, "finished no new step", 559),  # few seeds find it
-        (_believe_anyone, BABBLE, "have not finished", 0),
-=======
         (_events_only, CLOCKS, f"{NEVER_TRAINS}|was to be reset since|has not been booted since its fault", 41),
         (_events_only, ABSENCE, NEVER_TRAINS, 7),
         (_edge_triggered, LOG, NEVER_TRAINS, 112),
         (_no_progress, DIAGNOSTICS, "finished no new step", 559),  # few seeds find it
         (_believe_anyone, BABBLE, "have not finished", 1),
->>>>>>> h/tests6
     ],
     ids=[
         "finding of another clock",
