@@ -6,13 +6,15 @@ import json
 
 import pytest
 from fleet import JOB, Fleet, job, running
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.domain import spans
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Prepare, PrepareTemplate, RanksFinished, RanksStepping, Start, Stop
-from holdfast.supervisor.core import Config, Job
+from holdfast.supervisor.core import Config, Job, handover
 from holdfast.supervisor.core.change import RETRY_RUN_S, RETRY_S
 from holdfast.supervisor.core.handover import SHARES_MAX
 from holdfast.supervisor.core.indexing import index_of
@@ -347,6 +349,14 @@ def test_a_large_change_keeps_the_nodes_that_the_others_waited_for() -> None:
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     fleet.run()
     assert len(fleet.incident.shares) == 2 * SHARES_MAX
+
+
+@given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=3 * SHARES_MAX))
+def test_the_last_nodes_are_the_same_in_any_order_of_the_reports(times: list[float]) -> None:
+    reports = [(f"n{place}", at) for place, at in enumerate(times)]
+    last = sorted(reports, key=lambda each: (each[1], each[0]), reverse=True)[:SHARES_MAX]
+    for arrived in (reports, reports[::-1]):
+        assert handover._last(arrived, [at for _, at in arrived], lambda each: each[0]) == last
 
 
 def test_when_all_nodes_of_a_generation_vanish_the_next_one_waits_for_a_witness() -> None:

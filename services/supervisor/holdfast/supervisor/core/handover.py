@@ -152,10 +152,11 @@ def _slowest(known: Mapping[str, float], reported: Iterable[Phases]) -> Mapping[
 
 
 def _last(reports: Sequence[T], times: Sequence[float], node_of: Callable[[T], str]) -> list[T]:
-    """The last ones. `times`: of each report."""
+    """The last ones, latest first. `times`: of each report."""
     earliest = heapq.nlargest(SHARES_MAX, times)[-1]
-    late = [(at, node_of(each), each) for at, each in zip(times, reports, strict=True) if at >= earliest]
-    return [each for _, _, each in sorted(late, key=lambda item: item[:2], reverse=True)[:SHARES_MAX]]
+    # All of thousands of nodes may report the same time: select from the late ones, do not sort them.
+    late = ((at, node_of(reports[place]), place) for place, at in enumerate(times) if at >= earliest)
+    return [reports[place] for _, _, place in heapq.nlargest(SHARES_MAX, late)]
 
 
 def _latest(known: tuple[NodeTiming, ...], shares: Iterable[NodeTiming]) -> tuple[NodeTiming, ...]:
