@@ -27,9 +27,7 @@ def progress(node: str = "n0", number: int = 1, ranks: tuple[int, ...] = (0, 1))
     )
 
 
-def stopped(
-    node: str = "n0", number: int = 1, *, finished: bool = False, submission: str = ""
-) -> GenerationStopped:
+def stopped(node: str = "n0", number: int = 1, *, finished: bool = False, submission: str = "") -> GenerationStopped:
     return GenerationStopped(node, T0, "gpt", number, finished, submission)
 
 

@@ -52,7 +52,7 @@ class Recording(MemoryLog):
         self.recorded.append(at)
         return await super().renew(lease, ttl_s, at)
 
-    async def snapshot(self, name: str) -> dict[str, bytes]:  # type: ignore[override]
+    async def snapshot(self, name: str) -> dict[str, bytes]:
         await self.opened.wait()
         return dict(await super().snapshot(name))
 
