@@ -41,6 +41,9 @@ NEVER_TRAINS = "the job does not train"
 TIME_WENT_ON = "the leader's time went on by"
 
 CLOCKS = Hostility(clocks=True, peace_s=PEACE_S)
+WRONG_CLOCKS = Hostility(
+    clocks=True, diagnostics=True, peace_s=PEACE_S
+)  # diagnostics restarts and reads its wall clock again
 ABSENCE = Hostility(absence=True, peace_s=PEACE_S + 330.0)
 DIAGNOSTICS = Hostility(diagnostics=True, peace_s=PEACE_S)
 LOG = Hostility(log_tail=True, peace_s=PEACE_S)
@@ -112,7 +115,7 @@ def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) ->
 @pytest.mark.parametrize(
     ("planted", "hostility", "said", "first"),
     [
-        (_events_only, CLOCKS, f"{NEVER_TRAINS}|was to be reset since|has not been booted since its fault", 41),
+        (_events_only, WRONG_CLOCKS, f"{NEVER_TRAINS}|was to be reset since|has not been booted since its fault", 51),
         (_events_only, ABSENCE, NEVER_TRAINS, 7),
         (_edge_triggered, LOG, NEVER_TRAINS, 112),
         (_no_progress, DIAGNOSTICS, "finished no new step", 559),  # few seeds find it

@@ -88,7 +88,7 @@ async def test_the_leader_shows_the_fleet(kept: Kept, tmp_path: Path) -> None:
     async for batch in log.subscribe(INBOX, group=SUPERVISOR_GROUP, consumer="leader"):
         assert len(batch) == 2
         break
-    meters = Meters(lambda: Picture(state, leading=True), log, history, progress)
+    meters = Meters(lambda: Picture(state, leading=True, at=now + 60.0), log, history, progress)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(meters.run)
         await wait_until_async(lambda: metrics.JOB_TIME.name in kept.shown, description="the ledger")

@@ -79,7 +79,7 @@ class ReturnPromises:
     condemned: dict[str, str] = field(default_factory=dict)  # node → boot id of the machine that failed
     machine: dict[str, str] = field(default_factory=dict)  # node → machine id of the machine that failed
     back: dict[str, float] = field(default_factory=dict)  # node → time at which it first reported another boot id
-    really_back: dict[str, float] = field(default_factory=dict)  # the same by the world's time
+    really_back: dict[str, float] = field(default_factory=dict)  # likewise, by the world's time
     sent_away: dict[str, str] = field(default_factory=dict)  # node → the fault for which it was sent away
     passed_at: dict[str, float] = field(default_factory=dict)  # node → time since which its tests are passed
     counted_ids: set[str] = field(default_factory=set)  # ids of findings that were counted
