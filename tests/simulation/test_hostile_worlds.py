@@ -109,7 +109,7 @@ def _found(hostility: Hostility, said: str, fold: Step = step, *, first: int) ->
 @pytest.mark.parametrize(
     ("planted", "hostility", "said", "first"),
     [
-        (_events_only, CLOCKS, f"{NEVER_TRAINS}|was to be reset since|has not been booted since its fault", 30),
+        (_events_only, CLOCKS, f"{NEVER_TRAINS}|was to be reset since|has not been booted since its fault", 42),
         (_events_only, ABSENCE, NEVER_TRAINS, 4),
         (_edge_triggered, LOG, NEVER_TRAINS, 110),
         (_no_progress, DIAGNOSTICS, "finished no new step", 530),  # few seeds find it
