@@ -150,20 +150,18 @@ def test_a_leader_that_never_comes_is_an_error_with_its_reason() -> None:
     assert LEADER_TIMEOUT_S < clock.now < LEADER_TIMEOUT_S + 1
 
 
-@pytest.mark.parametrize("request_s", [0.3, 1.9, 4.0])
+@pytest.mark.parametrize("request_s", [0.0, 0.3, 1.2, 1.4, 1.9, 4.0])
 def test_a_redis_that_is_away_is_reported_within_three_seconds_of_a_supervisor_that_answers(request_s: float) -> None:
     """A request takes as long as the supervisor tries to reach Redis."""
-    clock, requests = Clock(), 0
+    clock = Clock()
 
     def handler(_: httpx.Request) -> httpx.Response:
-        nonlocal requests
-        requests += 1
         clock.sleep(request_s)
         return problem(503, "Redis at r:6379 does not answer", kind="urn:holdfast:problem:redis-away")
 
     with played(handler, clock) as client, pytest.raises(RedisAway, match="Redis at r:6379"):
         client.job("llm")
-    assert clock.now <= max(3.0, request_s) or requests == 2
+    assert 1.5 < clock.now <= max(3.0, request_s)
 
 
 def test_a_redis_that_comes_back_at_once_is_waited_for() -> None:

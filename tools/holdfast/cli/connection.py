@@ -39,7 +39,8 @@ OPERATION_TIMEOUT_S = 60.0
 OPERATION_POLL_S = 0.05
 LEADER_TIMEOUT_S = 10.0  # longer than a standby needs to take over
 LEADER_POLL_S = 0.1
-REDIS_TIMEOUT_S = 1.5  # for the connection of the supervisors to Redis, which they try for 0.3 s in each request
+# For the connection of the supervisors to Redis, which they try for 0.3 to 2 s in each request; with the last request.
+REDIS_TIMEOUT_S, REDIS_TIMEOUT_S_MAX = 1.5, 3.0
 PAGE_LIMIT = 200
 TOKEN_BYTES_MAX = 16_384
 QUOTED_CHARS_MAX = 200  # of an unexpected answer
@@ -191,13 +192,18 @@ class Connection:
         Raises `RedisAway` earlier than other `Unavailable`: no leader comes as long as Redis does not answer."""
         began = self._clock()
         while True:
+            asked = self._clock()
             try:
                 return self._request(method, path, **options)
             except NoApi:
                 raise
-            except Unavailable as error:
-                patience_s = REDIS_TIMEOUT_S if isinstance(error, RedisAway) else LEADER_TIMEOUT_S
-                if self._clock() - began > patience_s:
+            except RedisAway:
+                now = self._clock()
+                if now - began > REDIS_TIMEOUT_S or now - began + (now - asked) > REDIS_TIMEOUT_S_MAX:
+                    raise
+                self._sleep(LEADER_POLL_S)
+            except Unavailable:
+                if self._clock() - began > LEADER_TIMEOUT_S:
                     raise
                 self._sleep(LEADER_POLL_S)
 
