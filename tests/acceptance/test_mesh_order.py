@@ -57,7 +57,9 @@ def test_a_replica_that_is_spread_over_the_stages_leaves_and_returns(tmp_path: P
     mesh = {"pp": 2, "dp": 2, "tp": 2}
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     with cluster(tmp_path / "stack", nodes=4, workers_per_node=2) as run:
-        run.client.submit(mesh_job("rough", rough, 1_000_000, mesh, nodes=4, nproc=2, min_dp=1, pause_s=ENDLESS_PAUSE_S))
+        run.client.submit(
+            mesh_job("rough", rough, 1_000_000, mesh, nodes=4, nproc=2, min_dp=1, pause_s=ENDLESS_PAUSE_S)
+        )
         run.wait_step("rough", 12)
         lost = run.node_of("rough", 0)
         assert lost == run.node_of("rough", 1)
