@@ -38,7 +38,7 @@ PLANTED: dict[str, tuple[object, str, object, str, int]] = {
         worker_exit, "cause_of", lambda exit_: Cause.OWN, "had no fault of its own", 47,
     ),
     "a hang is not reported": (Hang, "_conclude", lambda *of: (), "no finding about the hang", 154),
-    "every hang is attributed to the first rank": (hang, "report", _first_rank, "had no fault of its own", 0),
+    "every hang is attributed to the first rank": (hang, "report", _first_rank, "had no fault of its own", 32),
     "a node whose stream broke is not reported": (
         Liveness, "_is_ripe", lambda *of, **how: False, "no finding about the node_lost", 151,
     ),
@@ -46,7 +46,7 @@ PLANTED: dict[str, tuple[object, str, object, str, int]] = {
         Liveness, "_find_silent", lambda *of: None, "no finding about the node_lost", 66,
     ),
     "an Xid of one GPU hides those of the others": (
-        GpuError, "_is_known", lambda self, node, *of: bool(node.faults), "no finding about the gpu_error", 0,
+        GpuError, "_is_known", lambda self, node, *of: bool(node.faults), "no finding about the gpu_error", 47,
     ),
     "a notice is not reported": (
         Maintenance, "observe", lambda self, state, *of: (state, ()), "no finding about the maintenance", 6,
