@@ -59,7 +59,7 @@ from holdfast.log.names import FINDINGS, INBOX, LEADER_LEASE, STEPS, SUPERVISOR_
 from holdfast.log.protocol import Commit, Entry, FencedLog, Lease
 from holdfast.log.redis import RedisLog
 from holdfast.policy import default
-from holdfast.runtime.garbage import collect_at_rest, collect_seldom, large_state
+from holdfast.runtime.garbage import collect_at_rest, collect_seldom
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.core import Job, Node, State, view
 from holdfast.supervisor.core.election import Segment
@@ -412,8 +412,7 @@ async def start(log: FencedLog, lease: Lease, at: float) -> tuple[float, int]:
     """Return the CPU seconds until a new leader has written its first commit, and the bytes of the snapshot."""
     began = time.process_time()
     parts = await log.snapshot(LEADER_LEASE)
-    with large_state():
-        state = snapshot.load(parts)
+    state = snapshot.load(parts)
     folder = Folder(state, lease.epoch + 1, committed=state)
     folded = folder.fold([Input(LeaderStarted(at, lease.epoch + 1, "another"))], at)
     await log.commit(lease, folder.commit(folded, {}))

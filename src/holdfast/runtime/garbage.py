@@ -7,8 +7,6 @@ service collects before the interpreter would.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 AT_REST_OBJECTS = 50_000  # new objects that need no collection; collecting them takes 20 ms
 
@@ -28,19 +26,3 @@ def collect_at_rest() -> None:
     due = [generation for generation, most in enumerate((AT_REST_OBJECTS, *older)) if gc.get_count()[generation] > most]
     if due:
         gc.collect(due[-1])
-
-
-@contextmanager
-def large_state() -> Iterator[None]:
-    """Create a large state without a collection, and exclude it from later ones, with all other present objects. If few objects
-    are created, nothing is excluded.
-
-    Each collection during a failover would visit the whole state, which is no garbage. Present garbage with cycles is never
-    freed, so use this once per term."""
-    gc.disable()
-    try:
-        yield
-        if gc.get_count()[0] > gc.get_threshold()[0]:
-            gc.freeze()
-    finally:
-        gc.enable()

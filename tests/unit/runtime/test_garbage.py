@@ -47,36 +47,3 @@ def test_the_older_generation_follows_when_it_is_due() -> None:
         gc.collect(0)
     garbage.collect_at_rest()
     assert gc.get_count()[1] == 0
-
-
-def created(count: int) -> tuple[int, int]:
-    """Create so many objects at once. Returns the number of collections until they exist and one more object is created, and of
-    objects that were excluded from collections."""
-    found: list[str] = []
-    excluded = gc.get_freeze_count()
-    gc.set_threshold(1000)
-    gc.callbacks.append(lambda phase, _: found.append(phase))
-    try:
-        with garbage.large_state():
-            kept = [[each] for each in range(count)]
-        kept.append([count])
-    finally:
-        gc.callbacks.pop()
-    return found.count("stop"), gc.get_freeze_count() - excluded
-
-
-def test_a_large_state_is_created_without_a_collection() -> None:
-    collected, excluded = created(5000)
-    assert collected == 0
-    assert excluded >= 5000
-
-
-def test_a_small_state_is_not_excluded_from_collections() -> None:
-    gc.collect(0)
-    assert created(100) == (0, 0)
-
-
-def test_collections_go_on_after_a_state_that_cannot_be_read() -> None:
-    with pytest.raises(ValueError, match="unreadable"), garbage.large_state():
-        raise ValueError("unreadable")
-    assert gc.isenabled()

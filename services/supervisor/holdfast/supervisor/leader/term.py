@@ -25,7 +25,7 @@ from holdfast.domain.errors import HoldfastError, StaleEpoch, Unavailable
 from holdfast.domain.evolve import evolve
 from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
 from holdfast.log.protocol import FencedLog, Lease
-from holdfast.runtime.garbage import collect_at_rest, large_state
+from holdfast.runtime.garbage import collect_at_rest
 from holdfast.runtime.service import guarded
 from holdfast.runtime.steady_clock import SteadyClock
 from holdfast.supervisor.agents import beats
@@ -428,8 +428,7 @@ def _with(folded: Folded, record: LeaderChanged) -> Folded:
 
 def _load(parts: Mapping[str, bytes]) -> State:
     try:
-        with large_state():
-            return snapshot.load(parts)
+        return snapshot.load(parts)
     except HoldfastError as error:
         raise HoldfastError(
             f"the supervisor's snapshot cannot be read, and starting without it could harm running jobs: {error}. "
