@@ -6,6 +6,7 @@ all of them would expire.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from holdfast.runtime.steady_clock import DRIFT_MAX
@@ -59,5 +60,5 @@ class LeaderTime:
             self.uncounted_s = max(0.0, self.uncounted_s + real_s - passed_s)
 
     def log_went_back(self) -> None:
-        """What was folded last is lost, perhaps with the leader's time."""
-        self.at, self.uncounted_s = None, 0.0
+        """What was folded last is lost, perhaps with the leader's time. The next leader counts an unknown part of the pause."""
+        self.at, self.uncounted_s = None, math.inf
