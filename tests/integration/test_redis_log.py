@@ -16,6 +16,7 @@ from waiting import wait_until_async
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, RedisAway, StaleEpoch, Unavailable
 from holdfast.log import subscription
+from holdfast.log.connection import Connection
 from holdfast.log.embedded import MEMORY_MAX, EmbeddedRedis
 from holdfast.log.keys import Keys
 from holdfast.log.protocol import Commit, Entry, Lease
@@ -135,6 +136,26 @@ async def test_a_frozen_server_is_unavailable_and_recovers(own_server: RedisServ
     await log.append("s", entry("after"))
     assert {"before", "after"} <= set(await read_all(log, "s")), "'during' may or may not be there: its outcome is open"
     await log.aclose()
+
+
+async def test_a_frozen_server_is_asked_once_also_over_a_new_connection(own_server: RedisServer) -> None:
+    connection, asked = Connection(own_server.url, block_s=0.1), 0
+
+    async def ask() -> bool:
+        nonlocal asked
+        asked += 1
+        return bool(await connection.redis.ping())
+
+    await connection.call(ask)
+    own_server.freeze()
+    try:
+        for _ in range(2):  # the second time the handshake is not answered
+            with pytest.raises(RedisAway, match="does not answer"):
+                await connection.call(ask)
+    finally:
+        own_server.thaw()
+    assert asked == 3
+    await connection.aclose()
 
 
 # ---------------------------------------------------------------------- not there at all

@@ -73,15 +73,18 @@ class Connection:
     async def call(self, attempt: Callable[[], Awaitable[T]], *, delays_s: Sequence[float] = RETRY_DELAYS_S) -> T:
         """Run one command. Raises `Unavailable` (`RedisAway` without an answer), `GroupGone`, or `HoldfastError` if Redis
         rejects the command permanently."""
-        for delay_s in delays_s:
+        remaining = iter(delays_s)
+        while True:
+            began_s = anyio.current_time()
             try:
                 return await self._try(attempt)
-            except _Broken:
-                await anyio.sleep(delay_s * random.uniform(0.5, 1.0))
-        try:
-            return await self._try(attempt)
-        except _Broken as error:
-            raise self._silent(error.__cause__) from error.__cause__
+            except _Broken as error:
+                delay_s = next(remaining, None)
+                # The library reports a timeout within the handshake of a new connection as a broken connection.
+                timed_out = anyio.current_time() - began_s >= ANSWER_TIMEOUT_S
+                if delay_s is None or timed_out:
+                    raise self._silent(error.__cause__) from error.__cause__
+            await anyio.sleep(delay_s * random.uniform(0.5, 1.0))
 
     async def aclose(self) -> None:
         await self.redis.aclose()
