@@ -32,8 +32,14 @@ def nothing(image: Image) -> None:
 
 def kill(root: Path) -> None:
     """The replicator of `running(root)`. That of an earlier test may still be ending."""
-    children = (each for each in psutil.Process().children() if "holdfast.replicator" in each.cmdline())
-    (child,) = (each for each in children if each.environ().get("HOLDFAST_DISK_DIR") == str(root / "disk"))
+
+    def is_it(child: psutil.Process) -> bool:
+        try:
+            return child.environ().get("HOLDFAST_DISK_DIR") == str(root / "disk")
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            return False
+
+    (child,) = (each for each in psutil.Process().children() if is_it(each))
     child.kill()
 
 

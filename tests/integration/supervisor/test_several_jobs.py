@@ -11,7 +11,9 @@ from eventlogs import redis_log
 from supervising import PlayedAgent, Running, start_supervisor
 from waiting import wait_until_async
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, Report, Stop
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire.control import decode_order
@@ -20,7 +22,10 @@ pytestmark = pytest.mark.anyio
 
 
 class SavingAgent(PlayedAgent):
-    """Its ranks save when they are asked to."""
+    """Its ranks save when they are asked to, and its replicator has what they saved."""
+
+    def facts(self) -> NodeFacts:
+        return evolve(super().facts(), replicator_endpoint="127.0.0.1:1")
 
     def _execute(self, command: pb.Command) -> list[Report]:
         known = command.command_id in self.executed
