@@ -95,6 +95,9 @@ class Replicator:
         self._schedule = Schedule(world.chance)
         self._files: dict[str, dict[Held, Manifest]] = {}
         self._remembered: dict[str, bytes] = {}  # by job, on disk
+        self._lost: dict[
+            str, dict[Held, tuple[float, Manifest]]
+        ] = {}  # by job, with the machine's memory or disk; when
         self._rotten: set[tuple[str, Held]] = set()
         self._copying: set[tuple[str, ShardKey]] = set()  # being read; nobody overwrites these images
         self._pausing: set[Lane] = set()  # after a step that failed
@@ -131,15 +134,20 @@ class Replicator:
         self.undisturbed.since = self.world.now
 
     def lose_memory(self) -> None:
-        for files in self._files.values():
-            for held in [held for held in files if held.tier is not Tier.DISK]:
-                del files[held]
+        self._lose({Tier.IMAGE, Tier.STAGED})
 
     def lose_disk(self) -> None:
         self._remembered.clear()
-        for files in self._files.values():
-            for held in [held for held in files if held.tier is Tier.DISK]:
-                del files[held]
+        self._lose({Tier.DISK})
+
+    def _lose(self, tiers: set[Tier]) -> None:
+        for job, files in self._files.items():
+            for held in [held for held in files if held.tier in tiers]:
+                self._lost.setdefault(job, {})[held] = (self.world.now, files.pop(held))
+
+    def lost_since(self, job: str, at: float) -> dict[Held, Manifest]:
+        """The copies that the machine has lost since `at`."""
+        return {held: manifest for held, (when, manifest) in self._lost.get(job, {}).items() if when >= at}
 
     def rot(self, job: str, key: ShardKey) -> None:
         """Corrupt all copies of a shard on this node. This is detected when they are read."""

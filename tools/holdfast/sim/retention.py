@@ -1,7 +1,10 @@
 """The promise of retention, checked at each deletion: the plans never delete the last checkpoint that all ranks have.
 
 The plan bounds the backlog for a node that saves nothing (it has missed an order that changes the interval): a step that is not
-known to be complete on all nodes may go when `BACKLOG_STEPS_MAX` steps beyond `keep` are newer on the node."""
+known to be complete on all nodes may go when `BACKLOG_STEPS_MAX` steps beyond `keep` are newer on the node.
+
+Machines that are lost at the same moment with their disks can have all copies of a part of the newest step. Nobody knows that
+at once, so what was lost within `UNNOTICED_S` counts as being there."""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from holdfast.replicator.plan import BACKLOG_STEPS_MAX
 from holdfast.replicator.view import Held, Tier, View, is_abandoned
 from holdfast.sim.replicator import Replicator
 from holdfast.sim.world import Violation
+
+UNNOTICED_S = 10.0  # a lost node is found after 6 s, and a leader may have to be replaced first
 
 
 def keep_a_whole_step(
@@ -38,7 +43,8 @@ def _whole(replicators: Iterable[Replicator], job: str, view: View) -> set[Check
     ranks: dict[tuple[int, int], set[int]] = {}
     sizes: dict[tuple[int, int], int] = {}
     for each in replicators:
-        for held, manifest in each.files(job).items():
+        lost = each.lost_since(job, each.world.now - UNNOTICED_S)
+        for held, manifest in (*each.files(job).items(), *lost.items()):
             at = held.key.attempt, held.key.step
             if at not in ranks:
                 ranks[at], sizes[at] = set(), manifest.domain_mesh().world_size
