@@ -16,10 +16,11 @@ from typing import Any, cast
 import psutil
 import pytest
 from agent_harness import Agent, ControlPlane, prepare_order, script, start_job
+from jumping_clocks import clocks_in
 from waiting import wait_until
 from warm_processes import WarmProcess
 
-from benchmarks.soak.clock import Clocks, Unbuildable
+from benchmarks.soak.clock import Clocks
 from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import Inject, OrderDone
 
@@ -79,10 +80,7 @@ def agent(root: Path, **environment: str) -> Iterator[UnprivilegedAgent]:
 
 @pytest.fixture
 def clocks(tmp_path: Path) -> Clocks:
-    try:
-        return Clocks(tmp_path / "clocks")
-    except Unbuildable as error:
-        pytest.skip(f"a clock that jumps cannot be built: {error}")
+    return clocks_in(tmp_path / "clocks")
 
 
 def run_job(made: Agent, root: Path) -> Path:

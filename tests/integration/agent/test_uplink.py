@@ -27,6 +27,18 @@ def planes() -> Iterator[tuple[ControlPlane, ControlPlane]]:
     other.close()
 
 
+def relay_to(plane: ControlPlane) -> Relay:
+    host, _, port = plane.endpoint.rpartition(":")
+    return Relay((host, int(port)))
+
+
+def uplink_of(node: str) -> Uplink:
+    """Of an agent whose workers have said everything."""
+    said_all = anyio.Event()
+    said_all.set()
+    return Uplink(Outbox(node, "a"), standing=lambda: (), sample=lambda at: (), lost=lambda: 0, last_words=said_all)
+
+
 def texts(plane: ControlPlane) -> list[str]:
     return [signal.text for tick in plane.ticks for signal in tick.signals if isinstance(signal, KernelLine)]
 
@@ -36,11 +48,7 @@ async def test_telemetry_that_nobody_acknowledges_is_cut_until_somebody_does(
 ) -> None:
     monkeypatch.setattr(contact, "GAP_S", 0.5)
     best, _ = planes
-    host, _, port = best.endpoint.rpartition(":")
-    relay = Relay((host, int(port)))
-    said_all = anyio.Event()
-    said_all.set()
-    up = Uplink(Outbox("n0", "a"), standing=lambda: (), sample=lambda at: (), lost=lambda: 0, last_words=said_all)
+    relay, up = relay_to(best), uplink_of("n0")
     assert up.cut_s() == 0.0
     relay.mode = Mode.RESET
     up.use([f"127.0.0.1:{relay.port}"])
@@ -63,11 +71,7 @@ async def test_agents_meet_at_the_best_diagnostics_again(
     """Else the nodes of one job would stay on two of them for good, and neither would see all ranks."""
     monkeypatch.setattr(uplink, "RETURN_S", 0.5)
     best, other = planes
-    host, _, port = best.endpoint.rpartition(":")
-    relay = Relay((host, int(port)))
-    said_all = anyio.Event()
-    said_all.set()
-    up = Uplink(Outbox("n0", "a"), standing=lambda: (), sample=lambda at: (), lost=lambda: 0, last_words=said_all)
+    relay, up = relay_to(best), uplink_of("n0")
     up.use([f"127.0.0.1:{relay.port}", other.endpoint])
 
     def emit(text: str) -> None:

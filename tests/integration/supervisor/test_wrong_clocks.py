@@ -11,11 +11,12 @@ from typing import Any
 
 import anyio
 import pytest
+from jumping_clocks import clocks_in
 from supervising import PlayedAgent, Running, job_body, played_agents, until_phase
 from supervisor_processes import Supervisor, supervisor
 from waiting import wait_until_async
 
-from benchmarks.soak.clock import Clocks, Unbuildable
+from benchmarks.soak.clock import Clocks
 from holdfast.domain.orders import Prepare, Start
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -30,10 +31,7 @@ PATIENCE_S = 40.0
 
 @pytest.fixture
 def clocks(tmp_path: Path) -> Clocks:
-    try:
-        return Clocks(tmp_path / "clocks")
-    except Unbuildable as error:
-        pytest.skip(f"a clock that jumps cannot be built: {error}")
+    return clocks_in(tmp_path / "clocks")
 
 
 async def wall_s(by: Running) -> float:

@@ -18,6 +18,13 @@ _BLOCK_BYTES = 512
 Kept = Mapping[str, Any]
 
 
+def free_bytes(directory: Path) -> int:
+    """Return how much the disk of the directory can still take of the job's files. Raises OSError."""
+    there = next(each for each in (directory, *directory.parents) if each.exists())
+    parts = sum(path.stat().st_blocks * _BLOCK_BYTES for path in directory.glob(_PART))
+    return shutil.disk_usage(there).free + parts
+
+
 @dataclass(slots=True)
 class LastCopy:
     """`on_this_machine`: the nodes are those of a local stack, whose end loses the memory. `waits_s`: how long the command
@@ -25,7 +32,7 @@ class LastCopy:
 
     on_this_machine: bool
     waits_s: float = 0.0
-    free: Callable[[Path], int] | None = None
+    free: Callable[[Path], int] = free_bytes
     since: float | None = None  # when the disks were first seen without room
     said: bool = False
 
@@ -39,7 +46,7 @@ class LastCopy:
         monotonic seconds."""
         if self.said or not kept:
             return ""
-        why = without_room(kept, self.free or free_bytes) if self.on_this_machine else refused(kept, findings)
+        why = without_room(kept, self.free) if self.on_this_machine else refused(kept, findings)
         if not why:
             self.since = None
             return ""
@@ -58,20 +65,13 @@ class LastCopy:
         return f"[yellow]warning[/]   the checkpoint at step {kept['step']} is not on disk: {escape(why)}. {then}"
 
 
-def free_bytes(directory: Path) -> int:
-    """Return how much the disk of the directory can still take of the job's files. Raises OSError."""
-    there = next(each for each in (directory, *directory.parents) if each.exists())
-    parts = sum(path.stat().st_blocks * _BLOCK_BYTES for path in directory.glob(_PART))
-    return shutil.disk_usage(there).free + parts
-
-
-def without_room(kept: Kept | None, free: Callable[[Path], int] = free_bytes) -> str:
+def without_room(kept: Kept, free: Callable[[Path], int]) -> str:
     """Describe the disks of this machine that lack the room for what is only in memory; empty if there are none.
 
     `kept`: of the API. Its directories must be on this machine, as those of a local stack are."""
     lacks = []
-    for node, size in (kept or {}).get("unwritten", {}).items():
-        directory = Path(kept["directories"].get(node, "")) if kept else Path()
+    for node, size in kept.get("unwritten", {}).items():
+        directory = Path(kept["directories"].get(node, ""))
         try:
             room = free(directory)
         except OSError:
@@ -81,9 +81,9 @@ def without_room(kept: Kept | None, free: Callable[[Path], int] = free_bytes) ->
     return "; ".join(lacks)
 
 
-def refused(kept: Kept | None, findings: Iterable[Mapping[str, Any]]) -> str:
+def refused(kept: Kept, findings: Iterable[Mapping[str, Any]]) -> str:
     """Return the newest reason why the disk of a node with such a shard accepts no copies; empty if none was reported."""
-    waiting = (kept or {}).get("unwritten", {})
+    waiting = kept.get("unwritten", {})
     for finding in findings:  # newest first
         evidence = finding["evidence"]
         if finding["node"] in waiting and (evidence.get("trouble"), evidence.get("place")) == ("tier_fails", "disk"):

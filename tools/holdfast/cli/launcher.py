@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from holdfast.cli.client import Client
 from holdfast.cli.endings import FAILED, exit_code
@@ -21,6 +23,8 @@ from holdfast.domain.job import JobSpec
 from holdfast.wire.jobfile import parse_job, to_body
 
 ENV_LAUNCHER = "HOLDFAST_LAUNCHER_TOKEN"
+Resume = Annotated[bool, typer.Option("--resume", help="Start from the newest complete checkpoint of this job name.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start at step 0. Existing checkpoints of the name are retained.")]
 TOKENS = Path("~/.local/state/holdfast/launchers")  # a file per job name and API
 TOKEN_CHARS_MAX = 200
 
@@ -41,6 +45,12 @@ def require_one_start(*, resume: bool, fresh: bool) -> None:
         raise InvalidSpec(
             "--fresh", True, "either --fresh or --resume: one starts at step 0, the other from a checkpoint"
         )
+
+
+def chosen_start(*, resume: bool, fresh: bool) -> str:
+    """Return how the options say that a run begins: "resume", "fresh" or nothing. Raises `InvalidSpec` if both are set."""
+    require_one_start(resume=resume, fresh=fresh)
+    return "resume" if resume else "fresh" if fresh else ""
 
 
 def submit(client: Client, spec: JobSpec, start: Start, launcher: str = "") -> None:

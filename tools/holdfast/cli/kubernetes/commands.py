@@ -20,7 +20,7 @@ from holdfast.cli.kubernetes.launch import LauncherPod
 from holdfast.cli.kubernetes.manifests import DIGEST, JOBSET_UID, Manifest, config_name, render
 from holdfast.cli.kubernetes.node import NodePod
 from holdfast.cli.kubernetes.submission import Asked
-from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, require_one_start
+from holdfast.cli.launcher import ENV_LAUNCHER, Fresh, Launcher, Resume, chosen_start
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.words import plural
@@ -97,8 +97,6 @@ ShareHosts = Annotated[
 HostNetwork = Annotated[
     bool, typer.Option("--host-network", help="Use the machines' own network, for their fast NICs.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Start from the newest complete checkpoint of this job name.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start at step 0. Existing checkpoints of the name are retained.")]
 
 
 def _manifests(
@@ -133,7 +131,7 @@ def _manifests(
     fresh: Fresh = False,
 ) -> list[Manifest]:
     """Return the manifests for the options of `render` and `submit`. Raises `InvalidSpec`."""
-    require_one_start(resume=resume, fresh=fresh)
+    start = chosen_start(resume=resume, fresh=fresh)
     job = job_source.load(job_file)
     asked = Asked(
         image=image,
@@ -161,7 +159,7 @@ def _manifests(
         user=user,
         share_hosts=share_hosts,
         host_network=host_network,
-        start="resume" if resume else "fresh" if fresh else "",
+        start=start,
     )
     return render(asked, job)
 
@@ -287,7 +285,7 @@ def launcher(
     spec, url = load_job(job_file), default_url()
     pod = LauncherPod(_holdfast("run", "--attach"), str(job_file), spec.name, Terminal(highlight=False, emoji=False))
     with Client(url) as client:
-        start = "resume" if resume else "fresh" if fresh else ""
+        start = chosen_start(resume=resume, fresh=fresh)
         raise typer.Exit(pod.run(client, Launcher.of(spec.name, url).token, start))
 
 

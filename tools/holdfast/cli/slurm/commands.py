@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from holdfast.cli.agent import DIGEST_CHARS, own_directory
-from holdfast.cli.launcher import require_one_start
+from holdfast.cli.launcher import Fresh, Resume, chosen_start
 from holdfast.cli.slurm import chain as chains
 from holdfast.cli.slurm import tools
 from holdfast.cli.slurm.allocation import AllocationRun, Here, Plan, holdfast
@@ -38,8 +38,6 @@ WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED"})  # states of Slurm b
 
 app = typer.Typer(help="Run jobs on a Slurm cluster: submit an allocation, or a chain of them.", no_args_is_help=True)
 
-Resume = Annotated[bool, typer.Option("--resume", help="Start from the newest complete checkpoint of this job name.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start at step 0. Existing checkpoints of the name are retained.")]
 Directory = Annotated[Path, typer.Option("--dir", help="Shared directory of the job: state, logs, scripts.")]
 
 
@@ -101,8 +99,7 @@ def submit(
     The same submission again continues a suspended or failed run, and does not read the job file again; with --resume or
     --fresh it begins a run with the job file as it is now.
     """
-    require_one_start(resume=resume, fresh=fresh)
-    start = ["--resume"] if resume else ["--fresh"] if fresh else []
+    start = chosen_start(resume=resume, fresh=fresh)
     spec = load_job(job_file)
     _require_nodes(nodes, spec)
     _require_short(local)
@@ -120,7 +117,7 @@ def submit(
         *("--dir", str(shared), "--chain", link.id, "--notice", str(notice)),
         *("--local", str(local), "--memory", str(memory)),
         *(["--drain-condemned"] if drain_condemned else []),
-        *start,
+        *([f"--{start}"] if start else []),
     ]
     script = render(
         Allocation(
@@ -255,7 +252,7 @@ def allocation(
         notice_s=notice,
         grace_s=min(GRACE_S, notice),
         drains_condemned=drain_condemned,
-        start="resume" if resume else "fresh" if fresh else "",
+        start=chosen_start(resume=resume, fresh=fresh),
     )
     raise typer.Exit(AllocationRun(plan, here, Terminal(highlight=False, emoji=False)).run())
 
