@@ -31,6 +31,7 @@ from holdfast.supervisor.timers import (
     ResetTimeout,
     ReturnDue,
     RungTimeout,
+    SlowStart,
     Timer,
     WarningDue,
 )
@@ -229,6 +230,7 @@ def test_the_recording_has_every_timer_that_it_knew_but_the_breakers() -> None:
         LinkTestTimeout.word,
         ReturnDue.word,
         RungTimeout.word,
+        SlowStart.word,
     }
     assert timer("breaker", 5.0) == [{"_": "BreakerWindowOver"}, 5.0]
 

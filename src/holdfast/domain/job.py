@@ -99,7 +99,7 @@ class WarningSpec:
 @dataclass(frozen=True, slots=True)
 class LimitSpec:
     prepare_timeout_s: float = 60.0  # the next plan excludes a node that has not prepared within this time
-    first_step_timeout_s: float = 600.0  # from START to the first step of every rank
+    first_step_timeout_s: float = 0.0  # from START to the first step of every rank; 0 = auto: by the starts seen so far
     restarts_without_progress_max: int = 3  # generations in a row that finish no step beyond the restored one
     suspect_test_s: float = 2.0  # time for the test of a suspect while it prepares; 0 = suspects are not tested
 

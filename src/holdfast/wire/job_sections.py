@@ -198,7 +198,13 @@ class Limits(Section):
         Seconds, Field(description="limit for a node to prepare; a slower node is replaced in the plan", examples=[300])
     ] = LimitSpec().prepare_timeout_s
     first_step_timeout_s: Annotated[
-        Seconds, Field(description="from start to the first step of every rank", examples=[1800])
+        float,
+        *or_auto(seconds_or_auto, float),
+        Field(
+            description="from start to the first step of every rank; auto = an hour until the job has stepped for the first "
+            "time, with a warning after ten minutes; then ten minutes, or twice the longest start so far",
+            examples=[1800],
+        ),
     ] = LimitSpec().first_step_timeout_s
     restarts_without_progress_max: Annotated[
         int,

@@ -82,7 +82,7 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
         "checks": {"replica_every_steps": spec.checks.replica_every_steps},
         "limits": {
             "prepare_timeout_s": spec.limits.prepare_timeout_s,
-            "first_step_timeout_s": spec.limits.first_step_timeout_s,
+            "first_step_timeout_s": shown_auto(spec.limits.first_step_timeout_s),
             "restarts_without_progress_max": spec.limits.restarts_without_progress_max,
             "suspect_test_s": spec.limits.suspect_test_s,
         },
@@ -231,7 +231,7 @@ def _spec(job: JobFile, launch: LaunchSpec) -> JobSpec:
         max_dp=mesh.dp if job.elastic.max_dp is None else job.elastic.max_dp,
         checkpoint=_checkpoint(job.checkpoint),
         hang=HangSpec(**job.hang.model_dump()),
-        limits=LimitSpec(**job.limits.model_dump()),
+        limits=LimitSpec(**dict(job.limits)),
         checks=ChecksSpec(**job.checks.model_dump()),
         spares=job.spares,
         priority=job.priority,

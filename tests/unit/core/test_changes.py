@@ -19,6 +19,7 @@ from holdfast.supervisor.core.change import RETRY_RUN_S, RETRY_S
 from holdfast.supervisor.core.handover import SHARES_MAX
 from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.lifecycle import Starting
+from holdfast.supervisor.core.progress import start_patience_s
 from holdfast.supervisor.leader import snapshot, upgrades
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase, Send
 from holdfast.wire import records
@@ -271,7 +272,7 @@ def test_a_member_that_is_lost_after_the_start_is_replaced_at_once() -> None:
 def test_when_no_node_can_say_whether_a_run_steps_the_time_for_the_first_step_decides() -> None:
     fleet = _started_without_an_answer("n2")
     fleet.gone("n0", "n1")
-    fleet.wait(fleet.job.spec.limits.first_step_timeout_s - 1.0)
+    fleet.wait(start_patience_s(fleet.job) - 1.0)
     assert fleet.job.number == 2
     fleet.wait(2.0)
     assert fleet.incident.kind == FindingKind.RANKS_MISSING

@@ -11,6 +11,7 @@ from holdfast.domain.nodes import RunningWorker, WorkerEnded
 from holdfast.domain.orders import Hello, Prepare, RanksStepping, Stop
 from holdfast.policy import wait
 from holdfast.supervisor.core import Config
+from holdfast.supervisor.core.progress import start_patience_s
 from holdfast.supervisor.core.reconcile import STILL_FACTOR
 from holdfast.supervisor.protocol import BreakerResetRequested, JobPhase, LeaderStarted, NodeGone
 
@@ -62,7 +63,7 @@ def test_a_run_whose_first_steps_were_reported_in_vain_is_seen_to_step() -> None
     fleet.beat(2)
     fleet.wait(5.0)
     fleet.expect(JobPhase.RUNNING)
-    fleet.wait(fleet.job.spec.limits.first_step_timeout_s)
+    fleet.wait(start_patience_s(fleet.job))
     assert fleet.job.number == 1
 
 
@@ -201,7 +202,7 @@ def test_the_time_for_the_first_step_starts_anew_with_a_leader_whose_clock_is_ah
     fleet.fold(LeaderStarted(fleet.now, 2))
     for node in ("n0", "n1", "n2"):
         fleet.hello(node, running=1)
-    fleet.wait(fleet.job.spec.limits.first_step_timeout_s - 1.0)
+    fleet.wait(start_patience_s(fleet.job) - 1.0)
     assert not fleet.state.incidents
     fleet.wait(2.0)
     assert fleet.incident.kind == FindingKind.RANKS_MISSING

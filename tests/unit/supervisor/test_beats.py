@@ -8,7 +8,7 @@ from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStarted, RanksStepping, Start, StepReached
 from holdfast.supervisor.agents.beats import starts_to_fold, steps_to_fold
 from holdfast.supervisor.agents.unanswered import FIRST_S, Unanswered
-from holdfast.supervisor.core.progress import SECOND_WITNESS_S
+from holdfast.supervisor.core.progress import SECOND_WITNESS_S, start_patience_s
 from holdfast.supervisor.protocol import JobPhase, StartsSeen
 
 
@@ -42,7 +42,7 @@ def test_the_second_step_of_a_start_is_passed_on_at_once_when_beats_contained_th
     """The order to start came late, and the ranks' reports of their first steps were lost."""
     fleet = starting()
     assert not reported(fleet, 1)
-    fleet.wait(fleet.job.spec.limits.first_step_timeout_s - 3.0)
+    fleet.wait(start_patience_s(fleet.job) - 3.0)
     assert reported(fleet, 1)
     fleet.wait(1.0)
     assert reported(fleet, 2)

@@ -280,6 +280,14 @@ def test_the_interval_is_chosen_unless_the_job_says_a_number() -> None:
     )
 
 
+@pytest.mark.parametrize(("given", "seconds"), [("auto", 0.0), (60, 60.0)])
+def test_the_limit_of_a_start_is_auto_or_a_number(given: object, seconds: float) -> None:
+    spec = parse_job({"name": "gpt", "script": "/x.py", "limits": {"first_step_timeout_s": given}})
+    assert spec.limits.first_step_timeout_s == seconds
+    assert to_body(spec)["limits"]["first_step_timeout_s"] == given
+    assert parse_job(to_body(spec)) == spec
+
+
 @pytest.mark.parametrize(("steps", "store_s"), [(10, 3.0), (10, "auto"), ("auto", 3.0), ("auto", "auto")])
 def test_a_number_or_auto_is_answered_as_it_was_given_and_without_a_warning(steps: int | str, store_s: object) -> None:
     given = {"interval_steps": steps, "store_interval_s": store_s}

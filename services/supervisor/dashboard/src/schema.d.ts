@@ -529,7 +529,7 @@ export interface components {
             hang: components["schemas"]["Hang"];
             /**
              * @default {
-             *       "first_step_timeout_s": 600,
+             *       "first_step_timeout_s": "auto",
              *       "prepare_timeout_s": 60,
              *       "restarts_without_progress_max": 3,
              *       "suspect_test_s": 2
@@ -699,10 +699,10 @@ export interface components {
         };
         Limits: {
             /**
-             * @default 600
+             * @default 0
              * @example 1800
              */
-            first_step_timeout_s: number;
+            first_step_timeout_s: "auto" | number;
             /**
              * @default 60
              * @example 300

@@ -44,6 +44,15 @@ class FirstStepTimeout(_Timer):
 
 
 @dataclass(frozen=True, slots=True)
+class SlowStart(_Timer):
+    """A generation of a job that has never stepped was started; if not every rank has stepped by now, that is a warning."""
+
+    word: ClassVar = "slow-start"
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class FenceOver(_Timer):
     """No node of the previous generation reconnected to confirm that its workers have ended."""
 
@@ -303,6 +312,7 @@ OfJob = (
     PrepareTimeout
     | FirstStepTimeout
     | FenceOver
+    | SlowStart
     | FirstStepsDue
     | ReconnectTimeout
     | ResetTimeout

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import ActionKind, Incident, IncidentState
-from holdfast.supervisor.protocol import IncidentChanged, JobChanged, JobPhase, Noted
+from holdfast.supervisor.protocol import FindingJudged, IncidentChanged, JobChanged, JobPhase, Noted
 from holdfast.supervisor.published import Published
 
 BREAKER = "breaker"  # the subject of what the circuit breaker notes
@@ -22,7 +23,7 @@ class Topic(StrEnum):
     SUSPENDED = "suspended"  # all nodes of a job were asked to end
     COMPLETED = "completed"  # a job is done
     INCIDENT = "incident"  # an incident is over, and what it took
-    NOTIFY = "notify"  # a policy answered `notify`
+    NOTIFY = "notify"  # a policy answered `notify`, or the first start of a job takes long
     BREAKER = "breaker"  # automatic recovery was suspended or enabled again
     TEST = "test"  # `holdfast notify test`
 
@@ -63,6 +64,17 @@ def alert_of(record: Published, topics: Collection[Topic]) -> Alert | None:
             alert = _of_job(record)
         case IncidentChanged(incident=incident) if incident.closed:
             alert = _of_incident(incident, record.at)
+        case FindingJudged(finding=Finding(kind=FindingKind.RANKS_MISSING, severity=Severity.WARNING) as finding):
+            title = f"{finding.job}: has not stepped yet"
+            alert = Alert(
+                f"{finding.id}:{record.at:.3f}",
+                record.at,
+                Topic.NOTIFY,
+                Level.WARNING,
+                title,
+                _cut(finding.summary),
+                finding.job,
+            )
         case Noted(subject=subject) if subject == BREAKER:
             title = f"circuit breaker {record.text.partition(':')[0]}"
             alert = Alert(f"breaker:{record.at:.3f}", record.at, Topic.BREAKER, Level.ERROR, title, _cut(record.text))

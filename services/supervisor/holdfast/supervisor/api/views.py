@@ -29,6 +29,7 @@ from holdfast.supervisor.core.lifecycle import Failed, Suspended
 from holdfast.supervisor.core.links import LinkTest
 from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.offenders import rate_per_day, score
+from holdfast.supervisor.core.progress import start_patience_s
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.wording import listed, moment
 from holdfast.supervisor.history.protocol import ActionEntry
@@ -213,9 +214,8 @@ def _stepless(picture: Picture, job: Job) -> str:
         return "its script reports no steps (docs/scripts.md)"
     if job.phase is JobPhase.STARTING:
         return (
-            f"not every rank has reported a step {since_start_s:.0f} s after the start; if the script takes longer, raise "
-            f"limits.first_step_timeout_s ({job.spec.limits.first_step_timeout_s:g} s); it must call run.step if it uses "
-            "holdfast.train"
+            f"not every rank has reported a step {since_start_s:.0f} s after the start; if the script takes longer than "
+            f"{start_patience_s(job):g} s, raise limits.first_step_timeout_s; it must call run.step if it uses holdfast.train"
         )
     return ""
 

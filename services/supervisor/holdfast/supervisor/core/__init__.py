@@ -66,6 +66,7 @@ from holdfast.supervisor.core import (
     notices,
     operator_requests,
     planned,
+    progress,
     pruning,
     reboots,
     recipes,
@@ -156,6 +157,7 @@ from holdfast.supervisor.timers import (
     RungTimeout,
     SaveTimeout,
     SessionsTimeout,
+    SlowStart,
     StepDue,
     StopTimeout,
     Timer,
@@ -196,6 +198,7 @@ __all__ = [
 _SILENCE_TIMERS = (
     PrepareTimeout,
     FirstStepTimeout,
+    SlowStart,
     ReconnectTimeout,
     ResetTimeout,
     RungTimeout,
@@ -383,14 +386,20 @@ def _due_from_now(turn: Turn, timer: Timer) -> float:
     """When a timer is due that measures the time agents have for something, by this clock: the last leader's may differ."""
     if isinstance(timer, ResetTimeout):
         return turn.at + turn.config.reset_s
-    job = turn.jobs.get(timer.job) if isinstance(timer, PrepareTimeout | FirstStepTimeout | FenceOver) else None
+    job = (
+        turn.jobs.get(timer.job)
+        if isinstance(timer, PrepareTimeout | FirstStepTimeout | SlowStart | FenceOver)
+        else None
+    )
     if job is None or job.change is None:
         return 0.0
     match timer:
         case PrepareTimeout():
             return turn.at + change.prepare_timeout_s(turn, job, job.change)
         case FirstStepTimeout():
-            return turn.at + job.spec.limits.first_step_timeout_s
+            return turn.at + progress.start_patience_s(job)
+        case SlowStart():
+            return turn.at + progress.LATER_START_S
         case _:
             return turn.at + turn.config.fence_s
 
@@ -404,6 +413,8 @@ def _timer(turn: Turn, timer: Timer) -> None:
         case FirstStepTimeout(job, number):
             if (finding := change_failures.ranks_missing(turn, job, number)) is not None:
                 findings.record_fault(turn, finding)
+        case SlowStart(job, number):
+            change_failures.on_slow_start(turn, job, number)
         case FenceOver(job, number):
             change_failures.on_fence_over(turn, job, number)
         case FirstStepsDue(job, number):

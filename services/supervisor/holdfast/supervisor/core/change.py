@@ -52,6 +52,7 @@ from holdfast.supervisor.timers import (
     ReconnectTimeout,
     ResetTimeout,
     RetryDue,
+    SlowStart,
 )
 
 REPLANS_MAX = 8  # of one change; after these, the breaker counts another change
@@ -334,7 +335,7 @@ def withdraw(turn: Turn, job: Job) -> None:
         # agent answers it.
         if not isinstance(send.order, PrepareTemplate | ResetGpu | RebootNode | RestartAgent | Inject):
             turn.forget_order(send)
-    for kind in (PrepareTimeout, FirstStepTimeout, FenceOver, FirstStepsDue, ResetTimeout):
+    for kind in (PrepareTimeout, FirstStepTimeout, SlowStart, FenceOver, FirstStepsDue, ResetTimeout):
         turn.cancel_timer(kind(name, job.number))
     turn.cancel_timer(DeferralOver(name))
 

@@ -158,27 +158,42 @@ def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
         return None
     generation = job.generation
     assert generation is not None
-    if (
-        job.progress.seen_step > generation.restore.step + 1
-        and turn.at - job.progress.seen_at < job.spec.limits.first_step_timeout_s
-    ):
+    patience_s = progress.start_patience_s(job)
+    if job.progress.seen_step > generation.restore.step + 1 and turn.at - job.progress.seen_at < patience_s:
         # A second step needs every rank's first one. So all ranks step, and only a report is missing.
-        turn.set_timer(FirstStepTimeout(name, number), turn.at + job.spec.limits.first_step_timeout_s)
+        turn.set_timer(FirstStepTimeout(name, number), turn.at + patience_s)
         return None
-    missing = list(Numbers.below(generation.mesh.world_size) - job.doing.stepping)
+    return _without_a_step(turn, job, job.doing, patience_s)
+
+
+def on_slow_start(turn: Turn, name: str, number: int) -> None:
+    """Publish that a job that has never stepped takes long to start. It may index its data or compile, so it goes on."""
+    job = turn.jobs.get(name)
+    if job is not None and job.number == number and isinstance(job.doing, Starting):
+        found = _without_a_step(turn, job, job.doing, progress.LATER_START_S)
+        limit_s = progress.start_patience_s(job)
+        turn.judge(
+            evolve(found, id=f"slow-start:{name}:{number}", severity=Severity.WARNING),
+            f"recorded: the job has never stepped, so nobody knows how long its start takes; it has {limit_s:g} s",
+        )
+
+
+def _without_a_step(turn: Turn, job: Job, starting: Starting, within_s: float) -> Finding:
+    generation = job.generation
+    assert generation is not None
+    missing = list(Numbers.below(generation.mesh.world_size) - starting.stepping)
     where = sorted({generation.node_of(rank) for rank in missing})
     return Finding(
-        id=f"ranks-missing:{name}:{number}",
+        id=f"ranks-missing:{job.name}:{generation.number}",
         kind=FindingKind.RANKS_MISSING,
         severity=Severity.ERROR,
         at=turn.at,
         since=job.membership.running_at,
-        summary=f"{len(missing)} of {generation.mesh.world_size} ranks finished no step within "
-        f"{job.spec.limits.first_step_timeout_s:g} s of the start of generation {number}: "
-        f"{listed(missing)} on {', '.join(where[:8])}",
+        summary=f"{len(missing)} of {generation.mesh.world_size} ranks finished no step within {within_s:g} s of the start of "
+        f"generation {generation.number}: {listed(missing)} on {', '.join(where[:8])}",
         node=where[0] if len(where) == 1 else "",
-        job=name,
-        generation=number,
+        job=job.name,
+        generation=generation.number,
         rank=missing[0] if len(missing) == 1 else None,
         evidence={DATED: f"{ESTIMATE}the start of the generation; when they failed is not known"},
     )

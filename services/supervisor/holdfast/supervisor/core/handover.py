@@ -36,7 +36,14 @@ from holdfast.supervisor.core.lifecycle import CHANGING, Cause, Change, Preparin
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, Send
-from holdfast.supervisor.timers import FenceOver, FirstStepsDue, FirstStepTimeout, PrepareTimeout, ReconnectTimeout
+from holdfast.supervisor.timers import (
+    FenceOver,
+    FirstStepsDue,
+    FirstStepTimeout,
+    PrepareTimeout,
+    ReconnectTimeout,
+    SlowStart,
+)
 
 T = TypeVar("T")
 
@@ -254,7 +261,9 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
                     restored_step=generation.restore.step,
                 )
             )
-    turn.set_timer(FirstStepTimeout(job.name, generation.number), turn.at + job.spec.limits.first_step_timeout_s)
+    turn.set_timer(FirstStepTimeout(job.name, generation.number), turn.at + progress.start_patience_s(job))
+    if progress.start_is_unknown(job):
+        turn.set_timer(SlowStart(job.name, generation.number), turn.at + progress.LATER_START_S)
     reconcile.review_generation(turn, job.name)
 
 
@@ -329,10 +338,13 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
     generation, change = job.generation, starting.change
     assert generation is not None
     turn.cancel_timer(FirstStepTimeout(job.name, generation.number))
+    turn.cancel_timer(SlowStart(job.name, generation.number))
     turn.cancel_timer(FirstStepsDue(job.name, generation.number))
     progress.reached(turn, job.name, starting.stepped_to)
     reconcile.watch_steps(turn, job.name)
     reports_steps = not turn.jobs[job.name].progress.reports_no_steps
+    if reports_steps:
+        progress.start_took(turn, job.name, turn.at - starting.started_at)
     seen = "every rank has stepped" if reports_steps else "every rank runs; the script reports no steps"
     turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STEPPING, generation, seen, reports_steps))
     reason = f"generation {generation.number} on {plural(len(generation.nodes), 'node')}, {generation.mesh}"

@@ -128,6 +128,7 @@ class JobProgress:
     outages: int = 0  # failures of a file system or a service since `furthest_step` last grew
     seen_step: int = 0  # newest step of the running generation that any witness has reported for any node
     seen_at: float = 0.0  # when that was reported
+    longest_start_s: float | None = None  # from START to the first step of every rank; None = no generation has stepped
     pace_s: float = 0.0  # recent time from the end of one step to the next, work between steps included; 0 = unknown
 
     @property

@@ -26,6 +26,14 @@ from holdfast.policy import COMMUNICATION, OUTAGES
 from holdfast.supervisor.core.job import Job, JobProgress
 from holdfast.supervisor.core.turn import Turn
 
+# Until a job has stepped for the first time, nobody knows how long its start takes: it may index its data, or compile.
+# nvidia-resiliency-ext waits as long by default (`initial_rank_heartbeat_timeout`).
+FIRST_START_S = 3600.0
+LATER_START_S = 600.0  # at least this long afterwards; a first start that takes longer is a warning
+START_FACTOR = (
+    2.0  # a start may take this many times as long as the longest one so far: caches may be cold, and storage slow
+)
+
 SECOND_WITNESS_S = 5.0  # after this long without a new step from diagnostics, the steps in agents' beats are folded
 _BEAT_LAG_S = 0.6  # a step may be in a beat this long after its end: agents beat twice a second
 _REPORT_LAG_S = 1.6  # the same for a report of diagnostics, which reports steps once a second
@@ -52,6 +60,27 @@ def seen(turn: Turn, name: str, step: int) -> Job:
     stepped = job.running is not None and step > job.running.restore.step
     reports_no_steps = job.progress.reports_no_steps and not stepped
     return turn.put_progress(name, seen_step=step, seen_at=turn.at, reports_no_steps=reports_no_steps)
+
+
+def start_patience_s(job: Job) -> float:
+    """Time from START within which every rank has to finish a step, in seconds."""
+    if stated := job.spec.limits.first_step_timeout_s:
+        return stated
+    if job.progress.longest_start_s is None:
+        return FIRST_START_S
+    return max(LATER_START_S, START_FACTOR * job.progress.longest_start_s)
+
+
+def start_is_unknown(job: Job) -> bool:
+    """Whether nobody knows how long a start of this job takes: it has never stepped, and its job file states no limit."""
+    return job.progress.longest_start_s is None and not job.spec.limits.first_step_timeout_s
+
+
+def start_took(turn: Turn, name: str, seconds: float) -> None:
+    """Every rank has finished a step this long after START."""
+    longest_s = turn.jobs[name].progress.longest_start_s
+    if longest_s is None or seconds > longest_s:
+        turn.put_progress(name, longest_start_s=seconds)
 
 
 def has_stepped(job: Job) -> bool:
