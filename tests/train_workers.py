@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -118,6 +120,17 @@ class Workers:
     def order(self, kind: str, **fields: object) -> None:
         for control in self._controls:
             control.send(worker.encode(kind, **fields))
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Meanwhile no rank runs. Of their notes, a few may not have been read yet."""
+        for process in self._processes:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in self._processes:
+                process.send_signal(signal.SIGCONT)
 
     def kill(self, rank: int) -> None:
         self._processes[rank].kill()
