@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ports import port_of, reserve_port
 from waiting import wait_until
 from warm_processes import SCRIPTS, WarmProcess, warm
 
@@ -67,7 +68,7 @@ class Workers:
                 "WORLD_SIZE": str(self.mesh.world_size),
                 "LOCAL_RANK": "0",
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(self._port.getsockname()[1]),
+                "MASTER_PORT": str(port_of(self._port)),
                 "OMP_NUM_THREADS": "1",
                 worker.ENV_JOB: "test",
                 worker.ENV_GENERATION: str(generation),
@@ -174,14 +175,6 @@ class _Listener:
             last.sendto(b"", str(self.path))
         self._thread.join(10)
         self._socket.close()
-
-
-def reserve_port() -> socket.socket:
-    """Bound but not listening: nobody else gets it, and rank 0's store can listen on it."""
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    return reserved
 
 
 def elect(

@@ -126,12 +126,13 @@ def test_a_stopped_agent_is_not_lost_before_the_silence_allows(redis_url: str, t
         diagnostics(redis_url, tmp_path, HOLDFAST_SILENCE_S="1", HOLDFAST_UNWITNESSED_GRACE_S="1") as (_, endpoint),
         agent(endpoint, "n0") as victim,
     ):
+        assert victim.stdout is not None
+        before_ticks = [float(victim.stdout.readline()) for _ in range(2)]
         victim.send_signal(signal.SIGSTOP)
         found = anyio.run(_first_finding, redis_url)
         assert found.kind is FindingKind.NODE_LOST
         victim.kill()
-        assert victim.stdout is not None
-        before_ticks = [float(line) for line in victim.stdout]
+        before_ticks += map(float, victim.stdout)
         assert found.at - before_ticks[-2] >= 0.9, "the last of them may not have been sent any more"
         assert "sent nothing" in found.summary
 

@@ -154,7 +154,6 @@ def test_a_peer_that_dies_while_it_takes_a_copy_has_nothing_and_gets_it_later(tm
         wait_until(lambda: list(b.memory.rglob("*.part")), description="the push to have begun")
         b.stop(signal.SIGKILL)
         assert not [*b.memory.rglob("*.shard"), *b.disk.rglob("*.shard")]
-        b._env["HOLDFAST_REPLICATOR_LISTEN"] = b.endpoint
         b.start()
         assert b.holdings() <= {(key, "memory"), (key, "disk")}
         b.wait_for(key, "disk")
@@ -220,7 +219,6 @@ def test_overwriting_while_replicating_never_mixes_a_shard(tmp_path: Path) -> No
                 threading.Event().wait(chance.random() * 0.1)
                 a.stop(signal.SIGKILL)
                 checked(a)
-                a._env["HOLDFAST_REPLICATOR_LISTEN"] = a.endpoint
                 a.start()
             wait_until(lambda: checked(b), description="copies at the peer")
         finally:
