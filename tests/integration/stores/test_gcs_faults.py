@@ -203,7 +203,7 @@ def test_a_forgotten_session_starts_again(server: FakeGcs, patient: GcsStore) ->
     server.fault(method="PUT", path_part=SESSION, status=410)
     assert put(patient, LARGE, if_absent=True)
     assert requests(server, "POST", "uploadType=resumable") == 2
-    assert read_back(store, len(LARGE)) == LARGE
+    assert read_back(patient, len(LARGE)) == LARGE
 
 
 @pytest.mark.parametrize(
