@@ -29,6 +29,7 @@ from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, 
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.fleet import FLEET
+from holdfast.shards import peek
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
@@ -313,6 +314,15 @@ def start_job(plane: ControlPlane, order: Prepare) -> OrderDone:
     started = plane.ask(Start(order.job, order.generation, prepared.master))
     assert started.ok, started.reason
     return prepared
+
+
+def newest_in_memory(agent: Agent, job: str, ranks: int) -> int:
+    """The newest step of which every rank has a complete image."""
+    steps = []
+    for rank in range(ranks):
+        headers = [peek(path) for path in (agent.memory / job / f"w{rank}").glob("*.image")]
+        steps.append({header.stamp.key.step for header in headers if header is not None and header.stamp is not None})
+    return max(set.intersection(*steps))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,9 +22,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ports import reserve_port
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from train_workers import elect, reserve_port
+from train_workers import elect
 from warm_processes import run_script
 
 import holdfast.train as hf

@@ -13,3 +13,16 @@ def free_ports(count: int) -> tuple[int, ...]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return tuple(one.getsockname()[1] for one in sockets)
+
+
+def reserve_port(port: int = 0) -> socket.socket:
+    """Bound but not listening: until it is closed nobody else is given the port, and a server that sets SO_REUSEADDR, as most
+    do, can listen on it, also again and again. While none does, connections are refused."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", port))
+    return reserved
+
+
+def port_of(reserved: socket.socket) -> int:
+    return int(reserved.getsockname()[1])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import redis
-from ports import free_ports
+from ports import port_of, reserve_port
 from servers import ENV_BINARY
 from waiting import wait_until
 
@@ -45,7 +45,8 @@ def started(directory: Path, fleet: str, *, faults: str = "no") -> Iterator[int]
     its port."""
     if not (directory / "run").exists():
         write_passwords(directory, PASSWORDS)
-    [port] = free_ports(1)
+    reserved = reserve_port()
+    port = port_of(reserved)
     binary = Path(os.environ.get(ENV_BINARY) or server_binary())
     programs = directory / "programs"
     programs.mkdir(exist_ok=True)
@@ -70,6 +71,7 @@ def started(directory: Path, fleet: str, *, faults: str = "no") -> Iterator[int]
     finally:
         process.terminate()
         process.wait(10)
+        reserved.close()
 
 
 def url(user: str, port: int) -> str:

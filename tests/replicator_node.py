@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
+from ports import port_of, reserve_port
 from waiting import TIMEOUT_S, wait_until
 from warm_processes import WarmProcess, warm
 
@@ -75,13 +76,14 @@ class Node:
         self.asks_permission = False  # does not read what its user may not read, even if that is root; before `start`
         self._process: WarmProcess | subprocess.Popen[bytes] | None = None
         self.endpoint = ""
-        self.listen = "127.0.0.1:0"
+        self._reserved: socket.socket | None = None  # its port, also while it does not run
         self._channel: grpc.Channel | None = None
         root.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         ready = self.root / "ready.json"
         ready.unlink(missing_ok=True)
+        self._reserved = self._reserved or reserve_port()
         env = {
             **os.environ,
             "HOLDFAST_NODE": self.name,
@@ -89,7 +91,7 @@ class Node:
             "HOLDFAST_DISK_DIR": str(self.disk),
             "HOLDFAST_REPLICATOR_SOCKET": str(self.root / "rpc.sock"),
             "HOLDFAST_REPLICATOR_NOTES": str(self.notes),
-            "HOLDFAST_REPLICATOR_LISTEN": self.listen,
+            "HOLDFAST_REPLICATOR_LISTEN": f"127.0.0.1:{port_of(self._reserved)}",
             "HOLDFAST_READY_FILE": str(ready),
             "HOLDFAST_REPLICATOR_IO_TIMEOUT_S": "2",
             "HOLDFAST_REPLICATOR_RESCAN_INTERVAL_S": "0.5",  # what nobody tells of is found as surely, and sooner
@@ -121,6 +123,14 @@ class Node:
     @property
     def source(self) -> ShardSource:
         return ShardSource(self.name, self.endpoint)
+
+    def close(self) -> None:
+        """Stop it for good."""
+        try:
+            self.stop()
+        finally:
+            if self._reserved is not None:
+                self._reserved.close()
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """End the process and return its exit code."""
@@ -277,7 +287,7 @@ def nodes(root: Path, *names: str, **env: str) -> Iterator[list[Node]]:
         memory = Path(stack.enter_context(TemporaryDirectory(dir="/dev/shm")))
         for node in made:
             node.memory = node.memory if node.memory.exists() else memory / node.name
-            stack.callback(node.stop)
+            stack.callback(node.close)
             node.start()
         yield made
 

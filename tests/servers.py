@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import httpx
 import pytest
 import redis
 from containers.engine import NoEngine, answers, engine
 from containers.images import ROOT, SERVICES, exists, make_base, settings
-from ports import free_ports
+from ports import free_ports, reserve_port
 from waiting import wait_until
 
 from holdfast.log.embedded import MEMORY_MAX, EmbeddedRedis
@@ -120,6 +121,20 @@ def redis_server(choice: Choice, directory: Path | None = None) -> Iterator[Redi
 
 
 class OwnRedis(EmbeddedRedis):
+    """Its port stays its own while it is stopped."""
+
+    _reserved: socket.socket | None = None
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        if self._reserved is not None:
+            self._reserved.close()
+
+    def stop(self) -> None:
+        super().stop()
+        if self._port and self._reserved is None:
+            self._reserved = reserve_port(self._port)
+
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
         self.stop()

@@ -34,6 +34,8 @@ from holdfast.wire.events import finding_entry
 
 # A takeover within a second or two, and no lease lost to a busy machine: that would be another test than the one meant.
 QUICK = LeaseTimes(ttl_s=1.5, renew_s=0.3, retry_s=0.05, margin_s=0.2)
+# Where nobody is to take over: a leader whose process did not run for some seconds still leads.
+STEADY = LeaseTimes(ttl_s=60.0)
 BEAT_S = 0.1
 
 # ---------------------------------------------------------------- the log of a process that dies
@@ -161,7 +163,7 @@ async def start_supervisor(
     log: FencedLog,
     *,
     name: str = "sup-1",
-    times: LeaseTimes | None = None,
+    times: LeaseTimes = STEADY,
     **settings: Any,
 ) -> Running:
     """The whole service in this process, on free ports. `scope.cancel()` ends it; then it closes `log`."""

@@ -58,4 +58,4 @@ def pair(authority: Authority, root: Path, **env: str) -> Iterator[tuple[Node, N
         yield made[0], made[1]
     finally:
         for node in made:
-            node.stop()
+            node.close()

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ports import port_of, reserve_port
 from waiting import wait_until
 from warm_processes import SCRIPTS, WarmProcess, warm
 
@@ -65,7 +68,7 @@ class Workers:
                 "WORLD_SIZE": str(self.mesh.world_size),
                 "LOCAL_RANK": "0",
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(self._port.getsockname()[1]),
+                "MASTER_PORT": str(port_of(self._port)),
                 "OMP_NUM_THREADS": "1",
                 worker.ENV_JOB: "test",
                 worker.ENV_GENERATION: str(generation),
@@ -119,6 +122,17 @@ class Workers:
         for control in self._controls:
             control.send(worker.encode(kind, **fields))
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Meanwhile no rank runs. Of their notes, a few may not have been read yet."""
+        for process in self._processes:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in self._processes:
+                process.send_signal(signal.SIGCONT)
+
     def kill(self, rank: int) -> None:
         self._processes[rank].kill()
         self._processes[rank].wait(10)
@@ -161,14 +175,6 @@ class _Listener:
             last.sendto(b"", str(self.path))
         self._thread.join(10)
         self._socket.close()
-
-
-def reserve_port() -> socket.socket:
-    """Bound but not listening: nobody else gets it, and rank 0's store can listen on it."""
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    return reserved
 
 
 def elect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,10 @@ OF_SERVICES = ("grpc", "pydantic", "redis", "structlog", "anyio", "fastapi", "ho
 
 
 def words(process: psutil.Process) -> str:
-    return " ".join(process.cmdline()[1:3])
+    """Empty for a process that has ended meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline()[1:3])
+    return ""
 
 
 @pytest.mark.timeout(120)

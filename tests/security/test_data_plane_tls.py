@@ -62,8 +62,8 @@ def test_nodes_that_have_joined_by_invitation_exchange_shards(tmp_path: Path, au
         (staged,) = b.stage_all(RankRestore(0, key, record.digest, (a.source,), root=record.root))
         assert staged.source == "a"
     finally:
-        a.stop()
-        b.stop()
+        a.close()
+        b.close()
 
 
 @contextmanager
@@ -197,6 +197,34 @@ def test_nodes_with_and_without_tls_do_not_talk_unless_that_is_allowed(tmp_path:
             with pytest.raises(Exception, match=r"speak TLS|wait for TLS"):
                 peer.stage_all(restore, timeout_s=20.0)
         wait_until(lambda: "set HOLDFAST_REPLICATOR_TLS=optional" in strict.log, description="the advice in the log")
+
+
+def test_a_first_byte_that_comes_late_costs_another_connection_and_not_the_encryption(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """The server has greeted without TLS by then, and both ends would go on without it."""
+    greeted, late, seen = threading.Event(), [True], bytearray()
+
+    def passing(data: bytes) -> bytes:
+        seen.extend(data)
+        if data.startswith(b"HFD1"):
+            greeted.set()
+        if data.startswith(b"\x16") and late:
+            late.clear()
+            assert greeted.wait(30)
+        return data
+
+    with pair(authority, tmp_path, HOLDFAST_REPLICATOR_TLS="optional") as (a, b):
+        a.configure()
+        key = a.save(a.images(), 7)
+        record = a.wait_for(key, "disk")
+        b.configure(ranks=(1,))
+        with relayed(a.endpoint, passing) as way:
+            restore = RankRestore(0, key, record.digest, (ShardSource("a", way),), root=record.root)
+            (staged,) = b.stage_all(restore, timeout_s=40.0)
+        assert greeted.is_set()
+        assert Path(staged.path).read_bytes() == a.shard_file(key).read_bytes()
+        assert bytes([7]) * 1000 not in seen
 
 
 def test_a_fleet_in_transition_talks_in_both_directions(tmp_path: Path, authority: Authority) -> None:

@@ -17,7 +17,7 @@ import certificates
 import pytest
 from joserfc.jwk import OctKey
 from oidc_issuer import AUDIENCE, Issuer, answering, ec, issuing, rsa
-from ports import free_ports
+from ports import port_of, reserve_port
 from structlog.testing import capture_logs
 
 from holdfast.domain.errors import InvalidSpec, Unavailable
@@ -320,18 +320,20 @@ async def test_whatever_tokens_say_the_issuer_is_asked_once_in_an_interval(issue
 
 
 async def test_an_issuer_that_is_down_at_the_start_is_found_later() -> None:
-    clock, [port] = Clock(), free_ports(1)
-    with issuing(rsa("k1"), port=port) as issuer:
-        tokens, token = issuer.tokens(clock=clock), issuer.token()
-    for _ in range(3):
-        with pytest.raises(Unavailable, match="keys of the issuer"):
-            await found(tokens, token)
-    with issuing(rsa("k1"), port=port) as issuer:
-        with pytest.raises(Unavailable, match="ask again"):
-            await found(tokens, token)
-        assert issuer.asked == [], "it was asked a moment ago"
-        clock.now += RETRY_S
-        assert await found(tokens, token)
+    clock = Clock()
+    with reserve_port() as reserved:
+        port = port_of(reserved)
+        with issuing(rsa("k1"), port=port) as issuer:
+            tokens, token = issuer.tokens(clock=clock), issuer.token()
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="keys of the issuer"):
+                await found(tokens, token)
+        with issuing(rsa("k1"), port=port) as issuer:
+            with pytest.raises(Unavailable, match="ask again"):
+                await found(tokens, token)
+            assert issuer.asked == [], "it was asked a moment ago"
+            clock.now += RETRY_S
+            assert await found(tokens, token)
 
 
 async def test_keys_outlive_an_outage_by_a_day_and_not_more() -> None:

@@ -349,12 +349,12 @@ def test_a_connection_in_which_a_bit_was_changed_is_not_used_further(tmp_path: P
 
 def test_a_client_that_sends_no_keys_is_dropped_in_time(tmp_path: Path, authority: Authority) -> None:
     env = issue(authority, tmp_path / "tls-a", agent("a"))
-    node = Node("a", tmp_path / "a", **env, HOLDFAST_REPLICATOR_CONNECT_TIMEOUT_S="0.3")
+    node = Node("a", tmp_path / "a", **env, HOLDFAST_REPLICATOR_CONNECT_TIMEOUT_S="1")
     client = tls(authority, tmp_path / "client", agent("b"))
     context = with_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), client)
     context.set_alpn_protocols([ALPN])
     with ExitStack() as stack:
-        stack.callback(node.stop)
+        stack.callback(node.close)
         node.start()
         host, _, port = node.endpoint.rpartition(":")
         raw = stack.enter_context(socket.create_connection((host, int(port)), 10.0))

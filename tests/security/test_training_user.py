@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from agent_harness import Agent, prepare_order, script, start_job
+from agent_harness import Agent, newest_in_memory, prepare_order, read_json, script, start_job
 from leftovers import gone
 from training_users import GROUP, NOBODY, OtherUsersAgent, agent_of, needs_another_user, reachable_directory
 from waiting import wait_until
@@ -21,6 +21,7 @@ from waiting import wait_until
 from holdfast.domain.generations import RankRestore, ShardRecord, ShardSource
 from holdfast.domain.job import EnvSource
 from holdfast.domain.orders import Inventory, Prepare, RanksStepping, Stop
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import RankProgress, WorkerExited
 from holdfast.shards import peek
 
@@ -95,6 +96,18 @@ def common_step(agent: Agent, job: str, ranks: set[int], tier: str = "", at_leas
     return wait_until(newest, description=f"a complete step of {job}")
 
 
+def kept_shard(agent: Agent, job: str) -> Path:
+    """Rank 0's shard of a step that its replicator keeps, because no newer one is known to be on every node."""
+    key = common_step(agent, job, {0, 1}, tier="disk")[0].key
+    agent.plane.tell(CommonCheckpoint(job, key.attempt, key.step))
+    directory = agent.root / "disk" / job
+    wait_until(
+        lambda: read_json(directory / "job.json")["saved_by_all"] == [key.attempt, key.step],
+        description=f"word of step {key.step}",
+    )
+    return directory / f"a{key.attempt}" / f"s{key.step}" / "rank-0.shard"
+
+
 def again(agent: Agent, order: Prepare, generation: int, shards: dict[int, ShardRecord]) -> Prepare:
     """The order that restores these shards."""
     endpoint = ShardSource("node-0", agent.wait_connected().facts.replicator_endpoint)
@@ -132,9 +145,12 @@ def test_a_job_saves_is_killed_and_restores_as_its_user(agent: Agent) -> None:
     order = prepare_order("train", script(agent.root, "train", TRAIN), nproc=2)
     first = start_job(agent.plane, order)
     assert {uid for worker in first.workers for uid in psutil.Process(worker.pid).uids()} == {NOBODY}
-    shards = common_step(agent, "train", {0, 1}, tier="memory")
+    common_step(agent, "train", {0, 1}, tier="memory")
     os.kill(first.workers[1].pid, signal.SIGKILL)
     agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "train" and e.rank == 1)
+    # Rank 0 does not go on without it: nothing overwrites what memory has now.
+    newest = newest_in_memory(agent, "train", 2)
+    shards = common_step(agent, "train", {0, 1}, tier="memory", at_least=newest)
     start_job(agent.plane, again(agent, order, 2, shards))
     assert all(gone(worker.pid) for worker in first.workers)
     stepping = agent.plane.wait_for(RanksStepping, lambda r: r.job == "train" and r.generation == 2)
@@ -290,7 +306,7 @@ def test_links_among_the_images_lead_nowhere(agent: Agent, victim: Prepare) -> N
     canary.chmod(0o600)
     (kept := agent.root / "kept").mkdir(0o700)
     (kept / "file").touch()
-    shard = next((agent.root / "disk" / "victim").glob("a*/s*/rank-0.shard"))
+    shard = kept_shard(agent, "victim")
     before = shard.read_bytes()
     path = script(
         agent.root,

@@ -11,13 +11,14 @@ the boot id and the start time of the process, it is unique.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from holdfast.runtime.readable import readable
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 UNKNOWN_EXIT: Final = 256  # the exit code of a process that is not a child is unknown
@@ -71,14 +72,14 @@ class Survivor:
 
     def poll(self) -> int | None:
         """Return `UNKNOWN_EXIT` if it has exited, else None."""
-        if self.returncode is None and select.select([self._pidfd], [], [], 0)[0]:
+        if self.returncode is None and readable(self._pidfd, 0.0):
             self.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the exit. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
-            if not select.select([self._pidfd], [], [], timeout)[0]:
+            if not readable(self._pidfd, timeout):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             self.close()
         return UNKNOWN_EXIT

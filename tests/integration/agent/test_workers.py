@@ -665,10 +665,10 @@ def test_an_agent_that_was_frozen_with_its_ranks_counts_their_silence_from_then_
 ) -> None:
     hang = HangSpec(floor_s=3.0)  # a standstill is reported after a third of it
     order = replace(prepare_order("frozen", script(tmp_path, "steps", STEPS)), hang=hang)
-    pids = [start_job(agent.plane, order).workers[0].pid, agent.process.pid]
+    worker = start_job(agent.plane, order).workers[0].pid
     agent.plane.wait_for_signal(StepColumns, lambda steps: steps.job == "frozen")
     try:
-        for pid in pids:
+        for pid in (agent.process.pid, worker):  # in this order: the agent never sees that the rank alone is silent
             os.kill(pid, signal.SIGSTOP)
         time.sleep(2.0)  # the length of the freeze
         resumed_at = time.time()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from commands import Shell, read_until
 from oidc_issuer import AUDIENCE, ROLES, issuing, rsa
-from ports import free_ports
+from ports import port_of, reserve_port
 from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -17,7 +17,8 @@ PORTS = ("--port", "0", "--control-port", "0", "--diagnostics-port", "0")
 
 
 def test_commands_use_tokens_of_an_issuer_that_was_down_at_the_start(tmp_path: Path) -> None:
-    [port] = free_ports(1)
+    reserved = reserve_port()
+    port = port_of(reserved)
     file = tmp_path / "token"
     environment = {
         "HOLDFAST_API_OIDC_ISSUER": f"http://127.0.0.1:{port}",
@@ -26,7 +27,7 @@ def test_commands_use_tokens_of_an_issuer_that_was_down_at_the_start(tmp_path: P
         "HOLDFAST_API_TOKEN_FILE": str(file),
     }
     shell = Shell(tmp_path, environment)
-    with shell.start("up", "--dir", "up", "--nodes", "0", *PORTS) as process:
+    with reserved, shell.start("up", "--dir", "up", "--nodes", "0", *PORTS) as process:
         said = ""
         while "Ctrl-C stops everything" not in said:
             said += read_until(process, r".").string

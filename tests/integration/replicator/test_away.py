@@ -26,12 +26,11 @@ def test_a_source_that_is_being_started_again_is_waited_for(tmp_path: Path) -> N
     with nodes(tmp_path, "a", "b", "spare") as (a, b, spare), ThreadPoolExecutor(1) as caller:
         saved_by_a(a, b)
         spare.configure(generation=2, attempt=2)
-        a.listen = a.endpoint  # as its agent starts it again
         a.stop(signal.SIGKILL)
         staged = caller.submit(spare.stage, KEY, a)
         with pytest.raises(TimeoutError):
             staged.result(0.5)
-        a.start()
+        a.start()  # as its agent starts it again: at the same address
         assert staged.result(60).source == "a"
 
 

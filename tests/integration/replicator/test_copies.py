@@ -29,10 +29,8 @@ def crawling_pair(a: Node, b: Node) -> None:
 
 
 def start_at_full_speed(node: Node) -> None:
-    """With the address that it had."""
     for name in CRAWL:
         node._env.pop(name)
-    node._env["HOLDFAST_REPLICATOR_LISTEN"] = node.endpoint
     node.start()
 
 

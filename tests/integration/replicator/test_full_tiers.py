@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from replicator_node import JOB, PLAN, fill_up, nodes, small_tmpfs
+from waiting import wait_until
 
 from holdfast.domain.generations import ShardKey
 
@@ -30,8 +31,8 @@ def test_with_memory_full_to_the_last_page_disk_and_peer_have_the_save(tmp_path:
         a.wait_for(newest, "disk")
         b.wait_for(newest, "disk")
         a.wait_for(newest, "memory")
-        assert "checkpoint trouble detected" in a.log
-        assert "tier_fails" in a.log
+        for said in ("checkpoint trouble detected", "tier_fails"):
+            wait_until(lambda said=said: said in a.log, description=f"{said} in the log")  # type: ignore[misc]
         filling.unlink()
 
 
@@ -45,4 +46,4 @@ def test_a_disk_that_answers_with_errors_costs_the_disk_only(tmp_path: Path) -> 
         (a.disk / JOB / "a1").write_text("no directory any more")
         newest = a.save(images, 20)
         b.wait_for(newest, "disk")
-        assert "tier_fails" in a.log
+        wait_until(lambda: "tier_fails" in a.log, description="the trouble in the log")

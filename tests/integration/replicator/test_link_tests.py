@@ -11,7 +11,7 @@ import psutil
 import pytest
 from replicator_node import Node, nodes
 from slow_relay import slow_relay
-from waiting import wait_until
+from waiting import quickest, wait_until
 
 from holdfast.domain.links import LinkMeasured
 from holdfast.replicator.transport.links import ANSWER_S
@@ -42,11 +42,17 @@ def refusal(node: Node, endpoint: str, token: str = TOKEN) -> str:
 
 def test_both_directions_and_the_round_trip_are_measured(pair: list[Node]) -> None:
     here, there = pair
-    there.open_link(TOKEN)
-    found = measured(here, there.endpoint)
-    assert not found.failure
-    assert min(found.out_bytes_per_s, found.in_bytes_per_s) > 2 * SLOW
-    assert 0 < found.round_trip_s < 0.1
+    found: list[LinkMeasured] = []
+
+    def slowest_s(_: int) -> float:
+        there.open_link(TOKEN)
+        found.append(measured(here, there.endpoint))
+        assert not found[-1].failure
+        assert found[-1].round_trip_s > 0
+        megabyte_s = 1e6 / min(found[-1].out_bytes_per_s, found[-1].in_bytes_per_s)
+        return max(found[-1].round_trip_s, megabyte_s)
+
+    assert quickest(slowest_s, below_s=0.1) < 0.1, found
 
 
 def test_a_slow_way_is_measured_by_who_receives_and_takes_no_longer(pair: list[Node]) -> None:

@@ -131,7 +131,7 @@ def test_writes_that_fail_in_the_background_never_block_the_trainer(tmp_path: Pa
         images = a.images()
         for step in range(10, 40, 10):
             a.wait_for(saved(a, images, step), "memory")
-        assert "no room for" in a.log
+        wait_until(lambda: "no room for" in a.log, description="the reason in the log")
         assert not [path for path in bucket.rglob("*") if path.is_file()]
 
 

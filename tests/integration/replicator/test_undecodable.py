@@ -220,7 +220,7 @@ def test_directories_that_may_not_be_read_stop_nobody(tmp_path: Path) -> None:
                 assert {trouble.place for trouble in troubles} >= {str(path) for path in closed}
                 assert node.stop() == 0
         finally:
-            node.stop()
+            node.close()
             for path in (*closed, listed):
                 path.chmod(0o700)
         assert (listed / "rank-0.shard").exists()

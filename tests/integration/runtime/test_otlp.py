@@ -51,14 +51,30 @@ telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: 7, what="signals")
 telemetry.show(metrics.WORLD_SIZE, [(9, {"job": "gpt"}), (2, {"job": "other"})])
 input()
 telemetry.show(metrics.WORLD_SIZE, [(6, {"job": "gpt"})])
+print("shown", flush=True)
+input()
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         wait_until(lambda: len(collector.metrics) == 4, description="metrics", timeout_s=20)
         assert collector.metrics["holdfast.job.world_size"] == {
             (("holdfast.job", "gpt"),): 9,
             (("holdfast.job", "other"),): 2,
         }
-        collector.metrics.clear()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "shown\n"
+
+        def ended() -> bool:
+            """An export that had begun before the change may still bring the series; the next one does not."""
+            collector.metrics.clear()
+            wait_until(lambda: "holdfast.job.world_size" in collector.metrics, description="another export")
+            return len(collector.metrics["holdfast.job.world_size"]) == 1
+
+        wait_until(ended, description="the end of a series")
         process.communicate("\n", timeout=20)
     assert process.returncode == 0
     incident, decision = sorted(collector.spans, key=lambda span: span.name, reverse=True)

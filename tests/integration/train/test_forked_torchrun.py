@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from leftovers import MARK, marked
-from train_workers import reserve_port
+from ports import reserve_port
 from waiting import wait_until
 from warm_processes import STACK, WarmProcess, warm
 

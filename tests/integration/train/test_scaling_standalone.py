@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import scaling_train
 import torch
-from train_workers import reserve_port
+from ports import reserve_port
 from waiting import wait_until
 from warm_processes import STACK, warm
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from losses import losses as logged
-from train_workers import reserve_port
+from ports import port_of, reserve_port
 from waiting import wait_until
 from warm_processes import STACK, warm
 
@@ -135,10 +134,6 @@ def launch(tmp_path: Path) -> Iterator[StartLaunch]:
             each.kill()
     for record in tmp_path.glob("*/run.json"):  # the images that killed runs have left
         shutil.rmtree(images_of(record.parent), ignore_errors=True)
-
-
-def port_of(reserved: socket.socket) -> int:
-    return int(reserved.getsockname()[1])
 
 
 def images_of(directory: Path) -> Path:

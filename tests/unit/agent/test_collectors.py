@@ -6,8 +6,9 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -160,14 +161,19 @@ def test_a_node_without_a_driver_has_no_gpu_collector(tmp_path: Path) -> None:
 
 
 class ScriptedReader(NvmlCollector):
-    """Runs a few lines of Python instead of the real reader."""
+    """Runs a few lines of Python instead of the real reader. Its deadline is short once it has said something: how long an
+    interpreter takes to start says nothing about it."""
 
     def __init__(self, text: str) -> None:
-        super().__init__("n", interval_s=0.01, deadline_s=0.3)
+        super().__init__("n", interval_s=0.01, deadline_s=30.0)
         self._text = text
 
     def command(self) -> list[str]:
         return [sys.executable, "-S", "-c", self._text]
+
+    def signals(self, record: Mapping[str, Any]) -> list[NodeSignal]:
+        self._deadline_s = 0.3
+        return super().signals(record)
 
 
 async def test_samples_arrive_and_a_wedged_reader_is_replaced() -> None:

@@ -58,6 +58,7 @@ class Bench:
     workers: list[RunningWorker] = field(default_factory=list)
     failures: str = ""
     done: list[str] = field(default_factory=list)
+    free_within_s: float = 0.5
 
     def __post_init__(self) -> None:
         self.resets = GpuResets(
@@ -67,7 +68,7 @@ class Bench:
             quiet=self.quiet,
             held=self.held,
             test=self.test,
-            free_within_s=0.5,
+            free_within_s=self.free_within_s,
         )
 
     @asynccontextmanager
@@ -140,7 +141,7 @@ async def test_a_process_that_is_ending_is_waited_for(gpus: StandInGpus) -> None
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(end)
-        await Bench(gpus).resets.carry_out(ResetGpu("gpt", (2,), 20.0))
+        await Bench(gpus, free_within_s=30.0).resets.carry_out(ResetGpu("gpt", (2,), 20.0))
     assert gpus.resets == ["2"]
 
 

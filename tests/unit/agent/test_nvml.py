@@ -109,7 +109,7 @@ async def test_a_gpu_that_hangs_is_named_and_the_others_are_read(tmp_path: Path)
         {"call": "power_w", "gpu": 1, "answers": [{"hang_s": 600}]},
     ]
     replay.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    collector = NvmlCollector("n", replay=replay, interval_s=0.02, call_deadline_s=0.2)
+    collector = NvmlCollector("n", replay=replay, interval_s=0.02, call_deadline_s=0.5)
     seen = await collect(collector, lambda s: len(of(CollectorSilent, s)) >= 2 and len(of(GpuSample, s)) >= 2)
     silent = of(CollectorSilent, seen)
     assert isinstance(silent[0], CollectorSilent)

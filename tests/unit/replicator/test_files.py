@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.wanted import Wanted
-from holdfast.shards import ImageSet, Manifest, Plan, Staged, TensorSpec
+from holdfast.shards import Header, ImageSet, Manifest, Plan, Staged, TensorSpec
 
 JOB, KEY = "llm", ShardKey(1, 10, 0)
 NBYTES = 17 << 20  # enough for O_DIRECT and three spans
@@ -70,6 +71,40 @@ def test_an_image_that_memory_had_no_room_for_is_an_image_like_any_other(tmp_pat
     images.forget(JOB)
     assert images.jobs() == []
     assert disk.jobs() == [JOB]
+
+
+def test_an_image_is_opened_where_it_was_seen_without_a_look_at_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is elsewhere meanwhile, or was never seen, is found all the same."""
+    plan = Plan((TensorSpec("w", "uint8", (10_000,), 10_000),))
+    checksummer = Checksummer(1)
+    images = ImageTier(tmp_path / "memory", "a", checksummer, overflow=tmp_path / "disk")
+    keys = [ShardKey(KEY.attempt, KEY.step, rank) for rank in range(4)]
+    for key in keys:
+        with closing(ImageSet(tmp_path / "memory" / JOB / f"w{key.rank}")) as made:
+            made.stage(plan, key.attempt, key.step, key.rank, {"dp": 4}, lambda image: None, b"")
+    for seen in images.scan(JOB):
+        images.commit(JOB, seen)
+    checksummer.close()
+    peeked: list[Path] = []
+    peek = ImageTier._peek
+
+    def noted(tier: ImageTier, path: Path) -> Header | None:
+        peeked.append(path)
+        return peek(tier, path)
+
+    monkeypatch.setattr(ImageTier, "_peek", noted)
+    with images.open(JOB, keys[3]) as shard:
+        assert shard.manifest.key == keys[3]
+    assert [path.parent.name for path in peeked] == ["w3"]
+    (tmp_path / "memory" / JOB / "w2").rename(tmp_path / "memory" / JOB / "w9")
+    for tier in (images, ImageTier(tmp_path / "memory", "a", checksummer, overflow=tmp_path / "disk")):
+        with tier.open(JOB, keys[2]) as shard:
+            assert (shard.manifest.key, shard.path.parent.name) == (keys[2], "w9")
+    images.delete(JOB, keys[1])
+    with pytest.raises(NotFound):
+        images.open(JOB, keys[1])
 
 
 READ = """

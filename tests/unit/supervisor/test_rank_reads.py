@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from fleet import Fleet, job, running
+from waiting import VIRTUAL_TIME
 
 from holdfast.domain.errors import Conflict, MalformedMessage, NotFound
 from holdfast.domain.findings import FindingKind
@@ -74,6 +75,7 @@ async def test_few_are_asked_at_the_same_time_and_the_silent_are_left_out() -> N
     assert set(answers) == {f"n{n}" for n in range(40)} - {"n3", "n4", "n5"}
 
 
+@pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])
 async def test_one_deadline_for_all() -> None:
     async def ask(node: str) -> str:
         if node != "quick":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from waiting import wait_until
 
 import holdfast.train as hf
 from holdfast.domain import worker
@@ -49,19 +47,17 @@ class Agent:
         assert self._control is not None
         self._control.send(worker.encode(kind, **fields))
 
-    def order_once_saving(self, step: int, kind: str, **fields: object) -> threading.Thread:
-        """The order is sent when the save of `step` has begun; nobody else may read the notes until then."""
+    def order_once_saving(self, patch: pytest.MonkeyPatch, step: int, kind: str, **fields: object) -> None:
+        """Send the order once, when the save of `step` has begun and before it goes on."""
+        say, orders = Notes.phase, [(kind, fields)]
 
-        def saving() -> bool:
-            return any((note["phase"], note["step"]) == (Phase.CHECKPOINT, step) for note in self.notes("phase"))
+        def saying(notes: Notes, phase: Phase, at: float, of_step: int) -> None:
+            say(notes, phase, at, of_step)
+            while orders and (phase, of_step) == (Phase.CHECKPOINT, step):
+                name, values = orders.pop()
+                self.order(name, **values)
 
-        def send() -> None:
-            wait_until(saving, description=f"the save of step {step}")
-            self.order(kind, **fields)
-
-        sender = threading.Thread(target=send)
-        sender.start()
-        return sender
+        patch.setattr(Notes, "phase", saying)
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
         while True:
@@ -519,10 +515,9 @@ def test_after_the_save_of_a_planned_change_no_step_is_begun_that_would_be_done_
     monkeypatch.setattr(run_module, "LEAVING_S_MAX", 60.0)
     run = start_run()
     agent.order("checkpoint_now", at_step=3, leaving="hot_swap: maintenance of n1")
-    stopping = agent.order_once_saving(3, "stop", save=False)
+    agent.order_once_saving(monkeypatch, 3, "stop", save=False)
     with pytest.raises(hf.Interrupted) as caught:
         loop(run, 6)
-    stopping.join()
     assert (caught.value.step, caught.value.saved) == (3, True)
     assert [note["step"] for note in agent.notes("step")] == [1, 2, 3]
 
@@ -533,7 +528,6 @@ def test_a_save_that_is_ordered_meanwhile_for_the_same_step_is_missed(
     monkeypatch.setattr(run_module, "LEAVING_S_MAX", 0.2)
     run = start_run()
     agent.order("checkpoint_now", at_step=1, leaving="hot_swap: maintenance of n1")
-    again = agent.order_once_saving(1, "checkpoint_now", at_step=1)
+    agent.order_once_saving(monkeypatch, 1, "checkpoint_now", at_step=1)
     assert loop(run, 3) == [1], "the change was dropped: training goes on"
-    again.join()
     assert [note["step"] for note in agent.notes("missed")] == [1]

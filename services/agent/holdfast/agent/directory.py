@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import shutil
 import signal
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import structlog
 
 from holdfast.domain.errors import Conflict, HoldfastError, Unavailable
 from holdfast.runtime.private import close_to_others, make_passable, make_private
+from holdfast.runtime.readable import readable
 
 log = structlog.get_logger("holdfast.agent.directory")
 
@@ -99,5 +99,5 @@ def _end(pid: int) -> None:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         except ProcessLookupError:
             return
-        if not select.select([watched], [], [], KILL_TIMEOUT_S)[0]:
+        if not readable(watched, KILL_TIMEOUT_S):
             raise Unavailable(f"process {pid} of a former agent survived SIGKILL for {KILL_TIMEOUT_S:g} s")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any, Final
 from holdfast.agent import clock_jump, lossy_link
 from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.domain.faults import FaultKind
+from holdfast.runtime.readable import readable
 
 START_TIMEOUT_S: Final = 30.0
 END_TIMEOUT_S: Final = 30.0
@@ -95,8 +95,7 @@ class MachineFault:
     def _answer(self) -> str | None:
         """Return why the fault was refused; None if it is in effect."""
         assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
-        line = self._process.stdout.readline() if readable else b""
+        line = self._process.stdout.readline() if readable(self._process.stdout, START_TIMEOUT_S) else b""
         try:
             refusal: str | None = json.loads(line)["refused"]
         except (ValueError, KeyError):
@@ -117,8 +116,7 @@ def main(kind: FaultKind, record: Path, for_s: float, values: dict[str, Any]) ->
         return 1
     _print_answer(None)
     while not received and (left_s := deadline_s - time.monotonic()) > 0:
-        readable, _, _ = select.select([sys.stdin.buffer], [], [], min(left_s, LOOK_S))
-        if readable:  # the agent never writes, so this is the end of the input
+        if readable(sys.stdin.buffer, min(left_s, LOOK_S)):  # the agent never writes, so this is the end of the input
             break
     for _ in range(UNDO_TRIES):
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
@@ -66,6 +67,8 @@ class Watcher:
         self._grace_s = grace_s
         self._end = end
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waiting = select.poll()  # unlike `select`, it takes descriptors from 1,024 on
+        self._waiting.register(self._wake, select.POLLIN)
         self._closing = False
         self._handled: Counter[int] = Counter()  # counted by Python's handler, late
         self._woken: Counter[int] = Counter()  # counted by the wakeup descriptor, immediately
@@ -161,6 +164,6 @@ class Watcher:
 
     def _read_signals(self, wait_s: float) -> None:
         """Read the signals that have arrived; wait for at most `wait_s`."""
-        select.select([self._wake], [], [], wait_s)
+        self._waiting.poll(math.ceil(wait_s * 1000))
         with contextlib.suppress(BlockingIOError):
             self._woken.update(os.read(self._wake, 512))

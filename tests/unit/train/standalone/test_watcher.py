@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
+from many_files import room_from_1024_on
 from waiting import wait_until
 
 from holdfast.domain.errors import Unavailable
@@ -106,6 +108,28 @@ def test_a_forked_child_dies_of_sigterm_and_the_parent_hears_nothing(watcher: Wa
     polled_twice(asked)
     assert asked.asked == []
     assert watcher.deadline is None
+
+
+def test_a_script_with_more_than_a_thousand_open_files_is_asked_too(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = os.pipe2
+
+    def high(flags: int) -> tuple[int, int]:
+        low = pipe(flags)
+        made = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 1024) for end in low]
+        for end in low:
+            os.close(end)
+        return made[0], made[1]
+
+    with room_from_1024_on():
+        monkeypatch.setattr(os, "pipe2", high)
+        watcher = Watcher(asked, 1000.0)  # type: ignore[arg-type]
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            polls_until(asked, [False])
+        finally:
+            watcher.close()
 
 
 def test_a_taken_wakeup_descriptor_only_makes_it_slower(watcher: Watcher, asked: Asked) -> None:

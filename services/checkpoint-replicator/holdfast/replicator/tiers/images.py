@@ -56,6 +56,8 @@ class ImageTier:
         self._checksummer = checksummer
         # Image → manifest that could not be written, and the reason.
         self._unwritten: dict[Path, tuple[Manifest, str]] = {}
+        # Job → where each key was when the images were last read: the first place to look.
+        self._places: dict[str, dict[ShardKey, Path]] = {}
 
     def jobs(self) -> list[str]:
         names = {path.parent.parent.name for path in find(self._root, "*/w*/[!.]*.image")}
@@ -69,6 +71,7 @@ class ImageTier:
             with suppress(OSError, HoldfastError):
                 if (header := self._peek(path)) is not None:
                     seen.append(Seen(path, header, self._owners))
+        self._places[job] = {each.header.stamp.key: each.path for each in seen}
         return seen
 
     def look(self, job: str) -> tuple[list[Seen], list[Damaged]]:
@@ -86,6 +89,7 @@ class ImageTier:
                 damaged += _set_aside(path, self._peek, self._owners)
             except (HoldfastError, OSError) as error:
                 damaged.append(Damaged(path, str(error), aside=False))
+        self._places[job] = {each.header.stamp.key: each.path for each in seen}
         return seen, damaged
 
     def commit(self, job: str, seen: Seen) -> Manifest:
@@ -172,6 +176,7 @@ class ImageTier:
         for directory in (*find(self._root, f"{job}/.w*.gone"), *find(self._overflow, f"{job}/.overflow.gone")):
             remove(directory)
         self._unwritten = {path: kept for path, kept in self._unwritten.items() if kept[0].job != job}
+        self._places.pop(job, None)
 
     def paths(self, job: str) -> list[Path]:
         """Return the paths of all images."""
@@ -193,6 +198,10 @@ class ImageTier:
         return header
 
     def _path(self, job: str, key: ShardKey) -> Path:
+        if (place := self._places.get(job, {}).get(key)) is not None:
+            with suppress(OSError, HoldfastError):
+                if (header := self._peek(place)) is not None and header.stamp.key == key:
+                    return place
         for seen in self.scan(job):
             if seen.header.stamp.key == key:
                 return seen.path

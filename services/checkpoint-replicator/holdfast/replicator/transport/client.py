@@ -35,6 +35,7 @@ log = structlog.get_logger("holdfast.replicator.transport")
 FILES = (CERT, KEY, CA)
 ATTEMPTS_MAX = 3  # per source; each attempt resumes the previous one
 AWAY_POLL_S = 0.1
+TLS_TRIES = 3  # of a connection to a peer that also accepts connections without TLS
 
 # Error codes of a peer's refusal; the reason is text.
 _REFUSALS: dict[str, type[HoldfastError]] = {
@@ -172,14 +173,19 @@ class Client:
 
     @contextmanager
     def connected(self, peer: ShardSource) -> Iterator[Line]:
-        """Connect, and receive the greeting. Raises Unavailable, OtherRole if the peer is not who it should be, and OSError."""
+        """Connect, and receive the greeting. Raises Unavailable, OtherRole if the peer is not who it should be, and OSError.
+
+        A peer that also accepts connections without TLS has greeted without it if the first byte of TLS came late."""
         if (address := host_and_port(peer.endpoint)) is None:
             raise Unavailable(f"{peer.node} has no data endpoint ({peer.endpoint!r} is not host:port)")
-        with (
-            self.secure.connect(address, self.limits.connect_timeout_s, peer.node) as sock,
-            self.sockets.tracking(sock),
-        ):
-            greeting = self._greeting(sock)
+        with ExitStack() as stack:
+            for last in (*[False] * (TLS_TRIES - 1), True):
+                sock = stack.enter_context(self.secure.connect(address, self.limits.connect_timeout_s, peer.node))
+                stack.enter_context(self.sockets.tracking(sock))
+                greeting = self._greeting(sock)
+                if last or not self.secure.late(sock, greeting):
+                    break
+                stack.close()
             frames.block(sock, self.limits.io_timeout_s)
             yield Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))
 

@@ -6,11 +6,12 @@ The secret of the job stays what admits to its shards.
 After the handshake, bytes travel in larger records than those of TLS, if both sides know them (`sealed`).
 
 In TLS the client speaks first; without TLS the server does. So a client notices at once that a server does not speak TLS, and a
-server that also accepts connections without TLS waits a moment for the client's first byte."""
+server that also accepts connections without TLS waits a moment for the client's first byte. If this byte takes longer (a lost
+packet, a busy machine), the server greets without TLS. Its greeting says that it speaks TLS, and a client that does tries again
+(`late`)."""
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
@@ -20,9 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
-from holdfast.replicator.transport.sealed import ALPN, sealed_by_client, sealed_by_server
+from holdfast.replicator.transport.sealed import ALPN, encrypted, sealed_by_client, sealed_by_server
 from holdfast.runtime.identities import ANY_NAME, Role
 from holdfast.runtime.peer_certificate import examined, with_files
+from holdfast.runtime.readable import readable
 from holdfast.runtime.renewal import renewed
 from holdfast.runtime.tls import Tls
 
@@ -51,6 +53,10 @@ class Secure:
         self.optional = optional or tls is None
         self._lock = threading.Lock()
         self._contexts = _Contexts(tls, *_contexts_of(tls)) if tls is not None else None
+
+    @property
+    def speaks_tls(self) -> bool:
+        return self._contexts is not None
 
     # ------------------------------------------------------------ as a server
 
@@ -94,6 +100,10 @@ class Secure:
                     sock = unless_admitted.enter_context(sealed_by_client(sock))
             unless_admitted.pop_all()
             return sock
+
+    def late(self, sock: socket.socket, greeting: Mapping[str, Any]) -> bool:
+        """Whether this connection has no TLS although both ends speak it."""
+        return self.speaks_tls and greeting.get("tls") is True and not encrypted(sock)
 
     # ------------------------------------------------------------ both
 
@@ -142,8 +152,7 @@ def _contexts_of(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 def _begins_tls(sock: socket.socket) -> bool:
     """Wait for the client's first byte. A client without TLS sends none before the server's greeting."""
-    readable, _, _ = select.select([sock], [], [], PLAIN_WAIT_S)
-    return bool(readable) and sock.recv(1, socket.MSG_PEEK) == _HANDSHAKE
+    return readable(sock, PLAIN_WAIT_S) and sock.recv(1, socket.MSG_PEEK) == _HANDSHAKE
 
 
 def _advice() -> str:

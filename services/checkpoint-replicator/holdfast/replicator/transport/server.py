@@ -89,7 +89,8 @@ class Server:
                 stack.enter_context(self.sockets.tracking(sock))
                 sock = stack.enter_context(self.secure.admit(sock))
                 stack.enter_context(self.sockets.tracking(sock))
-                frames.send(sock, {"version": frames.PROTOCOL_VERSION, "nonce": challenge})
+                greeting = {"version": frames.PROTOCOL_VERSION, "nonce": challenge, "tls": self.secure.speaks_tls}
+                frames.send(sock, greeting)
                 request = frames.receive_request(
                     sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s
                 )

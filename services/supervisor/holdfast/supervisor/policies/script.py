@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from holdfast.domain.job import Param, PolicySpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Notice
 from holdfast.policy import JobView, check
+from holdfast.runtime.readable import readable
 from holdfast.supervisor.policies import sandbox
 from holdfast.wire import records
 
@@ -135,7 +135,7 @@ class PolicyScript:
         line = b""
         while not line.endswith(b"\n"):
             left_s = end - time.monotonic()
-            if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
+            if left_s <= 0 or not readable(process.stdout, left_s):
                 self.close()
                 raise PolicyLate(f"{self.path}: {what} took longer than {deadline_s:g} s and was stopped")
             chunk = os.read(process.stdout.fileno(), ANSWER_BYTES_MAX)
