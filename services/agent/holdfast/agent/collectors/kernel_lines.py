@@ -50,9 +50,7 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     ),
     (
         KernelEvent.SOFT_LOCKUP,
-        re.compile(
-            r"(?:NMI )?(?:watchdog: )?(?:BUG: soft lockup|(?:CPU[0-9]{1,6}: )?Watchdog detected hard LOCKUP)"
-        ),
+        re.compile(r"(?:NMI )?(?:watchdog: )?(?:BUG: soft lockup|(?:CPU[0-9]{1,6}: )?Watchdog detected hard LOCKUP)"),
     ),
     (
         KernelEvent.HUNG_TASK,
