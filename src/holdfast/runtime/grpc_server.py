@@ -28,6 +28,7 @@ from holdfast.runtime.revocation import revocations_of
 from holdfast.runtime.tls import Tls
 
 STOP_GRACE_S = 0.5
+CANCELLED_WITHIN_S = 5.0  # after a write to a connection that is broken
 # Calls that wait to be accepted: all agents of a fleet, which reconnect at the same time after a restart, and a few more.
 PENDING_CALLS_MAX = 65_536
 
@@ -109,10 +110,18 @@ async def write_whole(context: grpc.aio.ServicerContext[Request, Response], mess
     with the status, and the core rejects both (`GRPC_CALL_ERROR_TOO_MANY_OPERATIONS`, seen with 1.85). The peer would wait
     indefinitely on an abandoned call. A peer that never reads blocks the caller until its connection breaks or the server
     stops.
+
+    If the connection has broken while this process was frozen, the write fails before grpc.aio has noticed the end of the
+    call. It then cancels the call's handler, for which this waits: a handler that fails first is logged as a bug, with two
+    tracebacks.
     """
     await anyio.lowlevel.checkpoint_if_cancelled()
-    with anyio.CancelScope(shield=True):
-        await context.write(message)
+    try:
+        with anyio.CancelScope(shield=True):
+            await context.write(message)
+    except grpc.aio.InternalError:
+        await anyio.sleep(CANCELLED_WITHIN_S)
+        raise
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:

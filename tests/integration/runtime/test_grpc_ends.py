@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import grpc
 import pytest
@@ -98,6 +100,75 @@ async def test_the_status_of_a_call_arrives_behind_its_first_write_that_was_unde
             while await cancellable(call.read()) is not grpc.aio.EOF:
                 pass
         assert await call.code() is grpc.StatusCode.ABORTED
+
+
+class Writing(control_pb2_grpc.ControlServicer):
+    """Writes until the connection breaks."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = anyio.Event(), anyio.Event()
+
+    async def Session(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[control_pb2.AgentMessage], context: Any
+    ) -> None:
+        async def write() -> None:
+            while True:
+                await write_whole(context, control_pb2.SupervisorMessage())
+                await anyio.lowlevel.checkpoint()
+
+        try:
+            async for _ in request_iterator:
+                break
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(write)
+                self.begun.set()
+                async for _ in request_iterator:
+                    pass
+        finally:
+            self.ended.set()
+
+
+READER = """
+import sys, threading, grpc
+channel = grpc.insecure_channel(sys.argv[1])
+session = channel.stream_stream("/holdfast.v1.Control/Session", lambda raw: raw, lambda raw: raw)
+waiting = threading.Event()
+def messages():
+    yield b""
+    waiting.wait()
+for _ in session(messages()):
+    pass
+"""
+
+
+def started(endpoint: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", READER, endpoint])
+
+
+def kill_and_wait(reader: subprocess.Popen[bytes]) -> None:
+    """This blocks the loop, as a freeze does, until the kernel has closed the connection."""
+    reader.kill()
+    reader.wait()
+
+
+async def test_a_connection_that_broke_while_the_server_was_frozen_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The write comes before grpc.aio has noticed the end. Once, each such session was logged with two tracebacks."""
+    for _ in range(4):  # which of the two comes first differs
+        servicer = Writing()
+
+        def writing(server: grpc.aio.Server, servicer: Writing = servicer) -> None:
+            control_pb2_grpc.add_ControlServicer_to_server(servicer, server)
+
+        async with listen("127.0.0.1:0", writing, services=[]) as server:
+            reader = started(server.endpoint)
+            with anyio.fail_after(30):
+                await servicer.begun.wait()
+            kill_and_wait(reader)
+            with anyio.fail_after(10):
+                await servicer.ended.wait()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_deadline_ends_a_call_that_nobody_answers() -> None:

@@ -8,6 +8,7 @@ import structlog.testing
 from fleet import asked_to_end, job, running
 
 from holdfast.domain.findings import FindingKind
+from holdfast.supervisor.protocol import Noted
 from holdfast.supervisor.published import Published
 from holdfast.supervisor.telemetry import announce
 
@@ -50,3 +51,9 @@ def test_a_planned_change_warns_nobody() -> None:
     asked_to_end(fleet, "n0")
     fleet.run()
     assert lines(fleet.records[before:]) == []
+
+
+def test_a_breaker_that_opens_is_a_warning_and_its_end_is_information() -> None:
+    opened = lines([Noted(1.0, "breaker", "open, no action until an operator resets it")])
+    assert opened == [("warning", "noted", "None")]
+    assert lines([Noted(2.0, "breaker", "closed: looked")]) == []

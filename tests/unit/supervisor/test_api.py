@@ -288,6 +288,10 @@ async def test_what_is_not_there(api: Any, method: str, path: str) -> None:
 
 async def test_a_method_that_is_not_possible(api: Any) -> None:
     problem(await api.http.put("/v1/jobs"), 405)
+    for method in ("PATCH", "HEAD", "OPTIONS"):  # the dashboard's files answer GET and HEAD on any path
+        answer = await api.http.request(method, "/v1/jobs")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST"), method
+    assert (await api.http.head("/v1/nowhere")).status_code == 404
 
 
 async def test_a_body_beyond_all_bounds(api: Any) -> None:

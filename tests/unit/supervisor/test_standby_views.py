@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from fleet import job, running
 
+from holdfast.domain.evolve import evolve
+from holdfast.domain.findings import FindingKind
 from holdfast.supervisor.api import views
+from holdfast.supervisor.core.state import Breaker
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.picture import Picture, Progress
 
@@ -35,3 +38,19 @@ def test_a_standby_without_a_leader_shows_no_run_as_running() -> None:
     fleet.finish()
     over = Picture(fleet.state)
     assert views.job_summary(over, Progress(), fleet.job).phase == "completed"
+
+
+def test_a_job_with_a_fault_that_waits_for_the_breaker_says_so() -> None:
+    """Its rank is dead, and nothing is done about it: neither `running` nor `not confirmed` says why."""
+    fleet = running(job(dp=2))
+    until = fleet.now + 300
+    fleet.state = evolve(fleet.state, breaker=Breaker(open_until=until, reason="31 generation changes within 300 s"))
+    fleet.find(FindingKind.WORKER_CRASH, "n0", rank=0)
+    [incident] = fleet.state.incidents.values()
+    assert incident.action is None
+    shown = views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).reason
+    assert (
+        f"no action for {incident.id} while the circuit breaker is open (31 generation changes within 300 s)" in shown
+    )
+    assert "`holdfast breaker reset`" in shown
+    assert incident.cause in shown

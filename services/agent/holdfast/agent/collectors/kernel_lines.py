@@ -50,7 +50,7 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     ),
     (
         KernelEvent.SOFT_LOCKUP,
-        re.compile(r"(?:NMI )?(?:watchdog: )?(?:BUG: soft lockup|Watchdog detected hard LOCKUP)"),
+        re.compile(r"(?:NMI )?(?:watchdog: )?(?:BUG: soft lockup|(?:CPU[0-9]{1,6}: )?Watchdog detected hard LOCKUP)"),
     ),
     (
         KernelEvent.HUNG_TASK,
@@ -58,7 +58,11 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     ),
     (
         KernelEvent.NVME_TIMEOUT,
-        re.compile(r"nvme\S{0,32}:? .*(?:timeout|controller is down|not ready|Device not responding)"),
+        # Not "nvme nvme1: Shutdown timeout set to 8 seconds", which a healthy disk logs when it is attached or reset.
+        re.compile(
+            r"nvme\S{0,32}:? (?!(?:nvme[0-9]{1,6}: )?Shutdown timeout set to )"
+            r".*(?:timeout|controller is down|not ready|Device not responding)"
+        ),
     ),
     (
         KernelEvent.READ_ONLY,
@@ -66,14 +70,17 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     ),
     (
         KernelEvent.MLX5_HEALTH,
-        re.compile(r"mlx5_\w{1,16} .*(?:health compromised|device's health|poll_health.*(?:fatal|miss))"),
+        re.compile(
+            r"mlx5_\w{1,16} .*(?:health compromised|device's health|poll_health.*(?:[Ff]atal|miss)"
+            r"|health recovery flow aborted)"
+        ),
     ),
     (KernelEvent.MLX5_COMMAND, re.compile(r"mlx5_\w{1,16} .*[Ww]ill cause a leak of a command resource")),
     (
         KernelEvent.MACHINE_CHECK,
         re.compile(
             r"(?:mce: )?(?:\{[0-9]{1,10}\})?(?:(?:\[Hardware Error\]: )?Machine check events logged"
-            r"|\[Hardware Error\]: .*Machine check)"
+            r"|\[Hardware Error\]: .*Machine [Cc]heck)"
         ),
     ),
 )

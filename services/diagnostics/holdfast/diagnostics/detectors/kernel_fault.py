@@ -42,7 +42,7 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
         Severity.WARNING,
         "has a CPU that its kernel cannot schedule on",
         _NODE,
-        re.compile(r"CPU#?\s*(\d+)"),
+        re.compile(r"(?:CPU#?|on cpu)\s*(\d+)"),
     ),
     KernelEvent.HUNG_TASK: _Meaning(
         FindingKind.KERNEL_STALL,

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Mount
 
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, RedisAway, Unavailable
 from holdfast.supervisor.api.models import FieldProblem, Problem
@@ -103,12 +104,25 @@ async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
 async def on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    detail = error.detail
+    detail, headers = error.detail, dict(error.headers or {})
+    # The dashboard's files, which come after every route, answer for a route that exists with other methods.
+    methods = _methods(request) if status in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED} else set()
+    if methods and request.method not in methods:
+        status, headers = HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": ", ".join(sorted(methods))}
     if status is HTTPStatus.NOT_FOUND and detail == status.phrase:
         detail = f"there is no {request.url.path} here; GET /openapi.json lists what there is"
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"{request.method} is not possible on {request.url.path}"
-    return _answer(status, detail, headers=dict(error.headers or {}))
+    return _answer(status, detail, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """Return the methods of the routes that have this path; the dashboard's mount, which has every path, is none."""
+    routes = [route for route in request.app.routes if not isinstance(route, Mount)]
+    scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "PATCH", "POST", "PUT")}
+    return {
+        method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    }
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:

@@ -220,13 +220,33 @@ def _stepless(picture: Picture, job: Job) -> str:
     return ""
 
 
+def _held(picture: Picture, job: Job) -> str:
+    """Which fault of the job is not acted on because the breaker is open, and until when; empty if there is none."""
+    state = picture.state
+    if (until := state.breaker.open_until) is None:
+        return ""
+    undecided = (each for each in state.incidents.values() if each.job == job.name and not each.planned)
+    oldest = min((each for each in undecided if each.action is None), key=lambda each: each.detected_at, default=None)
+    if oldest is None:
+        return ""
+    return (
+        f"no action for {oldest.id} while the circuit breaker is open ({state.breaker.reason}), until "
+        f"{moment(until, time.time())} or `holdfast breaker reset`: {oldest.cause}"
+    )
+
+
 def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
     state = picture.state
     if silent and not picture.leading:
         return f"{NO_LEADER} at {moment(state.folded_at, time.time())}; until then: {job.reason}"
+    held = _held(picture, job)
+    if silent and held:
+        return f"{held}; before that: {job.reason}"
     if silent:
         return f"not confirmed by {listed(sorted(silent))} that every rank lives; before that: {job.reason}"
     further = [job.final_upload.status] if job.final_upload else []
+    if held:
+        further.append(held)
     if stepless := _stepless(picture, job):
         further.append(stepless)
     if waiting := waits_for(state, job):

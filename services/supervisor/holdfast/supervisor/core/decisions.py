@@ -234,6 +234,8 @@ def _condemn(turn: Turn, action: Action) -> None:
     for node in action.nodes if ACTIONS[action.kind].condemns else ():
         if node in turn.nodes:
             nodes.mark_unschedulable(turn, node, action.reason)
+        else:
+            turn.note(node, f"not cordoned, as a policy asks ({action.reason}): no such node has ever connected")
 
 
 def _continue(turn: Turn, name: str, action: Action) -> None:

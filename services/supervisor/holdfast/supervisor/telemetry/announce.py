@@ -13,6 +13,7 @@ import structlog
 from holdfast.domain.findings import Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
+from holdfast.supervisor.alerts.alert import BREAKER
 from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
@@ -64,7 +65,8 @@ def decision(record: Published) -> None:
         case PolicyAsked():
             pass  # the result is logged with the incident
         case Noted():
-            log.info("noted", subject=record.subject, reason=record.text)
+            opens = record.subject == BREAKER and record.text.startswith("open")
+            log.log(logging.WARNING if opens else logging.INFO, "noted", subject=record.subject, reason=record.text)
         case OperationDone():
             log.info("operation", operation=record.operation, ok=record.ok, reason=record.reason)
         case LeaderChanged():
