@@ -81,7 +81,7 @@ def _require_supported(accelerator: Accelerator) -> None:
         raise InvalidSpec(
             "distributed_type", accelerator.distributed_type.value, ", ".join(each.value for each in TYPES)
         )
-    require_all_ranks("accelerator.num_processes", accelerator.num_processes, "Without a GPU, use Accelerator(cpu=True)")
+    require_all_ranks("accelerator.num_processes", accelerator.num_processes, "Without GPUs, use Accelerator(cpu=True)")
 
 
 class AcceleratedRun(LoopRun):

@@ -65,6 +65,5 @@ def require_all_ranks(name: str, processes: int, how: str) -> None:
         raise InvalidSpec(
             name,
             processes,
-            f"{ranks}, the number of ranks of the run: otherwise each rank trains a model of its own, which is not a replica of "
-            f"the others. {how}",
+            f"{ranks}, the number of ranks of the run. {how}: otherwise each rank trains a model of its own",
         )
