@@ -148,7 +148,9 @@ def _require_supported(trainer: pl.Trainer) -> None:
         raise InvalidSpec(
             "strategy", type(trainer.strategy).__name__, f"{names}; sharded ones gather their state on rank 0"
         )
-    require_all_ranks("trainer.world_size", trainer.world_size, "Give Trainer the devices=… of a node and num_nodes=… of the job")
+    require_all_ranks(
+        "trainer.world_size", trainer.world_size, "Give Trainer devices=… of a node and num_nodes=… of the job"
+    )
 
 
 class _Fit:

@@ -145,7 +145,9 @@ def _require_exact(trainer: transformers.Trainer) -> None:
     for wrong, name, value, expected in refused:
         if wrong:
             raise InvalidSpec(f"TrainingArguments.{name}", value, f"{expected} (holdfast.integrations.transformers)")
-    require_all_ranks("TrainingArguments.world_size", args.world_size, "Without GPUs, use TrainingArguments(use_cpu=True)")
+    require_all_ranks(
+        "TrainingArguments.world_size", args.world_size, "Without GPUs, use TrainingArguments(use_cpu=True)"
+    )
 
 
 class _Replacement:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from holdfast.cli.client import Client
+from holdfast.cli.connection import NoApi
 from holdfast.cli.endings import ENDED, exit_code
 from holdfast.cli.last_copy import LastCopy
 from holdfast.cli.live import JobDisplay
@@ -94,7 +95,9 @@ def follow(
             except Unavailable as error:
                 if silent_since is None:
                     silent_since = clock()
-                    display.say(f"[yellow]waiting[/]   {escape(str(error))}; training continues")
+                    # it did answer, so the advice to start one would mislead
+                    why = "the supervisor does not answer" if type(error) is NoApi else str(error)
+                    display.say(f"[yellow]waiting[/]   {escape(why)}; training continues")
                 if clock() - silent_since > SILENCE_MAX_S:
                     raise
                 sleep(POLL_S)

@@ -41,8 +41,8 @@ def stop_saved(
     """Stop the job after a last save, and print what of it is kept. Waits for at most `WAIT_S`.
 
     `reason` becomes the reason of the stop. `check` keeps the stack running and may raise an exception to end the wait.
-    Errors of the control plane end the wait: the caller stops the stack in any case. `output` returns what the ranks have printed
-    since its last call: they may say what they save at their end.
+    Errors of the control plane end the wait: the caller stops the stack in any case. `output` returns what the ranks have
+    printed, which may say what the script has saved at its end.
     """
     deadline = clock() + WAIT_S
     _say(
