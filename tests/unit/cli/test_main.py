@@ -31,7 +31,7 @@ def test_an_interrupt_while_a_subcommand_is_imported_is_no_traceback(monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subject, "application", interrupted)
-    monkeypatch.setattr(subject.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("holdfast.cli.main.signal.signal", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
         subject.main()
     assert ended.value.code == 130

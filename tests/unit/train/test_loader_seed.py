@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from restarted_runs import Killed, starting
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import holdfast.train as hf
 
@@ -38,10 +38,10 @@ def train(seen: list[tuple[int, float]], how: str) -> None:
     state = {"weight": torch.zeros(1), "sampler": sampler}
     step = run.restore(state)
     own = torch.Generator().manual_seed(0) if how == "own generator" else None
-    batches = iter(DataLoader(SAMPLES, sampler=sampler, generator=own))
+    batches = iter(DataLoader(TensorDataset(torch.arange(len(SAMPLES))), sampler=sampler, generator=own))
     if how == "reapply_rng":
         run.reapply_rng()
-    for sample in batches:
+    for (sample,) in batches:
         with run.step(step):
             seen.append((int(sample), torch.rand(1).item()))  # in place of dropout
         step, sampler.used = step + 1, sampler.used + 1
