@@ -39,6 +39,11 @@ STAND_INS = MappingProxyType(
         + "data = hf.ElasticSampler(8, global_batch=2, world=run.world)\n",
         "docs/checkpoints.md: import torch.distributed.checkpoint as dcp": _TRAINED
         + "dcp.save({'model': model.state_dict(), 'optim': optim.state_dict()}, checkpoint_id='dcp/')\n",
+        "docs/checkpoints.md: loader = DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=2, "
+        "generator=torch.Generator().manual_seed(seed + epoch))": (
+            "import torch\nfrom torch.utils.data import DataLoader, SequentialSampler\n"
+            "dataset, seed, epoch = list(range(16)), 0, 0\nsampler = SequentialSampler(dataset)\n"
+        ),
         'docs/existing-checkpoints.md: state = {"model": model, "optim": optim}': _TRAINED
         + "torch.save(model.state_dict(), 'pretrained.pt')\n",
         "docs/elasticity.md: @run.on_resize": _TRAINED,
@@ -47,6 +52,7 @@ STAND_INS = MappingProxyType(
         "docs/frameworks.md: import torch.distributed.checkpoint as dcp": "import os\n"
         "os.environ['HOLDFAST_CHECKPOINT_DIR'] = 'checkpoints'\n"
         + _SAVED.replace("run = hf.attach()", "")
+        + "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\n"
         + "state = {'model': model.state_dict()}\n",
         "docs/frameworks.md: import holdfast.train as hf": _SAVED,
     }

@@ -151,3 +151,14 @@ def test_what_is_not_supported_is_named(start_run: Callable[..., hf.Run], monkey
     monkeypatch.setattr(DataLoaderShard, "set_epoch", lambda self: None)
     with pytest.raises(IncompatibleVersion, match=r"DataLoaderShard\.set_epoch"):
         subject.attach(accelerator)
+
+
+def test_an_accelerator_that_uses_no_other_rank_is_refused(
+    start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate without a GPU and without `cpu=True`: each rank would train a model of its own."""
+    start_run(1)
+    accelerator = Accelerator(cpu=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InvalidSpec, match=r"accelerator\.num_processes: 1 .* 2, the number of ranks"):
+        subject.attach(accelerator)

@@ -154,3 +154,12 @@ def test_what_is_not_supported_is_named(start_run: Callable[..., hf.Run], monkey
     monkeypatch.setattr(Fabric, "save", lambda self: None)
     with pytest.raises(IncompatibleVersion, match=r"Fabric\.save"):
         subject.attach(fabric, state)
+
+
+def test_a_fabric_that_uses_no_other_rank_is_refused(
+    start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_run(1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InvalidSpec, match=r"fabric\.world_size: 1 .* 2, the number of ranks"):
+        train([])

@@ -282,3 +282,16 @@ def test_an_order_that_cannot_be_repeated_is_refused(
     fit(tmp_path, [], "drawing stream", HoldfastCallback(optional=True))
     assert "saves nothing of this fit" in caplog.text
     assert run.steps_finished == 21
+
+
+def test_a_trainer_that_uses_no_other_rank_is_left_alone_or_refused(
+    tmp_path: Path, start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start_run(1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    fit(tmp_path, [], "plain", HoldfastCallback(optional=True), max_epochs=1)
+    assert "trainer.world_size: 1" in caplog.text
+    assert run.steps_finished == 0
+    monkeypatch.setattr(HoldfastCallback, "_had_a_fit", False)
+    with pytest.raises(InvalidSpec, match=r"2, the number of ranks"):
+        fit(tmp_path, [], "plain", HoldfastCallback(), max_epochs=1)

@@ -265,3 +265,10 @@ def test_without_holdfast_a_trainer_is_left_as_it_is(tmp_path: Path) -> None:
         assert run.inert
         assert "_run_epoch" not in vars(training)
         training.train()
+
+
+def test_a_trainer_that_uses_no_other_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = trainer(tmp_path / "out")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InvalidSpec, match=r"TrainingArguments\.world_size: 1 .* 2, the number of ranks"):
+        integration._require_exact(alone)

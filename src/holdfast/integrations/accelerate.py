@@ -43,7 +43,7 @@ from holdfast.domain.signals import Phase
 from holdfast.integrations.data_position import require_same_loader, require_same_replicas
 from holdfast.integrations.loop import LoopRun
 from holdfast.integrations.replay import Moment, has_known_order
-from holdfast.integrations.tested import require_signatures, warn_if_untested
+from holdfast.integrations.tested import require_all_ranks, require_signatures, warn_if_untested
 from holdfast.train import rng
 
 __all__ = ["AcceleratedRun", "attach"]
@@ -81,6 +81,7 @@ def _require_supported(accelerator: Accelerator) -> None:
         raise InvalidSpec(
             "distributed_type", accelerator.distributed_type.value, ", ".join(each.value for each in TYPES)
         )
+    require_all_ranks("accelerator.num_processes", accelerator.num_processes, "Without GPUs, use Accelerator(cpu=True)")
 
 
 class AcceleratedRun(LoopRun):

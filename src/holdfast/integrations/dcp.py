@@ -9,7 +9,7 @@
         with run.step(run.steps_finished):
             ...
         if writer.due:                                   # or the script's own interval
-            dcp.async_save(state, storage_writer=writer)
+            dcp.async_save(state, storage_writer=writer, process_group=saving)    # saving = dist.new_group(backend="gloo")
 
 **Writer.** A save is a checkpoint of the run: this rank's part of the whole state dict is copied into its memory image, which
 the replicator copies to disk, to a peer and to the object store. `dcp.async_save` returns after that copy; `dcp.save` does

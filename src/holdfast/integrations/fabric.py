@@ -44,7 +44,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.signals import Phase
 from holdfast.integrations.loop import LoopRun
 from holdfast.integrations.replay import Replayed
-from holdfast.integrations.tested import require_signatures, warn_if_untested
+from holdfast.integrations.tested import require_all_ranks, require_signatures, warn_if_untested
 
 __all__ = ["FabricRun", "attach"]
 
@@ -73,6 +73,9 @@ def _require_supported(fabric: Fabric, state: dict[str, Any]) -> None:
     if type(fabric.strategy) not in STRATEGIES:
         names = " or ".join(strategy.__name__ for strategy in STRATEGIES)
         raise InvalidSpec("strategy", type(fabric.strategy).__name__, f"{names}; for FSDP2, use the calls of DCP")
+    require_all_ranks(
+        "fabric.world_size", fabric.world_size, "Give Fabric devices=… of a node and num_nodes=… of the job"
+    )
     if not any(isinstance(value, _FabricOptimizer) for value in state.values()):
         raise InvalidSpec("state", sorted(state), "a dictionary with an optimizer that fabric.setup has returned")
     for key, value in state.items():

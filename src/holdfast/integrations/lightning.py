@@ -47,7 +47,7 @@ from holdfast.domain.errors import IncompatibleVersion, InvalidSpec
 from holdfast.domain.signals import Phase
 from holdfast.integrations.data_position import require_same_replicas
 from holdfast.integrations.lightning_data import Feed, Position
-from holdfast.integrations.tested import require_signatures, warn_if_untested
+from holdfast.integrations.tested import require_all_ranks, require_signatures, warn_if_untested
 
 __all__ = ["HoldfastCallback"]
 
@@ -148,6 +148,9 @@ def _require_supported(trainer: pl.Trainer) -> None:
         raise InvalidSpec(
             "strategy", type(trainer.strategy).__name__, f"{names}; sharded ones gather their state on rank 0"
         )
+    require_all_ranks(
+        "trainer.world_size", trainer.world_size, "Give Trainer devices=… of a node and num_nodes=… of the job"
+    )
 
 
 class _Fit:

@@ -1,13 +1,15 @@
-"""What an integration checks of its framework before it changes anything: the release, and the signatures that it relies on."""
+"""What an integration checks of its framework before it changes anything: the release, the signatures that it relies on, and
+that the framework trains with all ranks."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import inspect
 import logging
+import os
 from collections.abc import Mapping, Sequence
 
-from holdfast.domain.errors import IncompatibleVersion
+from holdfast.domain.errors import IncompatibleVersion, InvalidSpec
 
 log = logging.getLogger("holdfast.integrations")
 
@@ -50,4 +52,18 @@ def require_signatures(distribution: str, owner: type, expected: Mapping[str, Se
         raise IncompatibleVersion(
             f"{distribution} {release} differs from what its integration uses: {'; '.join(differing)}. Install a release that "
             "is tested (docs/frameworks.md), or train without the integration: a restart from your own checkpoints remains"
+        )
+
+
+def require_all_ranks(name: str, processes: int, how: str) -> None:
+    """Raise `InvalidSpec` if the framework counts another number of processes than the launcher has started.
+
+    Each process would then train a model of its own, and their states would be saved as replicas of one model. `name`: where
+    the framework has the number; `how`: what makes it use all ranks."""
+    ranks = int(os.environ.get("WORLD_SIZE") or 1)
+    if processes != ranks:
+        raise InvalidSpec(
+            name,
+            processes,
+            f"{ranks}, the number of ranks of the run. {how}: otherwise each rank trains a model of its own",
         )

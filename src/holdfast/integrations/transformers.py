@@ -39,7 +39,7 @@ from transformers.trainer_callback import ExportableState
 import holdfast.train as hf
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.signals import Phase
-from holdfast.integrations.tested import require_signatures, warn_if_untested
+from holdfast.integrations.tested import require_all_ranks, require_signatures, warn_if_untested
 from holdfast.train import rng
 
 log = logging.getLogger("holdfast.integrations")
@@ -145,6 +145,9 @@ def _require_exact(trainer: transformers.Trainer) -> None:
     for wrong, name, value, expected in refused:
         if wrong:
             raise InvalidSpec(f"TrainingArguments.{name}", value, f"{expected} (holdfast.integrations.transformers)")
+    require_all_ranks(
+        "TrainingArguments.world_size", args.world_size, "Without GPUs, use TrainingArguments(use_cpu=True)"
+    )
 
 
 class _Replacement:

@@ -173,6 +173,11 @@ def _no_progress(incident: Incident, job: JobView) -> str:
     if job.restarts_without_progress >= job.restarts_without_progress_max:
         if job.restarts_without_progress <= 1:
             return f"The generation finished no new step, and no restart is allowed without one: {incident.cause}"
+        if not job.reports_steps:
+            return (
+                f"{job.restarts_without_progress} generations in a row failed within minutes of their start, and the script "
+                f"reports no steps that would show progress; the last one ended with: {incident.cause}"
+            )
         return (
             f"{job.restarts_without_progress} generations in a row finished no new step; the last one ended with: "
             f"{incident.cause}"

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from holdfast.cli.connection import NoApi
 from holdfast.cli.follow import SETTLE_MAX_S, SILENCE_MAX_S, describe, follow
 from holdfast.cli.live import MESSAGES_MAX, REPLICAS_SHOWN_MAX, JobDisplay
 from holdfast.domain.errors import NotFound, Unavailable
@@ -380,6 +381,13 @@ def test_a_control_plane_that_is_away_is_waited_for() -> None:
     assert code == 0
     assert text.count("no Holdfast API answers [here]; training continues") == 1
     assert text.count("connected to the supervisor again") == 1
+
+
+def test_who_waits_for_a_supervisor_is_not_told_to_start_another() -> None:
+    away = NoApi("no Holdfast API answers at http://h:1; start one with `holdfast up`")
+    _, text = Played(job(), away, job(phase="completed")).follow()
+    assert "the supervisor does not answer; training continues" in text
+    assert "holdfast up" not in text
 
 
 def test_a_job_that_the_supervisor_has_lost_is_no_wrong_usage() -> None:

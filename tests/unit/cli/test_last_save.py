@@ -91,6 +91,31 @@ def test_a_second_interrupt_ends_the_wait() -> None:
         Control(RUNNING).interrupted(check=interrupt)
 
 
+def test_what_the_ranks_print_at_their_end_is_shown() -> None:
+    control = Control(RUNNING, RUNNING, {**stopped(None), "checkpoint_step": 0})
+    said = control.interrupted(output=lambda: ["[rank0] saved [at] step 56"]).splitlines()
+    assert said[1] == "[rank0] saved [at] step 56"
+    assert "is stopped" in said[2]
+
+
+def test_a_second_interrupt_shows_it_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    screen = Console(width=300, force_terminal=False)
+    with pytest.raises(KeyboardInterrupt):
+        stop_saved(
+            Control(RUNNING),  # type: ignore[arg-type]
+            "x",
+            screen,
+            reason="Ctrl-C",
+            how=HOW,
+            check=interrupt,
+            output=lambda: ["[rank0] got SIGTERM"],
+        )
+    assert "[rank0] got SIGTERM" in capsys.readouterr().out
+
+
 def test_a_checkpoint_that_is_in_memory_only_is_not_called_retained() -> None:
     said = kept(stopped(IN_MEMORY), HOW)
     assert "step 81 is only in the memory of n0" in said

@@ -8,6 +8,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from holdfast.cli import main as subject
 from holdfast.cli.main import COMMANDS, application
 
 
@@ -23,3 +24,14 @@ def test_without_a_known_name_all_are_there() -> None:
 def test_version() -> None:
     result = CliRunner().invoke(application("--version"), ["--version"])
     assert (result.exit_code, result.output.strip()) == (0, metadata.version("holdfast-training"))
+
+
+def test_an_interrupt_while_a_subcommand_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subject, "application", interrupted)
+    monkeypatch.setattr("holdfast.cli.main.signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        subject.main()
+    assert ended.value.code == 130

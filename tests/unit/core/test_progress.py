@@ -188,3 +188,18 @@ def test_a_script_that_reports_no_steps_has_made_progress_when_it_ran_for_long()
         fleet.wait(301)
         crash(fleet)
     assert fleet.job.phase is not JobPhase.FAILED
+
+
+def test_a_script_that_reports_no_steps_is_not_said_to_have_finished_none() -> None:
+    """Its own checkpoints may advance from start to start, which nobody sees."""
+    fleet = Fleet(2)
+    fleet.submit(job(dp=2))
+    for _ in range(4):
+        fleet.answer_orders()
+        fleet.step_all(0)
+        fleet.wait(30)
+        crash(fleet)
+    assert fleet.job.phase is JobPhase.FAILED
+    assert "finished no new step" not in fleet.job.reason
+    assert "3 generations in a row failed within minutes of their start" in fleet.job.reason
+    assert "reports no steps" in fleet.job.reason

@@ -107,6 +107,9 @@ def test_a_different_collective_or_size_is_a_mismatch_of_the_fewer() -> None:
         assert named(found) == (Standing.MISMATCH, (2,))
     found = find_blocking_ranks(rows(at(0, "dp", "0-1", 9, 9), at(1, "dp", "0-1", 9, 9, "broadcast")))
     assert named(found) == (Standing.MISMATCH, ())
+    assert found is not None
+    assert "rank 1 calls broadcast and rank 0 calls all_reduce, as #9 of group" in found.reason
+    assert "dcp.async_save needs a process_group of its own" in found.reason
 
 
 def test_sizes_may_differ_where_the_operation_allows_it() -> None:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from diagnosing import BUG, COLLECTIVE, T0, Fleet
 
+from holdfast.diagnostics.detectors.exit_cause import ending
 from holdfast.diagnostics.detectors.liveness import UNWITNESSED_GRACE_S
 from holdfast.domain import tracing
 from holdfast.domain.findings import Blamed, FindingKind, Remedy
-from holdfast.domain.signals import ClockTick, WorkerError
+from holdfast.domain.signals import ClockTick, WorkerError, WorkerExited
 
 
 @pytest.fixture
@@ -367,3 +368,19 @@ def test_a_communication_error_before_any_start_is_reported_names_no_node() -> N
     found = fleet.only()
     assert (found.node, found.rank) == ("", None)
     assert found.evidence["first"] == "rank 1 on n1"
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("12.00 MiB is free.", "raised E: 12.00 MiB is free"),
+        ("one\n  two", "raised E: one two"),
+        (f"{'ab ' * 200}.", f"raised E: {'ab ' * 80}".rstrip() + " …"),
+        ("", "raised E"),
+    ],
+    ids=["full stop", "lines", "long", "empty"],
+)
+def test_the_message_of_an_exception_is_part_of_a_sentence(message: str, shown: str) -> None:
+    error = WorkerError(type="E", message=message)
+    exit_ = WorkerExited("n0", T0, "x", 1, 0, pid=7, exit_code=1, signal=None, step=3, expected=False, error=error)
+    assert ending(exit_) == shown

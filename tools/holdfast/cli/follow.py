@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from holdfast.cli.client import Client
+from holdfast.cli.connection import NoApi
 from holdfast.cli.endings import ENDED, exit_code
 from holdfast.cli.last_copy import LastCopy
 from holdfast.cli.live import JobDisplay
@@ -62,14 +63,15 @@ def follow(
     until_left: bool = False,
     how: How | None = None,
     suspended_wait_s: float = 0.0,
+    logs: LogTail | None = None,
 ) -> int:
     """Return the exit code for the end of the job (`endings.py`). `check` raises an exception to end the wait.
     `until_left`: after completion, also wait until the final upload has ended. `suspended_wait_s`: how long to wait for a job
-    that is suspended at the first poll to continue.
+    that is suspended at the first poll to continue. `logs`: the output of `ranks`, for a caller that goes on reading it.
 
     If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`, and when it has lost the job.
     """
-    logs, warnings = LogTail(client, name, ranks), WarningLines(name)
+    logs, warnings = logs or LogTail(client, name, ranks), WarningLines(name)
     copying = LastCopy(on_this_machine=until_left, waits_s=SETTLE_MAX_S if until_left and console.is_terminal else 0.0)
     found: list[Mapping[str, Any]] = []
     seen: set[tuple[str, str]] = set()
@@ -93,7 +95,9 @@ def follow(
             except Unavailable as error:
                 if silent_since is None:
                     silent_since = clock()
-                    display.say(f"[yellow]waiting[/]   {escape(str(error))}; training continues")
+                    # it did answer, so the advice to start one would mislead
+                    why = "the supervisor does not answer" if type(error) is NoApi else str(error)
+                    display.say(f"[yellow]waiting[/]   {escape(why)}; training continues")
                 if clock() - silent_since > SILENCE_MAX_S:
                     raise
                 sleep(POLL_S)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from holdfast.cli.client import Client
 from holdfast.cli.endings import ENDED
 from holdfast.cli.follow import How, kept, settled
+from holdfast.cli.terminal import worker_output
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.words import plural
 
@@ -34,11 +36,13 @@ def stop_saved(
     check: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    output: Callable[[], Iterable[str]] = tuple,
 ) -> None:
     """Stop the job after a last save, and print what of it is kept. Waits for at most `WAIT_S`.
 
     `reason` becomes the reason of the stop. `check` keeps the stack running and may raise an exception to end the wait.
-    Errors of the control plane end the wait: the caller stops the stack in any case.
+    Errors of the control plane end the wait: the caller stops the stack in any case. `output` returns what the ranks have
+    printed, which may say what the script has saved at its end.
     """
     deadline = clock() + WAIT_S
     _say(
@@ -50,12 +54,16 @@ def stop_saved(
         job = client.job(name)
         if job["phase"] not in ENDED:
             client.stop(name, reason)
-        while clock() < deadline:
-            check()
-            job = client.job(name)
-            if job["phase"] in ENDED and settled(job):
-                break
-            sleep(POLL_S)
+        try:
+            while clock() < deadline:
+                check()
+                job = client.job(name)
+                if job["phase"] in ENDED and settled(job):
+                    break
+                sleep(POLL_S)
+        finally:  # also at a second Ctrl-C
+            for line in output():
+                _say(console, worker_output(line))
         if job["phase"] in ENDED:
             ended = kept(job, how) or "It has no checkpoint here: the same command starts it again"
     _say(console, f"[bold]{escape(name)}[/] is stopped. {escape(ended or f'To resume: {how.resume}')}")
@@ -97,6 +105,6 @@ def save_running(
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _say(console: Console, text: str) -> None:
+def _say(console: Console, text: str | Text) -> None:
     with contextlib.suppress(OSError):  # the terminal was closed
         console.print(text, soft_wrap=True)

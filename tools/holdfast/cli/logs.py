@@ -105,7 +105,9 @@ def logs(
             if client is not None and view is None and not here:
                 raise NotFound(f"there is no job {job}; `holdfast jobs list` shows those there are")
             rest = (
-                f"ranks {', '.join(map(str, here))} of generation {chosen} do" if here else "no rank of the job has one"
+                f"of generation {chosen} there is that of rank{'s' * (len(here) > 1)} {', '.join(map(str, here))}"
+                if here
+                else "no rank of the job has one"
             )
             raise NotFound(f"no log of rank {rank} on this machine; {rest}")
         if follow:

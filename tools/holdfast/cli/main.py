@@ -97,6 +97,8 @@ def main() -> None:
     except HoldfastError as error:
         show_error(error)
         sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:  # while the subcommand is imported; from then on Typer does this
+        sys.exit(SIGNALLED + signal.SIGINT)
 
 
 def _terminated(number: int, _frame: FrameType | None) -> None:

@@ -24,7 +24,7 @@ from holdfast.cli.follow import How, by_command, follow
 from holdfast.cli.last_save import stop_saved
 from holdfast.cli.launcher import ENV_LAUNCHER, Launcher, Start, changed_keys, require_one_start, submit
 from holdfast.cli.local_runs import RUNS
-from holdfast.cli.log_tail import Ranks
+from holdfast.cli.log_tail import LogTail, Ranks
 from holdfast.cli.policy import require_usable
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import NODES_MAX, StackOptions
@@ -263,6 +263,7 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
             submit(client, spec, start)
         else:
             found = start.launcher.submit(client, spec, start)
+        logs = LogTail(client, spec.name, ranks)
         try:
             if found is None:
                 resumed = f", resuming from step {client.job(spec.name)['goes_on_from']}" if start.resume else ""
@@ -286,14 +287,13 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
             wait_s = SUSPENDED_WAIT_S if found is not None else 0.0
             left = own is not None
             return follow(
-                client, spec.name, console, ranks=ranks, check=check, until_left=left, how=how, suspended_wait_s=wait_s
+                client, spec.name, console, logs=logs, check=check, until_left=left, how=how, suspended_wait_s=wait_s
             )
         except (KeyboardInterrupt, SystemExit) as error:
             if own is not None:
                 reason = "the command that ran the job was interrupted"
-                stop_saved(
-                    client, spec.name, console, reason=reason, how=_how_here(spec.name, own.directory), check=check
-                )
+                how = _how_here(spec.name, own.directory)
+                stop_saved(client, spec.name, console, reason=reason, how=how, check=check, output=logs.rest)
             elif isinstance(error, KeyboardInterrupt):
                 console.print(f"[bold]{spec.name}[/] continues to run. To stop it: holdfast jobs stop {spec.name}")
             raise

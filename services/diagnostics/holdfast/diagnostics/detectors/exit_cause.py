@@ -16,6 +16,7 @@ from enum import IntEnum
 from holdfast.diagnostics.detectors.outage import of_a_client
 from holdfast.domain.signals import WorkerExited
 
+MESSAGE_CHARS_MAX = 240  # of an exception, in a sentence
 _LOG_LINES_MAX = 8  # last lines of the log; earlier lines may mention NCCL in another context
 
 _COLLECTIVE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
@@ -129,8 +130,8 @@ def first_of(exits: Iterable[WorkerExited]) -> WorkerExited | None:
 def ending(exit_: WorkerExited) -> str:
     """How the worker ended, as a verb phrase: `was killed by SIGKILL`, `exited with code 3`, `raised ValueError: bad batch`."""
     if exit_.error is not None:
-        message = " ".join(exit_.error.message.split())
-        return f"raised {exit_.error.type}" + (f": {message[:200]}" if message else "")
+        message = _in_a_sentence(exit_.error.message)
+        return f"raised {exit_.error.type}" + (f": {message}" if message else "")
     if exit_.signal is not None:
         try:
             name = signal.Signals(exit_.signal).name
@@ -138,3 +139,9 @@ def ending(exit_: WorkerExited) -> str:
             name = f"signal {exit_.signal}"
         return f"was killed by {name}"
     return f"exited with code {exit_.exit_code}"
+
+
+def _in_a_sentence(message: str) -> str:
+    """The beginning of an exception's message, without its full stop: the sentence goes on behind it."""
+    line = " ".join(message.split()).removesuffix(".")
+    return line if len(line) <= MESSAGE_CHARS_MAX else f"{line[:MESSAGE_CHARS_MAX].rstrip()} …"

@@ -32,6 +32,8 @@ _SYMMETRIC = ("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather
               "all_to_all", "alltoall", "barrier")  # fmt: skip
 # Operations to which all members pass tensors of one size; for others (all_to_all, gather …) the sizes may differ.
 EQUAL_SIZES = ("all_reduce", "allreduce", "_all_gather_base", "_reduce_scatter_base", "reduce", "broadcast")
+# Another cause of a mismatch: collectives of a background save between those of training.
+TWO_THREADS = "two threads of a rank use one process group (dcp.async_save needs a process_group of its own)"
 _OTHER_END = {"send": "recv", "recv": "send"}
 _SHOWN_MAX = 8
 _MEMBERS_MAX = 8_000_000  # of all groups of a job together: a job of a million ranks has some six of each
@@ -290,12 +292,14 @@ def _mismatches(group: _Group, waiting: Mapping[int, _Place]) -> Iterator[Waitin
             continue
         (most, many), *others = sorted(calls.items(), key=lambda item: (-len(item[1]), item[1]))
         odd = tuple(sorted(rank for _, ranks in others for rank in ranks))
-        words = f"{_call(others[0][0])} where {len(many)} of them call {_call(most)}, as #{seq} of group {group.label}"
+        here = f"as #{seq} of group {group.label}"
+        words = f"{_call(others[0][0])} where {len(many)} of them call {_call(most)}, {here}"
         if len(many) > len(odd):
             yield Waiting(Standing.MISMATCH, odd, f"it calls {words}{_and_others(odd)}")
         else:
             among = tuple(sorted(waiting))
-            yield Waiting(Standing.MISMATCH, (), f"ranks {_list(odd)} call {words}: one side is wrong", among)
+            sides = f"{_calls(odd)} {_call(others[0][0])} and {_calls(many)} {_call(most)}, {here}"
+            yield Waiting(Standing.MISMATCH, (), f"{sides}: one side is wrong, or {TWO_THREADS}", among)
 
 
 # ---------------------------------------------------------------- point to point
@@ -358,6 +362,10 @@ def _call(call: tuple[str, str]) -> str:
 
 def _and_others(ranks: tuple[int, ...]) -> str:
     return f"; so are ranks {_list(ranks[1:])}" if len(ranks) > 1 else ""
+
+
+def _calls(ranks: Collection[int]) -> str:
+    return f"rank {_list(ranks)} calls" if len(ranks) == 1 else f"ranks {_list(ranks)} call"
 
 
 def _list(ranks: Collection[int]) -> str:
