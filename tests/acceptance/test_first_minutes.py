@@ -14,6 +14,7 @@ import pytest
 from commands import read_until
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
+from ports import NO_LOCAL_API
 from waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -65,7 +66,8 @@ class User:
             for name, value in os.environ.items()
             if not name.startswith(("HOLDFAST_", "PYTHON", "VIRTUAL_"))
         }
-        self.environment = {**kept, "PATH": f"{programs}:{kept['PATH']}", "HOME": str(directory), "COLUMNS": "140"}
+        own = {"PATH": f"{programs}:{kept['PATH']}", "HOME": str(directory), "COLUMNS": "140"}
+        self.environment = kept | NO_LOCAL_API | own
 
     def __call__(self, *command: str) -> str:
         """Return what was printed. It must succeed."""
