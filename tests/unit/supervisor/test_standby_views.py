@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet import job, running
 
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import job_views, node_views
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.picture import Picture, Progress
 
@@ -15,7 +15,9 @@ def test_a_standby_shows_the_pids_that_agents_have_reported() -> None:
     leader = Picture(fleet.state, leading=True)
     parts = {key: part for key, part in snapshot.changes(None, fleet.state).items() if part is not None}
     standby = Picture(snapshot.load(parts))
-    shown = [[rank.pid for rank in views.job(picture, Progress(), fleet.job).ranks] for picture in (leader, standby)]
+    shown = [
+        [rank.pid for rank in job_views.job(picture, Progress(), fleet.job).ranks] for picture in (leader, standby)
+    ]
     assert None not in shown[0]
     assert shown[1] == shown[0]
 
@@ -26,12 +28,14 @@ def test_a_standby_without_a_leader_shows_no_run_as_running() -> None:
     fleet.all_live()
     parts = {key: part for key, part in snapshot.changes(None, fleet.state).items() if part is not None}
     standby, leader = Picture(snapshot.load(parts)), Picture(fleet.state, leading=True)
-    assert views.job_summary(leader, Progress(), fleet.job).phase == "running"
-    shown = views.job_summary(standby, Progress(), fleet.job)
+    assert job_views.job_summary(leader, Progress(), fleet.job).phase == "running"
+    shown = job_views.job_summary(standby, Progress(), fleet.job)
     assert (shown.phase, shown.unknown_since) == ("unknown", standby.state.folded_at)
     assert shown.reason.startswith("no supervisor leads, so this is the state at ")
     node = standby.state.nodes["n0"]
-    assert views.reason_of_node(standby, node, fleet.now).startswith("no supervisor leads, so this is the state at ")
+    assert node_views.reason_of_node(standby, node, fleet.now).startswith(
+        "no supervisor leads, so this is the state at "
+    )
     fleet.finish()
     over = Picture(fleet.state)
-    assert views.job_summary(over, Progress(), fleet.job).phase == "completed"
+    assert job_views.job_summary(over, Progress(), fleet.job).phase == "completed"
