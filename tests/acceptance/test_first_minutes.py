@@ -19,7 +19,7 @@ from waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 INSTALL_TIMEOUT_S = 600
-COMMAND_TIMEOUT_S = 300
+COMMAND_TIMEOUT_S = 600  # `demo --short` takes a minute on an idle machine, and more than five on a busy one
 
 # README's loop around a model of their own, under the name that README gives it.
 SCRIPT = """
