@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 from leftovers import MARK, marked
+from ports import NO_LOCAL_API
 from waiting import wait_until
 from warm_processes import COMMANDS, STACK, warm
 
@@ -46,6 +47,7 @@ class Shell:
         scratch.mkdir(exist_ok=True)
         return {
             **inherited,
+            **NO_LOCAL_API,
             MARK: self.mark,
             "TMPDIR": str(scratch),
             "HOME": str(scratch),

@@ -21,6 +21,7 @@ import failure_logs
 import file_order
 import hypothesis
 import long_tests
+import ports
 import pytest
 import pytest_timeout
 import redis
@@ -36,6 +37,8 @@ Ts = TypeVarTuple("Ts")
 # Test modules are rewritten and services compiled once, not by every worker and every one of a few hundred processes.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+os.environ.update(ports.NO_LOCAL_API)
 
 gc.disable()  # until everything is imported: what modules hold is no garbage
 

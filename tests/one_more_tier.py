@@ -37,7 +37,7 @@ def check() -> None:
     from holdfast.domain.mesh import Mesh
     from holdfast.domain.orders import Inventory
     from holdfast.restore import Holder, Segment, elect
-    from holdfast.supervisor.api import views
+    from holdfast.supervisor.api import job_views
     from holdfast.supervisor.core import saved_steps
     from holdfast.supervisor.core.retention import newest_everywhere
     from holdfast.supervisor.core.turn import Turn
@@ -66,7 +66,7 @@ def check() -> None:
         own, other = shard(FLASH, rank, attempt), shard(FLASH, 1 - rank, attempt)
         fleet.inventory(node, own, evolve(other, owner=fleet.nodes()[1 - rank]))
     [step] = saved_steps(fleet.state, JOB)
-    shown = views.checkpoint(step).model_dump()
+    shown = job_views.checkpoint(step).model_dump()
     assert shown["complete"]
     assert shown["tiers"] == {"memory": 0, FLASH: 2, "disk": 0, "store": False}
     assert rows((), [shown])[0][FLASH] == 2

@@ -5,6 +5,11 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 
+from holdfast.cli.connection import ENV_LOCAL_API_PORT
+
+# Commands under test look for this machine's API where nobody serves one: a Holdfast that runs on the machine is not theirs.
+NO_LOCAL_API = {ENV_LOCAL_API_PORT: "1"}
+
 
 def free_ports(count: int) -> tuple[int, ...]:
     """Free ones, all different."""

@@ -30,7 +30,7 @@ from holdfast.policy import (
     stop,
     wait,
 )
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import incident_views
 from holdfast.supervisor.policies.review import Review
 from holdfast.supervisor.policies.script import PolicyScript, sample_incidents, sample_job, try_script
 from holdfast.supervisor.published import PolicyAsked
@@ -211,7 +211,7 @@ def walked() -> Incident:
 
 
 def test_the_api_shows_the_walk_and_what_is_left() -> None:
-    shown = views.incident(walked()).model_dump(mode="json")
+    shown = incident_views.incident(walked()).model_dump(mode="json")
     assert shown["walk"] == [
         {
             "recipe": 1, "rung": 1, "action": "gpu_reset", "nodes": [], "began_at": 10.0, "ended_at": 14.5,
@@ -227,7 +227,7 @@ def test_the_api_shows_the_walk_and_what_is_left() -> None:
 
 
 def test_explain_and_show_tell_the_walk() -> None:
-    shown = views.incident(walked()).model_dump(mode="json")
+    shown = incident_views.incident(walked()).model_dump(mode="json")
     text = "\n".join(line.plain for line in story(None, shown))
     assert "rung 1.1       gpu_reset, failed after 4.5 s, at most 300 s: the driver refused" in text
     assert "rung 1.2       cordon then hot_swap of n1, since " in text
@@ -238,7 +238,7 @@ def test_explain_and_show_tell_the_walk() -> None:
         "after": ["cordon"], "otherwise": ["scale_down", "stop"],
     }  # fmt: skip
     assert len(brief["walk"]) == 2
-    plain = views.incident(replace(incident("worker_crash"), action=restart("x"))).model_dump(mode="json")
+    plain = incident_views.incident(replace(incident("worker_crash"), action=restart("x"))).model_dump(mode="json")
     assert "walk" not in _brief(plain)
 
 

@@ -314,7 +314,7 @@ def test_the_api_of_this_machine_is_asked_with_tls_if_it_speaks_tls_and_a_ca_is_
 ) -> None:
     speaks = True
     monkeypatch.setattr(connection, "answers_with_tls", lambda _: speaks)
-    for name in ("HOLDFAST_API", "HOLDFAST_API_CA", "HOLDFAST_TLS_CA"):
+    for name in ("HOLDFAST_API", "HOLDFAST_API_CA", "HOLDFAST_TLS_CA", "HOLDFAST_LOCAL_API_PORT"):
         monkeypatch.delenv(name, raising=False)
     assert default_url() == "http://127.0.0.1:8470"
     monkeypatch.setenv("HOLDFAST_TLS_CA", "ca.crt")
@@ -324,3 +324,16 @@ def test_the_api_of_this_machine_is_asked_with_tls_if_it_speaks_tls_and_a_ca_is_
     monkeypatch.setenv("HOLDFAST_API", "http://elsewhere")
     speaks = True
     assert default_url() == "http://elsewhere", "what was said is not changed"
+
+
+def test_the_port_of_this_machines_api_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOLDFAST_API", "HOLDFAST_API_CA", "HOLDFAST_TLS_CA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOLDFAST_LOCAL_API_PORT", "9470")
+    assert default_url() == "http://127.0.0.1:9470"
+    for wrong in ("0", "65536", "-1", "tcp://10.0.0.7:8470", "٣", "9" * 5000):
+        monkeypatch.setenv("HOLDFAST_LOCAL_API_PORT", wrong)
+        with pytest.raises(InvalidSpec, match=r"HOLDFAST_LOCAL_API_PORT: .*a port, 1 to 65535"):
+            default_url()
+    monkeypatch.setenv("HOLDFAST_LOCAL_API_PORT", "")
+    assert default_url() == "http://127.0.0.1:8470"

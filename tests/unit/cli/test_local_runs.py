@@ -48,7 +48,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No API at the default URL, and a directory of local runs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setattr(connection, "DEFAULT_API_PORT", port)
+    monkeypatch.setenv("HOLDFAST_LOCAL_API_PORT", str(port))
     monkeypatch.delenv("HOLDFAST_API", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return local_runs.RUNS.expanduser()
@@ -82,7 +82,7 @@ def test_of_several_local_runs_that_of_the_job_is_asked(runs: Path) -> None:
 def test_a_url_that_is_given_or_answers_comes_first(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with server() as local, server() as default:
         announce(runs, "train", json.dumps({"api": local}))
-        monkeypatch.setattr(connection, "DEFAULT_API_PORT", int(default.rpartition(":")[2]))
+        monkeypatch.setenv("HOLDFAST_LOCAL_API_PORT", default.rpartition(":")[2])
         assert api_url() == default
         monkeypatch.setenv("HOLDFAST_API", "http://fleet:8470")
         assert api_url() == "http://fleet:8470"

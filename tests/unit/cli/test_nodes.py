@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.cli.nodes import show_node
 from holdfast.domain.nodes import Check, Preflight
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import node_views
 
 CHECKS = (Check("disk", False, "/data is 99% full"), Check("peers", None, "no other node is known yet"))
 
@@ -29,7 +29,7 @@ def test_a_nodes_tests_of_itself(
         "node": "n0",
         "faults": [],
         "incidents": [],
-        "preflight": None if preflight is None else views.preflight(preflight).model_dump(),
+        "preflight": None if preflight is None else node_views.preflight(preflight).model_dump(),
     }
     show_node(row, False)
     shown = " ".join(capsys.readouterr().out.split())

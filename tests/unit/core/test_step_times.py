@@ -12,7 +12,7 @@ from fleet import JOB, Fleet, job, running
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import ActionKind, Incident
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import incident_views
 from holdfast.supervisor.core.standing_warnings import COST_KEY, COSTED_BY_STEPS
 from holdfast.supervisor.core.step_times import (
     BUCKET_S,
@@ -192,7 +192,7 @@ def test_a_node_that_slows_its_job_down_is_swapped_at_the_next_checkpoint(kind: 
     incident = lasts(fleet, kind, 1.5)
     assert incident.cost_share == pytest.approx(1 / 3, abs=0.001)
     assert incident.confidence == SURE_MAX
-    shown = views.incident(incident)
+    shown = incident_views.incident(incident)
     assert (shown.cost_share, shown.confidence) == (incident.cost_share, SURE_MAX)
     assert incident.evidence[COST_KEY].startswith("a step took 1 s in the 20 min before it, and 1.5 s since")
     assert incident.action is not None

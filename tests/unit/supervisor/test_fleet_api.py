@@ -12,7 +12,7 @@ from fleet import Fleet, asked_to_end, job, running
 from benchmarks.core import running_job
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind, StepRecord
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core.holddown import Probation
 from holdfast.supervisor.history import accounts
 from holdfast.supervisor.history.accounts import Accounts, Wanted
@@ -198,7 +198,7 @@ async def test_a_cordon_is_shown_although_the_node_is_on_probation(api: Any) -> 
     fleet.fold(NodeCordonRequested(fleet.now, "n0", True, "a fan is replaced"))
     probation = Probation(time.time(), time.time() + 3600.0, "Node n0 is lost")
     node = evolve(fleet.state.nodes["n0"], probation=probation)
-    reason = views.reason_of_node(Picture(fleet.state, leading=True), node, time.time())
+    reason = node_views.reason_of_node(Picture(fleet.state, leading=True), node, time.time())
     assert reason.startswith("cordoned by an operator: a fan is replaced; on probation until ")
 
 

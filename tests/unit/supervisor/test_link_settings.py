@@ -13,7 +13,7 @@ from holdfast.cli.nodes import show_node
 from holdfast.domain.errors import InvalidSpecs
 from holdfast.domain.links import LinkLimits
 from holdfast.runtime.settings import read_settings
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core import LINK_STANDINGS, link_standing, link_tests, links
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.link_rules import LinkRules
@@ -69,7 +69,7 @@ def test_operators_are_shown_the_tests_of_a_node(capsys: pytest.CaptureFixture[s
     fleet.bad["n2"] = USUAL / 10
     fleet.play(3 * LinkRules().every_s)
     picture = Picture(fleet.state, leading=True)
-    detail = views.node_detail(picture, fleet.state.nodes["n2"], fleet.now, ())
+    detail = node_views.node_detail(picture, fleet.state.nodes["n2"], fleet.now, ())
     assert detail.returns_by == "itself"
     assert "its network is slow with 2 nodes that are well with others" in detail.reason
     newest = detail.links[-1]
@@ -81,7 +81,7 @@ def test_operators_are_shown_the_tests_of_a_node(capsys: pytest.CaptureFixture[s
     assert "0.194 GB/s" in shown or "0.2 GB/s" in shown
     fleet.bad["n2"] = 0.0
     fleet.play(3 * LinkRules().every_s)
-    detail = views.node_detail(picture, fleet.state.nodes["n2"], fleet.now, ())
+    detail = node_views.node_detail(picture, fleet.state.nodes["n2"], fleet.now, ())
     show_node(json.loads(detail.model_dump_json()), False)
     assert "it does not" in " ".join(capsys.readouterr().out.split())
 

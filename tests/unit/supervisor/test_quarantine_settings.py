@@ -12,7 +12,7 @@ from holdfast.cli.nodes import show_node
 from holdfast.domain.errors import InvalidSpecs
 from holdfast.domain.nodes import NodeFacts, NodeState
 from holdfast.runtime.settings import read_settings
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core import Node, State, step
 from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.core.state import Config
@@ -97,7 +97,7 @@ def test_a_node_shows_what_its_faults_weigh_and_may_weigh(capsys: pytest.Capture
         facts, True, NodeState.SPARE, faults=(Fault(AT - 3600.0, "i-1", "gpt", 1.0), Fault(AT, "i-2", "gpt", 1.0))
     )
     picture = Picture(State(config=Config(offenders=rules)), leading=True)
-    detail = views.node_detail(picture, node, AT, ())
+    detail = node_views.node_detail(picture, node, AT, ())
     assert (detail.faults_weigh, detail.quarantine_limit) == (1.5, 3.0)
     show_node(json.loads(detail.model_dump_json()), as_json=False)
     shown = capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 from holdfast.domain.errors import InvalidSpecs
 from holdfast.domain.nodes import Check, NodeFacts, NodeState, Preflight
 from holdfast.runtime.settings import read_settings
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core import Node, State
 from holdfast.supervisor.core.holddown import Cure, Probation, Removal
 from holdfast.supervisor.leader.picture import Picture
@@ -53,7 +53,7 @@ def test_a_negative_time_is_refused(environment: pytest.MonkeyPatch) -> None:
 
 def shown(*, state: NodeState = NodeState.CORDONED, reason: str = "", **row: object) -> tuple[object, ...]:
     node = Node(FACTS, True, state, unschedulable_reason=reason, preflight=TESTED)
-    reported = views.node(Picture(State(), leading=True), dataclasses.replace(node, **row), AT)  # type: ignore[arg-type]
+    reported = node_views.node(Picture(State(), leading=True), dataclasses.replace(node, **row), AT)  # type: ignore[arg-type]
     return reported.hold_until, reported.probation_until, reported.returns_by, reported.reason
 
 

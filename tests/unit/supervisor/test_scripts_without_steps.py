@@ -9,7 +9,7 @@ from fleet import JOB, Fleet, job
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.orders import StepReached
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import job_views
 from holdfast.supervisor.leader.picture import Picture, Progress
 from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, JobPhase
 
@@ -27,9 +27,9 @@ def fleet() -> Fleet:
 
 
 def seen(fleet: Fleet, beats: dict[str, tuple[StepReached, ...]]) -> tuple[int | None, int | None, float | None]:
-    later = fleet.now + views.SILENT_S
+    later = fleet.now + job_views.SILENT_S
     picture = Picture(fleet.state, leading=True, at=later, steps_of=lambda node: beats.get(node, ()))
-    shown = views.job_summary(picture, Progress(), fleet.job)
+    shown = job_views.job_summary(picture, Progress(), fleet.job)
     return shown.step, shown.observed_steps, shown.observed_step_s
 
 
@@ -62,24 +62,24 @@ def test_what_one_node_does_not_say_is_not_known(fleet: Fleet, other: tuple[Step
 
 
 def test_a_standby_has_no_beats(fleet: Fleet) -> None:
-    assert views.job_summary(Picture(fleet.state), Progress(), fleet.job).observed_steps is None
+    assert job_views.job_summary(Picture(fleet.state), Progress(), fleet.job).observed_steps is None
 
 
 def test_a_script_that_may_still_be_importing_is_at_step_0(fleet: Fleet) -> None:
     """Its agents assume after five seconds that it runs, and nobody knows yet whether it reports steps."""
 
     def shown() -> int | None:
-        return views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).step
+        return job_views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).step
 
     assert shown() == 0
-    fleet.wait(views.SILENT_S)
+    fleet.wait(job_views.SILENT_S)
     assert shown() is None
 
 
 def test_a_script_that_has_ended_is_not_at_step_0(fleet: Fleet) -> None:
     fleet.finish()
     assert fleet.job.phase is JobPhase.COMPLETED
-    assert views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).step is None
+    assert job_views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).step is None
 
 
 def test_a_first_step_that_comes_late_is_a_step(fleet: Fleet) -> None:
@@ -99,12 +99,12 @@ def test_steps_that_began_late_are_missed_when_they_stop(fleet: Fleet) -> None:
 
 
 def reason(fleet: Fleet) -> str:
-    return views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).reason
+    return job_views.job_summary(Picture(fleet.state, leading=True, at=fleet.now), Progress(), fleet.job).reason
 
 
 def test_the_reason_says_that_no_steps_are_reported(fleet: Fleet) -> None:
     assert "reports no steps" not in reason(fleet), "it may still be importing"
-    fleet.wait(views.SILENT_S)
+    fleet.wait(job_views.SILENT_S)
     fleet.all_live()
     assert reason(fleet).endswith("its script reports no steps (docs/scripts.md)")
     fleet.train(1)
@@ -117,6 +117,6 @@ def test_a_job_that_waits_for_its_first_step_says_what_it_waits_for() -> None:
     fleet.answer_orders()
     assert fleet.job.phase is JobPhase.STARTING
     assert "run.step" not in reason(fleet)
-    fleet.wait(views.SILENT_S + 15.0)
+    fleet.wait(job_views.SILENT_S + 15.0)
     assert "not every rank has reported a step 75 s after the start" in reason(fleet)
     assert "takes longer than 300 s, raise limits.first_step_timeout_s" in reason(fleet)

@@ -20,7 +20,7 @@ from holdfast.supervisor.core import Batch, State
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.campaign import Leader
-from holdfast.supervisor.leader.term import LeaseTimes
+from holdfast.supervisor.leader.term import LeaseTimes, Parts
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import NodeCordonRequested, NodeReported, NoticeRequested
 
@@ -71,7 +71,7 @@ async def left_by(log: MemoryLog, state: State, *, renewed_at: float | None) -> 
 async def successor(log: MemoryLog, directory: Path, wall_s: float) -> AsyncIterator[Leader]:
     """Its machine's clock stands at `wall_s`."""
     history, policies = await SqliteHistory.open(directory / "history.sqlite"), PolicyRunner()
-    leader = Leader(
+    parts = Parts(
         event_log=log,
         history=history,
         policies=policies,
@@ -80,6 +80,7 @@ async def successor(log: MemoryLog, directory: Path, wall_s: float) -> AsyncIter
         api="",
         times=TIMES,
     )
+    leader = Leader(parts)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(leader.run)
         yield leader

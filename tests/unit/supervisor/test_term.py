@@ -23,7 +23,7 @@ from holdfast.policy import JobView
 from holdfast.supervisor.core import Batch, State
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader import snapshot
-from holdfast.supervisor.leader.term import LeaseTimes, Term
+from holdfast.supervisor.leader.term import LeaseTimes, Parts, Term
 from holdfast.supervisor.policies.questions import PER_TURN_MAX
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import FindingArrived, JobSubmitted, NodeReported
@@ -93,10 +93,8 @@ async def leading(
     lease = await log.acquire(LEADER_LEASE, "sup", times.ttl_s)
     assert lease is not None
     await log.commit(lease, Commit(snapshot=snapshot.changes(None, state)))
-    term = Term(
+    parts = Parts(
         event_log=log,
-        lease=lease,
-        leased_at_s=leased_at_s,
         times=times,
         history=history,
         policies=policies,
@@ -104,6 +102,7 @@ async def leading(
         supervisor="sup",
         api="",
     )
+    term = Term(parts, lease=lease, leased_at_s=leased_at_s)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(term.run)
         yield term

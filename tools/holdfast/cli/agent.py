@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import joining
-from holdfast.cli.preflight import PORT_MAX
 from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.hosts import host_and_port
 from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
 from holdfast.runtime.enrolled import DIRECTORY, Enrolled, Joined
 from holdfast.runtime.invitation import Invitation
@@ -109,8 +108,7 @@ def agent(
     known = _join(invitation, name, own)
     supervisor = supervisor or (",".join(known.control) if known else "")
     for endpoint in supervisor.split(","):
-        host, _, port = endpoint.strip().rpartition(":")
-        if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= PORT_MAX:
+        if (at := host_and_port(endpoint.strip())) is None or at[1] == 0:
             raise InvalidSpec("--supervisor", endpoint, "host:port, for example 10.0.0.5:8471")
     try:
         pool_name(pool)

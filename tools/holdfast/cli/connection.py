@@ -27,11 +27,12 @@ from holdfast.domain.errors import (
     RedisAway,
     Unavailable,
 )
-from holdfast.domain.hosts import is_loopback
+from holdfast.domain.hosts import PORT_MAX, is_loopback
 from holdfast.runtime.api_trust import API_CA, Trust, answers_with_tls
 
 DEFAULT_API_PORT = 8470
 ENV_API = "HOLDFAST_API"
+ENV_LOCAL_API_PORT = "HOLDFAST_LOCAL_API_PORT"
 ENV_TOKEN = "HOLDFAST_API_TOKEN"
 ENV_TOKEN_FILE = "HOLDFAST_API_TOKEN_FILE"
 REQUEST_TIMEOUT_S = 15.0
@@ -58,8 +59,19 @@ def default_url() -> str:
     """Return HOLDFAST_API, or the address of this machine's API, with https if it speaks TLS and a CA is configured."""
     if (given := os.environ.get(ENV_API)) is not None:
         return given
-    url = f"https://127.0.0.1:{DEFAULT_API_PORT}"
-    return url if Trust.of(os.environ).is_set and answers_with_tls(url) else f"http://127.0.0.1:{DEFAULT_API_PORT}"
+    port = local_api_port()
+    url = f"https://127.0.0.1:{port}"
+    return url if Trust.of(os.environ).is_set and answers_with_tls(url) else f"http://127.0.0.1:{port}"
+
+
+def local_api_port() -> int:
+    """Return HOLDFAST_LOCAL_API_PORT, where `holdfast up` serves and commands look by default. Raises `InvalidSpec`."""
+    given = os.environ.get(ENV_LOCAL_API_PORT, "")
+    if not given:
+        return DEFAULT_API_PORT
+    if not (given.isascii() and given.isdecimal() and len(given) <= 5 and 0 < int(given) <= PORT_MAX):
+        raise InvalidSpec(ENV_LOCAL_API_PORT, given, f"a port, 1 to {PORT_MAX}; unset: {DEFAULT_API_PORT}")
+    return int(given)
 
 
 def environment_token(environ: Mapping[str, str]) -> str:

@@ -15,7 +15,6 @@ from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
 from holdfast.log import durability
 from holdfast.log.protocol import Usage
 
-PORT_MAX = 65535
 REDIS_TIMEOUT_S = 3.0
 REDIS_VERSION_MIN = (6, 2)  # XAUTOCLAIM
 

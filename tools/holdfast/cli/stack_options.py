@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.cli import protection
-from holdfast.cli.connection import ENV_API, ENV_TOKEN, ENV_TOKEN_FILE
+from holdfast.cli.connection import ENV_API, ENV_LOCAL_API_PORT, ENV_TOKEN, ENV_TOKEN_FILE
 from holdfast.cli.secret_file import secret_in
 from holdfast.cli.stack_record import SERVICES
 from holdfast.runtime.api_tokens import TOKENS_FILE
@@ -22,7 +22,7 @@ NODES_MAX = 256  # on one machine: each is an agent, a replicator and a template
 # Settings that the command itself reads, or that belong to other commands.
 OWN = (
     JOIN_TOKEN, JOIN_TOKEN_FILE, JOIN_OPTIONAL, ENV_API, "HOLDFAST_REDIS_URL", "HOLDFAST_GPU_RESET_COMMAND",
-    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN", "HOLDFAST_AGENT_USER", ENV_TOKEN_FILE,
+    "HOLDFAST_SUPERVISOR", "HOLDFAST_LAUNCHER_TOKEN", "HOLDFAST_AGENT_USER", ENV_TOKEN_FILE, ENV_LOCAL_API_PORT,
 )  # fmt: skip
 OF_AGENTS = ("HOLDFAST_LOG_BYTES_MAX",)  # settings of agents that the nodes of a stack take from the environment
 JOIN_FILE = "join-token"

@@ -14,15 +14,16 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from holdfast.cli.connection import DEFAULT_API_PORT, ENV_API
+from holdfast.cli.connection import DEFAULT_API_PORT, ENV_API, ENV_LOCAL_API_PORT
 from holdfast.cli.last_save import save_running
-from holdfast.cli.preflight import PORT_MAX, require_ports
+from holdfast.cli.preflight import require_ports
 from holdfast.cli.protection import require_protection, settings_for_parts
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import NODES_MAX, StackOptions, not_passed_on
 from holdfast.cli.stack_record import survivors
 from holdfast.cli.stopping import StopRequest
 from holdfast.cli.terminal import Terminal
+from holdfast.domain.hosts import PORT_MAX
 from holdfast.runtime.api_trust import API_CA
 from holdfast.runtime.tls import CA
 from holdfast.runtime.training_user import training_user
@@ -64,7 +65,8 @@ def up(
         ),
     ] = False,
     port: Annotated[
-        int, typer.Option(help="Port of the REST API; 0 = any free port.", min=0, max=PORT_MAX)
+        int,
+        typer.Option(help="Port of the REST API; 0 = any free port.", min=0, max=PORT_MAX, envvar=ENV_LOCAL_API_PORT),
     ] = DEFAULT_API_PORT,
     control_port: Annotated[
         int, typer.Option(help="Port for agents; 0 = any free port.", min=0, max=PORT_MAX)

@@ -43,7 +43,7 @@ from holdfast.supervisor.leader.campaign import Leader
 from holdfast.supervisor.leader.inbox import InboxEvent
 from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Progress, Viewer
-from holdfast.supervisor.leader.term import LeaseTimes
+from holdfast.supervisor.leader.term import LeaseTimes, Parts
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.policies.sandbox import missing
 from holdfast.supervisor.published import Published
@@ -100,7 +100,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         follower = Follower(event_log, history, progress)
         provider = providers.build(settings.provider, settings.replace_command, settings.replacer)
         bridge = Bridge(settings.bridge, time.time) if settings.kubernetes_watch else None
-        leader = Leader(
+        parts = Parts(
             event_log=event_log,
             history=history,
             policies=policies,
@@ -120,6 +120,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             ),
             bridge=bridge,
         )
+        leader = Leader(parts)
         control = ControlServicer(
             leader.sessions,
             supervisor=settings.supervisor_name,

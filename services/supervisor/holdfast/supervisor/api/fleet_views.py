@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.api import fleet_models as models
-from holdfast.supervisor.api import views
+from holdfast.supervisor.api import incident_views, job_views, node_views
 from holdfast.supervisor.api.models import Breaker
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.catalogue import saved_steps
@@ -58,14 +58,14 @@ def fleet(
         jobs_left_out=len(state.jobs) - len(shown),
         nodes={each: by_state[each] for each in NodeState},
         disconnected=sum(not node.connected for node in state.nodes.values()),
-        incidents=[views.incident(each) for each in opened[:INCIDENTS_MAX]],
+        incidents=[incident_views.incident(each) for each in opened[:INCIDENTS_MAX]],
         incidents_open=len(opened),
         breaker=breaker(state, at),
     )
 
 
 def _fleet_job(picture: Picture, progress: Progress, job: Job, account: Account | None) -> models.FleetJob:
-    summary = views.job_summary(picture, progress, job)
+    summary = job_views.job_summary(picture, progress, job)
     mesh = job.generation.mesh if job.generation else job.spec.mesh
     return models.FleetJob(
         **(dict(summary) | {"nodes": []}),
@@ -96,13 +96,13 @@ def _saved(picture: Picture, job: Job) -> models.FleetCheckpoint:
         phase=job.phase,
         finished=job.phase.finished,
         ranks=(job.generation.mesh if job.generation else job.spec.mesh).world_size,
-        newest=None if newest is None else views.checkpoint(newest),
+        newest=None if newest is None else job_views.checkpoint(newest),
         saved_at=known_since or None,
         complete=sum(step.complete for step in steps),
         incomplete=sum(not step.complete for step in steps),
         stored_step=next((step.step for step in steps if step.stored), None),
         store=job.spec.checkpoint.store,
-        interval=views.interval(job),
+        interval=job_views.interval(job),
     )
 
 
@@ -138,7 +138,7 @@ def fleet_nodes(picture: Picture, at: float) -> models.FleetNodes:
         connected=[each.connected for each in nodes],
         job=[jobs.get(each.name, "") for each in nodes],
         zone=[each.zone for each in nodes],
-        reason=[views.reason_of_node(picture, each, at) for each in nodes],
+        reason=[node_views.reason_of_node(picture, each, at) for each in nodes],
         faults_per_day=[_faults_per_day(picture.state, each, at) for each in nodes],
     )
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 
 from holdfast.domain.errors import NotFound
 from holdfast.domain.incidents import Incident
-from holdfast.supervisor.api import incident_models, models, views
+from holdfast.supervisor.api import incident_models, incident_views, models
 from holdfast.supervisor.api.backend import Backend, Cursor, Limit, Serving, number_of
 
 router = APIRouter(tags=["incidents"])
@@ -35,18 +35,18 @@ async def list_incidents(
     backend: Serving, job: OfJob = None, node: OfNode = None, limit: Limit = 100, cursor: Cursor = None
 ) -> models.Page[incident_models.Incident]:
     rows = await backend.history.incidents(job=job, node=node, before=number_of(cursor), limit=limit + 1)
-    return _page(rows, limit, views.incident)
+    return _page(rows, limit, incident_views.incident)
 
 
 @router.get("/incidents/{incident_id}")
 async def get_incident(incident_id: str, backend: Serving) -> incident_models.Incident:
-    return views.incident(await _find(backend, incident_id))
+    return incident_views.incident(await _find(backend, incident_id))
 
 
 @router.get("/incidents/{incident_id}/trace")
 async def get_trace(incident_id: str, backend: Serving) -> incident_models.Trace:
     """Its trace, made from the record: no collector is asked."""
-    return views.trace(await _find(backend, incident_id))
+    return incident_views.trace(await _find(backend, incident_id))
 
 
 async def _find(backend: Backend, incident_id: str) -> Incident:
@@ -62,7 +62,7 @@ async def list_findings(
 ) -> models.Page[incident_models.Finding]:
     """What was concluded, warnings included, and what became of it."""
     rows = await backend.history.findings(job=job, node=node, before=number_of(cursor), limit=limit + 1)
-    return _page(rows, limit, views.finding)
+    return _page(rows, limit, incident_views.finding)
 
 
 @router.get("/findings/{finding_id:path}")
@@ -71,7 +71,7 @@ async def get_finding(finding_id: str, backend: Serving) -> incident_models.Find
     judged = await backend.history.finding(finding_id)
     if judged is None:
         raise NotFound(f"there is no finding {finding_id}{await _suggestion(backend, finding_id)}")
-    return views.finding(judged)
+    return incident_views.finding(judged)
 
 
 async def _suggestion(backend: Backend, finding_id: str) -> str:
@@ -89,4 +89,4 @@ async def list_actions(
 ) -> models.Page[incident_models.Action]:
     """What was done, by which policy, and why."""
     rows = await backend.history.actions(job=job, before=number_of(cursor), limit=limit + 1)
-    return _page([(done.number, done) for done in rows], limit, views.action)
+    return _page([(done.number, done) for done in rows], limit, incident_views.action)

@@ -15,7 +15,7 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.faults import CONTROL_PLANE
 from holdfast.domain.job import JobSpec
-from holdfast.supervisor.api import bodies, job_models, models, views
+from holdfast.supervisor.api import bodies, job_models, job_views, models
 from holdfast.supervisor.api.access import Asking, require_own
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving, number_of
 from holdfast.supervisor.core import holders, saved_steps
@@ -92,7 +92,7 @@ async def list_jobs(backend: Serving, limit: Limit = 100, cursor: Cursor = None)
     """Every job that has not been forgotten, by name."""
     picture = await backend.picture()
     names = sorted(name for name in picture.state.jobs if cursor is None or name > cursor)
-    items = [views.job_summary(picture, backend.progress, picture.state.jobs[name]) for name in names[:limit]]
+    items = [job_views.job_summary(picture, backend.progress, picture.state.jobs[name]) for name in names[:limit]]
     return models.Page(items=items, next_cursor=names[limit - 1] if len(names) > limit else None)
 
 
@@ -104,7 +104,7 @@ async def get_job(
 ) -> job_models.Job:
     """One job as it is now: its mesh rank by rank, its step and loss, and the incident that is open."""
     picture, job = await _find(backend, name)
-    return views.job(picture, backend.progress, job, ranks=ranks)
+    return job_views.job(picture, backend.progress, job, ranks=ranks)
 
 
 @router.post("/{name}/stop", status_code=202)
@@ -136,7 +136,7 @@ async def attach(name: str, body: bodies.AttachBody, backend: Serving) -> job_mo
             f"a job named {name} is {job.phase}, and another launcher submitted it: its token is not this one. Choose another "
             "name, or give the token with which it was submitted"
         )
-    return views.job(picture, backend.progress, job)
+    return job_views.job(picture, backend.progress, job)
 
 
 def _digest(token: str) -> str:
@@ -167,7 +167,7 @@ async def resize(name: str, body: bodies.ResizeBody, commands: Commands) -> mode
 async def checkpoints(name: str, backend: Serving) -> models.Page[job_models.Checkpoint]:
     """Every saved step that connected nodes or the object store hold, newest first."""
     picture, job = await _find(backend, name)
-    return models.Page(items=[views.checkpoint(step) for step in saved_steps(picture.state, job.name)])
+    return models.Page(items=[job_views.checkpoint(step) for step in saved_steps(picture.state, job.name)])
 
 
 @router.get("/{name}/checkpoints/{attempt}/{step}")
@@ -185,7 +185,7 @@ async def checkpoint_sources(name: str, attempt: int, step: int, backend: Servin
     picture, job = await _find(backend, name)
     for each in saved_steps(picture.state, job.name):
         if (each.attempt, each.step) == (attempt, step):
-            return views.shard_sources(picture.state, job, each)
+            return job_views.shard_sources(picture.state, job, each)
     raise NotFound(f"no node has step {step} (attempt {attempt}) of {name}")
 
 
@@ -200,7 +200,7 @@ async def prune(name: str, body: bodies.PruneBody, commands: Commands) -> models
 async def policy(name: str, backend: Serving) -> job_models.Policy:
     """What decides about the job's incidents, with the text of a script, and what did before in the newest run."""
     _, job = await _find(backend, name)
-    return views.policy(job, await backend.history.policies(name))
+    return job_views.policy(job, await backend.history.policies(name))
 
 
 @router.post("/{name}/policy", status_code=202)
@@ -221,7 +221,7 @@ async def policy_questions(
     """What the job's policies were asked, with all that they were shown, and what they answered; newest first. Also of runs
     that the job had before, and of a job that is over."""
     rows = await backend.history.asked(name, since=since, before=number_of(cursor), limit=limit + 1)
-    items = [views.policy_question(asked) for _, asked in rows[:limit]]
+    items = [job_views.policy_question(asked) for _, asked in rows[:limit]]
     return models.Page(items=items, next_cursor=str(rows[limit - 1][0]) if len(rows) > limit else None)
 
 
@@ -250,7 +250,7 @@ async def goodput(name: str, backend: Serving) -> job_models.Goodput:
     if run is None:
         raise NotFound(f"there is no job {name}")
     account = await ledger.account_in_thread(run, now=backend.now())
-    return views.goodput(name, run.accepted.at, account)
+    return job_views.goodput(name, run.accepted.at, account)
 
 
 async def _find(backend: Backend, name: str) -> tuple[Picture, Job]:

@@ -6,7 +6,7 @@ The models of incidents, jobs and nodes are in `incident_models`, `job_models` a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,12 @@ T = TypeVar("T")
 
 class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def of(cls, value: object, **others: object) -> Self:
+        """Take the fields from the attributes of the same names of `value`, those of models in it likewise, except `others`."""
+        same = {name: getattr(value, name) for name in cls.model_fields if name not in others}
+        return cls.model_validate(same | others, from_attributes=True)
 
 
 class Page(Model, Generic[T]):

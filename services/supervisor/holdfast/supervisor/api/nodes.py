@@ -8,7 +8,7 @@ from dataclasses import asdict
 from fastapi import APIRouter
 
 from holdfast.domain.errors import NotFound
-from holdfast.supervisor.api import bodies, models, node_models, views
+from holdfast.supervisor.api import bodies, models, node_models, node_views
 from holdfast.supervisor.api.backend import Commands, Cursor, Limit, Serving
 from holdfast.supervisor.api.gpu_models import Gpu, NodeGpus
 from holdfast.supervisor.protocol import AgentRestartRequested, NodeCordonRequested, NodeRepaired, NoticeRequested
@@ -24,7 +24,7 @@ async def list_nodes(backend: Serving, limit: Limit = 100, cursor: Cursor = None
     picture = await backend.picture()
     names = sorted(name for name in picture.state.nodes if cursor is None or name > cursor)
     now = backend.now()
-    items = [views.node(picture, picture.state.nodes[name], now) for name in names[:limit]]
+    items = [node_views.node(picture, picture.state.nodes[name], now) for name in names[:limit]]
     return models.Page(items=items, next_cursor=names[limit - 1] if len(names) > limit else None)
 
 
@@ -36,7 +36,7 @@ async def get_node(name: str, backend: Serving) -> node_models.NodeDetail:
         raise NotFound(f"there is no node {name}; `holdfast nodes list` shows those there are")
     past = await backend.history.incidents(node=name, limit=INCIDENTS_MAX)
     incidents = [incident for _, incident in past]
-    return views.node_detail(picture, picture.state.nodes[name], backend.now(), incidents)
+    return node_views.node_detail(picture, picture.state.nodes[name], backend.now(), incidents)
 
 
 @router.get("/{name}/gpus")

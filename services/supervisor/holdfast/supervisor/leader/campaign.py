@@ -9,28 +9,17 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable
-from functools import partial
 
 import anyio
 import structlog
 
 from holdfast.domain.errors import StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE
-from holdfast.log.protocol import FencedLog, Lease
+from holdfast.log.protocol import Lease
 from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.agents.sessions import Sessions
-from holdfast.supervisor.history.protocol import History
-from holdfast.supervisor.leader.cluster import ClusterBridge
-from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.picture import Picture
-from holdfast.supervisor.leader.term import LeaseTimes, Term
-from holdfast.supervisor.link_rules import LinkRules
-from holdfast.supervisor.offender_rules import OffenderRules
-from holdfast.supervisor.policies.runner import PolicyRunner
-from holdfast.supervisor.providers import Provider, Supplier
-from holdfast.supervisor.providers.demand import DemandRules
-from holdfast.supervisor.return_rules import ReplacementRules, ReturnRules
+from holdfast.supervisor.leader.term import Parts, Term
 
 CAMPAIGN_S = 0.2  # how often a standby requests the lease
 SAY_AGAIN_S = 30.0  # the warning about a missing lease is repeated after this time while its reason stays the same
@@ -53,50 +42,9 @@ def api_of(holder: str) -> str:
 class Leader:
     """Runs until cancelled. `sessions` and `picture` return None while this supervisor is a standby."""
 
-    def __init__(
-        self,
-        *,
-        event_log: FencedLog,
-        history: History,
-        policies: PolicyRunner,
-        clock: Callable[[], float],
-        supervisor: str,
-        api: str,
-        times: LeaseTimes | None = None,
-        returns: ReturnRules | None = None,
-        replacements: ReplacementRules | None = None,
-        links: LinkRules | None = None,
-        offenders: OffenderRules | None = None,
-        provider: Provider | None = None,
-        supplier: Supplier | None = None,
-        demand: DemandRules | None = None,
-        own_faults: OwnFaults | None = None,
-        bridge: ClusterBridge | None = None,
-    ) -> None:
-        self._log = event_log
-        self._supervisor = supervisor
-        self._api = api
-        self._times = times or LeaseTimes()
-        self._wall = clock
-        self._new_term = partial(
-            Term,
-            event_log=event_log,
-            times=self._times,
-            history=history,
-            policies=policies,
-            clock=clock,
-            supervisor=supervisor,
-            api=api,
-            returns=returns,
-            replacements=replacements,
-            links=links,
-            offenders=offenders,
-            provider=provider,
-            supplier=supplier,
-            demand=demand,
-            own_faults=own_faults,
-            bridge=bridge,
-        )
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._log = parts.event_log
         self._term: Term | None = None
         self.trouble = ""  # why the lease cannot be requested; empty = it can, or it is held
 
@@ -117,7 +65,7 @@ class Leader:
         """The time of the state while this supervisor leads, which may differ from this machine's clock; otherwise that clock.
         Unix seconds."""
         picture = self.picture()
-        return picture.at if picture is not None else self._wall()
+        return picture.at if picture is not None else self._parts.clock()
 
     async def standby_api(self) -> str:
         """Return where the API of a supervisor answers that has asked for the lease in vain within the last seconds; "" if
@@ -138,19 +86,19 @@ class Leader:
                 await self._lead(lease, asked_at_s)
             except* (StaleEpoch, Unavailable) as lost:
                 log.warning("stepping down", epoch=lease.epoch, reason="; ".join(sorted(_messages(lost))))
-                if anyio.current_time() - asked_at_s > self._times.ttl_s:
+                if anyio.current_time() - asked_at_s > self._parts.times.ttl_s:
                     backoff.reset()
             await backoff.sleep()
 
     async def _campaign(self) -> tuple[Lease, float]:
         """Wait for the lease. Returns it with the loop's time just before the request."""
-        holder = holder_name(self._supervisor, self._api)
+        holder = holder_name(self._parts.supervisor, self._parts.api)
         waiting = False
         logged, logged_at_s = "", 0.0
         while True:
             asked_at_s = anyio.current_time()
             try:
-                lease = await self._log.acquire(LEADER_LEASE, holder, self._times.ttl_s)
+                lease = await self._log.acquire(LEADER_LEASE, holder, self._parts.times.ttl_s)
             except Unavailable as error:
                 self.trouble = str(error)
                 if str(error) != logged or asked_at_s - logged_at_s >= SAY_AGAIN_S:
@@ -161,12 +109,12 @@ class Leader:
                 if lease is not None:
                     return lease, asked_at_s
                 if not waiting:
-                    log.info("standby", supervisor=self._supervisor, reason="another supervisor leads")
+                    log.info("standby", supervisor=self._parts.supervisor, reason="another supervisor leads")
                     waiting = True
             await anyio.sleep(CAMPAIGN_S * random.uniform(0.75, 1.0))
 
     async def _lead(self, lease: Lease, asked_at_s: float) -> None:
-        self._term = self._new_term(lease=lease, leased_at_s=asked_at_s)
+        self._term = Term(self._parts, lease=lease, leased_at_s=asked_at_s)
         try:
             await self._term.run()
         finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
@@ -102,49 +102,41 @@ class LeaseTimes:
     margin_s: float = 0.2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What every term of this supervisor uses. `clock`: Unix seconds. `api`: where the API of this supervisor answers."""
+
+    event_log: FencedLog
+    history: History
+    policies: PolicyRunner
+    clock: Callable[[], float]
+    supervisor: str
+    api: str
+    times: LeaseTimes = LeaseTimes()
+    returns: ReturnRules | None = None
+    replacements: ReplacementRules | None = None
+    links: LinkRules | None = None
+    offenders: OffenderRules | None = None
+    provider: Provider | None = None
+    supplier: Supplier | None = None
+    demand: DemandRules = field(default_factory=DemandRules)
+    own_faults: OwnFaults | None = None
+    bridge: ClusterBridge | None = None
+
+
 class Term:
     """Run once. `sessions` accepts agents from the beginning: their reports wait in the inbox until they are folded."""
 
-    def __init__(
-        self,
-        *,
-        event_log: FencedLog,
-        lease: Lease,
-        leased_at_s: float,
-        times: LeaseTimes,
-        history: History,
-        policies: PolicyRunner,
-        clock: Callable[[], float],
-        supervisor: str,
-        api: str,
-        returns: ReturnRules | None = None,
-        replacements: ReplacementRules | None = None,
-        links: LinkRules | None = None,
-        offenders: OffenderRules | None = None,
-        provider: Provider | None = None,
-        supplier: Supplier | None = None,
-        demand: DemandRules | None = None,
-        own_faults: OwnFaults | None = None,
-        bridge: ClusterBridge | None = None,
-    ) -> None:
-        self._log = event_log
+    def __init__(self, parts: Parts, *, lease: Lease, leased_at_s: float) -> None:
+        """`leased_at_s`: by the loop's clock, before the lease was requested."""
+        self._parts = parts
+        self._log = parts.event_log
         self._lease = lease
-        self._leased_at_s = leased_at_s  # by the loop's clock, before the lease was requested
-        self._times = times
-        self._history = history
-        self._policies = policies
-        self._clock = SteadyClock(clock, anyio.current_time)
-        self._supervisor = supervisor
-        self._api = api
-        self._returns = returns
-        self._replacements = replacements
-        self._links = links
-        self._offenders = offenders
-        self._provider = provider
-        self._supplier, self._demand = supplier, Demand(demand or DemandRules())
-        self._own_faults = own_faults or OwnFaults(OwnFaultRules(), event_log)
-        self._bridge = bridge
-        self._inbox = InboxWriter(event_log)
+        self._leased_at_s = leased_at_s
+        self._clock = SteadyClock(parts.clock, anyio.current_time)
+        self._demand = Demand(parts.demand)
+        self._own_faults = parts.own_faults or OwnFaults(OwnFaultRules(), parts.event_log)
+        self._inbox = InboxWriter(parts.event_log)
         self.sessions = Sessions(lease.epoch, self._inbox, self._clock)
         self._timers = Timers(self._clock)
         self._internal: deque[Input] = deque()  # events of the shell itself
@@ -181,11 +173,11 @@ class Term:
                 guarded(tasks, "timers", lambda: self._timers.run(self._on_timer))
                 guarded(tasks, "beats", self._compare_heartbeats)
                 guarded(tasks, "streams", self._read_streams)
-                if self._supplier is not None:
-                    guarded(tasks, "demand", partial(self._ask_for_more, self._supplier))
+                if self._parts.supplier is not None:
+                    guarded(tasks, "demand", partial(self._ask_for_more, self._parts.supplier))
                 guarded(tasks, "fold", self._fold)
-                if self._bridge is not None:
-                    guarded(tasks, "bridge", partial(self._bridge.run, self._fleet()))
+                if self._parts.bridge is not None:
+                    guarded(tasks, "bridge", partial(self._parts.bridge.run, self._fleet()))
         finally:
             self._folder = None
             self.sessions.close_all("not the leader any more")
@@ -202,7 +194,7 @@ class Term:
     # ------------------------------------------------------------------ the lease
 
     async def _keep_lease(self) -> None:
-        times = self._times
+        times = self._parts.times
         good_until_s = self._leased_at_s + times.ttl_s - times.margin_s
         pause_s = times.renew_s
         while True:
@@ -242,15 +234,15 @@ class Term:
             at,
             self._lease.epoch,
             secrets.token_hex(16),
-            self._returns,
-            self._replacements,
-            self._links,
-            self._offenders,
+            self._parts.returns,
+            self._parts.replacements,
+            self._parts.links,
+            self._parts.offenders,
         )
         folded = folder.fold([Input(started)], at)
         if folded.state.epoch != self._lease.epoch:
             raise RuntimeError(f"the core did not take over epoch {self._lease.epoch}; the log has the reason")
-        record = LeaderChanged(at, self._lease.epoch, self._supervisor, self._api)
+        record = LeaderChanged(at, self._lease.epoch, self._parts.supervisor, self._parts.api)
         folded = _with(folded, record)
         await self._log.commit(self._lease, folder.commit(folded, {}))
         folder.keep(folded)
@@ -324,7 +316,7 @@ class Term:
         try:
             seen = view(folder.state, question.job, self._clock())
             policy = folder.state.jobs[question.job].spec.policy_spec
-            action, decided_by = await self._policies.decide(policy, incident, seen)
+            action, decided_by = await self._parts.policies.decide(policy, incident, seen)
         except Exception as error:  # without an answer, the core's timer lets the default policy decide
             log.error("the policy could not be asked", incident=incident.id, exc_info=error)
             return
@@ -333,7 +325,7 @@ class Term:
         self._enqueue(Input(PolicyAnswered(at, incident.id, action, decided_by), asked=asked))
 
     async def _ask_provider(self, wanted: RequestReplacement) -> None:
-        ok, reason = await asking.ask(self._provider, wanted)
+        ok, reason = await asking.ask(self._parts.provider, wanted)
         self._enqueue(Input(ProviderAnswered(self._clock(), wanted.node, wanted.request, ok, reason)))
 
     async def _ask_for_more(self, supplier: Supplier) -> None:
@@ -383,7 +375,7 @@ class Term:
         for each in inputs:
             if not isinstance(each.event, OperatorRequest) or folder.knows(each.event.operation):
                 continue
-            if await self._history.operation(each.event.operation) is not None:
+            if await self._parts.history.operation(each.event.operation) is not None:
                 folder.remember(each.event.operation)
 
     def _act(self, folded: Folded) -> None:

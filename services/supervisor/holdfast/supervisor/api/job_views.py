@@ -1,168 +1,36 @@
-"""Domain values → response models."""
+"""Jobs, their checkpoints, policies and time → response models."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-from holdfast.domain import spans, tracing
 from holdfast.domain.generations import Generation
-from holdfast.domain.incidents import Action, Incident
-from holdfast.domain.nodes import TERMINATION, NodeState, Preflight
-from holdfast.domain.rules import rule_of
 from holdfast.domain.tiers import DURABLE, STORE
-from holdfast.supervisor.api import incident_models, job_models, node_models
+from holdfast.supervisor.api import job_models
+from holdfast.supervisor.api.incident_views import incident
+from holdfast.supervisor.api.node_views import NO_LEADER
 from holdfast.supervisor.core import (
     SavedStep,
     State,
     holders,
     reserved_nodes,
-    returns,
     saved_steps,
     unwritten,
     waits_for,
 )
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Failed, Suspended
-from holdfast.supervisor.core.links import LinkTest
-from holdfast.supervisor.core.nodes import unknown_job
-from holdfast.supervisor.core.offenders import rate_per_day, score
 from holdfast.supervisor.core.progress import start_patience_s
-from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.wording import listed, moment
-from holdfast.supervisor.history.protocol import ActionEntry
 from holdfast.supervisor.history.time_classes import BADPUT, Class, Ledger
 from holdfast.supervisor.leader.picture import Picture, Progress
-from holdfast.supervisor.protocol import FindingJudged, JobPhase, PolicyChanged
+from holdfast.supervisor.protocol import JobPhase, PolicyChanged
 from holdfast.supervisor.published import PolicyAsked
 from holdfast.wire import job_sections, jobfile, records
 
-NO_LEADER = "no supervisor leads, so this is the state"
-
 SILENT_S = 60.0  # since its start: a script that has reported no step for so long is shown as one that reports none
-
-
-def incident(value: Incident) -> incident_models.Incident:
-    return incident_models.Incident(
-        id=value.id,
-        job=value.job,
-        kind=value.kind,
-        cause=value.cause,
-        state=value.state,
-        severity=value.severity,
-        node=value.node,
-        rank=value.rank,
-        gpu=value.gpu,
-        generation=value.generation,
-        new_generation=value.new_generation,
-        action=None if value.action is None else _decision(value.action),
-        decided_by=value.decided_by,
-        fault_at=value.fault_at,
-        detected_at=value.detected_at,
-        decided_at=value.decided_at,
-        prepared_at=value.prepared_at,
-        first_step_at=value.first_step_at,
-        restored_step=value.restored_step,
-        last_step=value.last_step,
-        rework_steps=value.rework_steps,
-        phases_s={name: round(seconds, 6) for name, seconds in value.phases_s.items()},
-        restored_from=dict(value.restored_from),
-        outcome=value.outcome,
-        trace_id=value.trace_id,
-        findings=list(value.findings),
-        evidence=dict(value.evidence),
-        walk=[
-            incident_models.Rung(
-                recipe=rung.recipe,
-                rung=rung.number,
-                action=rung.steps,
-                nodes=list(rung.nodes),
-                began_at=rung.began_at,
-                ended_at=rung.ended_at,
-                within_s=rung.within_s,
-                end=rung.end,
-                reason=rung.reason,
-                why=rung.why,
-            )
-            for rung in value.walk
-        ],
-        confidence=value.confidence,
-        cost_share=value.cost_share,
-    )
-
-
-def _decision(value: Action) -> incident_models.Decision:
-    return incident_models.Decision(
-        kind=value.kind,
-        reason=value.reason,
-        nodes=list(value.nodes),
-        dp=value.dp,
-        within_s=value.within_s,
-        before=[_decision(each) for each in value.before],
-        fallbacks=[_decision(each) for each in value.fallbacks],
-    )
-
-
-def finding(judged: FindingJudged) -> incident_models.Finding:
-    value, rule = judged.finding, rule_of(judged.finding)
-    return incident_models.Finding(
-        id=value.id,
-        kind=value.kind,
-        severity=value.severity,
-        summary=value.summary,
-        node=value.node,
-        job=value.job,
-        generation=value.generation,
-        rank=value.rank,
-        gpu=value.gpu,
-        at=value.at,
-        since=value.since,
-        confidence=value.confidence,
-        rule=rule.rule,
-        source=rule.source,
-        advice=rule.advice,
-        evidence=dict(value.evidence),
-        recommended_actions=list(value.recommended_actions),
-        ttl_s=value.ttl_s,
-        judged_at=judged.at,
-        verdict=judged.verdict,
-        incident=judged.incident,
-    )
-
-
-def trace(value: Incident) -> incident_models.Trace:
-    own = [
-        incident_models.Span(
-            name=span.name,
-            service=span.service,
-            span_id=span.context.span_id,
-            parent_id=span.parent,
-            start=span.start,
-            end=span.end,
-            attributes={tracing.ATTRIBUTE_PREFIX + name: value for name, value in span.attributes.items()},
-            error=span.error,
-        )
-        for span in spans.of_trace(value)
-    ]
-    return incident_models.Trace(incident=value.id, trace_id=value.trace_id, spans=own)
-
-
-def action(done: ActionEntry) -> incident_models.Action:
-    return incident_models.Action(
-        id=f"{done.incident.id}.{done.number}",
-        incident=done.incident.id,
-        job=done.incident.job,
-        kind=done.action.kind,
-        reason=done.action.reason,
-        decided_by=done.incident.decided_by,
-        at=done.at,
-        nodes=list(done.action.nodes),
-        dp=done.action.dp,
-        generation=done.incident.generation,
-        new_generation=done.incident.new_generation,
-    )
 
 
 def job_summary(picture: Picture, progress: Progress, job: Job) -> job_models.JobSummary:
@@ -385,156 +253,12 @@ def _ranks(picture: Picture, name: str, generation: Generation) -> list[job_mode
     return ranks
 
 
-def node(picture: Picture, value: Node, at: float) -> node_models.Node:
-    """`at`: Unix seconds; a node's faults count less the older they are."""
-    facts = value.facts
-    return node_models.Node(
-        node=value.name,
-        state=value.state,
-        connected=value.connected,
-        inventoried=value.inventoried,
-        job=_job_of(picture, value.name),
-        reason=reason_of_node(picture, value, at),
-        zone=value.zone,
-        capacity=facts.capacity,
-        hostname=facts.hostname,
-        address=facts.address,
-        replicator_endpoint=facts.replicator_endpoint,
-        incarnation=facts.incarnation,
-        agent_pid=facts.agent_pid,
-        directory=facts.directory,
-        kernel_log=facts.kernel_log,
-        disk_dir=facts.disk_dir,
-        version=facts.version,
-        quarantined=value.quarantined,
-        preflight=preflight(value.preflight) if value.preflight is not None else None,
-        faults_per_day=rate_per_day(value.faults, value.known_since, at, picture.state.config.offenders),
-        boot_id=facts.boot_id,
-        hold_until=returns.held_until(value, at),
-        probation_until=returns.on_probation_until(value, at),
-        returns_by=_returns_by(value),
-        notices=[
-            node_models.Notice(source=each.source, event=each.event, starts_at=each.starts_at)
-            for each in value.notices
-            if each.event
-        ],
-        telemetry_cut_since=picture.telemetry_cut_since(value.name),
-        pool=facts.pool,
-    )
-
-
-def _returns_by(value: Node) -> Literal["", "itself", "operator"]:
-    if not value.unschedulable_reason:
-        return "itself" if value.unfit and value.state is NodeState.CORDONED else ""
-    return "itself" if returns.comes_back(value) else "operator"
-
-
-def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[Incident]) -> node_models.NodeDetail:
-    faults = [
-        node_models.Fault(at=each.at, incident=each.incident, job=each.job, weight=each.weight, shared=each.shared)
-        for each in value.faults
-    ]
-    past = [incident(each) for each in incidents]
-    links = [link_test(each) for each in value.links]
-    rules = picture.state.config.offenders
-    return node_models.NodeDetail(
-        **dict(node(picture, value, at)),
-        faults=faults,
-        incidents=past,
-        links=links,
-        faults_weigh=round(score(value.faults, at, rules), 3),
-        quarantine_limit=rules.limit,
-    )
-
-
-def link_test(value: LinkTest) -> node_models.LinkTest:
-    measured, than = value.measured, value.expected
-    return node_models.LinkTest(
-        at=value.at,
-        partner=value.partner,
-        out_bytes_per_s=measured.out_bytes_per_s,
-        in_bytes_per_s=measured.in_bytes_per_s,
-        round_trip_s=measured.round_trip_s,
-        failure=measured.failure,
-        verdict=value.verdict.value,
-        expected_bytes_per_s=than.bytes_per_s if than is not None else None,
-        expected_round_trip_s=than.round_trip_s if than is not None else None,
-    )
-
-
-def preflight(value: Preflight) -> node_models.Preflight:
-    checks = [node_models.Check(name=each.name, ok=each.ok, detail=each.detail) for each in value.checks]
-    passed = bool(value.at) and not value.failures
-    return node_models.Preflight(at=value.at, passed=passed, duration_s=round(value.duration_s, 3), checks=checks)
-
-
-def _job_of(picture: Picture, name: str) -> str:
-    """The unfinished job whose newest generation includes the node."""
-    for job in picture.state.jobs.values():
-        if job.generation is not None and not job.phase.finished and job.generation.slot_of(name) is not None:
-            return job.name
-    return ""
-
-
-def reason_of_node(picture: Picture, value: Node, at: float) -> str:
-    """Why it is cordoned or lost, or will be; empty when there is nothing to say. `at`: Unix seconds."""
-    standing = _standing_of_node(picture, value, at)
-    since = picture.telemetry_cut_since(value.name)
-    if since is None:
-        return standing
-    cut = (
-        f"no telemetry of it has reached diagnostics since {moment(since, at)}: faults there are found late; check "
-        "diagnostics and the network between them"
-    )
-    return f"{standing}; {cut}" if standing else cut
-
-
-def _standing_of_node(picture: Picture, value: Node, at: float) -> str:
-    if not picture.leading:
-        return f"{NO_LEADER} at {moment(picture.state.folded_at, at)}"
-    standing = returns.standing(value, at, picture.state.config.returns.probation_s)
-    if value.unschedulable_reason and value.removal is None:
-        # An operator's cordon; the standing is about an earlier fault.
-        return "; ".join(filter(None, (value.unschedulable_reason, standing)))
-    if value.unschedulable_reason:
-        return standing or value.unschedulable_reason
-    if value.lost:
-        if value.asked_to_end:
-            return "left: its agent was asked to end; it comes back when an agent is started there again"
-        return (
-            "lost: no contact with its agent; check its power, network and agent; it comes back when its agent connects"
-        )
-    leaves = value.notice is not None and value.notice.source == TERMINATION
-    if not value.connected:
-        return "left: its agent was asked to end" if leaves else "no control session at the moment"
-    if unknown := unknown_job(value, picture.state.jobs):
-        return (
-            f"runs workers of {unknown}, a job that is not known here: left alone until `holdfast jobs stop {unknown}`"
-        )
-    if value.notice is not None:
-        return f"leaves: {value.notice.event}" if leaves else f"its machine will be taken: {value.notice.event}"
-    if value.reset_due is not None:
-        return f"gets no ranks before a GPU is reset: {value.reset_due.cause}"
-    if value.unfit:
-        again = "it tests itself again every minute, and may have ranks when it passes"
-        return f"failed its pre-flight: {value.unfit}; {again}"
-    return "tests itself before it gets ranks" if value.untested else standing
-
-
 def goodput(job: str, started_at: float, ledger: Ledger) -> job_models.Goodput:
-    return job_models.Goodput(
+    return job_models.Goodput.of(
+        ledger,
         job=job,
         started_at=started_at,
-        wall_s=ledger.wall_s,
         useful_s=ledger.seconds[Class.USEFUL],
         unmeasured_s=ledger.seconds[Class.RUNNING],
         badput_s={name.value: ledger.seconds[name] for name in BADPUT},
-        goodput_job=ledger.goodput_job,
-        goodput_paid=ledger.goodput_paid,
-        fault_free_tokens_per_s=ledger.fault_free_tokens_per_s,
-        fault_free_flops_per_s=ledger.fault_free_flops_per_s,
-        tokens=ledger.tokens,
-        rework_steps=ledger.rework_steps,
-        world_sizes=list(ledger.world_sizes),
-        tokens_per_s=list(ledger.tokens_per_s),
     )
