@@ -184,9 +184,10 @@ class LargeJob(Neighbourhood):
         )
 
     def _look(self) -> None:
-        for agent in self.agents.values():
-            if not agent.session and agent.alive:
-                self.supervisor.dial(agent)
+        if len(self.supervisor.sessions) < len(self.agents):
+            for agent in self.agents.values():
+                if not agent.session and agent.alive:
+                    self.supervisor.dial(agent)
         job = self.supervisor.committed.jobs.get(JOB)
         steps = sum(self.training.started.values())
         if job is not None and job.phase.finished:
