@@ -14,8 +14,7 @@ import gc
 import resource
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -29,6 +28,7 @@ from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.answers import Answers
 from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.large_report import Progress, Recovery, Result
 from holdfast.sim.neighbourhood import Neighbourhood
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
@@ -37,7 +37,7 @@ from holdfast.sim.truth import Truth
 from holdfast.sim.watched import Unrepeated
 from holdfast.sim.worker_faults import WorkerFaults
 from holdfast.sim.world import Violation, World
-from holdfast.supervisor.core import Config, State
+from holdfast.supervisor.core import Config, Job, State
 from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.protocol import Command, Event, JobPhase, JobSubmitted, NodeRepaired
 
@@ -59,23 +59,7 @@ EVENTS_MAX = 10**12
 SHARE_CHECKED = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    nodes: int
-    recovered: int
-    virtual_s: float
-    spent_s: float  # CPU of this process
-    events: int
-    memory_mb: float  # peak, of this process
-    kinds: dict[str, int]
-
-    def __str__(self) -> str:
-        kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(self.kinds.items()))
-        return (
-            f"{self.nodes} nodes, {self.nodes * RANKS_PER_NODE} ranks: {self.recovered} faults recovered ({kinds}) in "
-            f"{self.virtual_s:.0f} s of virtual time, {self.spent_s:.1f} s of CPU, {self.events / self.spent_s:.0f} events/s, "
-            f"peak memory {self.memory_mb:.0f} MB"
-        )
+Show = Callable[[Sequence[Recovery], str], None]  # receives the recoveries so far, and what the job does
 
 
 class _Steps:
@@ -98,11 +82,11 @@ class _Findings:
 
 
 class LargeJob(Neighbourhood):
-    def __init__(self, nodes: int, faults: int, seed: int = 1, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, nodes: int, faults: int, seed: int = 1, show: Show = lambda _, __: None) -> None:
         self.world = World(seed, events_max=EVENTS_MAX)
         self.store: Store | None = None
         self.sharded = False
-        self.nodes, self.faults, self._say = nodes, faults, say
+        self.nodes, self.faults, self._show = nodes, faults, show
         self._chance = Random(f"large job of {seed}")
         spares = max(SPARES_MIN, nodes // 100)
         self.agents = {name: self._agent(name) for name in (f"n{index}" for index in range(nodes + spares))}
@@ -147,8 +131,8 @@ class LargeJob(Neighbourhood):
         self._generation = 0  # in which the fault occurred
         self._kind = ""
         self._resumed = 0  # number of finished steps at the last recovery
-        self.recovered: Counter[str] = Counter()
-        self._count = 0  # of recovered faults
+        self.recoveries: list[Recovery] = []
+        self._spent_s = 0.0  # CPU of this process until the last recovery
 
     def _agent(self, name: str) -> Agent:
         """An agent of this version. The small worlds have agents of earlier versions, too."""
@@ -161,7 +145,7 @@ class LargeJob(Neighbourhood):
     # ------------------------------------------------------------ the run
 
     def run(self) -> Result:
-        begun = time.process_time()
+        begun = self._spent_s = time.process_time()
         self.supervisor.lead()
         for agent in self.agents.values():
             agent.boot()
@@ -169,24 +153,26 @@ class LargeJob(Neighbourhood):
         self.diagnostics.begin()
         self.world.after(1.0, lambda: self.supervisor.append(JobSubmitted(self.world.now, self.spec, "token")))
         self.world.after(LOOK_S, self._look)
-        self.world.run(inf, lambda: self._count >= self.faults)
+        self.world.run(inf, lambda: len(self.recoveries) >= self.faults)
         spent_s = time.process_time() - begun
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         memory_mb = peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
         return Result(
             self.nodes,
-            self._count,
+            self.nodes * RANKS_PER_NODE,
+            tuple(self.recoveries),
+            self.training.furthest,
             self.world.now - 1000.0,
             spent_s,
             self.world.events,
             memory_mb,
-            dict(self.recovered),
         )
 
     def _look(self) -> None:
-        for agent in self.agents.values():
-            if not agent.session and agent.alive:
-                self.supervisor.dial(agent)
+        if len(self.supervisor.sessions) < len(self.agents):
+            for agent in self.agents.values():
+                if not agent.session and agent.alive:
+                    self.supervisor.dial(agent)
         job = self.supervisor.committed.jobs.get(JOB)
         steps = sum(self.training.started.values())
         if job is not None and job.phase.finished:
@@ -194,20 +180,21 @@ class LargeJob(Neighbourhood):
         if self._kind:
             number = job.running.number if job is not None and job.running is not None else 0
             if number > self._generation and job is not None and job.phase is JobPhase.RUNNING:
-                self.recovered[self._kind] += 1
-                self._count += 1
-                took_s = self.world.now - self._faulted_at
-                self._say(
-                    f"{self._count} of {self.faults} faults recovered: {self._kind} in {took_s:.0f} s, "
-                    f"{self.world.events} events"
-                )
+                before, self._spent_s = self._spent_s, time.process_time()
+                self.recoveries.append(Recovery(self._kind, self.world.now - self._faulted_at, self._spent_s - before))
                 self._kind, self._resumed = "", steps
             elif self.world.now > self._faulted_at + RECOVER_S:
                 state = f"{job.phase}: {job.reason}" if job is not None else "not there"
                 raise Violation(f"{self._kind}: {RECOVER_S:g} s later, the job is {state}")
         elif job is not None and job.phase is JobPhase.RUNNING and steps >= self._resumed + STEPS_BETWEEN:
             self._break(job.running.number if job.running is not None else 0)
+        self._show(self.recoveries, self._doing(job))
         self.world.after(LOOK_S, self._look)
+
+    def _doing(self, job: Job | None) -> str:
+        phase = "is not accepted yet" if job is None else f"is {job.phase}"
+        fault = f", {self.world.now - self._faulted_at:.0f} s after a {self._kind}" if self._kind else ""
+        return f"the job {phase}{fault}, at step {self.training.step}"
 
     def _break(self, generation: int) -> None:
         job = self.supervisor.committed.jobs[JOB]
@@ -256,18 +243,9 @@ class LargeJob(Neighbourhood):
 
 def run(nodes: int, faults: int, seed: int) -> int:
     """Simulate one job. Prints its progress to stderr, at most a line in five seconds, and its result. Returns an exit code."""
-    shown_at = time.monotonic()
     gc.disable()  # an event leaves no garbage with cycles, and a collection walks a heap that grows with the nodes
-
-    def say(text: str) -> None:
-        nonlocal shown_at
-        if time.monotonic() >= shown_at + 5.0:
-            shown_at = time.monotonic()
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
-
     try:
-        result = LargeJob(nodes, faults, seed, say).run()
+        result = LargeJob(nodes, faults, seed, Progress(faults).show).run()
     except Violation as violation:
         sys.stdout.write(f"VIOLATION {violation}\n")
         return 1

@@ -94,7 +94,7 @@ class Replicator:
         self.jobs: dict[str, Job] = {}
         self._schedule = Schedule(world.chance)
         self._files: dict[str, dict[Held, Manifest]] = {}
-        self._remembered: dict[str, bytes] = {}  # by job, on disk
+        self._remembered: dict[str, Remembered] = {}  # by job, on disk; encoded and decoded when a process reads it
         self._lost: dict[
             str, dict[Held, tuple[float, Manifest]]
         ] = {}  # by job, with the machine's memory or disk; when
@@ -123,7 +123,7 @@ class Replicator:
         for name in sorted({*self._files, *self._remembered}):
             job = self.jobs[name] = Job(name)
             if name in self._remembered:
-                job.recall(records.loads(self._remembered[name], Remembered))
+                job.recall(records.loads(records.dumps(self._remembered[name], Remembered), Remembered))
             for tier in Tier:
                 job.found(tier, [each for held, each in self._files.get(name, {}).items() if held.tier is tier])
             self._go_on(job)
@@ -476,11 +476,14 @@ class Replicator:
         self._rotten.discard((job.name, held))
 
     def _job(self, name: str) -> Job:
-        return self.jobs.setdefault(name, Job(name))
+        job = self.jobs.get(name)
+        if job is None:
+            job = self.jobs[name] = Job(name)
+        return job
 
     def _remember(self, job: Job) -> None:
         if (remembered := job.remembered()) is not None:
-            self._remembered[job.name] = records.dumps(remembered, Remembered)
+            self._remembered[job.name] = remembered
 
     def _changed(self, job: Job) -> None:
         """Continue the plan, and report the inventory."""

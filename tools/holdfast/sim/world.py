@@ -76,16 +76,17 @@ class World:
 
     def run(self, until: float, done: Callable[[], bool]) -> bool:
         """Execute actions in the order of time until `done`. Returns False if it is not reached before `until`."""
+        heap, heappop = self._heap, heapq.heappop
         for _ in range(self.events_max):
             if done():
                 return True
-            if not self._heap and self._slots:
-                self._slot = heapq.heappop(self._slots)
-                self._heap = self._later.pop(self._slot)
-                heapq.heapify(self._heap)
-            if not self._heap or self._heap[0][0] > until:
+            if not heap and self._slots:
+                self._slot = heappop(self._slots)
+                self._heap = heap = self._later.pop(self._slot)
+                heapq.heapify(heap)
+            if not heap or heap[0][0] > until:
                 return False
-            self.now, _, action = heapq.heappop(self._heap)
+            self.now, _, action = heappop(heap)
             self.events += 1
             action()
         raise Violation(

@@ -84,10 +84,10 @@ class Outbox:
 
         `lost` counts signals that were dropped before the queue, since the start.
         """
-        telemetry = () if self.stalled else tuple(self._droppable)
+        telemetry = () if self.stalled or not self._droppable else tuple(self._droppable)
         self._seq += 1
         reliable: tuple[NodeSignal, ...] = ()
-        if len(self._unacknowledged) < UNACKNOWLEDGED_MAX:
+        if self._reliable and len(self._unacknowledged) < UNACKNOWLEDGED_MAX:
             reliable, self._reliable = tuple(self._reliable), deque()
         signals = (*reliable, *telemetry, *fresh)
         for _ in telemetry:
@@ -101,7 +101,8 @@ class Outbox:
     def acknowledge(self, seq: int) -> None:
         """Record that this tick and all before it have been processed and their findings stored."""
         self._acknowledged = max(seq, self._acknowledged)
-        self._unacknowledged = {number: tick for number, tick in self._unacknowledged.items() if number > seq}
+        if self._unacknowledged:
+            self._unacknowledged = {number: tick for number, tick in self._unacknowledged.items() if number > seq}
 
     def give_up_oldest(self) -> Tick | None:
         """Drop the oldest unacknowledged tick, which diagnostics rejected as malformed, so that it does not block the
