@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.diagnostics.detectors.worker_exit import WorkerExit
 from holdfast.sim import large
+from holdfast.sim.agent import JOB
 from holdfast.sim.answers import Answers
 from holdfast.sim.large import ORDERS_KEPT, LargeJob
 from holdfast.sim.supervisor import Supervisor
@@ -20,6 +21,15 @@ def test_every_fault_of_a_large_job_is_recovered() -> None:
     result = LargeJob(256, 20).run()
     assert result.recovered == 20
     assert set(result.kinds) == {"worker crash", "lost node", "GPU off the bus"}
+
+
+def test_recoveries_of_a_large_job_restore_checkpoints() -> None:
+    saved = LargeJob(16, 10, checkpoints=True)
+    assert saved.run().furthest > 2 * large.SAVE_STEPS
+    running = saved.supervisor.committed.jobs[JOB].running
+    assert running is not None
+    assert running.restore.step >= 2 * large.SAVE_STEPS
+    assert LargeJob(16, 10).run().furthest < large.SAVE_STEPS
 
 
 def test_a_fault_that_is_not_recovered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,12 +31,19 @@ def simulate(
         int, typer.Option(help="Simulate one job of this many nodes with 8 ranks each instead.", min=0, max=100_000)
     ] = 0,
     faults: Annotated[int, typer.Option(help="With --large: faults, one after the other.", min=1)] = 20,
+    checkpoints: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoints",
+            help="With --large: the job saves steps now and then, and recoveries restore them. Takes eight times as long.",
+        ),
+    ] = False,
 ) -> None:
     """Simulate the core, detectors, planner and default policy with faults, message loss and crashes; check the invariants."""
     if large:
         from holdfast.sim import large as large_job
 
-        raise typer.Exit(large_job.run(large, faults, seed))
+        raise typer.Exit(large_job.run(large, faults, seed, checkpoints=checkpoints))
     from holdfast.sim import worlds  # imports the supervisor's core, which no other command needs
     from holdfast.sim.seeds import run
 

@@ -2,7 +2,8 @@
 
 Faults follow one another: a rank crashes, a node is lost, or a GPU falls off the bus. The next one comes when the run has
 finished some steps. A fault that is not recovered within `RECOVER_S` breaks a promise, as does a finding that blames a healthy
-node (`truth`). The promises of `invariants`, most of which compare every node after every event, are for small worlds.
+node (`truth`). With `checkpoints`, the run sometimes goes on until it has saved a step, which later recoveries restore; without, no
+step is ever saved. The promises of `invariants`, most of which compare every node after every event, are for small worlds.
 
 Compared with the small worlds, steps are longer, and telemetry, heartbeats, and the plans and reports of replicators are rarer,
 in proportion to each other.
@@ -45,7 +46,8 @@ RANKS_PER_NODE = 8
 SPARES_MIN = 4
 STEP_S = 10.0
 SAVE_STEPS = 10
-STEPS_BETWEEN = 2  # between a recovery and the next fault
+STEPS_BETWEEN = 2  # between a recovery and the next fault …
+SAVED_EVERY = 4  # … but with checkpoints, after every so many faults two steps more than there are between saves
 TICK_S = 30.0  # of an agent
 BEATS_S = 10.0
 BACK_S = 60.0  # until a lost machine has booted
@@ -82,11 +84,14 @@ class _Findings:
 
 
 class LargeJob(Neighbourhood):
-    def __init__(self, nodes: int, faults: int, seed: int = 1, show: Show = lambda _, __: None) -> None:
+    def __init__(
+        self, nodes: int, faults: int, seed: int = 1, show: Show = lambda _, __: None, *, checkpoints: bool = False
+    ) -> None:
         self.world = World(seed, events_max=EVENTS_MAX)
         self.store: Store | None = None
         self.sharded = False
         self.nodes, self.faults, self._show = nodes, faults, show
+        self._checkpoints = checkpoints
         self._chance = Random(f"large job of {seed}")
         spares = max(SPARES_MIN, nodes // 100)
         self.agents = {name: self._agent(name) for name in (f"n{index}" for index in range(nodes + spares))}
@@ -186,7 +191,7 @@ class LargeJob(Neighbourhood):
             elif self.world.now > self._faulted_at + RECOVER_S:
                 state = f"{job.phase}: {job.reason}" if job is not None else "not there"
                 raise Violation(f"{self._kind}: {RECOVER_S:g} s later, the job is {state}")
-        elif job is not None and job.phase is JobPhase.RUNNING and steps >= self._resumed + STEPS_BETWEEN:
+        elif job is not None and job.phase is JobPhase.RUNNING and steps >= self._resumed + self._steps_between():
             self._break(job.running.number if job.running is not None else 0)
         self._show(self.recoveries, self._doing(job))
         self.world.after(LOOK_S, self._look)
@@ -195,6 +200,11 @@ class LargeJob(Neighbourhood):
         phase = "is not accepted yet" if job is None else f"is {job.phase}"
         fault = f", {self.world.now - self._faulted_at:.0f} s after a {self._kind}" if self._kind else ""
         return f"the job {phase}{fault}, at step {self.training.step}"
+
+    def _steps_between(self) -> int:
+        """How many steps the run finishes before the next fault."""
+        saves = self._checkpoints and len(self.recoveries) % SAVED_EVERY == 1
+        return SAVE_STEPS + 2 if saves else STEPS_BETWEEN
 
     def _break(self, generation: int) -> None:
         job = self.supervisor.committed.jobs[JOB]
@@ -241,11 +251,11 @@ class LargeJob(Neighbourhood):
         """Does nothing: no machine of this world fails its tests."""
 
 
-def run(nodes: int, faults: int, seed: int) -> int:
+def run(nodes: int, faults: int, seed: int, *, checkpoints: bool = False) -> int:
     """Simulate one job. Prints its progress to stderr, at most a line in five seconds, and its result. Returns an exit code."""
     gc.disable()  # an event leaves no garbage with cycles, and a collection walks a heap that grows with the nodes
     try:
-        result = LargeJob(nodes, faults, seed, Progress(faults).show).run()
+        result = LargeJob(nodes, faults, seed, Progress(faults).show, checkpoints=checkpoints).run()
     except Violation as violation:
         sys.stdout.write(f"VIOLATION {violation}\n")
         return 1
