@@ -44,6 +44,8 @@ def simulate(
         from holdfast.sim import large as large_job
 
         raise typer.Exit(large_job.run(large, faults, seed, checkpoints=checkpoints))
+    if checkpoints:
+        raise typer.BadParameter("--checkpoints is for one large job: give --large, too")
     from holdfast.sim import worlds  # imports the supervisor's core, which no other command needs
     from holdfast.sim.seeds import run
 

@@ -2,8 +2,9 @@
 
 Faults follow one another: a rank crashes, a node is lost, or a GPU falls off the bus. The next one comes when the run has
 finished some steps. A fault that is not recovered within `RECOVER_S` breaks a promise, as does a finding that blames a healthy
-node (`truth`). With `checkpoints`, the run sometimes goes on until it has saved a step, which later recoveries restore; without, no
-step is ever saved. The promises of `invariants`, most of which compare every node after every event, are for small worlds.
+node (`truth`). With `checkpoints`, the run sometimes goes on until it has saved a step, which later recoveries restore;
+without, no step is ever saved. The promises of `invariants`, most of which compare every node after every event, are for small
+worlds.
 
 Compared with the small worlds, steps are longer, and telemetry, heartbeats, and the plans and reports of replicators are rarer,
 in proportion to each other.

@@ -255,16 +255,10 @@ class Supervisor:
         self.log.renew(self.clock())
         connected = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
         for agent in [] if self.log.is_behind else connected:
-            session, known = self.sessions[agent.name], self.committed.nodes.get(agent.name)
-            if (
-                known is not None
-                and known.connected
-                and (known.session, known.workers_version) == (session, agent.version)
-            ):
+            session, known = self.sessions[agent.name], self._reported(agent.name)
+            if known is not None and (known.session, known.version) == (session, agent.version):
                 self._differs.pop(agent.name, None)
-            elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= patience_s(
-                session, self._reported(agent.name)
-            ):
+            elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= patience_s(session, known):
                 self.world.say(f"what {agent.name} runs is not what it reported: its session ends")
                 del self._differs[agent.name]
                 self.hang_up(agent, renewed=True)
