@@ -179,26 +179,26 @@ def test_a_checkpoint_in_between_begins_the_count_anew() -> None:
     assert fleet.job.phase is JobPhase.RUNNING
 
 
-def test_a_script_that_reports_no_steps_has_made_progress_when_it_ran_for_long() -> None:
+def crashed_without_steps(times: int, *, after_s: float) -> Fleet:
+    """A script that reports no steps, and crashes each time after it has run for so long."""
     fleet = Fleet(2)
     fleet.submit(job(dp=2))
-    for _ in range(12):
+    for _ in range(times):
         fleet.answer_orders()
         fleet.step_all(0)
-        fleet.wait(301)
+        fleet.wait(after_s)
         crash(fleet)
+    return fleet
+
+
+def test_a_script_that_reports_no_steps_has_made_progress_when_it_ran_for_long() -> None:
+    fleet = crashed_without_steps(12, after_s=301)
     assert fleet.job.phase is not JobPhase.FAILED
 
 
 def test_a_script_that_reports_no_steps_is_not_said_to_have_finished_none() -> None:
     """Its own checkpoints may advance from start to start, which nobody sees."""
-    fleet = Fleet(2)
-    fleet.submit(job(dp=2))
-    for _ in range(4):
-        fleet.answer_orders()
-        fleet.step_all(0)
-        fleet.wait(30)
-        crash(fleet)
+    fleet = crashed_without_steps(4, after_s=30)
     assert fleet.job.phase is JobPhase.FAILED
     assert "finished no new step" not in fleet.job.reason
     assert "3 generations in a row failed within minutes of their start" in fleet.job.reason

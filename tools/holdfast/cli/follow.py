@@ -16,7 +16,7 @@ from holdfast.cli.connection import NoApi
 from holdfast.cli.endings import ENDED, exit_code
 from holdfast.cli.last_copy import LastCopy
 from holdfast.cli.live import JobDisplay
-from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks
+from holdfast.cli.log_tail import ALL_RANKS, LogTail
 from holdfast.cli.tables import markup
 from holdfast.cli.warning_lines import NEWEST, WarningLines
 from holdfast.domain.errors import NotFound, Unavailable
@@ -56,7 +56,6 @@ def follow(
     name: str,
     console: Console,
     *,
-    ranks: Ranks = ALL_RANKS,
     check: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -67,11 +66,12 @@ def follow(
 ) -> int:
     """Return the exit code for the end of the job (`endings.py`). `check` raises an exception to end the wait.
     `until_left`: after completion, also wait until the final upload has ended. `suspended_wait_s`: how long to wait for a job
-    that is suspended at the first poll to continue. `logs`: the output of `ranks`, for a caller that goes on reading it.
+    that is suspended at the first poll to continue. `logs`: the output that is shown, for a caller that goes on reading it;
+    by default that of all ranks.
 
     If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`, and when it has lost the job.
     """
-    logs, warnings = logs or LogTail(client, name, ranks), WarningLines(name)
+    logs, warnings = logs or LogTail(client, name, ALL_RANKS), WarningLines(name)
     copying = LastCopy(on_this_machine=until_left, waits_s=SETTLE_MAX_S if until_left and console.is_terminal else 0.0)
     found: list[Mapping[str, Any]] = []
     seen: set[tuple[str, str]] = set()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from types import FrameType
+
+from holdfast.runtime.readable import readable
 
 
 class StopRequest:
@@ -26,8 +27,7 @@ class StopRequest:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a stop request, for at most `timeout_s`. Returns whether there is one."""
-        readable, _, _ = select.select([self._reader], [], [], timeout_s)
-        return bool(readable)
+        return readable(self._reader, timeout_s)
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:
         try:

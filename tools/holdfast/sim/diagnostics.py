@@ -51,7 +51,6 @@ STEPS_S = 0.5  # between two batches of finished steps
 LOST_AFTER_S = 0.4  # findings that were made this long before a crash are in the log
 CATALOGUE = xid.load()
 _RETRY = (0.1, TELEMETRY_RETRY_S_MAX)
-_RELIABLE = frozenset(RELIABLE)
 
 
 class Stream(Protocol):
@@ -84,8 +83,7 @@ class _Once(Engine):
         self._folded: dict[str, dict[int, Signal]] = {}  # node → signals, by identity
 
     def fold(self, signal: Signal, now: float) -> Folded:
-        if type(signal) in _RELIABLE:
-            assert isinstance(signal, RELIABLE)
+        if isinstance(signal, RELIABLE):
             if not isinstance(signal, GenerationStarted):  # a start is repeated on purpose
                 folded = self._folded.setdefault(signal.node, {})
                 if id(signal) in folded:

@@ -179,11 +179,11 @@ class Client:
         if (address := host_and_port(peer.endpoint)) is None:
             raise Unavailable(f"{peer.node} has no data endpoint ({peer.endpoint!r} is not host:port)")
         with ExitStack() as stack:
-            for last in (*[False] * (TLS_TRIES - 1), True):
+            for tries_left in reversed(range(TLS_TRIES)):
                 sock = stack.enter_context(self.secure.connect(address, self.limits.connect_timeout_s, peer.node))
                 stack.enter_context(self.sockets.tracking(sock))
                 greeting = self._greeting(sock)
-                if last or not self.secure.late(sock, greeting):
+                if not tries_left or not self.secure.late(sock, greeting):
                     break
                 stack.close()
             frames.block(sock, self.limits.io_timeout_s)

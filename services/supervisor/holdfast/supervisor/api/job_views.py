@@ -108,10 +108,9 @@ def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
     if silent and not picture.leading:
         return f"{NO_LEADER} at {moment(state.folded_at, time.time())}; until then: {job.reason}"
     held = _held(picture, job)
-    if silent and held:
-        return f"{held}; before that: {job.reason}"
     if silent:
-        return f"not confirmed by {listed(sorted(silent))} that every rank lives; before that: {job.reason}"
+        why = held or f"not confirmed by {listed(sorted(silent))} that every rank lives"
+        return f"{why}; before that: {job.reason}"
     further = [job.final_upload.status] if job.final_upload else []
     if held:
         further.append(held)
