@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from typing import Any
 
 import pytest
@@ -458,6 +459,19 @@ def test_who_attaches_to_a_suspended_job_gives_it_time_to_go_on() -> None:
     played = Played(suspended, job(), suspended)
     code, _ = played.follow(suspended_wait_s=10.0)
     assert (code, played.now < 1.0) == (75, True)
+
+
+def test_a_long_job_writes_a_status_line_per_minute_on_a_pipe_and_one_at_each_change() -> None:
+    now = [0.0]
+    screen, out = console(200, terminal=False)
+    display = JobDisplay(screen, clock=lambda: now[0])
+    for now[0] in range(24 * 3600):
+        display.update(job(step=int(now[0]), generation=2 + (now[0] >= 80_000)), nodes(1))
+    times = [float(line.split(" s ")[0]) for line in out.getvalue().splitlines()]
+    assert times[:4] == [0.0, 5.0, 10.0, 15.0]
+    assert len(times) < 24 * 60 + 60
+    assert max(after - before for before, after in itertools.pairwise(times)) == 60.0
+    assert any(80_000 <= at <= 80_005 for at in times)
 
 
 def test_a_pipe_shows_why_a_job_does_not_train_as_soon_as_it_is_known() -> None:

@@ -22,7 +22,8 @@ from holdfast.cli.terminal import worker_output
 from holdfast.domain.mesh import Mesh
 
 MESSAGES_MAX = 8
-PLAIN_EVERY_S = 5.0
+PLAIN_EVERY_S, PLAIN_EVERY_S_MAX = 5.0, 60.0  # between status lines on a pipe: the later, the rarer
+PLAIN_SHARE = 1 / 12  # of the time since the start
 PAUSE_S, PAUSE_STEPS = 20.0, 10  # a pause that is shown: at least so many seconds, and so many steps
 FIRST_STEP_S = 60.0  # after which a missing first step is explained
 REPLICAS_SHOWN_MAX = 16
@@ -54,6 +55,7 @@ class JobDisplay:
         self._count_since = clock()
         self._nodes: Sequence[Job] = ()
         self._last_plain = -PLAIN_EVERY_S
+        self._plain_state: tuple[Any, ...] = ()  # phase and generation of the last status line
         self._plain_waiting = ""
         self._live = (
             Live(console=console, auto_refresh=False, get_renderable=self._render) if console.is_terminal else None
@@ -90,11 +92,18 @@ class JobDisplay:
             self._count, self._count_since = count, self._clock()
         if self._live is not None:
             self._live.refresh()
-        elif self._clock() - self._last_plain >= PLAIN_EVERY_S or self._waiting() not in ("", self._plain_waiting):
-            self._last_plain, self._plain_waiting = self._clock(), self._waiting()
+        elif self._plain_due():
+            self._last_plain, self._plain_state, self._plain_waiting = self._clock(), count[:2], self._waiting()
             self._console.print(markup(f"[dim]{self._elapsed():6.1f} s[/]  {self._headline()}"), soft_wrap=True)
 
     # ------------------------------------------------------------------ pieces
+
+    def _plain_due(self) -> bool:
+        if self._waiting() not in ("", self._plain_waiting):
+            return True
+        usual_s = min(max(PLAIN_EVERY_S, PLAIN_SHARE * self._elapsed()), PLAIN_EVERY_S_MAX)
+        changed = self._count[:2] != self._plain_state
+        return self._clock() - self._last_plain >= (PLAIN_EVERY_S if changed else usual_s)
 
     def _elapsed(self) -> float:
         return self._clock() - self._started
