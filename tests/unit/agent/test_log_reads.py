@@ -10,7 +10,7 @@ import pytest
 from waiting import wait_until_async
 
 from holdfast.agent.log_reads import WAITING_MAX, LogReads
-from holdfast.agent.workers.logs import log_path, read_part
+from holdfast.agent.workers.logs import last_words, log_path, read_part
 from holdfast.domain.errors import HoldfastError, MalformedMessage, NotFound
 from holdfast.domain.worker_logs import PART_BYTES_MAX, LogRequest
 from holdfast.v1 import control_pb2 as pb
@@ -109,3 +109,29 @@ async def test_each_request_has_an_answer_and_too_many_are_refused(tmp_path: Pat
         decode_answer(reads.answers[1].log_read)
     reads.forget()
     assert not reads.answers, "they belong to the session before"
+
+
+BROKEN_TORCH = """\
+Traceback (most recent call last):
+  File "/usr/lib/python3/site-packages/holdfast/train/selftest/__init__.py", line 12, in <module>
+    import torch
+  File "/usr/lib/python3/site-packages/torch/__init__.py", line 427, in <module>
+    from torch._C import *
+    ^^^^^^^^^^^^^^^^^^^^^^
+ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"""
+
+
+NO_CUDA = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (BROKEN_TORCH, NO_CUDA),
+        (f"{BROKEN_TORCH}\n  hint: install it", f"{NO_CUDA};   hint: install it"),
+        ("one\ntwo\n  three\nfour", "two;   three; four"),
+        ("", ""),
+    ],
+)
+def test_the_last_words_of_a_program_are_its_error_without_the_traceback(printed: str, said: str) -> None:
+    assert last_words(printed.splitlines()) == said

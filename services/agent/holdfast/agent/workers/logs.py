@@ -6,12 +6,13 @@ included. The agent limits the size (`log_limit`): the middle of a large log is 
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from holdfast.agent.workers.errors import read_error_file
@@ -25,6 +26,7 @@ GENERATIONS_KEPT = 5
 TAIL_LINES = 40
 TAIL_BYTES = 8 << 10
 
+_FRAME = re.compile(r'  File ".+", line \d+')  # of a traceback
 _GENERATION = re.compile(r"g(\d+)")
 _ERROR_FILE = re.compile(r"rank-(\d+)\.error\.json")
 
@@ -147,6 +149,15 @@ def hole_from(file: int, position: int) -> int:
         return os.lseek(file, position, os.SEEK_HOLE)
     except OSError:
         return os.fstat(file).st_size  # no data after this position, or a file system without holes
+
+
+def last_words(lines: Sequence[str], lines_max: int = 3) -> str:
+    """Return in one line what a failed program printed last; of a traceback only the message of the exception."""
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    if frames:
+        message = itertools.dropwhile(lambda line: line.startswith(" "), lines[frames[-1] :])
+        return "; ".join(itertools.islice(message, lines_max))
+    return "; ".join(lines[-lines_max:])
 
 
 def tail(path: Path, lines_max: int = TAIL_LINES, bytes_max: int = TAIL_BYTES) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 
 from holdfast.agent.workers.entry import Entry
+from holdfast.agent.workers.logs import last_words
 from holdfast.agent.workers.template import Template
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
 from holdfast.domain.errors import Unavailable
@@ -50,7 +51,7 @@ async def run_subprocess(
     how = worker.exit
     if how is None or how.exit_code != 0:
         ended = "was killed" if how is None or how.exit_code is None else f"ended with code {how.exit_code}"
-        last = "; ".join(printed.strip().splitlines()[-3:]) or "no output"
+        last = last_words(printed.strip().splitlines()) or "no output"
         raise Unavailable(f"{script.name} {ended} (time limit {timeout_s:g} s): {last}")
     return printed
 

@@ -16,7 +16,7 @@ import anyio
 import structlog
 
 from holdfast.agent.workers.forked import Forked, refuse_foreign
-from holdfast.agent.workers.logs import open_log, tail
+from holdfast.agent.workers.logs import last_words, open_log, tail
 from holdfast.domain import template as protocol
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
 from holdfast.runtime import freeze
@@ -212,7 +212,7 @@ class Template:
     def _end_reason(self, code: int) -> str:
         if self._draining:
             return "it was replaced by another one"
-        said = "; ".join(tail(self._log_path, lines_max=3))
+        said = last_words(tail(self._log_path))
         return f"the worker template exited with code {code}{f': {said}' if said else ' without an error message'}"
 
 
