@@ -399,7 +399,7 @@ class Run:
         if self._buckets is not None:
             self._buckets.replay()
         self._done = step
-        self._step = Step(self)
+        self._step = Step(self._finish)
         return self._step
 
     def begin_step(self, step: int) -> Step:

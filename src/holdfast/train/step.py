@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from holdfast.domain import worker
-
-if TYPE_CHECKING:
-    from holdfast.train.run import Run
 
 
 class Interrupted(SystemExit):
@@ -30,7 +28,7 @@ class Step:
     """One step in progress, from `with run.step(step) as s`."""
 
     __slots__ = (
-        "_run",
+        "_finish",
         "comm_wait_s",
         "data_s",
         "flops",
@@ -42,8 +40,9 @@ class Step:
         "tokens",
     )
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, finish: Callable[[Step], None]) -> None:
+        """`finish` is called with this step at the end of its block, if no exception was raised there."""
+        self._finish = finish
         self.started_at = time.time()
         self.data_s = 0.0
         self.comm_wait_s: float | None = None  # None = not measured
@@ -83,7 +82,7 @@ class Step:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is None:
-            self._run._finish(self)
+            self._finish(self)
 
 
 class Owner(Protocol):

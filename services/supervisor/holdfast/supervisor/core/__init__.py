@@ -317,7 +317,7 @@ def _take(turn: Turn, event: Event) -> None:
             jobs.on_steps(turn, event)
             handover.on_sign_of_step(turn, event.job, event.generation, event.step)
         case StepSeen():
-            reconcile.on_step_reached(turn, event.node, event.reached)
+            handover.on_step_reached(turn, event.node, event.reached)
         case StartsSeen():
             handover.on_started(turn, event.job, event.generation, event.slots)
         case FindingArrived():

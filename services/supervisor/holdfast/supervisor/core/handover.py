@@ -14,9 +14,10 @@ from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
 from holdfast.domain.incidents import IncidentState, NodeTiming, RungEnd
 from holdfast.domain.nodes import Preflight
 from holdfast.domain.numbers import Numbers
-from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
+from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, StepReached, Stop
 from holdfast.domain.words import plural
 from holdfast.supervisor.core import (
+    binding,
     loans,
     nodes,
     pacing,
@@ -312,6 +313,16 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksS
         turn.put_progress(name, reports_no_steps=True)
     if len(starting.stepping) == generation.mesh.world_size:
         _complete(turn, job, starting)
+
+
+def on_step_reached(turn: Turn, node: str, reached: StepReached) -> None:
+    """A node of a running generation reports a finished step: all ranks of the generation took part, connected or not."""
+    job = turn.jobs.get(reached.job)
+    if job is not None and binding.has_stepped_there(job, node, reached):
+        progress.seen(turn, job.name, reached.step)
+        # No rank is two steps ahead of another, because each step needs all ranks.
+        progress.reached(turn, job.name, reached.step - 1)
+        on_sign_of_step(turn, job.name, reached.generation, reached.step - 1)
 
 
 def on_sign_of_step(turn: Turn, name: str, generation: int, finished: int) -> None:

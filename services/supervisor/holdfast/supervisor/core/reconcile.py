@@ -27,9 +27,9 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
-from holdfast.domain.orders import OrderDone, RanksFinished, StepReached, Stop
+from holdfast.domain.orders import OrderDone, RanksFinished, Stop
 from holdfast.domain.runs import Workers, worker_runs
-from holdfast.supervisor.core import binding, change, findings, handover, jobs, nodes, progress, warmth
+from holdfast.supervisor.core import change, findings, jobs, nodes, progress, warmth
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Preparing, Running, Starting
@@ -105,16 +105,6 @@ def on_withdrawn_prepared(turn: Turn, name: str, done: OrderDone) -> None:
     node = turn.nodes[name]
     if done.workers_version > node.workers_version:
         on_workers(turn, name, done.workers_version, done.workers, (), node.template)
-
-
-def on_step_reached(turn: Turn, node: str, reached: StepReached) -> None:
-    """A node of a running generation reports a finished step: all ranks of the generation took part, connected or not."""
-    job = turn.jobs.get(reached.job)
-    if job is not None and binding.has_stepped_there(job, node, reached):
-        progress.seen(turn, job.name, reached.step)
-        # No rank is two steps ahead of another, because each step needs all ranks.
-        progress.reached(turn, job.name, reached.step - 1)
-        handover.on_sign_of_step(turn, job.name, reached.generation, reached.step - 1)
 
 
 def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> None:
