@@ -55,11 +55,12 @@ from holdfast.domain.orders import (
 from holdfast.domain.runs import Shards, Workers, shard_runs, worker_runs
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.memory import MemoryLog
-from holdfast.log.names import FINDINGS, INBOX, LEADER_LEASE, STEPS, SUPERVISOR_GROUP
+from holdfast.log.names import FINDINGS, INBOX, LEADER_LEASE, STEPS, SUPERVISOR_GROUP, SUPERVISOR_STREAMS
 from holdfast.log.protocol import Commit, Entry, FencedLog, Lease
 from holdfast.log.redis import RedisLog
 from holdfast.policy import default
 from holdfast.runtime.garbage import collect_at_rest, collect_seldom
+from holdfast.supervisor import inbox
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.core import Job, Node, State, view
 from holdfast.supervisor.core.election import Segment
@@ -67,9 +68,9 @@ from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.job import Checkpoints, JobProgress, Membership, Numbering
 from holdfast.supervisor.core.lifecycle import Running
 from holdfast.supervisor.core.planner import peers
-from holdfast.supervisor.leader import inbox, snapshot
+from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folder
-from holdfast.supervisor.leader.intake import STREAMS, Input, take
+from holdfast.supervisor.leader.intake import Input, take
 from holdfast.supervisor.leader.term import BATCH_MAX
 from holdfast.supervisor.protocol import (
     CancelTimer,
@@ -263,7 +264,9 @@ class Leader:
         self.spent = Spent()
         self.sent: list[Send | Post] = []
         self.timers: dict[Timer, float] = {}
-        self._batches = log.subscribe(*STREAMS, group=SUPERVISOR_GROUP, consumer="leader", batch_max=BATCH_MAX)
+        self._batches = log.subscribe(
+            *SUPERVISOR_STREAMS, group=SUPERVISOR_GROUP, consumer="leader", batch_max=BATCH_MAX
+        )
         self._inbox = inbox.InboxWriter(log)
         self._saved_by_all = lru_cache(partial(encode_saved_by_all, lease.epoch))
 

@@ -22,7 +22,7 @@ from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.names import CONSUMED, INBOX, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit
 from holdfast.log.redis import RedisLog
-from holdfast.supervisor.leader.inbox import InboxWriter
+from holdfast.supervisor.inbox import InboxWriter
 from holdfast.supervisor.protocol import NodeReported
 from holdfast.wire.control import encode_report
 

@@ -41,8 +41,8 @@ from holdfast.supervisor.api.server import bind, serving, url_of
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import SqliteHistory
-from holdfast.supervisor.leader.inbox import InboxEvent
-from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.inbox import InboxEvent
+from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import (
     FindingArrived,

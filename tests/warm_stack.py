@@ -119,8 +119,8 @@ class Imports:
 
     def _prepare_records(self) -> None:
         """Compile what a supervisor compiles at its start: half of the CPU time that this takes."""
+        from holdfast.supervisor.inbox import InboxEvent
         from holdfast.supervisor.leader import snapshot
-        from holdfast.supervisor.leader.inbox import InboxEvent
         from holdfast.supervisor.published import Published
         from holdfast.wire import records
 

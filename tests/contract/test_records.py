@@ -20,8 +20,8 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker
 from holdfast.domain.orders import Inventory, Order, OrderDone, Prepare, PrepareTemplate, Report, WorkersChanged
 from holdfast.domain.runs import ShardRun
+from holdfast.supervisor.inbox import InboxEvent
 from holdfast.supervisor.leader import snapshot
-from holdfast.supervisor.leader.inbox import InboxEvent
 from holdfast.supervisor.protocol import Event, NodeRepaired, NodeReported, Record, Send
 from holdfast.supervisor.published import Published
 from holdfast.wire import records

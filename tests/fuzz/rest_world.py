@@ -35,9 +35,9 @@ from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.inbox import InboxEvent
 from holdfast.supervisor.leader import snapshot
-from holdfast.supervisor.leader.inbox import InboxEvent
-from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import Post, Publish, Send, SendNotification
 from holdfast.supervisor.published import Published

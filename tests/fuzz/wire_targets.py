@@ -26,7 +26,8 @@ from holdfast.log.protocol import Delivery, Entry
 from holdfast.replicator.jobs import Remembered
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.strangers import Strangers
-from holdfast.supervisor.leader import inbox, intake, snapshot
+from holdfast.supervisor import inbox
+from holdfast.supervisor.leader import intake, snapshot
 from holdfast.supervisor.policies.script import Question
 from holdfast.supervisor.published import PolicyAsked, Published
 from holdfast.v1 import control_pb2, events_pb2, replicator_pb2, telemetry_pb2

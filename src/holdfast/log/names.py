@@ -9,5 +9,6 @@ EVENTS = "events"  # supervisor core → history, SSE: changes, as domain values
 CONSUMED = frozenset({FINDINGS, INBOX})
 
 SUPERVISOR_GROUP = "supervisor"
+SUPERVISOR_STREAMS = (FINDINGS, STEPS, INBOX)  # that the leader reads
 ALERTS_GROUP = "alerts"  # of the supervisors, on EVENTS
 LEADER_LEASE = "supervisor"

@@ -21,7 +21,7 @@ from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.history.sqlite import SqliteHistory
-from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import Event, JobSubmitted, NodeReported
 from holdfast.wire.jobfile import parse_job

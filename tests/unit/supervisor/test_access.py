@@ -17,7 +17,7 @@ from holdfast.log.names import INBOX
 from holdfast.runtime.api_tokens import ApiRole, ApiToken, TokensFile, added, text_of, without
 from holdfast.supervisor.api.access import ROUTES, refused
 from holdfast.supervisor.api.backend import Principal
-from holdfast.supervisor.leader.inbox import InboxEvent
+from holdfast.supervisor.inbox import InboxEvent
 from holdfast.wire import records
 
 pytestmark = pytest.mark.anyio

@@ -25,8 +25,8 @@ from holdfast.log.names import INBOX
 from holdfast.policy import restart
 from holdfast.supervisor.core.state import Breaker, Config, State
 from holdfast.supervisor.history.protocol import EventEntry
-from holdfast.supervisor.leader.inbox import InboxEvent
-from holdfast.supervisor.leader.picture import Picture
+from holdfast.supervisor.inbox import InboxEvent
+from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.policies.script import sample_incidents, sample_job
 from holdfast.supervisor.protocol import (
     JobStopRequested,

@@ -17,7 +17,7 @@ from holdfast.supervisor.core.holddown import Probation
 from holdfast.supervisor.history import accounts
 from holdfast.supervisor.history.accounts import Accounts, Wanted
 from holdfast.supervisor.history.protocol import EventEntry
-from holdfast.supervisor.leader.picture import Picture
+from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import JobStopRequested, NodeCordonRequested
 
 pytestmark = pytest.mark.anyio

@@ -30,7 +30,7 @@ from holdfast.supervisor.history.ledger import account_in_thread
 from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.history.time_classes import Class
-from holdfast.supervisor.leader.picture import Progress
+from holdfast.supervisor.picture import Progress
 from holdfast.supervisor.policies.script import sample_incidents, sample_job
 from holdfast.supervisor.protocol import (
     GenerationChanged,

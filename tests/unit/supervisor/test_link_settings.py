@@ -15,8 +15,8 @@ from holdfast.domain.links import LinkLimits
 from holdfast.runtime.settings import read_settings
 from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core import LINK_STANDINGS, link_standing, link_tests, links
-from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.link_rules import LinkRules
+from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.settings import SupervisorSettings
 from holdfast.supervisor.telemetry import meters
 

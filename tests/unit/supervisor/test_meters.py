@@ -21,7 +21,7 @@ from holdfast.runtime import metrics
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Waiting
 from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import SqliteHistory
-from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.protocol import JobAccepted
 from holdfast.supervisor.telemetry import tracing
 from holdfast.supervisor.telemetry.meters import Latencies, Meters, _lags

@@ -14,7 +14,7 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX, LEADER_LEASE
 from holdfast.log.protocol import CANDIDATE_S, Delivery, Lease
 from holdfast.supervisor.fault_rules import OwnFaultRules
-from holdfast.supervisor.leader.inbox import request_entry
+from holdfast.supervisor.inbox import request_entry
 from holdfast.supervisor.leader.intake import Input
 from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.protocol import CauseFault, FaultRequested, JobStopRequested

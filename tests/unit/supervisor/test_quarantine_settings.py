@@ -16,8 +16,8 @@ from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core import Node, State, step
 from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.core.state import Config
-from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.offender_rules import OffenderRules
+from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import LeaderStarted
 from holdfast.supervisor.settings import SupervisorSettings
 

@@ -23,7 +23,7 @@ from holdfast.supervisor.agents.ask_many import ask_each, nodes_to_ask
 from holdfast.supervisor.agents.rank_measuring import FRESH_S, KEPT_S, RankMeasuring
 from holdfast.supervisor.api import rank_views, ranks
 from holdfast.supervisor.history.protocol import EventEntry
-from holdfast.supervisor.leader.picture import Picture
+from holdfast.supervisor.picture import Picture
 
 pytestmark = pytest.mark.anyio
 MakeApi = Callable[..., Awaitable[Any]]

@@ -19,7 +19,7 @@ from holdfast.stores import layout
 from holdfast.stores.checksum import crc32c
 from holdfast.stores.file import FileStore
 from holdfast.stores.memory import InMemory
-from holdfast.supervisor.leader.inbox import InboxEvent
+from holdfast.supervisor.inbox import InboxEvent
 from holdfast.supervisor.resume import resolve
 from holdfast.wire import records
 from holdfast.wire.jobfile import parse_job

@@ -13,7 +13,7 @@ from holdfast.runtime.settings import read_settings
 from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core import Node, State
 from holdfast.supervisor.core.holddown import Cure, Probation, Removal
-from holdfast.supervisor.leader.picture import Picture
+from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.return_rules import ReturnRules
 from holdfast.supervisor.settings import SupervisorSettings
 

@@ -10,7 +10,7 @@ from fleet import JOB, Fleet, job
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.orders import StepReached
 from holdfast.supervisor.api import job_views
-from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, JobPhase
 
 

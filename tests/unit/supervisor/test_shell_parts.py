@@ -31,9 +31,9 @@ from holdfast.supervisor.agents.beats import DIFFERS_S, UNHEARD_S
 from holdfast.supervisor.agents.sessions import Refused, Sessions
 from holdfast.supervisor.api.server import bind
 from holdfast.supervisor.core import Config, Job, Node, State
+from holdfast.supervisor.inbox import REPORTS, REPORTS_MAX, InboxWriter, gone_entry, request_entry
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folder
-from holdfast.supervisor.leader.inbox import REPORTS, REPORTS_MAX, InboxWriter, gone_entry, request_entry
 from holdfast.supervisor.leader.intake import Input, take
 from holdfast.supervisor.leader.term import BEATS_S
 from holdfast.supervisor.leader.timers import Timers

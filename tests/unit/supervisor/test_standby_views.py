@@ -9,7 +9,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.supervisor.api import job_views, node_views
 from holdfast.supervisor.core.state import Breaker
 from holdfast.supervisor.leader import snapshot
-from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.picture import Picture, Progress
 
 
 def test_a_standby_shows_the_pids_that_agents_have_reported() -> None:

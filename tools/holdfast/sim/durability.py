@@ -27,48 +27,24 @@ is known to be complete, on nodes without ranks in it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.replication import Configure
 from holdfast.replicator.schedule import ARCHIVE_PAUSE_MAX_S
-from holdfast.replicator.view import Held, Tier
+from holdfast.replicator.view import Tier
+from holdfast.sim.replicator import Replicator
 from holdfast.sim.store import Store
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
 
-if TYPE_CHECKING:
-    from holdfast.sim.replicator import Replicator
-
 SLACK_S = 2.0  # for pauses after an attempt that failed
 PUSH_S = 5.0  # of all shards of a node to one peer
 STORE_S = 30.0  # of uploads by all nodes, one after the other, with the pauses of those that wait for the others
-SAVES_MAX = 64  # of a rank, the newest
-
-
-@dataclass(slots=True)
-class Undisturbed:
-    """What one replicator was given to copy, and since when nothing hinders it."""
-
-    since: float = -inf
-    reached_since: float = -inf  # its peers: no message has been lost
-    saves: dict[tuple[str, int], deque[tuple[float, ShardKey]]] = field(default_factory=dict)  # by job and rank
-
-    def saved(self, job: str, key: ShardKey, now: float) -> None:
-        self.saves.setdefault((job, key.rank), deque(maxlen=SAVES_MAX)).append((now, key))
-
-    def due(self, job: str, attempt: int, rank: int, since: float, until: float) -> ShardKey | None:
-        """Return the newest save between these times."""
-        found = (key for at, key in self.saves.get((job, rank), ()) if since < at <= until and key.attempt == attempt)
-        return max(found, key=lambda key: key.step, default=None)
-
 
 # ---------------------------------------------------------------- copies
 
@@ -151,12 +127,6 @@ def _saved_by_all(members: Iterable[Replicator], config: Configure, since: float
                 if key.attempt == config.attempt and at > since:
                     times.setdefault(key.step, []).append(at)
     return {step: max(found) for step, found in times.items() if len(found) == config.mesh.world_size}
-
-
-def is_on_disk(peer: Replicator, job: str, key: ShardKey) -> None:
-    """Called when a replicator takes a shard for being on the disk of a peer. Raises Violation."""
-    if Held(Tier.DISK, key) not in peer.files(job):
-        raise Violation(f"{key} is taken for being on the disk of {peer.name}, which does not have it there")
 
 
 # ---------------------------------------------------------------- elections

@@ -14,15 +14,15 @@ from math import inf
 from typing import NamedTuple
 
 from holdfast.domain.findings import StepRecord
-from holdfast.log.names import FINDINGS, INBOX, LEADER_LEASE, STEPS, SUPERVISOR_GROUP
+from holdfast.log.names import FINDINGS, INBOX, LEADER_LEASE, STEPS, SUPERVISOR_GROUP, SUPERVISOR_STREAMS
 from holdfast.log.protocol import Commit, Delivery, Entry, Lease, Renewal
 from holdfast.log.streams import Reader, Streams
 from holdfast.sim.clocks import Clock
 from holdfast.sim.world import World
 from holdfast.supervisor.core import State
+from holdfast.supervisor.inbox import InboxQueue, gone_entry, request_entry
 from holdfast.supervisor.leader import snapshot
-from holdfast.supervisor.leader.inbox import InboxQueue, gone_entry, request_entry
-from holdfast.supervisor.leader.intake import STREAMS, Intake, take
+from holdfast.supervisor.leader.intake import Intake, take
 from holdfast.supervisor.leader.term import CONSUMER
 from holdfast.supervisor.protocol import Event, FindingArrived, NodeGone, NodeReported
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, fingerprint
@@ -55,7 +55,7 @@ class _Contents:
         return lease
 
     def _reader(self) -> Reader:
-        return self.streams.reader(*STREAMS, group=SUPERVISOR_GROUP, consumer=CONSUMER)
+        return self.streams.reader(*SUPERVISOR_STREAMS, group=SUPERVISOR_GROUP, consumer=CONSUMER)
 
     def elect(self, holder: str) -> Lease:
         """End the lease of the last leader, as its time does, and begin to read as the next."""
@@ -132,7 +132,7 @@ class Log:
     @property
     def is_behind(self) -> bool:
         """Whether some entry has not been folded."""
-        return bool(self._queue) or self._contents.streams.is_behind(SUPERVISOR_GROUP, *STREAMS)
+        return bool(self._queue) or self._contents.streams.is_behind(SUPERVISOR_GROUP, *SUPERVISOR_STREAMS)
 
     # ------------------------------------------------------------ entries
 

@@ -43,8 +43,8 @@ from holdfast.replicator.view import (
 from holdfast.replicator.wanted import Wanted
 from holdfast.shards import Manifest
 from holdfast.shards.layout import PAGE
-from holdfast.sim.durability import Undisturbed, is_on_disk
 from holdfast.sim.store import Store
+from holdfast.sim.undisturbed import Undisturbed, is_on_disk
 from holdfast.sim.world import World
 from holdfast.wire import records
 
@@ -404,7 +404,7 @@ class Replicator:
         durable = other.take(job.name, job.token, manifest)
         is_done = job.has_sent(key, peer, durable)
         if (pushed := job.pushed.get((key.rank, peer))) is not None:
-            is_on_disk(other, job.name, pushed)
+            is_on_disk(other.name, other.files(job.name), pushed)
         if not is_done:
             raise NotYet(f"{label(key)} is in the memory of {peer}, not yet on its disk")
 

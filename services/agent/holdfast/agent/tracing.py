@@ -1,14 +1,11 @@
-"""The agent's spans of an incident's trace: the signals that begin one, and the first steps that end it.
-
-The preparation of a generation is traced in `node.py`.
-"""
+"""The agent's spans of an incident's trace: the signals that begin one. `node.py` traces the preparation of a generation, and
+`workers/tracing.py` the first steps."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
 
-from holdfast.agent.workers.generation import LocalGeneration
 from holdfast.domain import spans
 from holdfast.domain.signals import KernelLine, NodeSignal, WorkerExited
 from holdfast.runtime import telemetry
@@ -25,22 +22,3 @@ def begun(signal: NodeSignal) -> NodeSignal:
             return signal
     telemetry.write(spans.of_signal(traced, time.time()))
     return traced
-
-
-def stepped(generation: LocalGeneration, at: float) -> None:
-    """Record that every rank of this node has finished its first step. `at` is used for scripts that report no steps."""
-    if not telemetry.on() or generation.progress is None or generation.started_at is None:
-        return
-    order = generation.order
-    for start in generation.progress.starts():
-        for span in spans.of_first_step(
-            order.traceparent,
-            job=order.job,
-            generation=order.generation,
-            node=generation.node,
-            rank=start.rank,
-            start=generation.started_at,
-            end=start.first_step_at or at,
-            phases_s=start.phases_s,
-        ):
-            telemetry.write(span)

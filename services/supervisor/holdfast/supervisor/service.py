@@ -38,12 +38,13 @@ from holdfast.supervisor.api.server import bind, serving, url_of
 from holdfast.supervisor.enrolment import Enrolment, EnrolmentServicer, issuer_of
 from holdfast.supervisor.history.follower import Follower
 from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.inbox import InboxEvent
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.campaign import Leader
-from holdfast.supervisor.leader.inbox import InboxEvent
 from holdfast.supervisor.leader.own_faults import OwnFaults
-from holdfast.supervisor.leader.picture import Progress, Viewer
 from holdfast.supervisor.leader.term import LeaseTimes, Parts
+from holdfast.supervisor.leader.viewer import Viewer
+from holdfast.supervisor.picture import Progress
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.policies.sandbox import missing
 from holdfast.supervisor.published import Published

@@ -13,7 +13,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from holdfast.agent import tracing
+from holdfast.agent.workers import tracing
 from holdfast.agent.workers.apart import make_places
 from holdfast.agent.workers.doorkeeper import Doorkeeper
 from holdfast.agent.workers.entry import Entry, entry_of

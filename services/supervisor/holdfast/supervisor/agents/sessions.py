@@ -22,7 +22,7 @@ from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.runtime import freeze
 from holdfast.supervisor.agents.beats import NodeStarted, NodeSteps, Reported, patience_s
 from holdfast.supervisor.agents.questions import Questions
-from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
+from holdfast.supervisor.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
 from holdfast.supervisor.telemetry.meters import Latencies
 from holdfast.v1 import control_pb2 as pb

@@ -34,8 +34,8 @@ from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.enrolment import Enrolment
 from holdfast.supervisor.history.accounts import Accounts
 from holdfast.supervisor.history.protocol import History
-from holdfast.supervisor.leader.inbox import request_entry
-from holdfast.supervisor.leader.picture import Look, Picture, Progress
+from holdfast.supervisor.inbox import request_entry
+from holdfast.supervisor.picture import Look, Picture, Progress
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
 from holdfast.wire.jobfile import read_policy

@@ -18,7 +18,7 @@ from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.history import goodput, time_classes
 from holdfast.supervisor.history.accounts import Account
 from holdfast.supervisor.history.protocol import Run, Series
-from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.protocol import JobPhase
 
 JOBS_MAX = 500

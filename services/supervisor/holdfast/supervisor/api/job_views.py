@@ -25,7 +25,7 @@ from holdfast.supervisor.core.lifecycle import Failed, Suspended
 from holdfast.supervisor.core.progress import start_patience_s
 from holdfast.supervisor.core.wording import listed, moment
 from holdfast.supervisor.history.time_classes import BADPUT, Class, Ledger
-from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.protocol import JobPhase, PolicyChanged
 from holdfast.supervisor.published import PolicyAsked
 from holdfast.wire import job_sections, jobfile, records

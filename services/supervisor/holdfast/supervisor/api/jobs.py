@@ -21,7 +21,7 @@ from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Se
 from holdfast.supervisor.core import holders, saved_steps
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.history import ledger
-from holdfast.supervisor.leader.picture import Picture
+from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import (
     CheckpointRequested,
     FaultRequested,

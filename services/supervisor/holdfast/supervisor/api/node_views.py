@@ -15,7 +15,7 @@ from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.offenders import rate_per_day, score
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.wording import moment
-from holdfast.supervisor.leader.picture import Picture
+from holdfast.supervisor.picture import Picture
 
 NO_LEADER = "no supervisor leads, so this is the state"
 

@@ -12,7 +12,7 @@ from holdfast.log.names import EVENTS, STEPS
 from holdfast.log.protocol import Delivery, EventLog
 from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.history.protocol import EventEntry, History
-from holdfast.supervisor.leader.picture import Progress
+from holdfast.supervisor.picture import Progress
 from holdfast.supervisor.published import Published
 from holdfast.wire import records
 from holdfast.wire.events import decode_steps

@@ -18,8 +18,8 @@ from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import Lease
 from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.agents.sessions import Sessions
-from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.term import Parts, Term
+from holdfast.supervisor.picture import Picture
 
 CAMPAIGN_S = 0.2  # how often a standby requests the lease
 SAY_AGAIN_S = 30.0  # the warning about a missing lease is repeated after this time while its reason stays the same

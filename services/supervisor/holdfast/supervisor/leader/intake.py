@@ -12,17 +12,14 @@ from typing import Any, NamedTuple
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import StepRecord
 from holdfast.log.keys import DEAD_SUFFIX
-from holdfast.log.names import FINDINGS, INBOX, STEPS
 from holdfast.log.protocol import Delivery, Entry
-from holdfast.supervisor.leader.inbox import REPORTS, InboxEvent
+from holdfast.supervisor.inbox import REPORTS, InboxEvent
 from holdfast.supervisor.protocol import Event, FindingArrived, NodeReported, StepsCompleted
 from holdfast.supervisor.published import PolicyAsked
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.wire import records
 from holdfast.wire.control import decode_reports, encode_reports
 from holdfast.wire.events import decode_finding, decode_steps
-
-STREAMS = (FINDINGS, STEPS, INBOX)
 
 
 class Input(NamedTuple):

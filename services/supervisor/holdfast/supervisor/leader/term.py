@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 
 from holdfast.domain.errors import HoldfastError, StaleEpoch, Unavailable
 from holdfast.domain.evolve import evolve
-from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
+from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP, SUPERVISOR_STREAMS
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.garbage import collect_at_rest
 from holdfast.runtime.service import guarded
@@ -36,16 +36,16 @@ from holdfast.supervisor.core import State, view
 from holdfast.supervisor.core.capacity import lacking
 from holdfast.supervisor.fault_rules import OwnFaultRules
 from holdfast.supervisor.history.protocol import History
+from holdfast.supervisor.inbox import InboxWriter
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.cluster import ClusterBridge, FleetOfTerm
 from holdfast.supervisor.leader.fold import Folded, Folder
-from holdfast.supervisor.leader.inbox import InboxWriter
-from holdfast.supervisor.leader.intake import STREAMS, Input, Intake, take
+from holdfast.supervisor.leader.intake import Input, Intake, take
 from holdfast.supervisor.leader.own_faults import OwnFaults
-from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.leader.timers import Timers
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.offender_rules import OffenderRules
+from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.policies.questions import Questions
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import (
@@ -271,7 +271,9 @@ class Term:
     # ------------------------------------------------------------------ inputs
 
     async def _read_streams(self) -> None:
-        batches = self._log.subscribe(*STREAMS, group=SUPERVISOR_GROUP, consumer=CONSUMER, batch_max=BATCH_MAX)
+        batches = self._log.subscribe(
+            *SUPERVISOR_STREAMS, group=SUPERVISOR_GROUP, consumer=CONSUMER, batch_max=BATCH_MAX
+        )
         async for batch in batches:
             if not batch:
                 continue

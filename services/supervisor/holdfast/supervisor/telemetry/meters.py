@@ -17,7 +17,7 @@ from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order, OrderDone, Start
 from holdfast.domain.tiers import STORE
-from holdfast.log.names import SUPERVISOR_GROUP
+from holdfast.log.names import SUPERVISOR_GROUP, SUPERVISOR_STREAMS
 from holdfast.log.protocol import EventLog
 from holdfast.runtime import metrics, telemetry
 from holdfast.runtime.telemetry import Point
@@ -28,8 +28,7 @@ from holdfast.supervisor.history.goodput import account
 from holdfast.supervisor.history.ledger import to_history
 from holdfast.supervisor.history.protocol import History, Run
 from holdfast.supervisor.history.time_classes import Ledger
-from holdfast.supervisor.leader.intake import STREAMS
-from holdfast.supervisor.leader.picture import Live, Picture, Progress
+from holdfast.supervisor.picture import Live, Picture, Progress
 from holdfast.supervisor.protocol import JobPhase
 
 EVERY_S = 5.0
@@ -84,7 +83,7 @@ class Meters:
         telemetry.show(metrics.WORLD_SIZE, [(_world_size(job), {"job": job.name}) for job in jobs])
         telemetry.show(metrics.STEP_RATE, _rates(jobs, self._progress.steps_per_s))
         telemetry.show(metrics.TOKEN_RATE, _rates(jobs, self._progress.tokens_per_s))
-        streams = STREAMS if state.epoch else ()
+        streams = SUPERVISOR_STREAMS if state.epoch else ()
         behind = [(stream, await self._log.backlog(stream, SUPERVISOR_GROUP)) for stream in streams]
         telemetry.show(metrics.LOG_PENDING, [(each.pending, {"stream": stream}) for stream, each in behind])
         telemetry.show(metrics.LOG_LAG, [(each.lag_s, {"stream": stream}) for stream, each in behind])

@@ -7,19 +7,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-import anyio
-
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.orders import StepReached
-from holdfast.log.names import LEADER_LEASE
-from holdfast.log.protocol import FencedLog
 from holdfast.supervisor.core import Job, State
-from holdfast.supervisor.leader import snapshot
 
 RECENT_STEPS_MAX = 32  # per job: a rate is computed over these
 JOBS_MAX = 1000
 CONFIRMED_S = 5.0  # agents send a message twice a second
-SNAPSHOT_AGE_MAX_S = 0.2  # a standby's picture is this old at most
 
 
 class Progress:
@@ -115,23 +109,3 @@ class Picture:
 
 Live = Callable[[], Picture | None]
 Look = Callable[[], Awaitable[Picture | None]]
-
-
-class Viewer:
-    """The leader's own state, or, on a standby, the newest snapshot, which is as old as the last change."""
-
-    def __init__(self, live: Live, log: FencedLog) -> None:
-        self._live = live
-        self._log = log
-        self._snapshot: Picture | None = None
-        self._read_at = -SNAPSHOT_AGE_MAX_S
-
-    async def look(self) -> Picture | None:
-        """None if there has never been a leader. Raises `Unavailable` if this is a standby and the event log is unavailable."""
-        if (picture := self._live()) is not None:
-            return picture
-        if anyio.current_time() - self._read_at >= SNAPSHOT_AGE_MAX_S:
-            parts = await self._log.snapshot(LEADER_LEASE)
-            self._snapshot = Picture(snapshot.load(parts)) if parts else None
-            self._read_at = anyio.current_time()
-        return self._snapshot

@@ -33,7 +33,7 @@ REPORTS = "Reports"  # type of an entry of reports
 
 InboxEvent = NodeReported | NodeGone | OperatorRequest
 
-log = structlog.get_logger("holdfast.supervisor.leader.inbox")
+log = structlog.get_logger("holdfast.supervisor.inbox")
 
 
 def gone_entry(event: NodeGone) -> Entry:
