@@ -1,6 +1,7 @@
 """The gRPC adapter of the sessions: one `Control.Session` per agent.
 
-A report is acknowledged when it stands in the inbox: from then on it is not lost, whoever leads. What an agent does wrong ends
+A report is acknowledged when it stands in the inbox: from then on it is not lost, whoever leads. First steps in heartbeats are
+not in the inbox, and confirmed when they are committed. What an agent does wrong ends
 its own session with a message that names it, and nobody else's.
 """
 
