@@ -335,7 +335,7 @@ def _cover(
                 if not copies and not saved.store:
                     return _missing(saved, need, wanted)
                 digests = _agreed([run[8] for _, run in copies], wanted)
-                roots = _agreed([known for _, run in copies if (known := run[9])], wanted)
+                roots = _agreed([text for _, run in copies if (text := run[9])], wanted)
                 if isinstance(digests, str):
                     return digests
                 if isinstance(roots, str):

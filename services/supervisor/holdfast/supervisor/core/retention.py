@@ -124,7 +124,7 @@ def _is_everywhere(turn: Turn, job: Job, step: int) -> bool:
         if not on_disk:
             return False
     copied = elsewhere.get
-    return len(running.placements) < 2 or all([copied(each.first_rank) == each.nproc for each in running.placements])
+    return len(running.placements) < 2 or all(copied(each.first_rank) == each.nproc for each in running.placements)
 
 
 def _distinct(ranks: list[_Ranks]) -> int:
