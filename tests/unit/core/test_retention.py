@@ -36,7 +36,9 @@ class Saving(Fleet):
     def reported(self) -> dict[str, int]:
         """What each node heard last; and forget it."""
         told = [(tell.nodes, tell.message) for tell in self.said]
-        heard = {node: message.step for nodes, message in told if isinstance(message, CommonCheckpoint) for node in nodes}
+        heard = {
+            node: message.step for nodes, message in told if isinstance(message, CommonCheckpoint) for node in nodes
+        }
         self.said.clear()
         return heard
 
