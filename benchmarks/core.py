@@ -52,6 +52,7 @@ from holdfast.domain.orders import (
     Start,
     StepReached,
 )
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.runs import Shards, Workers, shard_runs, worker_runs
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.memory import MemoryLog
@@ -92,8 +93,11 @@ from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import records
 from holdfast.wire.control import (
     SlotOrders,
+    decode_first_steps,
     decode_report,
+    decode_started,
     decode_steps_reached,
+    decode_telemetry_cut_s,
     encode_beat,
     encode_order,
     encode_report,
@@ -112,6 +116,7 @@ _SAVED = 50  # the step that is saved when the benchmark begins
 _LEASE_S = 1e6
 _SEED = 7
 WAITING = 256  # reports that accumulate while the log writes the previous ones
+STEPPING = 2500  # heartbeats with first steps that accumulate during a commit
 
 
 # ---------------------------------------------------------------- a running job
@@ -213,13 +218,16 @@ class Agents:
                 restored_bytes=(("memory", 8 * 10**9),), workers_version=self.version[node],
             )  # fmt: skip
             yield self.say(node, done)
-        elif not isinstance(order, Start):  # its answer is the report of the first steps, or an earlier heartbeat
+        elif not isinstance(order, Start):  # its answer is the heartbeat with the first steps, or an earlier one
             yield self.say(node, OrderDone(command_id, True, at=at))
 
     def step(self, generation: int, step: int, at: float) -> Iterator[tuple[str, bytes]]:
         phases = (("process_group", 0.5), ("restore", 0.3), ("first_step", 0.9))
         for node, placement in self.placed.items():
-            yield self.say(node, RanksStepping(JOB, generation, tuple(placement.ranks), step, at, phases))
+            stepping = RanksStepping(JOB, generation, tuple(placement.ranks), step, at, phases)
+            reached = (StepReached(JOB, generation, step),)
+            beat = encode_beat(at, self.version[node], reached, first_steps=(stepping,))
+            yield node, beat.SerializeToString()
 
     def save(self, generation: Generation, step: int) -> Iterator[tuple[str, bytes]]:
         """Yield every node's inventory after a save: one more step, without the deleted oldest ones."""
@@ -286,6 +294,21 @@ class Leader:
             with self.spent.on("log"):
                 await self._inbox.write()
 
+    async def hear_first_steps(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        """Do the work of the sessions for heartbeats with first steps, and fold `STEPPING` of them at a time."""
+        incarnations = {name: node.facts.incarnation for name, node in self.folder.state.nodes.items()}
+        for batch in _batched(messages, STEPPING):
+            heard: list[Input] = []
+            with self.spent.on("receive"):
+                for node, raw in batch:
+                    message = pb.AgentMessage.FromString(raw)
+                    assert message.WhichOneof("report") == "beat"
+                    beat = message.beat
+                    decode_steps_reached(beat), decode_started(beat), decode_telemetry_cut_s(beat)
+                    for report in decode_first_steps(beat):
+                        heard.append(Input(node_reported(self.now, node, incarnations[node], 0, report, 1)))
+            await self.work(heard)
+
     async def put(self, stream: str, *entries: Entry) -> None:
         with self.spent.on("log"):
             await self.log.append(stream, *entries)
@@ -330,7 +353,7 @@ class Leader:
                                 restore, peers = broadcast.of(slot)
                                 orders.encode(command_id, place, restore, peers, in_runs=True)
                             self.sent.append(command)
-                        case SendNotification(message=word):
+                        case SendNotification(message=CommonCheckpoint() as word):
                             self._saved_by_all(word)  # encoded once for all nodes, as in a session
                         case SetTimer(timer=timer, due=due):
                             self.timers[timer] = due
@@ -384,7 +407,7 @@ async def lose_node(leader: Leader, agents: Agents, lost: str, rng: random.Rando
     assert generation is not None
     step = generation.restore.step + 1
     await leader.wait(0.05)
-    await leader.hear(_shuffled(list(agents.step(generation.number, step, leader.now)), rng))
+    await leader.hear_first_steps(_shuffled(list(agents.step(generation.number, step, leader.now)), rng))
     await leader.put(STEPS, _steps(generation, step, leader.now))
     await leader.work()
     assert leader.job.phase is JobPhase.RUNNING, leader.job.reason

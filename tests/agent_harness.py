@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +25,18 @@ from holdfast.domain.generations import Placement
 from holdfast.domain.inventories import changed
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, RanksStarted, Report, Start
+from holdfast.domain.orders import (
+    FirstStepsRecorded,
+    Hello,
+    Inventory,
+    Order,
+    OrderDone,
+    Prepare,
+    RanksStarted,
+    RanksStepping,
+    Report,
+    Start,
+)
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.fleet import FLEET
@@ -33,7 +44,16 @@ from holdfast.shards import peek
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
-from holdfast.wire.control import decode_report, decode_started, encode_ack, encode_heard, encode_order, encode_welcome
+from holdfast.wire.control import (
+    decode_first_steps,
+    decode_report,
+    decode_started,
+    encode_ack,
+    encode_first_steps_recorded,
+    encode_heard,
+    encode_order,
+    encode_welcome,
+)
 from holdfast.wire.retention import encode_saved_by_all
 from holdfast.wire.telemetry import decode_tick
 
@@ -55,6 +75,9 @@ class ControlPlane:
         self.acknowledge_ticks = True
         self.workers_in_answers = True  # False: as a supervisor of an earlier version
         self.starts_in_beats = False  # so that tests can wait for the answer to `Start`
+        self.first_steps_in_beats = True  # False: as a supervisor of an earlier version
+        self.records_first_steps = True  # False: it does not confirm those in beats
+        self.first_steps: list[RanksStepping] = []  # as beats have repeated them; `reports` has each only once
         self.started: set[RanksStarted] = set()  # generations that beats have named
         self.reports: list[Report] = []
         self.beats = 0
@@ -100,9 +123,18 @@ class ControlPlane:
         welcome = encode_welcome(self.epoch, "test", [self.endpoint])
         welcome.welcome.workers_in_answers = self.workers_in_answers
         welcome.welcome.starts_in_beats = self.starts_in_beats
+        welcome.welcome.first_steps_in_beats = self.first_steps_in_beats
         yield welcome
         while (message := downstream.get()) is not None:
             yield message
+
+    def _hear_first_steps(self, first_steps: Iterable[RanksStepping], downstream: queue.Queue[Any]) -> None:
+        for each in first_steps:
+            if each not in self.first_steps:
+                self.reports.append(each)
+            self.first_steps.append(each)
+            if self.records_first_steps:
+                downstream.put(encode_first_steps_recorded(FirstStepsRecorded(each.job, each.generation)))
 
     def _hear(self, requests: Iterator[Any], downstream: queue.Queue[Any]) -> None:
         held: dict[str, tuple[int, Inventory]] = {}  # by job, the session's last: number, complete
@@ -112,6 +144,7 @@ class ControlPlane:
                     self.beats += 1
                     self.started.update(decode_started(message.beat))
                     downstream.put(encode_heard())
+                    self._hear_first_steps(decode_first_steps(message.beat), downstream)
                     continue
                 report = decode_report(message)
                 if isinstance(report, Inventory):

@@ -20,7 +20,18 @@ from holdfast.agent.streams import write
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, Preflight, RunningWorker
-from holdfast.domain.orders import CheckLink, Hello, Order, OrderDone, Prepare, RanksStepping, Report, Start, Stop
+from holdfast.domain.orders import (
+    CheckLink,
+    FirstStepsRecorded,
+    Hello,
+    Order,
+    OrderDone,
+    Prepare,
+    RanksStepping,
+    Report,
+    Start,
+    Stop,
+)
 from holdfast.log.names import FINDINGS
 from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease, Renewal, Usage
 from holdfast.runtime.grpc_channel import open_channel
@@ -29,7 +40,7 @@ from holdfast.supervisor.service import run
 from holdfast.supervisor.settings import SupervisorSettings
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub
-from holdfast.wire.control import decode_order, encode_beat, encode_report
+from holdfast.wire.control import decode_first_steps_recorded, decode_order, encode_beat, encode_report
 from holdfast.wire.events import finding_entry
 
 # A takeover within a second or two, and no lease lost to a busy machine: that would be another test than the one meant.
@@ -237,6 +248,9 @@ class PlayedAgent:
     machine_id: str = ""
     preflight: Preflight | None = None
     _seq: int = 0
+    first_steps_in_beats: bool = True  # otherwise an agent of an earlier version, which reports them
+    recorded: list[FirstStepsRecorded] = field(default_factory=list)
+    _in_beats: tuple[RanksStepping, ...] = ()  # not recorded yet
     _waiting: dict[int, Report] = field(default_factory=dict)  # not acknowledged
     _writing: anyio.Lock = field(default_factory=anyio.Lock)
 
@@ -276,7 +290,7 @@ class PlayedAgent:
     async def _beat(self, call: Any) -> None:
         while True:
             await anyio.sleep(BEAT_S)
-            await self._write(call, encode_beat(time.time()))
+            await self._write(call, encode_beat(time.time(), first_steps=self._in_beats))
 
     async def _write(self, call: Any, message: pb.AgentMessage) -> None:
         async with self._writing:
@@ -284,8 +298,9 @@ class PlayedAgent:
 
     def _again(self) -> list[Report]:
         """What was not acknowledged gets new numbers, behind those of the greeting."""
-        unsaid = list(self._waiting.values())
+        unsaid = [*self._waiting.values(), *self._in_beats]
         self._waiting.clear()
+        self._in_beats = ()
         return unsaid
 
     def _numbered(self, report: Report) -> pb.AgentMessage:
@@ -306,9 +321,19 @@ class PlayedAgent:
                 assert isinstance(order, CheckLink)
                 done = await anyio.to_thread.run_sync(self.check_link, message.command.command_id, order)
                 await self._write(call, self._numbered(done))
+            case "first_steps_recorded":
+                recorded = decode_first_steps_recorded(message.first_steps_recorded)
+                self.recorded.append(recorded)
+                self._in_beats = tuple(each for each in self._in_beats if each.generation != recorded.generation)
             case "command":
-                for said in [self._numbered(report) for report in self._execute(message.command)]:
+                reports = self._execute(message.command)
+                if self.first_steps_in_beats:
+                    self._in_beats += tuple(each for each in reports if isinstance(each, RanksStepping))
+                    reports = [each for each in reports if not isinstance(each, RanksStepping)]
+                for said in [self._numbered(report) for report in reports]:
                     await self._write(call, said)
+                if self._in_beats:
+                    await self._write(call, encode_beat(time.time(), first_steps=self._in_beats))
 
     def _execute(self, command: pb.Command) -> list[Report]:
         assert command.epoch >= max(self.epochs), "an order of an epoch that is over"

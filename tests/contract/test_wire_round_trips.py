@@ -19,7 +19,18 @@ from holdfast.domain.findings import Finding, StepRecord
 from holdfast.domain.generations import Placement, RankRestore, RestoreRun, ShardKey, ShardRecord, ShardSource, joined
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, ResetGpu, Start, StepReached
+from holdfast.domain.orders import (
+    Hello,
+    Inventory,
+    Order,
+    OrderDone,
+    Prepare,
+    RanksStepping,
+    Report,
+    ResetGpu,
+    Start,
+    StepReached,
+)
 from holdfast.domain.replication import (
     CommonCheckpoint,
     Configure,
@@ -197,13 +208,18 @@ def test_saved_by_all(saved: CommonCheckpoint) -> None:
     assert (message.epoch, retention.decode_saved_by_all(message)) == (3, saved)
 
 
-@given(steps=st.lists(value_of(StepReached), max_size=3).map(tuple), cut_s=st.sampled_from([0.0, 0.5, 86_400.0]))
+@given(
+    steps=st.lists(value_of(StepReached), max_size=3).map(tuple),
+    first=st.lists(value_of(RanksStepping), max_size=3).map(tuple),
+    cut_s=st.sampled_from([0.0, 0.5, 86_400.0]),
+)
 @quick
-def test_beat(steps: tuple[StepReached, ...], cut_s: float) -> None:
-    raw = control.encode_beat(1.5, 7, steps, telemetry_cut_s=cut_s).SerializeToString()
+def test_beat(steps: tuple[StepReached, ...], first: tuple[RanksStepping, ...], cut_s: float) -> None:
+    raw = control.encode_beat(1.5, 7, steps, telemetry_cut_s=cut_s, first_steps=first).SerializeToString()
     beat = control_pb2.AgentMessage.FromString(raw).beat
     assert (beat.at, beat.workers_version, control.decode_steps_reached(beat)) == (1.5, 7, steps)
     assert control.decode_telemetry_cut_s(beat) == cut_s
+    assert control.decode_first_steps(beat) == first
 
 
 @pytest.mark.parametrize("cut_s", [-1.0, float("nan"), float("inf"), 1e300])

@@ -346,6 +346,15 @@ def test_a_step_that_nobody_can_have_reached_is_not_believed() -> None:
 # ---------------------------------------------------------------- beats
 
 
+@pytest.mark.parametrize("report", [OF_A_FOREIGN_NODE[RanksStepping], OF_A_FOREIGN_NODE[RanksFinished]])
+def test_the_beat_of_a_stranger_starts_and_ends_nothing(report: Liar) -> None:
+    """First steps in heartbeats are reports without a number."""
+    fleet = starting()
+    before = fleet.job
+    fleet.fold(NodeReported(fleet.now, FOREIGN, f"{FOREIGN}-1", 0, report(fleet), fleet.session))
+    assert fleet.job == before
+
+
 def test_the_beat_of_a_stranger_is_no_sign_of_a_step() -> None:
     """It would end a start that never came about, and hide a hang."""
     fleet = starting()

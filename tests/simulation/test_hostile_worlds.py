@@ -35,7 +35,7 @@ from holdfast.supervisor.timers import RanksDue, StepDue
 SEEDS = 120
 PEACE_S = 75.0
 FORGOTTEN_RUN = 1780  # in FORGETFUL: the log loses everything, and the run that it knew is not known any more
-NEVER_SHOWN_RUN = 2908  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
+NEVER_SHOWN_RUN = 144  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
 EXPIRED = 206  # in CLOCKS: a leader is replaced while a notice about a node stands
 NEVER_TRAINS = "the job does not train"
 TIME_WENT_ON = "the leader's time went on by"

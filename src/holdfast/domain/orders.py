@@ -271,7 +271,9 @@ class OrderDone:
 
 @dataclass(frozen=True, slots=True)
 class RanksStepping:
-    """These ranks have finished their first step of this generation. `at`: when the last of them finished it, Unix seconds."""
+    """These ranks have finished their first step of this generation. `at`: when the last of them finished it, Unix seconds.
+
+    If the supervisor accepts that (`Welcome.first_steps_in_beats`), heartbeats report it, until `FirstStepsRecorded`."""
 
     job: str
     generation: int
@@ -333,6 +335,14 @@ class StepReached:
 class RanksStarted:
     """The ranks of a generation were started on this node. In heartbeats, until their first steps are reported; answers the
     `Start` order if the supervisor accepts that (`Welcome.starts_in_beats`)."""
+
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepsRecorded:
+    """The first steps of a generation, which a node's heartbeats report, are recorded, or nothing depends on them any more."""
 
     job: str
     generation: int

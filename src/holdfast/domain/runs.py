@@ -126,12 +126,13 @@ class ShardRun(NamedTuple):
             return False
         return not self.roots or self.roots.count(",") == commas
 
-    def part(self, begin: int, end: int) -> tuple[str, str]:
-        """The digests and the roots of ranks `begin … end - 1`."""
-        if end - begin == self.width:
-            return self.digests, self.roots
+    def part(self, begin: int, end: int) -> ShardRun:
+        """The shards of ranks `begin … end - 1`."""
         ranks = slice(begin - self.rank, end - self.rank)
-        return ",".join(self.digests.split(",")[ranks]), ",".join(self.roots.split(",")[ranks])
+        sizes = self.sizes if len(self.sizes) == 1 else self.sizes[ranks]
+        digests, roots = ",".join(self.digests.split(",")[ranks]), ",".join(self.roots.split(",")[ranks])
+        attempt, step, mesh, tier, owner, *_ = self
+        return ShardRun(attempt, step, mesh, tier, owner, begin, end - begin, sizes, digests, roots)
 
     def records(self) -> Iterator[ShardRecord]:
         sizes = full(self.sizes, self.width)

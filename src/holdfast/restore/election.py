@@ -65,8 +65,7 @@ def elect(
 # ---------------------------------------------------------------- what was saved
 
 
-_Where = tuple[str, str, str]  # (node, its failure domain, tier)
-_Copy = tuple[_Where, str, str]  # (place, digests by rank, roots by rank)
+_Copy = tuple[Holder, ShardRun]
 _Blocks = dict[int, list[_Copy]]  # by first rank: all copies of consecutive ranks, each of all of these ranks
 
 
@@ -76,7 +75,7 @@ class _Saved:
 
     attempt: int
     step: int
-    held: list[tuple[Holder, ShardRun]] = field(default_factory=list)  # in the order of the nodes' names
+    held: list[_Copy] = field(default_factory=list)  # in the order of the nodes' names
     stored: StoredStep | None = None
     store: tuple[ShardSource, ...] = ()  # the store with all of its shards; empty = in no store, or damaged there
     _meshes: list[Mesh] | None = None
@@ -99,15 +98,15 @@ class _Saved:
             ends = {*cuts, *chain.from_iterable((begin, begin + width) for begin, width in limits)}
         following = dict(pairwise(sorted(ends)))
         blocks: _Blocks = defaultdict(list)
-        for (node, _, zone, _), run in self.held:
-            _, _, _, tier, _, begin, width, _, digests, roots = run
-            last, where = begin + width, (node, zone, tier)
+        for copy in self.held:
+            holder, run = copy
+            begin, last = run.rank, run.end
             if following[begin] == last:
-                blocks[begin].append((where, digests, roots))
+                blocks[begin].append(copy)
                 continue
             while begin < last:
                 end = following[begin]
-                blocks[begin].append((where, *run.part(begin, end)))
+                blocks[begin].append((holder, run.part(begin, end)))
                 begin = end
         return blocks
 
@@ -115,11 +114,11 @@ class _Saved:
         """Return the copies if each run begins at one of the ranks `cuts` and ends at the next one; else None."""
         following = dict(pairwise(sorted({*cuts})))
         blocks: _Blocks = {}
-        for (node, _, zone, _), run in self.held:
+        for copy in self.held:
+            run = copy[1]
             begin = run[5]
             if following.get(begin) != begin + run[6]:
                 return None
-            copy = (node, zone, run[3]), run[8], run[9]
             if (known := blocks.get(begin)) is None:
                 blocks[begin] = [copy]
             else:
@@ -306,8 +305,8 @@ class _Pick(NamedTuple):
     origin: Origin
 
 
-# For one restoring node: places of the copies of a shard → all sources, nearest first, and the origin of the nearest one.
-_Patterns = dict[tuple[_Where, ...], tuple[tuple[ShardSource, ...], Origin]]
+# For one restoring node: (node, tier) of each copy of a shard → all sources, nearest first, and the origin of the nearest one.
+_Patterns = dict[tuple[tuple[str, str], ...], tuple[tuple[ShardSource, ...], Origin]]
 
 
 def _cover(
@@ -335,15 +334,19 @@ def _cover(
                 copies = blocks.get(wanted, ())
                 if not copies and not saved.store:
                     return _missing(saved, need, wanted)
-                pattern, all_digests, all_roots = zip(*copies, strict=True) if copies else ((), (), ())
-                digests = _agreed(all_digests, wanted)
-                roots = _agreed(all_roots if all(all_roots) else [each for each in all_roots if each], wanted)
+                digests = _agreed([run[8] for _, run in copies], wanted)
+                roots = _agreed([text for _, run in copies if (text := run[9])], wanted)
                 if isinstance(digests, str):
                     return digests
                 if isinstance(roots, str):
                     return roots
-                if (found := patterns.get(pattern)) is None:
-                    found = patterns[pattern] = _sources(pattern, own, zone, sources_of, saved.store)
+                if rank + len(digests) == end and not patterns:  # nearly always: no other shard of this node follows
+                    found = _sources(copies, own, zone, sources_of, saved.store)
+                else:
+                    pattern = tuple([(holder.node, run.tier) for holder, run in copies])
+                    if (known_sources := patterns.get(pattern)) is None:
+                        known_sources = patterns[pattern] = _sources(copies, own, zone, sources_of, saved.store)
+                    found = known_sources
                 sources, origin = found
                 key = _shard_key(saved.attempt, saved.step, wanted)
                 known = roots if any(roots) else ()
@@ -415,8 +418,8 @@ class _Nearest:
         self._anywhere: dict[int, _Best] = {}  # by position
         for rank, copies in by_rank.items():
             position = need.before.position_of(rank)
-            for (node, zone, where), _, _ in copies:
-                tier = NEARNESS.get(where, len(NEARNESS))
+            for (node, _, zone, _), run in copies:
+                tier = NEARNESS.get(run.tier, len(NEARNESS))
                 self._on[position, node].append(_Copied(tier, rank))
                 best = _Best(tier, node, rank)
                 self._in[position, zone] = min(best, self._in.get((position, zone), best))
@@ -450,7 +453,7 @@ def _missing(saved: _Saved, need: _Need, rank: int) -> str:
 
 
 def _sources(
-    copies: Sequence[_Where],
+    copies: Sequence[_Copy],
     own: tuple[str, ...],
     zone: str,
     sources_of: Mapping[str, ShardSource],
@@ -462,7 +465,10 @@ def _sources(
         return store, Origin.STORE
     farthest = len(NEARNESS)
     near = NEARNESS.get
-    ordered = [(node not in own, there != zone, near(tier, farthest), node, tier) for node, there, tier in copies]
+    ordered = [
+        (node not in own, there != zone, near(tier := run[3], farthest), node, tier)
+        for (node, _, there, _), run in copies
+    ]
     ordered.sort()
     sources = dict.fromkeys([each[3] for each in ordered])
     elsewhere, _, _, _, tier = ordered[0]
@@ -474,12 +480,15 @@ def _sources(
 
 
 def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[str]) -> Election:
+    numbers: Counter[Origin] = Counter()
+    for pick in picks:
+        numbers[pick.origin] += len(pick.restore.digests)
     reason = (
         f"step {saved.step} of attempt {saved.attempt} is the newest that is complete on all {mesh.world_size} ranks, "
-        f"{_where_from(picks)}"
+        f"{_where_from(numbers)}"
     )
     [before] = saved.meshes
-    restored = sum(len(pick.restore.digests) for pick in picks)
+    restored = numbers.total()
     in_parts = restored > mesh.world_size
     same_positions = before.resized(1) == mesh.resized(1)
     if in_parts:
@@ -497,15 +506,14 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
         RestorePoint(saved.attempt, saved.step, reason),
         before,
         tuple(pick.restore for pick in picks),
-        max(pick.origin for pick in picks),
+        max(numbers),
         in_parts,
     )
 
 
-def _where_from(picks: Sequence[_Pick]) -> str:
-    numbers: Counter[Origin] = Counter()
-    for pick in picks:
-        numbers[pick.origin] += len(pick.restore.digests)
+def _where_from(numbers: Counter[Origin]) -> str:
+    """`numbers`: of restored shards, by origin."""
     if len(numbers) == 1:
-        return f"each from {picks[0].origin}" if numbers.total() > 1 else f"from {picks[0].origin}"
+        [origin] = numbers
+        return f"each from {origin}" if numbers.total() > 1 else f"from {origin}"
     return ", ".join(f"{numbers[origin]} from {origin}" for origin in sorted(numbers))

@@ -60,7 +60,7 @@ class Reports(_message.Message):
     def __init__(self, reports: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ...) -> None: ...
 
 class SupervisorMessage(_message.Message):
-    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard", "read_log", "read_gpus", "read_ranks", "read_errors")
+    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard", "read_log", "read_gpus", "read_ranks", "read_errors", "first_steps_recorded")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class SupervisorMessage(_message.Message):
     READ_GPUS_FIELD_NUMBER: _ClassVar[int]
     READ_RANKS_FIELD_NUMBER: _ClassVar[int]
     READ_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEPS_RECORDED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     command: Command
     ack: ReportAck
@@ -79,7 +80,8 @@ class SupervisorMessage(_message.Message):
     read_gpus: ReadGpus
     read_ranks: ReadRanks
     read_errors: ReadErrors
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ..., read_gpus: _Optional[_Union[ReadGpus, _Mapping]] = ..., read_ranks: _Optional[_Union[ReadRanks, _Mapping]] = ..., read_errors: _Optional[_Union[ReadErrors, _Mapping]] = ...) -> None: ...
+    first_steps_recorded: FirstStepsRecorded
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ..., read_gpus: _Optional[_Union[ReadGpus, _Mapping]] = ..., read_ranks: _Optional[_Union[ReadRanks, _Mapping]] = ..., read_errors: _Optional[_Union[ReadErrors, _Mapping]] = ..., first_steps_recorded: _Optional[_Union[FirstStepsRecorded, _Mapping]] = ...) -> None: ...
 
 class ReadLog(_message.Message):
     __slots__ = ("id", "job", "generation", "rank", "offset", "bytes_max")
@@ -236,18 +238,28 @@ class RaisedError(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., at: _Optional[float] = ..., type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("at", "workers_version", "steps", "started", "telemetry_cut_s")
+    __slots__ = ("at", "workers_version", "steps", "started", "telemetry_cut_s", "first_steps")
     AT_FIELD_NUMBER: _ClassVar[int]
     WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_CUT_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEPS_FIELD_NUMBER: _ClassVar[int]
     at: float
     workers_version: int
     steps: _containers.RepeatedCompositeFieldContainer[StepReached]
     started: _containers.RepeatedCompositeFieldContainer[RanksStarted]
     telemetry_cut_s: float
-    def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[RanksStarted, _Mapping]]] = ..., telemetry_cut_s: _Optional[float] = ...) -> None: ...
+    first_steps: _containers.RepeatedCompositeFieldContainer[RanksStepping]
+    def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[RanksStarted, _Mapping]]] = ..., telemetry_cut_s: _Optional[float] = ..., first_steps: _Optional[_Iterable[_Union[RanksStepping, _Mapping]]] = ...) -> None: ...
+
+class FirstStepsRecorded(_message.Message):
+    __slots__ = ("job", "generation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RanksStarted(_message.Message):
     __slots__ = ("job", "generation")
@@ -290,7 +302,7 @@ class SavedByAll(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats", "columns", "workers_in_answers", "starts_in_beats", "shard_runs")
+    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats", "columns", "workers_in_answers", "starts_in_beats", "shard_runs", "first_steps_in_beats")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +314,7 @@ class Welcome(_message.Message):
     WORKERS_IN_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     STARTS_IN_BEATS_FIELD_NUMBER: _ClassVar[int]
     SHARD_RUNS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEPS_IN_BEATS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     supervisor: str
     protocol_version: int
@@ -313,7 +326,8 @@ class Welcome(_message.Message):
     workers_in_answers: bool
     starts_in_beats: bool
     shard_runs: bool
-    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ..., workers_in_answers: bool = ..., starts_in_beats: bool = ..., shard_runs: bool = ...) -> None: ...
+    first_steps_in_beats: bool
+    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ..., workers_in_answers: bool = ..., starts_in_beats: bool = ..., shard_runs: bool = ..., first_steps_in_beats: bool = ...) -> None: ...
 
 class Heard(_message.Message):
     __slots__ = ()

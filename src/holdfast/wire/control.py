@@ -18,6 +18,7 @@ from holdfast.domain.orders import (
     Announced,
     CheckLink,
     CheckpointNow,
+    FirstStepsRecorded,
     Hello,
     Inventory,
     Order,
@@ -52,6 +53,7 @@ _TEMPLATE = Codec(TemplateState, pb.Template, "template")
 _ANNOUNCED = Codec(Announced, pb.Announced, "announced")
 _STEP_REACHED = Codec(StepReached, pb.StepReached, "steps")
 _STARTED = Codec(RanksStarted, pb.RanksStarted, "started")
+_FIRST_STEPS_RECORDED = Codec(FirstStepsRecorded, pb.FirstStepsRecorded, "first_steps_recorded")
 _SHARDS = Instead("columns", report_columns.decode_shards, report_columns.encode_shards)
 _WORKERS = Instead("columns", report_columns.decode_workers, report_columns.encode_workers)
 MESSAGES: Mapping[type, str] = {PrepareTemplate: "Warm"}  # messages with another name, which earlier versions know
@@ -106,6 +108,7 @@ def encode_welcome(
             workers_in_answers=True,
             starts_in_beats=True,
             shard_runs=True,
+            first_steps_in_beats=True,
         )
     )
 
@@ -116,6 +119,13 @@ def encode_ack(seq: int) -> pb.SupervisorMessage:
 
 def encode_heard() -> pb.SupervisorMessage:
     return pb.SupervisorMessage(heard=pb.Heard())
+
+
+def encode_first_steps_recorded(recorded: FirstStepsRecorded) -> pb.SupervisorMessage:
+    return pb.SupervisorMessage(first_steps_recorded=_FIRST_STEPS_RECORDED.encode(recorded))
+
+
+decode_first_steps_recorded = _FIRST_STEPS_RECORDED.decode
 
 
 def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "") -> pb.SupervisorMessage:
@@ -220,11 +230,16 @@ def encode_beat(
     started: Iterable[RanksStarted] = (),
     *,
     telemetry_cut_s: float = 0.0,
+    first_steps: Iterable[RanksStepping] = (),
 ) -> pb.AgentMessage:
     """Return a heartbeat, which is neither numbered nor acknowledged."""
-    reached, begun = [_STEP_REACHED.encode(each) for each in steps], [_STARTED.encode(each) for each in started]
     beat = pb.Beat(
-        at=at, workers_version=workers_version, steps=reached, started=begun, telemetry_cut_s=telemetry_cut_s
+        at=at,
+        workers_version=workers_version,
+        steps=[_STEP_REACHED.encode(each) for each in steps],
+        started=[_STARTED.encode(each) for each in started],
+        telemetry_cut_s=telemetry_cut_s,
+        first_steps=[_REPORTS[RanksStepping].encode(each) for each in first_steps],
     )
     return pb.AgentMessage(beat=beat)
 
@@ -235,6 +250,11 @@ def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
 
 def decode_started(beat: pb.Beat) -> tuple[RanksStarted, ...]:
     return tuple(map(_STARTED.decode, beat.started)) if beat.started else ()
+
+
+def decode_first_steps(beat: pb.Beat) -> tuple[RanksStepping, ...]:
+    """Return the first steps that the node repeats until they are recorded. Raises `MalformedMessage`."""
+    return tuple(map(_REPORTS[RanksStepping].decode, beat.first_steps)) if beat.first_steps else ()
 
 
 def decode_telemetry_cut_s(beat: pb.Beat) -> float:

@@ -385,6 +385,26 @@ def test_heartbeats_answer_start_to_supervisors_that_take_it(tmp_path: Path) -> 
         assert plane.ask(Stop("beaten", 1)).ok
 
 
+def test_heartbeats_repeat_first_steps_until_they_are_recorded_and_the_next_session_reports_them(
+    tmp_path: Path,
+) -> None:
+    with running_agent(tmp_path) as agent:
+        plane = agent.plane
+        plane.records_first_steps = False
+        start_job(plane, prepare_order("unheard", script(tmp_path, "unheard", SLEEPER)))
+        stepping = plane.wait_for(RanksStepping, lambda each: each.job == "unheard")
+        wait_until(
+            lambda: plane.first_steps.count(stepping) > 1, description="a heartbeat that repeats the first steps"
+        )
+        assert plane.all_of(RanksStepping).count(stepping) == 1
+        plane.first_steps_in_beats = False  # a supervisor of an earlier version
+        plane.drop_session()
+        wait_until(
+            lambda: plane.all_of(RanksStepping).count(stepping) == 2, description="the report of the first steps"
+        )
+        assert plane.ask(Stop("unheard", 1)).ok
+
+
 def test_data_loader_processes_go_with_their_worker(agent: Agent, tmp_path: Path) -> None:
     path = script(tmp_path, "family", HAS_A_CHILD)
     prepared = start_job(agent.plane, prepare_order("family", path))

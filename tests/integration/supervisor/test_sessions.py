@@ -14,7 +14,7 @@ import pytest
 from supervising import PlayedAgent, Running, facts, job_body, start_supervisor, until_phase
 from waiting import TIMEOUT_S, quickest_async, wait_until_async
 
-from holdfast.domain.orders import Hello, Inventory, OrderDone
+from holdfast.domain.orders import FirstStepsRecorded, Hello, Inventory, OrderDone
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import Entry
@@ -189,6 +189,21 @@ async def test_a_broken_stream_is_known_at_once_and_is_no_loss(tmp_path: Path) -
             return anyio.current_time() - began
 
         assert await quickest_async(known_after, below_s=1.0) < 1.0
+
+
+async def test_first_steps_in_heartbeats_are_confirmed_and_those_of_earlier_agents_acknowledged(tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        sup = await start_supervisor(tasks, tmp_path, MemoryLog())
+        agents = [PlayedAgent("n1", [sup.control]), PlayedAgent("n2", [sup.control], first_steps_in_beats=False)]
+        for agent in agents:
+            tasks.start_soon(agent.run)
+            await until_node(sup, agent.node, connected=True)
+        await sup.post("/v1/jobs", job_body())
+        await until_phase(sup, "gpt", "running")
+        await wait_until_async(lambda: agents[0].recorded, description="the confirmation of the first steps")
+        assert agents[0].recorded[0] == FirstStepsRecorded("gpt", 1)
+        assert not agents[1].recorded
+        tasks.cancel_scope.cancel()
 
 
 async def test_orders_for_a_node_that_is_away_wait_for_it(tmp_path: Path) -> None:

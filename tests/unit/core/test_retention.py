@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.supervisor.core.retention import _distinct, newest_everywhere
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase
@@ -34,7 +35,10 @@ class Saving(Fleet):
 
     def reported(self) -> dict[str, int]:
         """What each node heard last; and forget it."""
-        heard = {node: tell.message.step for tell in self.said for node in tell.nodes}
+        told = [(tell.nodes, tell.message) for tell in self.said]
+        heard = {
+            node: message.step for nodes, message in told if isinstance(message, CommonCheckpoint) for node in nodes
+        }
         self.said.clear()
         return heard
 

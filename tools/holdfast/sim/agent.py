@@ -70,6 +70,7 @@ class Surroundings(Protocol):
     """The interface of the world that a node uses."""
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None: ...
+    def beat(self, agent: Agent, session: int, first_steps: Sequence[RanksStepping]) -> None: ...
     def neighbour(self, node: str) -> Agent | None: ...
     def replicator_of(self, node: str) -> Replicator | None: ...
     def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None: ...
@@ -124,6 +125,7 @@ class Agent:
         self.reported = 0  # version that was last reported
         self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
         self.starts_in_beats = crc32(name.encode()) % 3 > 0  # otherwise of an earlier version, which answers Start
+        self.first_steps_in_beats = crc32(name.encode()) // 3 % 3 > 0  # otherwise likewise, and reports first steps
         self.replicator = Replicator(world, around, name, self.clock.now, self.report)
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
@@ -214,6 +216,7 @@ class Agent:
         self._send()
         self._reporting.settled()
         self.reports.differences = self.is_of_this_version  # as the leader's greeting says, which comes now
+        self.reports.first_steps_in_beats = self.first_steps_in_beats
 
     def report(self, report: Report) -> None:
         self.reports.add(report)
@@ -221,10 +224,23 @@ class Agent:
             self._send()
 
     def _send(self) -> None:
-        while (numbered := self.reports.take()) is not None:
+        while (numbered := self.reports.take()) is not None or self.reports.wants_beat:
+            if numbered is None:
+                self.beat()
+                continue
             job = numbered.report.job if isinstance(numbered.report, Inventory) else ""
             self._reporting.sent(numbered, self.replicator.files(job))
             self.around.deliver(self, self.session, numbered.seq, numbered.report)
+
+    def beat(self) -> None:
+        """Send the first steps that are not recorded, if there are any: the other values of heartbeats are read."""
+        if first_steps := self.reports.in_beat():
+            self._reporting.beat(first_steps)
+            self.around.beat(self, self.session, first_steps)
+
+    def recorded(self, job: str, generation: int) -> None:
+        self.reports.recorded(job, generation)
+        self._reporting.recorded(job, generation)
 
     def acknowledged(self, seq: int) -> None:
         self.reports.acknowledge(seq)

@@ -144,7 +144,7 @@ class LargeJob(Neighbourhood):
         """An agent of this version. The small worlds have agents of earlier versions, too."""
         agent = Agent(self.world, self, name, "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT, record=Answers(ORDERS_KEPT))
         agent.slow_share = 0.0
-        agent.is_of_this_version = agent.starts_in_beats = True
+        agent.is_of_this_version = agent.starts_in_beats = agent.first_steps_in_beats = True
         agent.replicator.plan_s, agent.replicator.report_s = PLAN_S, REPORT_S
         return agent
 

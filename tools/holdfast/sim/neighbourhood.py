@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from holdfast.domain.orders import Report
+from holdfast.domain.orders import RanksStepping, Report
 from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import Agent
 from holdfast.sim.durability import keeps_up
@@ -25,6 +25,9 @@ class Neighbourhood:
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
         self.supervisor.deliver(agent, session, seq, report)
+
+    def beat(self, agent: Agent, session: int, first_steps: Sequence[RanksStepping]) -> None:
+        self.supervisor.beat(agent, session, first_steps)
 
     def neighbour(self, node: str) -> Agent | None:
         return self.agents.get(node)

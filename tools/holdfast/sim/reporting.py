@@ -2,6 +2,7 @@
 
 * Each session begins with a Hello. The numbers of an incarnation increase; the version of its set of workers never decreases.
 * A report that was sent and not acknowledged is sent again on the next session, in the same order, before newer ones.
+* Each heartbeat repeats the first steps that the supervisor has not recorded; the next session begins with a report of them.
 * An inventory, complete or as a difference, gives the supervisor exactly the shards in the node's memory and on its disk.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from holdfast.agent.reports import Numbered
 from holdfast.domain import inventories
 from holdfast.domain.generations import ShardKey, ShardRecord
-from holdfast.domain.orders import Hello, Inventory, Report, WorkersChanged
+from holdfast.domain.orders import Hello, Inventory, RanksStepping, Report, WorkersChanged
 from holdfast.replicator.view import Held, Tier
 from holdfast.sim.world import Violation
 
@@ -30,11 +31,13 @@ class Reporting:
         self._greets = False  # whether the next report must be a Hello
         self._sent: dict[int, Report] = {}  # on this session, by number; not acknowledged
         self._again: deque[Report] = deque()  # of the session before, not sent again yet
+        self._in_beats: dict[str, RanksStepping] = {}  # by job: in the heartbeats of this session; not recorded
         self._shown: dict[str, tuple[int, Iterable[ShardRecord]]] = {}  # by job: the last inventory of this session
 
     def begin(self) -> None:
-        self._again = deque((*self._again, *self._sent.values()))
+        self._again = deque((*self._again, *self._sent.values(), *self._in_beats.values()))
         self._sent.clear()
+        self._in_beats.clear()
         self._shown.clear()
         self._greets = True
 
@@ -70,6 +73,17 @@ class Reporting:
     def acknowledged(self, seq: int) -> None:
         for number in [number for number in self._sent if number <= seq]:
             del self._sent[number]
+
+    def beat(self, first_steps: Iterable[RanksStepping]) -> None:
+        said = {each.job: each for each in first_steps}
+        for job, known in self._in_beats.items():
+            if job not in said or said[job].generation < known.generation:
+                raise Violation(f"a heartbeat of {self._node} lacks {known}, which is not recorded")
+        self._in_beats = said
+
+    def recorded(self, job: str, generation: int) -> None:
+        if (known := self._in_beats.get(job)) is not None and known.generation == generation:
+            del self._in_beats[job]
 
 
 def _places(shown: Iterable[ShardRecord]) -> set[tuple[int, int, int, str]]:

@@ -16,8 +16,7 @@ from holdfast.domain.errors import HoldfastError
 from holdfast.domain.faults import DIE_AFTER_S, FaultKind
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, Incident
-from holdfast.domain.orders import Hello, Report, Stop
-from holdfast.domain.replication import CommonCheckpoint
+from holdfast.domain.orders import FirstStepsRecorded, Hello, RanksStepping, Report, Stop
 from holdfast.log.protocol import Lease
 from holdfast.policy import JobView, default
 from holdfast.runtime.steady_clock import SteadyClock
@@ -51,6 +50,7 @@ from holdfast.supervisor.protocol import (
     NodeGone,
     NodeReported,
     Noted,
+    Notification,
     PolicyAnswered,
     PolicyChanged,
     Publish,
@@ -122,6 +122,7 @@ class Supervisor:
         self._machine = 1
         self.clock = self._steady()
         self.internal: deque[Event] = deque()  # the leader's own events, in its memory
+        self.first_steps: deque[NodeReported] = deque()  # of heartbeats, likewise
         self.epoch = 0
         self._terms = 0
         self.leading = False
@@ -172,6 +173,7 @@ class Supervisor:
         self.crash_in = 0
         self._armed.clear()
         self.internal.clear()
+        self.first_steps.clear()
         for agent in self.agents.values():
             self.hang_up(agent, tell=False)
         self.world.soon(*away_s, self.lead)
@@ -247,6 +249,21 @@ class Supervisor:
 
         self.world.soon(0.001, 0.05, arrive)
 
+    def beat(self, agent: Agent, session: int, first_steps: Sequence[RanksStepping]) -> None:
+        """Send first steps in a heartbeat. It may be lost: the next one repeats them."""
+        incarnation = agent.incarnation
+
+        def arrive() -> None:
+            if not self.leading or self.sessions.get(agent.name) != session:
+                return
+            if self.world.loses(lambda: f"the first steps in a heartbeat of {agent.name}"):
+                return
+            for each in first_steps:
+                self.first_steps.append(NodeReported(self.world.now, agent.name, incarnation, 0, each, session))
+            self._wake()
+
+        self.world.soon(0.001, 0.05, arrive)
+
     def _evaluate_heartbeats(self, epoch: int) -> None:
         """Compare the agents' heartbeats, which are not logged, with the state, and end a session in which a report was
         lost."""
@@ -264,6 +281,9 @@ class Supervisor:
                 self.hang_up(agent, renewed=True)
         for send in [] if self.log.is_behind else self._unanswered.due(self.committed, self.sessions, self.world.now):
             self._send(send)
+        for agent in connected:
+            if agent.session:
+                agent.beat()
         started = [(agent.name, each) for agent in connected for each in agent.begun]
         for seen in beats.starts_to_fold(started, self.committed, self.clock()):
             self.tell(seen)
@@ -307,10 +327,11 @@ class Supervisor:
         assert self._lease is not None
         begins = bool(self.internal) and isinstance(self.internal[0], LeaderStarted)
         internal = [self.internal[0]] if begins else list(self.internal)
+        first_steps = [] if begins else list(self.first_steps)
         intake = Intake() if begins else self.log.take(self.clock())
         if intake.poison:
             raise Violation(f"an entry cannot be read: {intake.poison[0]}")
-        inputs = [*intake.inputs, *(Input(event) for event in internal)]
+        inputs = [*map(Input, first_steps), *intake.inputs, *map(Input, internal)]
         if not inputs:
             return
         folded = self._folder.fold(inputs, self.clock())
@@ -323,6 +344,8 @@ class Supervisor:
             return
         for _ in internal:
             self.internal.popleft()
+        for _ in first_steps:
+            self.first_steps.popleft()
         for record in folded.published:
             if isinstance(record, OperationDone) and not record.ok:
                 self.world.say(f"{record.operation} is refused: {record.reason}")
@@ -331,7 +354,7 @@ class Supervisor:
         self.committed = folded.state
         self._observe(watched, folded.state)
         self._carry_out(as_sends(folded.commands))
-        if self.leading and (self.internal or self.log.is_behind):
+        if self.leading and (self.internal or self.first_steps or self.log.is_behind):
             self._wake()
 
     def _begin_batch(self, state: State) -> Watched:
@@ -410,12 +433,16 @@ class Supervisor:
                 if self.world.tracing:
                     self.world.say(describe(record))
 
-    def _notify(self, node: str, message: CommonCheckpoint) -> None:
+    def _notify(self, node: str, message: Notification) -> None:
         """Send a message that may be lost, late and repeated."""
         session, agent = self.sessions.get(node, 0), self.agents[node]
 
         def arrive() -> None:
-            if session and agent.session == session and not self.world.loses(lambda: f"{message} to {node}"):
+            if not session or agent.session != session or self.world.loses(lambda: f"{message} to {node}"):
+                return
+            if isinstance(message, FirstStepsRecorded):
+                agent.recorded(message.job, message.generation)
+            else:
                 agent.replicator.retain(message.job, message.checkpoint_id)
 
         self.world.soon(0.001, 0.2, arrive)

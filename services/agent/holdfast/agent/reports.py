@@ -2,7 +2,10 @@
 
 Numbers increase within an incarnation, and the supervisor ignores numbers that are not above the last one. Every session
 begins with `Hello`, so on a new session unacknowledged reports get new numbers after that of the greeting. A report whose
-acknowledgement was lost may therefore be sent twice; reports are idempotent."""
+acknowledgement was lost may therefore be sent twice; reports are idempotent.
+
+First steps travel in heartbeats if the supervisor of the session accepts that: each heartbeat repeats them until the supervisor
+has recorded them. On the next session they are reports again until its supervisor accepts them in heartbeats."""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from holdfast.domain.inventories import difference
-from holdfast.domain.orders import Announced, Hello, Inventory, Report, WorkersChanged
+from holdfast.domain.orders import Announced, Hello, Inventory, RanksStepping, Report, WorkersChanged
 
 WAITING_MAX = 1024
 
@@ -30,16 +33,15 @@ class Reports:
     """
 
     def __init__(self) -> None:
-        self.differences = False  # whether the supervisor of this session accepts them
+        # What the supervisor of this session accepts: inventories as differences, first steps in heartbeats.
+        self.differences = self.first_steps_in_beats = False
+        self._in_beats: dict[str, RanksStepping] = {}  # by job: the newest first steps that are not recorded yet
+        self._unsaid = False  # whether no heartbeat has contained some of them
         # Job → the last inventory that was sent on this session: number, complete inventory.
         self._last_sent: dict[str, tuple[int, Inventory]] = {}
         self._seq = 0
         self._waiting: deque[Report] = deque()  # not sent on this session
         self._sent: deque[Numbered] = deque()  # sent, not acknowledged
-
-    @property
-    def pending(self) -> bool:
-        return bool(self._waiting)
 
     def add(self, report: Report) -> None:
         """Raises RuntimeError if more than `WAITING_MAX` reports are queued, which indicates a bug in the agent."""
@@ -50,8 +52,13 @@ class Reports:
         self._waiting.append(report)
 
     def take(self) -> Numbered | None:
-        """Return the next report to send, numbered; None if there is none."""
-        if not self._waiting:
+        """Return the next report to send, numbered; None if there is none, or if a heartbeat is to be sent before it."""
+        while self._waiting and isinstance(first := self._waiting[0], RanksStepping) and self.first_steps_in_beats:
+            self._waiting.popleft()
+            self._in_beats[first.job], self._unsaid = first, True
+        if (
+            not self._waiting or self._unsaid
+        ):  # the next report may follow from the first steps, and must not overtake them
             return None
         self._seq += 1
         numbered = Numbered(self._seq, self._waiting.popleft())
@@ -59,6 +66,21 @@ class Reports:
         if isinstance(numbered.report, Inventory):  # an inventory that is sent again on another session is complete
             return Numbered(self._seq, self._since_last(numbered.report))
         return numbered
+
+    @property
+    def wants_beat(self) -> bool:
+        """Whether first steps wait for a heartbeat, which is to be sent now."""
+        return self._unsaid
+
+    def in_beat(self) -> tuple[RanksStepping, ...]:
+        """Return the first steps for the next heartbeat."""
+        self._unsaid = False
+        return tuple(self._in_beats.values())
+
+    def recorded(self, job: str, generation: int) -> None:
+        """The supervisor has recorded these first steps."""
+        if (known := self._in_beats.get(job)) is not None and known.generation == generation:
+            del self._in_beats[job]
 
     def _since_last(self, inventory: Inventory) -> Inventory:
         """Return the shortest form of a report that this session accepts."""
@@ -79,9 +101,11 @@ class Reports:
             hello = replace(hello, announced=Announced(tuple(sorted(each.job for each in inventories))))
         # Hello contains the present workers. An older report of workers, sent after it, would be taken for a newer one.
         again = [each.report for each in self._sent if not isinstance(each.report, Hello | WorkersChanged)]
+        again += self._in_beats.values()
         self._sent.clear()
         self._last_sent.clear()
-        self.differences = False
+        self._in_beats.clear()
+        self.differences = self.first_steps_in_beats = self._unsaid = False
         newer = [report for report in self._waiting if not isinstance(report, WorkersChanged)]
         self._waiting.clear()
         for report in (hello, *again, *newer, *(inventories or ())):

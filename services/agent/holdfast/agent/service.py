@@ -256,12 +256,13 @@ class Agent:
             on_diagnostics=self._uplink.use,
             on_peers=self._preflights.know_peers,
             on_saved_by_all=self._replicator.retain,
-            beat=lambda: encode_beat(
+            beat=lambda first_steps: encode_beat(
                 time.time(),
                 self._pool.worker_set.version,
                 self._pool.steps(),
                 self._pool.begun(),
                 telemetry_cut_s=self._uplink.cut_s(),
+                first_steps=first_steps,
             ),
             log_reads=LogReads(settings.agent_dir / "logs"),
             read_gpus=self._gpu_states.newest,

@@ -20,7 +20,7 @@ from holdfast.agent.streams import REFUSED_S, Failures, check, first_error, is_o
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage, OtherFleet, Unavailable
 from holdfast.domain.gpus import GpuState
 from holdfast.domain.nodes import PROTOCOL_VERSION
-from holdfast.domain.orders import Hello, Inventory, OrderDone, Report
+from holdfast.domain.orders import Hello, Inventory, OrderDone, RanksStepping, Report
 from holdfast.domain.rank_reads import MeasuredRanks
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.runtime import freeze
@@ -33,7 +33,7 @@ from holdfast.runtime.tls import Tls
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub
 from holdfast.wire import gpus, rank_reads
-from holdfast.wire.control import decode_order, encode_beat, encode_report
+from holdfast.wire.control import decode_first_steps_recorded, decode_order, encode_beat, encode_report
 from holdfast.wire.retention import decode_saved_by_all
 
 log = structlog.get_logger("holdfast.agent.session")
@@ -50,8 +50,9 @@ _Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.SupervisorMessage]
 
 
 class Session:
-    """`hello` and `inventories` are called at the start of every session, `beat` twice a second. `on_diagnostics` receives the
-    endpoints for telemetry, `on_peers` replicators of other nodes, and `on_saved_by_all` the newest step that every node has.
+    """`hello` and `inventories` are called at the start of every session, `beat` twice a second, with the first steps that are
+    not recorded. `on_diagnostics` receives the endpoints for telemetry, `on_peers` replicators of other nodes, and
+    `on_saved_by_all` the newest step that every node has.
 
     Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old.
     `workers_in_answers`: whether the supervisor of this session takes the answer to `Prepare` as a report of the workers.
@@ -69,7 +70,9 @@ class Session:
         on_diagnostics: Callable[[Sequence[str]], None],
         on_peers: Callable[[Sequence[str]], None],
         on_saved_by_all: Callable[[CommonCheckpoint], None],
-        beat: Callable[[], pb.AgentMessage] = lambda: encode_beat(time.time()),
+        beat: Callable[[Sequence[RanksStepping]], pb.AgentMessage] = lambda stepping: encode_beat(
+            time.time(), first_steps=stepping
+        ),
         log_reads: LogReads | None = None,
         read_gpus: Callable[[], Sequence[GpuState]] = tuple,
         read_ranks: Callable[[str], MeasuredRanks] = lambda _: MeasuredRanks(),
@@ -168,7 +171,8 @@ class Session:
             call.cancel()
 
     async def _speak(self, call: _Call) -> None:
-        """Send Hello, then every report, and a heartbeat every `BEAT_S`, which also contains the newest steps."""
+        """Send Hello, then every report, and a heartbeat every `BEAT_S`, which also contains the newest steps. First steps are
+        in a heartbeat that does not wait."""
         self._reports.greet(self._hello(), self._inventories())
         if self._log_reads is not None:
             self._log_reads.forget()
@@ -185,11 +189,12 @@ class Session:
             if self._log_reads is not None and self._log_reads.answers:
                 await write(call, self._log_reads.answers.popleft())
                 continue
-            with anyio.move_on_at(beat_at):
-                await self._to_send.wait()
-            self._to_send = anyio.Event()
-            if anyio.current_time() >= beat_at:
-                await write(call, self._beat())
+            if not self._reports.wants_beat:
+                with anyio.move_on_at(beat_at):
+                    await self._to_send.wait()
+                self._to_send = anyio.Event()
+            if self._reports.wants_beat or anyio.current_time() >= beat_at:
+                await write(call, self._beat(self._reports.in_beat()))
                 beat_at = anyio.current_time() + BEAT_S
 
     def _wake_sender(self) -> None:
@@ -228,6 +233,7 @@ class Session:
         self._on_diagnostics(tuple(welcome.diagnostics))
         self._on_peers(tuple(welcome.peers))
         self._reports.differences = welcome.inventory_differences
+        self._reports.first_steps_in_beats = welcome.first_steps_in_beats
         self._columns, self.workers_in_answers = welcome.columns, welcome.workers_in_answers
         self.starts_in_beats, self._runs = welcome.starts_in_beats, welcome.shard_runs
         return welcome
@@ -241,6 +247,9 @@ class Session:
                 self._take_command(message.command)
             case "saved_by_all":
                 self._take_saved_by_all(message.saved_by_all)
+            case "first_steps_recorded":
+                recorded = decode_first_steps_recorded(message.first_steps_recorded)
+                self._reports.recorded(recorded.job, recorded.generation)
             case "heard":
                 pass
             case "read_log" if self._log_reads is not None:

@@ -22,7 +22,7 @@ from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec, PolicySpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
-from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
+from holdfast.domain.orders import FirstStepsRecorded, Order, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.offender_rules import OffenderRules
@@ -218,7 +218,10 @@ class NodeRepaired:
 @dataclass(frozen=True, slots=True)
 class NodeReported:
     """An agent's report. The shell sets the node and incarnation from the control session. Numbers grow within a session, and
-    the core drops repeats."""
+    the core drops repeats.
+
+    First steps in a heartbeat have the number 0. They do not come from the event log: if the leader ends, they are lost, and
+    the agent reports them again, as it does until the commit that contains them is confirmed (`FirstStepsRecorded`)."""
 
     at: float
     node: str
@@ -486,12 +489,15 @@ class Post:
         return map(self.broadcast.send, self.slots)
 
 
+Notification = CommonCheckpoint | FirstStepsRecorded
+
+
 @dataclass(frozen=True, slots=True)
 class SendNotification:
     """A one-way message to these nodes. It is not acknowledged or retried, and is dropped for a node without a session."""
 
     nodes: tuple[str, ...]
-    message: CommonCheckpoint
+    message: Notification
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ Every agent says twice a second how far its ranks have come. Finished steps reac
 witness, wanted when diagnostics is silent, or when it is in doubt whether a generation is alive. A start whose first step
 only beats have reported is over with its second step, and may have less time left than diagnostics is given.
 
-From a start until its first step is reported, beats also name the started generation: that answers the order to start it.
+From a start until its first step is reported, beats also name the started generation: that answers the order to start it. First
+steps in beats do not wait for a comparison: each session passes them on at once (`sessions`).
 """
 
 from __future__ import annotations

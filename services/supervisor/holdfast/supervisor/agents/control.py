@@ -1,6 +1,7 @@
 """The gRPC adapter of the sessions: one `Control.Session` per agent.
 
-A report is acknowledged when it stands in the inbox: from then on it is not lost, whoever leads. What an agent does wrong ends
+A report is acknowledged when it stands in the inbox: from then on it is not lost, whoever leads. First steps in heartbeats are
+not in the inbox, and confirmed when they are committed. What an agent does wrong ends
 its own session with a message that names it, and nobody else's.
 """
 
@@ -26,6 +27,7 @@ from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
 from holdfast.wire import gpus, rank_reads, worker_logs
 from holdfast.wire.control import (
+    decode_first_steps,
     decode_report,
     decode_started,
     decode_steps_reached,
@@ -122,6 +124,7 @@ class ControlServicer(pb_grpc.ControlServicer):
                             decode_started(beat),
                             telemetry_cut_s=decode_telemetry_cut_s(beat),
                         )
+                        sessions.first_steps(session, decode_first_steps(beat))
                     case "log_read":
                         read = message.log_read
                         session.logs.take(read.id, partial(worker_logs.decode_answer, read))

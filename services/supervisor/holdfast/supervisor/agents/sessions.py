@@ -15,24 +15,24 @@ import structlog
 from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.gpus import GpuState
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
-from holdfast.domain.orders import Order, RanksStarted, StepReached
+from holdfast.domain.orders import FirstStepsRecorded, Order, RanksStarted, RanksStepping, StepReached
 from holdfast.domain.rank_reads import MeasuredRanks, RaisedError
-from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.runtime import freeze
 from holdfast.supervisor.agents.beats import NodeStarted, NodeSteps, Reported, patience_s
 from holdfast.supervisor.agents.questions import Questions
 from holdfast.supervisor.inbox import InboxWriter, gone_entry
-from holdfast.supervisor.protocol import NodeGone, Post
+from holdfast.supervisor.protocol import NodeGone, NodeReported, Notification, Post, node_reported
 from holdfast.supervisor.telemetry.meters import Latencies
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import gpus, rank_reads, worker_logs
-from holdfast.wire.control import SlotOrders, encode_heard, encode_order
+from holdfast.wire.control import SlotOrders, encode_first_steps_recorded, encode_heard, encode_order
 from holdfast.wire.retention import encode_saved_by_all
 
 ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for this long may be replaced
 ANSWER_S = 2.0  # a beat is answered when nothing was sent to the agent for this long
 OUTGOING_MAX = 1024  # messages that an agent does not read
+AGAIN_S = 2.0  # first steps in heartbeats that are not confirmed after this time are passed on again
 PEERS_MAX = 4  # with which an agent is asked to test its network
 WORDS_MAX = 16  # encoded notifications that are kept: each goes to all nodes of a job
 NUMBERS_PER_EPOCH = 10**9  # session numbers grow over all terms: a later one of a node is always the higher
@@ -74,6 +74,9 @@ class AgentSession:
         self.workers_version = 0  # of the workers that run there, as its newest beat says; 0 = not reported
         self.steps: tuple[StepReached, ...] = ()  # how far they have come, likewise
         self.started: tuple[RanksStarted, ...] = ()  # generations that were started and have reported no step, likewise
+        self._first_steps: dict[
+            str, tuple[RanksStepping, float]
+        ] = {}  # by job: of its beats, and when they were passed on
         self.telemetry_cut_at_s: float | None = None  # since when diagnostics acknowledges no telemetry of it, likewise
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[Outgoing] = deque()
@@ -100,6 +103,19 @@ class AgentSession:
         self.telemetry_cut_at_s = now_s - telemetry_cut_s if telemetry_cut_s else None
         if now_s - self.offered_at_s >= ANSWER_S:
             self.offer(encode_heard())
+
+    def to_pass_on(self, first_steps: tuple[RanksStepping, ...]) -> list[RanksStepping]:
+        """Those of a beat's first steps that the core has to learn: they are new, or were not confirmed in time."""
+        now_s, known = anyio.current_time(), self._first_steps
+        due = [
+            each
+            for each in first_steps
+            if (last := known.get(each.job)) is None or last[0] != each or now_s - last[1] >= AGAIN_S
+        ]
+        if due or known:
+            passed = {each.job: known.get(each.job, (each, now_s)) for each in first_steps}
+            self._first_steps = {**passed, **{each.job: (each, now_s) for each in due}}
+        return due
 
     @property
     def said(self) -> Reported:
@@ -140,15 +156,23 @@ class AgentSession:
 class Sessions:
     """By node. The end of a session goes into the inbox, behind everything that was said in it."""
 
-    def __init__(self, epoch: int, inbox: InboxWriter, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        inbox: InboxWriter,
+        clock: Callable[[], float],
+        on_first_steps: Callable[[NodeReported], None] = lambda _: None,
+    ) -> None:
+        """`on_first_steps` receives those in heartbeats, which are not in the inbox."""
         self.epoch = epoch
+        self._on_first_steps = on_first_steps
         self.inbox = inbox
         self.latencies = Latencies()
         self._clock = clock
         self._numbers = itertools.count(epoch * NUMBERS_PER_EPOCH)
         self._by_node: dict[str, AgentSession] = {}
         self._closed: End | None = None
-        self._saved_by_all = lru_cache(WORDS_MAX)(partial(_saved_by_all, epoch))
+        self._notification = lru_cache(WORDS_MAX)(partial(_notification, epoch))
 
     def open(self, facts: NodeFacts, peer: str) -> AgentSession:
         """Raises `Refused`: another protocol version, or a node name that somebody else bears and is alive."""
@@ -216,9 +240,16 @@ class Sessions:
                     )
                 )
 
-    def tell(self, nodes: Iterable[str], message: CommonCheckpoint) -> None:
+    def first_steps(self, session: AgentSession, in_beat: tuple[RanksStepping, ...]) -> None:
+        """Pass on the first steps in a beat, unless they were passed on a moment ago."""
+        for each in session.to_pass_on(in_beat):
+            self._on_first_steps(
+                node_reported(self._clock(), session.node, session.incarnation, 0, each, session.number)
+            )
+
+    def tell(self, nodes: Iterable[str], message: Notification) -> None:
         """Send a notification to these nodes. Nodes without a session do not receive it."""
-        encoded = self._saved_by_all(message)
+        encoded = self._notification(message)
         for node in nodes:
             if (session := self._by_node.get(node)) is not None:
                 session.offer(encoded)
@@ -325,5 +356,7 @@ class Sessions:
         return len(self._by_node)
 
 
-def _saved_by_all(epoch: int, word: CommonCheckpoint) -> bytes:
-    return encode_saved_by_all(epoch, word).SerializeToString()
+def _notification(epoch: int, message: Notification) -> bytes:
+    if isinstance(message, FirstStepsRecorded):
+        return encode_first_steps_recorded(message).SerializeToString()
+    return encode_saved_by_all(epoch, message).SerializeToString()

@@ -7,7 +7,7 @@ its own node, the orders that this node was given, and the ranks that it has in 
     WorkersChanged  ranks that ended: of the node's placement. Workers that live count wherever they are (they must be stopped),
                     and as ranks of a run only in the node's placement (reconcile.py)
     OrderDone       answers an order to this node
-    RanksStepping   ranks of the node's placement in this generation
+    RanksStepping   ranks of the node's placement in this generation; likewise in heartbeats
     RanksFinished   likewise: a job is completed when each of its nodes has said so of all of its own ranks
     Inventory       what the object store has: from nodes that run, or prepare, the job. Shards may lie on any node, that had
                     ranks once or fetched some to have them: of the attempt that runs, none that is newer than what the nodes

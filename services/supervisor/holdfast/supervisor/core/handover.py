@@ -288,6 +288,11 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksS
     if not (taken and isinstance(job.doing, Starting)):
         return
     starting = job.doing
+    stepping = Numbers(chain.from_iterable(report.ranks for _, report in taken))
+    if stepping & starting.stepping:  # heartbeats repeat what is not confirmed yet
+        taken = [each for each in taken if not all(rank in starting.stepping for rank in each[1].ranks)]
+        if not taken:
+            return
     change = evolve(
         starting.change,
         phases_s=_slowest(starting.change.phases_s, (report.phases_s for _, report in taken)),
@@ -303,7 +308,7 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksS
     starting = evolve(
         starting,
         change=change,
-        stepping=starting.stepping.with_(chain.from_iterable(report.ranks for _, report in taken)),
+        stepping=starting.stepping | stepping,
         stepped_at=max(starting.stepped_at, *(report.at for _, report in taken)),
         stepped_to=min(starting.stepped_to or steps[0], *steps),
     )

@@ -48,6 +48,7 @@ class By(IntEnum):
     RESERVES = 28  # unfinished jobs for which free nodes are reserved or kept
     RANKED = 29  # unfinished jobs with another priority than 0
     ON_PROBATION = 30  # nodes on probation
+    UNFIT = 31  # nodes whose pre-flight test excludes them
 
 
 Group = Mapping[str, None]  # an insertion-ordered set; copied as fast as a dictionary

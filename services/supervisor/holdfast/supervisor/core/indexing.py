@@ -237,6 +237,8 @@ def _of_node(node: Node | None) -> set[Entry]:
         entries.add((By.QUARANTINED, "", name))
     if node.probation is not None:
         entries.add((By.ON_PROBATION, "", name))
+    if node.unfit:
+        entries.add((By.UNFIT, "", name))
     if node.reset_due is not None:
         entries.add((By.RESET_DUE, "", name))
     if node.lost:

@@ -10,6 +10,7 @@ from holdfast.domain import inventories
 from holdfast.domain.orders import (
     CheckLink,
     CheckpointNow,
+    FirstStepsRecorded,
     Hello,
     Inject,
     Inventory,
@@ -50,7 +51,7 @@ from holdfast.supervisor.core import (
 from holdfast.supervisor.core.present import Asked
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import NodeReported, RenewSession
+from holdfast.supervisor.protocol import NodeReported, RenewSession, SendNotification
 
 R = TypeVar("R", bound=Report)
 Received = tuple[str, R, NodeReported]  # node, report, the whole event
@@ -58,7 +59,9 @@ Received = tuple[str, R, NodeReported]  # node, report, the whole event
 
 def on_reports(turn: Turn, events: Sequence[NodeReported]) -> None:
     """Fold reports that arrived at the same time, in any order of the nodes. The reports of one node are folded in their order.
-    Reports of one kind from several nodes are folded together, so that their job is copied only once."""
+    Reports of one kind from several nodes are folded together, so that their job is copied only once. First steps in heartbeats
+    are confirmed, whatever follows from them."""
+    in_beats: dict[tuple[str, int], list[str]] = defaultdict(list)  # (job, generation) → nodes
     for wave in _waves(events):
         by_kind: dict[type[Report], list[Any]] = defaultdict(list)
         for event in wave:
@@ -67,6 +70,8 @@ def on_reports(turn: Turn, events: Sequence[NodeReported]) -> None:
                 if isinstance(hello := binding.admit(turn, event), Hello):
                     sessions.hello(turn, event, hello)
             elif _is_new(turn, event):
+                if not event.seq and isinstance(report, RanksStepping):
+                    in_beats[report.job, report.generation].append(event.node)
                 if isinstance(report, OrderDone):
                     asked = turn.slot_asked(event.node, report.command_id)
                     if asked is None:
@@ -77,6 +82,8 @@ def on_reports(turn: Turn, events: Sequence[NodeReported]) -> None:
                     by_kind[type(report)].append((event.node, report, event))
         for kind, same in by_kind.items():
             _FOLDED_BY[kind](turn, same)
+    for of, nodes_of in sorted(in_beats.items()):
+        turn.commands.append(SendNotification(tuple(nodes_of), FirstStepsRecorded(*of)))
 
 
 def _waves(events: Sequence[NodeReported]) -> list[Sequence[NodeReported]]:
@@ -100,13 +107,16 @@ def _several_waves(events: Iterable[NodeReported]) -> list[list[NodeReported]]:
 
 def _is_new(turn: Turn, event: NodeReported) -> bool:
     """Whether the report has not been folded yet. Numbers are per session. Reports of an ended incarnation or of an earlier
-    session are dropped: the latter were folded before the present session began, or are repeated in it."""
+    session are dropped: the latter were folded before the present session began, or are repeated in it. First steps in a
+    heartbeat have no number: they may have been folded."""
     node = turn.nodes.get(event.node)
     if node is None or node.facts.incarnation != event.incarnation:
         return False
     session = event.session
     if session != node.session and sessions.is_earlier(node, session):
         return False
+    if not event.seq:
+        return isinstance(event.report, RanksStepping)
     if not turn.heard(event.node, event.seq, again=False):
         return False
     if session > node.session and not node.lost:

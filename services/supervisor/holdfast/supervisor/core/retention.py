@@ -108,22 +108,23 @@ def _is_everywhere(turn: Turn, job: Job, step: int) -> bool:
     running = job.running
     assert running is not None
     attempt, nodes, kept, name = running.attempt, turn.nodes, turn.group(By.KEEPS, job.name), job.name
-    elsewhere: list[_Ranks] = []
+    elsewhere: dict[int, int] = {}  # first rank → number of ranks, of runs on nodes without this rank
     for placement in running.placements:
-        if placement.node not in kept:
+        node, first, nproc = placement.node, placement.first_rank, placement.nproc
+        if node not in kept:
             return False
-        first = placement.first_rank
-        behind, on_disk = first + placement.nproc, False
-        for run in shard_runs(nodes[placement.node].inventory[name]):
+        on_disk = False
+        for run in shard_runs(nodes[node].inventory[name]):
             if run[1] == step and run[0] == attempt:
-                begin, width = run[5], run[6]
-                if begin == first and begin + width == behind:
-                    on_disk = on_disk or run[3] in DURABLE
-                elif begin >= behind or begin + width <= first:
-                    elsewhere.append((begin, begin + width))
+                begin = run[5]
+                if begin != first:
+                    elsewhere[begin] = run[6]
+                elif run[6] == nproc and run[3] in DURABLE:
+                    on_disk = True
         if not on_disk:
             return False
-    return len(running.placements) < 2 or _distinct(elsewhere) == running.mesh.world_size
+    copied = elsewhere.get
+    return len(running.placements) < 2 or all(copied(each.first_rank) == each.nproc for each in running.placements)
 
 
 def _distinct(ranks: list[_Ranks]) -> int:

@@ -273,10 +273,13 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
         attempt, nodes, kept = generation.attempt, turn.nodes, turn.group(By.KEEPS, name)
         runs: list[ShardRun] = []
-        for node in generation.nodes:
-            if node in kept:
-                for run in shard_runs(nodes[node].inventory[name]):
-                    if run[1] == step and run[0] == attempt:
+        for placement in generation.placements:
+            if placement.node in kept:
+                first, end, digests = placement.first_rank, placement.first_rank + placement.nproc, ""
+                for run in shard_runs(nodes[placement.node].inventory[name]):
+                    # Not copies of the same shards: a peer's, and in another tier.
+                    if run[1] == step and first <= run[5] < end and run[0] == attempt and run[8] is not digests:
+                        digests = run[8]
                         runs.append(run)
         sharded = replicas_differ(runs)
         if sharded is not job.checkpoints.sharded:

@@ -81,9 +81,12 @@ def unusable_members(turn: Turn, job: Job, *, after_resets: bool = False) -> tup
     if job.generation is None:
         return ()
     excluded, nodes, members = job.change.excluded if job.change else (), turn.nodes, job.generation.nodes
+    # Other nodes may stay: they have a session and are usable, and neither a test nor a notice speaks against them.
+    available, unfit, announced = (turn.group(what) for what in (By.AVAILABLE, By.UNFIT, By.ANNOUNCED))
     out = (
         node
         for node in members
+        if node not in available or node in unfit or node in announced or node in excluded
         if node not in nodes or node in excluded or not _may_stay(nodes[node], job, after_resets=after_resets)
     )
     return turn.pooled(("unusable", job.name, after_resets), lambda: tuple(out), job)

@@ -57,6 +57,7 @@ from holdfast.supervisor.protocol import (
     IncidentChanged,
     LeaderStarted,
     MoreNodesRequested,
+    NodeReported,
     PolicyAnswered,
     Post,
     ProviderAnswered,
@@ -82,6 +83,7 @@ CONSUMER = "leader"
 BATCH_MAX = 256
 BATCHES_AHEAD = 2
 BEATS_S = 1.0
+FIRST_STEPS_MAX = 100_000  # of heartbeats that wait to be folded
 CLOCKS_DIFFER_S = 10.0  # a difference between two leaders' clocks that is logged
 DEMAND_S = 10.0  # between two checks of the nodes that jobs lack
 
@@ -137,9 +139,10 @@ class Term:
         self._demand = Demand(parts.demand)
         self._own_faults = parts.own_faults or OwnFaults(OwnFaultRules(), parts.event_log)
         self._inbox = InboxWriter(parts.event_log)
-        self.sessions = Sessions(lease.epoch, self._inbox, self._clock)
+        self.sessions = Sessions(lease.epoch, self._inbox, self._clock, self._on_first_steps)
         self._timers = Timers(self._clock)
         self._internal: deque[Input] = deque()  # events of the shell itself
+        self._first_steps: deque[Input] = deque()  # of heartbeats
         self._read: deque[Intake] = deque()
         self._questions = Questions()
         self._unanswered = Unanswered()
@@ -307,6 +310,11 @@ class Term:
         self._internal.append(each)
         self._wake.set()
 
+    def _on_first_steps(self, event: NodeReported) -> None:
+        if len(self._first_steps) < FIRST_STEPS_MAX:  # else the agent's heartbeats repeat them
+            self._first_steps.append(Input(event))
+            self._wake.set()
+
     def _on_timer(self, timer: Timer) -> None:
         self._enqueue(Input(TimerFired(self._clock(), timer)))
 
@@ -349,15 +357,18 @@ class Term:
         assert self._folder is not None
         assert self._tasks is not None
         while True:
-            while not (self._internal or self._read or self._questions):
+            while not (self._internal or self._first_steps or self._read or self._questions):
                 await self._wake.wait()
                 self._wake = anyio.Event()
             intake = self._read.popleft() if self._read else Intake()
-            internal = [self._internal.popleft() for _ in range(len(self._internal))]
+            internal, first_steps = list(self._internal), list(self._first_steps)
+            self._internal.clear()
+            self._first_steps.clear()
             self._room.set()
             self._room = anyio.Event()
-            # Streams before internal events such as timers: an order that was answered in time must not count as late.
-            await self._take(self._folder, [*intake.inputs, *internal], intake)
+            # Streams before internal events such as timers: an order that was answered in time must not count as late. Before
+            # both the first steps of heartbeats: a later report of the same node may be in the streams already.
+            await self._take(self._folder, [*first_steps, *intake.inputs, *internal], intake)
             for question in self._questions.due(self._folder.state, behind=bool(self._read)):
                 self._tasks.start_soon(self._answer, self._folder, question)
             if self._questions:  # so that the next turn includes immediate answers
