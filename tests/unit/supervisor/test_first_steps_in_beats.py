@@ -20,7 +20,7 @@ from holdfast.domain.orders import (
 )
 from holdfast.log.memory import MemoryLog
 from holdfast.supervisor.agents.sessions import AGAIN_S, Sessions
-from holdfast.supervisor.leader.inbox import InboxWriter
+from holdfast.supervisor.inbox import InboxWriter
 from holdfast.supervisor.protocol import Command, IncidentChanged, JobPhase, NodeReported, SendNotification
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire.control import decode_first_steps, decode_first_steps_recorded, encode_beat
