@@ -38,6 +38,7 @@ from holdfast.replicator.view import Held, Tier, id_of, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
 
+GATHER_S = 0.01  # changes within this time after an inventory are one inventory
 LOCKED_MAX_S = 120.0  # an image that is locked for longer delays saves
 
 log = structlog.get_logger("holdfast.replicator")
@@ -100,7 +101,7 @@ class Engine:
         sent = {name: nothing} if name else {}
         listed = bool(name)
         while True:
-            changed = self.changed
+            changed, at = self.changed, anyio.current_time()
             names = [name] if name else sorted(set(self.jobs) | set(sent))
             for each in names:
                 job = self.jobs.get(each)
@@ -114,6 +115,7 @@ class Engine:
                 listed = True
                 yield nothing
             await changed.wait()
+            await anyio.sleep_until(at + GATHER_S)
 
     # ------------------------------------------------------------ requests
 
