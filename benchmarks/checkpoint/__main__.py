@@ -88,7 +88,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--size", type=float, default=1.1, help="GB of state (default 1.1)")
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--only", default="", help="comma-separated: contenders, network, store, protection, small_saves")
+    parser.add_argument(
+        "--only", default="", help="comma-separated: contenders, network, store, protection, small_saves"
+    )
     return parser.parse_args()
 
 

@@ -15,10 +15,10 @@ from holdfast.domain.generations import ShardKey
 from holdfast.replicator.archive_plan import ABANDONED_S, LEVEL_MAX, archive_steps, chosen, level, level_wanted
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, KEEP_MIN, plan
 from holdfast.replicator.view import (
-    Copies,
     Archive,
     Archived,
     Complete,
+    Copies,
     CopyToDisk,
     Delete,
     Discard,
@@ -211,7 +211,8 @@ def test_without_peers_the_store_is_the_next_tier() -> None:
 
 def test_what_the_store_wants_is_copied_although_a_newer_save_is_there() -> None:
     images = tuple(Held(Tier.IMAGE, ShardKey(1, step, 0)) for step in (64, 65))
-    waiting = replace(view(archive=archive(saves=saves([62, 63, 64, 65])), restored=CheckpointId(0, 61)), held=Copies.of(images))
+    held = Copies.of(images)
+    waiting = replace(view(archive=archive(saves=saves([62, 63, 64, 65])), restored=CheckpointId(0, 61)), held=held)
     assert [step.key.step for step in plan(waiting) if isinstance(step, CopyToDisk)] == [64, 65]
 
 

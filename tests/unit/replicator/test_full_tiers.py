@@ -152,9 +152,10 @@ async def test_a_save_goes_on_without_its_manifest_in_memory(
 @pytest.mark.parametrize("which", ["full", "failing"])
 def test_a_disk_that_takes_nothing_is_skipped_for_the_peer(which: str) -> None:
     key, older = Held(Tier.IMAGE, KEY), Held(Tier.DISK, ShardKey(1, 5, 0))
-    before = View(1, (0,), 2, 2, ("b",), Copies.of((key, older)))
+    held = Copies.of((key, older))
+    before = View(1, (0,), 2, 2, ("b",), held)
     assert [type(step) for step in plan(before)] == [CopyToDisk, Push]
-    takes_nothing = View(1, (0,), 2, 2, ("b",), Copies.of((key, older)), disk_full=which == "full", disk_fails=which == "failing")
+    takes_nothing = View(1, (0,), 2, 2, ("b",), held, disk_full=which == "full", disk_fails=which == "failing")
     (step,) = plan(takes_nothing)
     assert isinstance(step, Push)
     assert step.key == KEY

@@ -70,7 +70,9 @@ class Job:
     )  # (image, processes that have it locked) → since when
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
     troubles: Troubles = field(init=False)
-    _received: tuple[_Received, _Received] | None = field(default=None, init=False)  # `pushed`, `sent`, as the plan needs them
+    _received: tuple[_Received, _Received] | None = field(
+        default=None, init=False
+    )  # `pushed`, `sent`, as the plan needs them
 
     def __post_init__(self) -> None:
         self.troubles = Troubles(self.name)

@@ -80,7 +80,9 @@ class Mover:
         self._store_sync = store_sync
         self._push_rate: dict[tuple[str, str], float] = {}  # (job, peer) → bytes per second of the latest push
         self._schedule = Schedule()
-        self._planned: dict[str, tuple[View, Sequence[Step]]] = {}  # the last plan of each job, and what it was made from
+        self._planned: dict[
+            str, tuple[View, Sequence[Step]]
+        ] = {}  # the last plan of each job, and what it was made from
 
     async def run(self) -> None:
         """Never returns."""

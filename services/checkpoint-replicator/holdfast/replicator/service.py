@@ -160,6 +160,7 @@ async def serve(settings: ReplicatorSettings) -> None:
                 stores.close()
     finally:
         door.close()
+        client.kept.close()
         threads.close()
         takers.shutdown(wait=False, cancel_futures=True)
         checksummer.close()

@@ -67,6 +67,11 @@ class KeptLines:
             while len(self._idle) > LINES_MAX:
                 self._idle.pop(0).line.close()
 
+    def close(self) -> None:
+        with self._lock:
+            while self._idle:
+                self._idle.pop().line.close()
+
     def _close_old(self) -> None:
         now = self._clock()
         old = [each for each in self._idle if now - each.since > IDLE_S or now - each.line.began > LIFE_S]

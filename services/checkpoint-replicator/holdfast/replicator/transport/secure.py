@@ -60,6 +60,11 @@ class _Admission:
     for_whom: str
 
 
+def expired(admission: _Admission) -> bool:
+    """Whether the certificate has expired since the handshake."""
+    return ssl.cert_time_to_seconds(str(admission.fields["notAfter"])) <= time.time()
+
+
 class Secure:
     """`tls` None: no TLS. `optional`: also talk to replicators that do not speak TLS. Thread-safe."""
 
@@ -138,7 +143,7 @@ class Secure:
             self._examine(admission)
         except (OtherRole, InvalidSpec):
             return False
-        return ssl.cert_time_to_seconds(str(admission.fields["notAfter"])) > time.time()
+        return not expired(admission)
 
     def _admitted(self, sock: socket.socket, admission: _Admission) -> socket.socket:
         with self._lock:

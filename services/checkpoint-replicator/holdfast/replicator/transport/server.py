@@ -109,9 +109,7 @@ class Server:
         if not readable(sock, SERVER_IDLE_S):
             return None
         try:
-            request = frames.receive_request(
-                sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s
-            )
+            request = frames.receive_request(sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s)
         except (OSError, Unavailable) as error:
             log.debug("kept connection ended", reason=str(error))
             return None
