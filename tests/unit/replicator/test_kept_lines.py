@@ -163,22 +163,22 @@ class Idle:
     def __init__(self) -> None:
         self.now = 1000.0
         self.lines = KeptLines(lambda: self.now)
-        self.ends: list[socket.socket] = []
+        self.closing = ExitStack()
 
     def line(self, node: str) -> Line:
         ours, theirs = socket.socketpair()
-        self.ends.append(theirs)
         closing = ExitStack()
-        closing.enter_context(ours)
+        for each in (ours, theirs):
+            closing.enter_context(each)
+            self.closing.enter_context(each)
         return Line(ShardSource(node, f"{node}:1"), ours, "", 2, self.now, closing)
 
 
 @pytest.fixture
 def idle() -> Iterator[Idle]:
     made = Idle()
-    yield made
-    for each in made.ends:
-        each.close()
+    with made.closing:
+        yield made
 
 
 def test_a_connection_is_kept_for_a_limited_time(idle: Idle) -> None:
@@ -211,8 +211,6 @@ def test_the_connections_of_all_peers_are_limited(idle: Idle) -> None:
     assert [line.sock.fileno() == -1 for line in lines] == [True] * 3 + [False] * LINES_MAX
     assert idle.lines.take(lines[0].peer, 1) == []
     assert idle.lines.take(lines[5].peer, 1) == [lines[5]]
-    for line in lines:
-        line.close()
 
 
 def test_a_connection_is_of_one_peer_at_one_address(idle: Idle) -> None:
@@ -221,4 +219,3 @@ def test_a_connection_is_of_one_peer_at_one_address(idle: Idle) -> None:
     assert idle.lines.take(ShardSource("b", "elsewhere:1"), 1) == []
     assert idle.lines.take(ShardSource("c", line.peer.endpoint), 1) == []
     assert idle.lines.take(line.peer, 1) == [line]
-    line.close()
