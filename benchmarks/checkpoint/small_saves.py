@@ -2,8 +2,8 @@
 
 * `alone`: the workers of one node save `SAVES` times, each time when the last save is on disk. CPU time of the replicator's
   process per save.
-* `peer`, `peer_tls`: the same with a peer, each time when the last save is on the peer's disk. CPU time of the sender's process;
-  that of the peer is `received`, `received_tls`.
+* `peer`, `peer_tls`: the same with a peer, each time when the last save is on the peer's disk. CPU time of the sender's
+  process; that of the peer is `received`, `received_tls`.
 
 `8_alone` and so on: for nodes with 8 ranks instead of one. After each save, the replicators hear that all nodes have it, and
 their inventories are watched, as in a run.

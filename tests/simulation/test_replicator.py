@@ -50,7 +50,9 @@ def _begin_all_but(kind: type) -> Callable[..., dict[Lane, list[Step]]]:
 
 def _delete_all_but_the_newest(view: View) -> list[Step]:
     newest = newest_by_rank(view, (Tier.DISK,))
-    old = [held.key for held in view.held if held.tier is Tier.DISK and newest.get(held.key.rank) != held.key.checkpoint]
+    old = [
+        held.key for held in view.held if held.tier is Tier.DISK and newest.get(held.key.rank) != held.key.checkpoint
+    ]
     return [Delete(Tier.DISK, key, "planted") for key in old if Held(Tier.DISK, key) not in view.pinned]
 
 

@@ -41,7 +41,9 @@ def saves(steps: Sequence[int], *, every_s: float = 1.0, attempt: int = 1, start
 def view(*held: int, archive: Archive, attempt: int = 1, ranks: tuple[int, ...] = (0,), **changes: object) -> View:
     disk = tuple(Held(Tier.DISK, ShardKey(attempt, step, rank)) for step in held for rank in ranks)
     others = CheckpointId(9, 0)  # every node is said to have something newer than anything here
-    base = View(attempt, ranks, world_size=2, keep=2, peers=(), held=Copies.of(disk), archive=archive, saved_by_all=others)
+    base = View(
+        attempt, ranks, world_size=2, keep=2, peers=(), held=Copies.of(disk), archive=archive, saved_by_all=others
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

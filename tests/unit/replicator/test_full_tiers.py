@@ -164,7 +164,9 @@ def test_a_disk_that_takes_nothing_is_skipped_for_the_peer(which: str) -> None:
 def test_a_failing_disk_is_no_reason_to_delete() -> None:
     held = tuple(Held(Tier.DISK, ShardKey(1, step, 0)) for step in range(10, 60, 10))
     pushed = frozenset({(ShardKey(1, 50, 0), "b")})
-    given = View(1, (0,), 2, 2, ("b",), Copies.of(held), pushed=pushed, saved_by_all=CheckpointId(1, 20), disk_fails=True)
+    given = View(
+        1, (0,), 2, 2, ("b",), Copies.of(held), pushed=pushed, saved_by_all=CheckpointId(1, 20), disk_fails=True
+    )
     assert not [step for step in plan(given) if type(step) is not Push and "superseded" not in step.reason]
     deleted = {step.key.step for step in plan(given) if isinstance(step, Delete)}
     assert deleted == {10}

@@ -27,7 +27,9 @@ OTHERS_ARE_AHEAD = CheckpointId(9, 0)  # every node is said to have something ne
 
 
 def view(*held: Held, **changes: object) -> View:
-    base = View(attempt=1, ranks=(0,), world_size=2, keep=2, peers=(), held=Copies.of(held), saved_by_all=OTHERS_ARE_AHEAD)
+    base = View(
+        attempt=1, ranks=(0,), world_size=2, keep=2, peers=(), held=Copies.of(held), saved_by_all=OTHERS_ARE_AHEAD
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

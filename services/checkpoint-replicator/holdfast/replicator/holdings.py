@@ -1,5 +1,5 @@
-"""The shards of one job on this node, with what the plan and the inventory need of them, kept up to date with every change. Used by
-the event loop only."""
+"""The shards of one job on this node, and what the plan and the inventory need of them, which each change updates. Used by the
+event loop only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Holdings(MutableMapping[Held, Manifest]):
         return len(self._manifests)
 
     def records(self) -> tuple[ShardRecord, ...]:
-        """Return one record per shard and tier of an inventory, in order. An image and a staged file of a shard are one record."""
+        """Return the records of an inventory, in order. An image and a staged file of a shard are one record."""
         if self._records is None:
             by_place = dict(self._entries.values())
             self._records = tuple([by_place[place] for place in sorted(by_place)])

@@ -14,7 +14,6 @@ from typing import assert_never
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace
 from holdfast.domain.generations import ShardKey
@@ -111,7 +110,7 @@ class Mover:
             if deletions := [each for each in steps if isinstance(each, Delete)]:
                 await self._delete(job, deletions)
             for step in steps:
-                if not isinstance(step, Delete) and job.config is config:  # another one may name other peers
+                if not (isinstance(step, Delete) or job.gone or job.config is not config):  # another may name other peers
                     await self._do(job, step)
         except _LostRace as error:
             # The source was overwritten first, which is normal if saves are frequent. Refresh and plan with the newest.

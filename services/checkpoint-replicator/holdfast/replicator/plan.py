@@ -24,7 +24,7 @@ space. Five facts distinguish "old" from "superseded":
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from holdfast.domain.checkpoints import NOTHING_SAVED, CheckpointId
@@ -50,6 +50,7 @@ KEEP_MIN = 2
 BACKLOG_STEPS_MAX = 8
 _ON_DISK = "newest on disk, not yet with this peer"
 _MEMORY = (Tier.IMAGE, Tier.STAGED)
+_ALL = tuple(Tier)
 COPY_STEPS_MAX = 2  # if a copy in memory is this many steps old, its sender has another peer now
 
 
@@ -105,7 +106,7 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
 def _pushes(view: View) -> list[Step]:
     """Push the shards of one step of all local ranks, once they are on disk (or if the disk is full or fails). Then push newer
     shards, and ask whether the shards that were sent are on the peer's disk."""
-    tiers = tuple(Tier) if view.disk_takes_nothing else (Tier.DISK,)
+    tiers = _ALL if view.disk_takes_nothing else (Tier.DISK,)
     newest = _newest_by_rank(view, tiers)
     mine = _newest_first(ShardKey(*newest[rank], rank) for rank in view.ranks if rank in newest)
     whole = whole_steps(view, tiers)
@@ -224,8 +225,8 @@ def _newest_abandoned(view: View) -> set[CheckpointId]:
 
 
 def _superseded(view: View, at: CheckpointId, counted: list[CheckpointId]) -> str | None:
-    """Return why a copy on disk of checkpoint `at` may be deleted; None if it must be retained. `counted`: the checkpoints of the
-    lineage that count for its rank, oldest first."""
+    """Return why a shard of checkpoint `at` on disk may be deleted; None if it must be retained. `counted`: the checkpoints of
+    the lineage that count for its rank, oldest first."""
     keep = max(view.keep, KEEP_MIN)
     if is_abandoned(view, at):
         current = _of_current_attempt(view, counted)
@@ -277,6 +278,7 @@ def _staged_deletions(view: View) -> list[Step]:
     if not view.attempt or not staged:
         return []
     on_disk, mine = view.held.in_tier(Tier.DISK), frozenset(view.ranks)
+    newest, newest_on_disk = _newest_by_rank(view, _ALL), _newest_by_rank(view, (Tier.DISK,))
     whole = [step for step in whole_steps(view, (Tier.DISK,)) if step.attempt == view.attempt]
     steps: list[Step] = []
     for at in sorted(staged):
@@ -289,20 +291,20 @@ def _staged_deletions(view: View) -> list[Step]:
             elif rank in mine:
                 reason = "restored from and superseded on disk" if newer else None
             else:
-                reason = _superseded_copy(view, rank, at, newer)
+                there, is_newest = newest_on_disk.get(rank, NOTHING_SAVED) >= at, newest.get(rank, NOTHING_SAVED) <= at
+                reason = _superseded_copy(view, there, is_newest, newer)
             if reason is not None and (held := Held(Tier.STAGED, ShardKey(*at, rank))) not in view.pinned:
                 steps.append(Delete(Tier.STAGED, held.key, reason))
     return steps
 
 
-def _superseded_copy(view: View, rank: int, at: CheckpointId, newer: int) -> str | None:
+def _superseded_copy(view: View, on_disk: bool, is_newest: bool, newer: int) -> str | None:
     """Return why another node's shard may be deleted from memory; None if it must be retained. The newest one is retained even
-    if it is on disk as well, because it is restored from this node if its own node is lost. `newer`: number of newer checkpoints
-    that are complete on this node's disk."""
-    on_disk = _newest_by_rank(view, (Tier.DISK,)).get(rank, NOTHING_SAVED) >= at
+    if it is on disk as well, because it is restored from this node if its own node is lost. `on_disk`: the disk has this
+    shard or a newer one of its rank. `newer`: number of newer checkpoints that are complete on this node's disk."""
     if not on_disk and not view.disk_takes_nothing:
         return None
-    if _newest_by_rank(view, tuple(Tier)).get(rank, NOTHING_SAVED) > at:
+    if not is_newest:
         return "a copy, and a newer one has come"
     if on_disk and newer >= COPY_STEPS_MAX:
         return "a copy on disk, too, and not renewed for some steps"

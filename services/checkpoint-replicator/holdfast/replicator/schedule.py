@@ -32,7 +32,7 @@ class Schedule:
         self._pauses: dict[Lane, Backoff] = {}
 
     def begin(self, job: str, steps: Iterable[Step]) -> dict[Lane, list[Step]]:
-        """Return those of the planned steps whose lane is free, of each lane the first one and those that go with it, and occupy
+        """Return those of the planned steps whose lane is free, of each lane the first one and those that go with it. Occupies
         these lanes."""
         begun: dict[Lane, list[Step]] = {}
         for step in steps:

@@ -32,7 +32,7 @@ class Held:
 
 
 class Copies(Collection[Held]):
-    """The shards of one job on this node, by tier and checkpoint. Immutable. A change copies the checkpoints of one tier, so that
+    """The shards of one job on this node, by tier and checkpoint. Immutable: a change copies the checkpoints of one tier. So
     neither a change nor a plan looks at every shard."""
 
     __slots__ = ("_tiers",)

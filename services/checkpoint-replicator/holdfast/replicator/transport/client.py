@@ -341,8 +341,8 @@ def _push_lane(
 
 
 def _has_ended(error: OSError | Unavailable) -> bool:
-    """Whether this is the error of a connection that has ended, and not of a peer that takes too long: it may still be receiving
-    the copy, and a second transfer of it would fail together with the first."""
+    """Whether this is the error of a connection that has ended, and not of a peer that takes too long. Such a peer may still be
+    receiving the copy, and a second transfer of it would fail together with the first."""
     return not isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT
 
 

@@ -129,9 +129,9 @@ class Secure:
     # ------------------------------------------------------------ both
 
     def still_admits(self, sock: socket.socket) -> bool:
-        """Whether a connection that has been open for some time would be admitted now: the files of this end are those with which
-        it began, and the certificate of the other end has neither expired nor been revoked. A connection without TLS, which
-        `optional` allows, is not admitted again."""
+        """Whether a connection that has been open for some time would be admitted now: the files of this end are those with
+        which it began, and the certificate of the other end has neither expired nor been revoked. A connection without TLS,
+        which `optional` allows, is not admitted again."""
         current = self._current()
         if current is None:
             return True

@@ -75,7 +75,7 @@ class Server:
     served: Served = field(default_factory=Served)
 
     def serve(self, sock: socket.socket) -> None:
-        """Serve one connection: one request, or several copies. Errors caused by the peer are logged, and the connection is closed."""
+        """Serve one connection: one request, or several copies. Errors caused by the peer are logged and end it."""
         with sock:
             try:
                 self._converse(sock)
