@@ -12,7 +12,7 @@ from typing import Protocol
 
 import anyio
 
-from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.checkpoints import NOTHING_SAVED, CheckpointId
 from holdfast.domain.errors import Conflict
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.orders import Inventory
@@ -57,6 +57,7 @@ class Job:
     tried: set[int] = field(default_factory=set)  # local ranks whose save failed in this generation
     archive: JobArchive = field(default_factory=JobArchive)
     saved_by_all: CheckpointId | None = None  # the newest (attempt, step) known to be on every node
+    swept_before: CheckpointId = NOTHING_SAVED  # unfinished copies of older checkpoints have been deleted from the disk
     disk_full: bool = False
     disk_fails: bool = False  # operations return errors
     gone: bool = False  # deleted

@@ -52,6 +52,7 @@ log = structlog.get_logger("holdfast.replicator")
 IMAGE_READ_S_MAX = 2.0  # an image that is read for longer could delay a save
 PUSH_BYTES_PER_S = 1e9  # assumed until a rate has been measured
 CONFIRM_S = 0.5  # between two questions whether a copy is on the peer's disk; a newer save is pushed sooner
+ASK_S = 0.05  # between a copy and the first question whether it is on the peer's disk: before, it is not, even if it is small
 GATHER_S = 0.01  # changes within this time after a plan are one plan
 LOST_RACE_PAUSE_S = 0.005  # limits the retry rate for a shard that does not appear
 
@@ -110,7 +111,9 @@ class Mover:
             if deletions := [each for each in steps if isinstance(each, Delete)]:
                 await self._delete(job, deletions)
             for step in steps:
-                if not (isinstance(step, Delete) or job.gone or job.config is not config):  # another may name other peers
+                if not (
+                    isinstance(step, Delete) or job.gone or job.config is not config
+                ):  # another may name other peers
                     await self._do(job, step)
         except _LostRace as error:
             # The source was overwritten first, which is normal if saves are frequent. Refresh and plan with the newest.
@@ -129,6 +132,9 @@ class Mover:
                 job.disk_full = job.disk_fails = False  # try again
         else:
             self._schedule.succeeded(lane)
+            if isinstance(step, Push) and job.pushed.get((step.key.rank, step.peer)) != step.key:
+                with anyio.move_on_after(ASK_S):
+                    await job.turned.wait()
         finally:
             self._schedule.free(lane)
             self._engine.notify()
@@ -166,8 +172,9 @@ class Mover:
         job.troubles.end(TroubleKind.TIER_FAILS, "disk")
         job.held[Held(Tier.DISK, key)] = manifest
         self._engine.notify()
-        older_than = key.checkpoint
-        await self._engine.threads.background(self._engine.tiers.disk.drop_unfinished, job.name, older_than)
+        if key.checkpoint > job.swept_before:  # once for all ranks of a node
+            job.swept_before = key.checkpoint
+            await self._engine.threads.background(self._engine.tiers.disk.drop_unfinished, job.name, key.checkpoint)
 
     async def _copy_held(self, job: Job, key: ShardKey) -> Manifest:
         held, shard = await self._open(job, key, (Tier.IMAGE, Tier.STAGED))
