@@ -23,7 +23,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.checkpoint import network, protection, saves, store
+from benchmarks.checkpoint import network, protection, saves, small_saves, store
 from benchmarks.checkpoint.protocol import LIMIT, Request
 from benchmarks.checkpoint.results import OURS, Measured, Results, TrialFailed
 from benchmarks.checkpoint.scratch import Scratch, scratch
@@ -34,6 +34,7 @@ SAVES = 2  # counted saves per trial and contender
 ON_REQUEST = (
     "dcp_async_process",
     "protection",
+    "small_saves",
 )  # only with --only, because they take minutes
 
 # Errors of the measured systems. Other errors are bugs of this benchmark, and end it.
@@ -87,7 +88,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--size", type=float, default=1.1, help="GB of state (default 1.1)")
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--only", default="", help="comma-separated: contenders, network, store, protection")
+    parser.add_argument(
+        "--only", default="", help="comma-separated: contenders, network, store, protection, small_saves"
+    )
     return parser.parse_args()
 
 
@@ -100,6 +103,7 @@ def _trials(only: list[str] | None) -> dict[str, Trial]:
         "network": network.measure,
         "store": store.measure,
         "protection": protection.measure,
+        "small_saves": small_saves.measure,
     }
     if not peers:
         del trials["nvrx_local"]

@@ -34,7 +34,7 @@ def measure(request: Request, place: Scratch) -> Measured:
     authority = Authority.create(place.sockets / "ca", "bench", 10)
     found: Measured = []
     for name in (OFF, DIGESTS, TLS):
-        with _pair(place, authority, name, unlimited=True) as (holder, other):
+        with pair(place, authority, name, unlimited=True) as (holder, other):
             copied = _copy(request, place, holder, other)
             record = copied.record
             holder.configure((0,))  # without a peer, so that it does not send the shard again
@@ -46,14 +46,14 @@ def measure(request: Request, place: Scratch) -> Measured:
                 (_COPY_TO_DISK, name, record.size / copied.on_disk_s / 1e9),
                 ("restore_peer_gb_s", name, record.size / restored_s / 1e9),
             ]
-        with _pair(place, authority, name, unlimited=False) as (holder, other):
+        with pair(place, authority, name, unlimited=False) as (holder, other):
             copied = _copy(request, place, holder, other)
             found.append((_COPY_LIMITED, name, copied.record.size / copied.in_memory_s / 1e9))
     return found
 
 
 @contextmanager
-def _pair(
+def pair(
     place: Scratch, authority: Authority, name: str, *, unlimited: bool
 ) -> Iterator[tuple[Replicator, Replicator]]:
     """Start the holder of a shard and its peer; leave nothing of theirs in memory."""

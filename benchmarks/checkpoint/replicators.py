@@ -109,10 +109,10 @@ class Replicator:
 
     # ------------------------------------------------------------ requests of the agent
 
-    def configure(self, ranks: tuple[int, ...], *peers: Replicator) -> None:
+    def configure(self, ranks: tuple[int, ...], *peers: Replicator, mesh: Mesh = MESH) -> None:
         self._generation += 1
         sources = tuple(peer.source for peer in peers)
-        request = Configure(JOB, self._generation, ATTEMPT, MESH, ranks, sources, 2, TOKEN)
+        request = Configure(JOB, self._generation, ATTEMPT, mesh, ranks, sources, 2, TOKEN)
         self._stub.Configure(wire.encode_configure(request), timeout=STAGE_TIMEOUT_S)
 
     def stage(self, key: ShardKey, *sources: Replicator) -> StagedShard:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from worlds import require_found
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.orders import Inventory
 from holdfast.replicator import archive_plan, plan
@@ -27,9 +28,9 @@ newest_by_rank, pushes, begin = plan._newest_by_rank, plan._pushes, Schedule.beg
 inventory, has_sent, cover = Job.inventory, Job.has_sent, election._cover
 
 
-def _oldest_by_rank(view: View, tiers: tuple[Tier, ...], coming: Iterable[ShardKey] = ()) -> dict[int, ShardKey]:
-    keys = [*(held.key for held in view.held if held.tier in tiers), *coming]
-    return {key.rank: key for key in sorted(keys, key=lambda key: key.checkpoint, reverse=True)}
+def _oldest_by_rank(view: View, tiers: tuple[Tier, ...]) -> dict[int, CheckpointId]:
+    keys = [held.key for held in view.held if held.tier in tiers]
+    return {key.rank: key.checkpoint for key in sorted(keys, key=lambda key: key.checkpoint, reverse=True)}
 
 
 def _push_only_first_rank(view: View) -> list[Step]:
@@ -40,8 +41,8 @@ def _peers_are_the_nodes_themselves(placements: Iterable[Any], zones: object) ->
     return {placement.node: (placement.node,) for placement in placements}
 
 
-def _begin_all_but(kind: type) -> Callable[..., list[tuple[Lane, Step]]]:
-    def planted(self: Schedule, job: str, steps: Iterable[Step]) -> list[tuple[Lane, Step]]:
+def _begin_all_but(kind: type) -> Callable[..., dict[Lane, list[Step]]]:
+    def planted(self: Schedule, job: str, steps: Iterable[Step]) -> dict[Lane, list[Step]]:
         return begin(self, job, [step for step in steps if not isinstance(step, kind)])
 
     return planted
@@ -49,7 +50,9 @@ def _begin_all_but(kind: type) -> Callable[..., list[tuple[Lane, Step]]]:
 
 def _delete_all_but_the_newest(view: View) -> list[Step]:
     newest = newest_by_rank(view, (Tier.DISK,))
-    old = [held.key for held in view.held if held.tier is Tier.DISK and newest.get(held.key.rank) != held.key]
+    old = [
+        held.key for held in view.held if held.tier is Tier.DISK and newest.get(held.key.rank) != held.key.checkpoint
+    ]
     return [Delete(Tier.DISK, key, "planted") for key in old if Held(Tier.DISK, key) not in view.pinned]
 
 

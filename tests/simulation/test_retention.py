@@ -14,7 +14,7 @@ from holdfast.domain.generations import Generation, ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
-from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Tier, View, id_of
+from holdfast.replicator.view import Copies, CopyToDisk, Delete, Held, Push, Tier, View, id_of
 from holdfast.supervisor.protocol import SendNotification
 
 NODES = 3
@@ -45,7 +45,7 @@ class Node:
             world_size=NODES,
             keep=KEEP,
             peers=(self.peer.name,),
-            held=tuple(sorted(held, key=str)),
+            held=Copies.of(held),
             pushed=frozenset(self.pushed),
             saved_by_all=self.retain_from,
         )

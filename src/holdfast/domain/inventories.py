@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.domain.generations import ShardPlace, ShardRecord
+from holdfast.domain.generations import ShardKey, ShardPlace, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.runs import ShardRun, Shards, shard_runs
+
+_Place = tuple[int, int, int, str]  # attempt, step, rank, tier
 
 
 def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
@@ -20,8 +22,10 @@ def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
     before, after = _by_place(old.shards), _by_place(new.shards)
     if len(before) < len(old.shards) or len(after) < len(new.shards):
         return new  # two shards in one place: a difference could not name the one to remove
-    changed = tuple(record for place, record in after.items() if before.get(place) != record)
-    gone = tuple(place for place in before if place not in after)
+    changed = tuple(
+        record for place, record in after.items() if (old_one := before.get(place)) is not record and old_one != record
+    )
+    gone = tuple(ShardPlace(record.key, record.tier) for place, record in before.items() if place not in after)
     if len(changed) + len(gone) >= len(new.shards):
         return new
     stored = () if new.stored == old.stored else new.stored
@@ -39,7 +43,7 @@ def changed(held: Iterable[ShardRecord], difference: Inventory) -> Inventory:
         (others if _step_in(run) in concerned else stays).append(run)
     places = _by_place(Shards(others))
     for place in difference.gone:
-        places.pop(place, None)
+        places.pop(_place(place.key, place.tier), None)
     places |= _by_place(difference.shards)
     return Inventory(difference.job, Shards((*stays, *shard_runs(places.values()))), difference.stored)
 
@@ -48,5 +52,9 @@ def _step_in(run: ShardRun) -> tuple[int, int, str]:
     return run.attempt, run.step, run.tier
 
 
-def _by_place(shards: Iterable[ShardRecord]) -> dict[ShardPlace, ShardRecord]:
-    return {ShardPlace(record.key, record.tier): record for record in shards}
+def _by_place(shards: Iterable[ShardRecord]) -> dict[_Place, ShardRecord]:
+    return {_place(record.key, record.tier): record for record in shards}
+
+
+def _place(key: ShardKey, tier: str) -> _Place:
+    return key.attempt, key.step, key.rank, tier

@@ -18,6 +18,7 @@ from holdfast.replicator.view import (
     Archive,
     Archived,
     Complete,
+    Copies,
     CopyToDisk,
     Delete,
     Discard,
@@ -40,7 +41,9 @@ def saves(steps: Sequence[int], *, every_s: float = 1.0, attempt: int = 1, start
 def view(*held: int, archive: Archive, attempt: int = 1, ranks: tuple[int, ...] = (0,), **changes: object) -> View:
     disk = tuple(Held(Tier.DISK, ShardKey(attempt, step, rank)) for step in held for rank in ranks)
     others = CheckpointId(9, 0)  # every node is said to have something newer than anything here
-    base = View(attempt, ranks, world_size=2, keep=2, peers=(), held=disk, archive=archive, saved_by_all=others)
+    base = View(
+        attempt, ranks, world_size=2, keep=2, peers=(), held=Copies.of(disk), archive=archive, saved_by_all=others
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -164,7 +167,7 @@ def test_a_step_goes_up_when_all_ranks_of_the_node_are_on_disk() -> None:
     seen = archive(saves=saves([64]))
     both = view(64, archive=seen, ranks=(0, 1))
     assert [step.key.rank for step in archive_steps(both) if isinstance(step, Upload)] == [0, 1]
-    half = replace(both, held=both.held[:1])
+    half = replace(both, held=Copies.of(list(both.held)[:1]))
     assert archive_steps(half) == []
     rest = replace(both, archive=replace(seen, uploaded=frozenset({ShardKey(1, 64, 0)})))
     assert [step.key.rank for step in archive_steps(rest) if isinstance(step, Upload)] == [1]
@@ -210,7 +213,8 @@ def test_without_peers_the_store_is_the_next_tier() -> None:
 
 def test_what_the_store_wants_is_copied_although_a_newer_save_is_there() -> None:
     images = tuple(Held(Tier.IMAGE, ShardKey(1, step, 0)) for step in (64, 65))
-    waiting = replace(view(archive=archive(saves=saves([62, 63, 64, 65])), restored=CheckpointId(0, 61)), held=images)
+    held = Copies.of(images)
+    waiting = replace(view(archive=archive(saves=saves([62, 63, 64, 65])), restored=CheckpointId(0, 61)), held=held)
     assert [step.key.step for step in plan(waiting) if isinstance(step, CopyToDisk)] == [64, 65]
 
 
@@ -299,7 +303,7 @@ def test_it_is_taken_to_disk_before_the_next_save_may_overwrite_it_and_stays_the
     seen = saves(range(10, 60, 10))
     asked = archive(interval_s=3600.0, saves=seen, steps=done(10), asked=frozenset({(1, 40)}))
     images = (Held(Tier.IMAGE, ShardKey(1, 40, 0)), Held(Tier.IMAGE, ShardKey(1, 50, 0)))
-    first = plan(replace(view(archive=asked), held=images))[0]
+    first = plan(replace(view(archive=asked), held=Copies.of(images)))[0]
     assert isinstance(first, CopyToDisk)
     assert first.key.step == 40
     later = view(10, 40, *range(50, 200, 10), archive=replace(asked, saves=saves(range(10, 200, 10))))

@@ -25,7 +25,7 @@ from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.replicator.troubles import QUIET_S, Troubles
-from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Tier, View
+from holdfast.replicator.view import Copies, CopyToDisk, Delete, Held, Push, Tier, View
 from holdfast.shards import Image, ImageSet, Manifest, Plan, Skipped, Staged, TensorSpec
 from holdfast.shards.manifest import temporary_of
 
@@ -152,9 +152,10 @@ async def test_a_save_goes_on_without_its_manifest_in_memory(
 @pytest.mark.parametrize("which", ["full", "failing"])
 def test_a_disk_that_takes_nothing_is_skipped_for_the_peer(which: str) -> None:
     key, older = Held(Tier.IMAGE, KEY), Held(Tier.DISK, ShardKey(1, 5, 0))
-    before = View(1, (0,), 2, 2, ("b",), (key, older))
+    held = Copies.of((key, older))
+    before = View(1, (0,), 2, 2, ("b",), held)
     assert [type(step) for step in plan(before)] == [CopyToDisk, Push]
-    takes_nothing = View(1, (0,), 2, 2, ("b",), (key, older), disk_full=which == "full", disk_fails=which == "failing")
+    takes_nothing = View(1, (0,), 2, 2, ("b",), held, disk_full=which == "full", disk_fails=which == "failing")
     (step,) = plan(takes_nothing)
     assert isinstance(step, Push)
     assert step.key == KEY
@@ -163,7 +164,9 @@ def test_a_disk_that_takes_nothing_is_skipped_for_the_peer(which: str) -> None:
 def test_a_failing_disk_is_no_reason_to_delete() -> None:
     held = tuple(Held(Tier.DISK, ShardKey(1, step, 0)) for step in range(10, 60, 10))
     pushed = frozenset({(ShardKey(1, 50, 0), "b")})
-    given = View(1, (0,), 2, 2, ("b",), held, pushed=pushed, saved_by_all=CheckpointId(1, 20), disk_fails=True)
+    given = View(
+        1, (0,), 2, 2, ("b",), Copies.of(held), pushed=pushed, saved_by_all=CheckpointId(1, 20), disk_fails=True
+    )
     assert not [step for step in plan(given) if type(step) is not Push and "superseded" not in step.reason]
     deleted = {step.key.step for step in plan(given) if isinstance(step, Delete)}
     assert deleted == {10}

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
-from holdfast.replicator.view import CopyToDisk, Delete, FreeImages, Held, Push, Tier, View, id_of
+from holdfast.replicator.view import Copies, CopyToDisk, Delete, FreeImages, Held, Push, Tier, View, id_of
 
 
 def image(step: int, rank: int = 0, attempt: int = 1) -> Held:
@@ -27,7 +27,9 @@ OTHERS_ARE_AHEAD = CheckpointId(9, 0)  # every node is said to have something ne
 
 
 def view(*held: Held, **changes: object) -> View:
-    base = View(attempt=1, ranks=(0,), world_size=2, keep=2, peers=(), held=held, saved_by_all=OTHERS_ARE_AHEAD)
+    base = View(
+        attempt=1, ranks=(0,), world_size=2, keep=2, peers=(), held=Copies.of(held), saved_by_all=OTHERS_ARE_AHEAD
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -236,10 +238,10 @@ def test_what_the_attempt_started_from_stands_for_a_word_that_has_not_come() -> 
 def test_the_restore_point_outlives_a_lineage_given_up() -> None:
     after_rollback = view(disk(10), disk(20), disk(15, attempt=2), attempt=2, restored=CheckpointId(1, 10))
     assert deleted(after_rollback) == set()  # 20 of attempt 1 is not counted as newer than the restore point
-    later = replace(after_rollback, held=(*after_rollback.held, disk(25, attempt=2)))
+    later = replace(after_rollback, held=Copies.of((*after_rollback.held, disk(25, attempt=2))))
     assert deleted(later) == {10}, "the newest that were given up stay: the user may know better"
     assert deleted(replace(later, disk_full=True)) == {10, 20}
-    more = replace(later, held=(*later.held, disk(30), disk(40)))
+    more = replace(later, held=Copies.of((*later.held, disk(30), disk(40))))
     assert deleted(more) == {10, 20}
 
 
@@ -274,7 +276,7 @@ def test_the_memory_of_a_job_that_is_over_is_given_back_once_its_newest_save_is_
     over = view(image(20), image(30), disk(20), ended=True, images_left=True)
     assert plan(over) == (CopyToDisk(ShardKey(1, 30, 0), "newest in memory, not yet on disk"),)
     assert plan(replace(over, disk_full=True)) == (), "it is the only copy"
-    saved = replace(over, held=(*over.held, disk(30)))
+    saved = replace(over, held=Copies.of((*over.held, disk(30))))
     assert plan(saved) == (FreeImages("the job is over, and its newest save is on disk"),)
     assert plan(replace(saved, pinned=frozenset({image(30)}))) == ()
     assert plan(replace(saved, images_left=False)) == ()
@@ -298,10 +300,10 @@ def test_a_fetched_shard_leaves_memory_once_it_is_superseded_on_disk() -> None:
     fetched = Held(Tier.STAGED, ShardKey(1, 10, 0))
     now = view(fetched, disk(10), attempt=2, restored=CheckpointId(1, 10))
     assert plan(now) == ()
-    assert plan(replace(now, held=(*now.held, disk(15, attempt=2)))) == (
+    assert plan(replace(now, held=Copies.of((*now.held, disk(15, attempt=2))))) == (
         Delete(Tier.STAGED, fetched.key, "restored from and superseded on disk"),
     )
-    assert plan(replace(now, held=(*now.held, disk(15, attempt=2)), pinned=frozenset({fetched}))) == ()
+    assert plan(replace(now, held=Copies.of((*now.held, disk(15, attempt=2))), pinned=frozenset({fetched}))) == ()
 
 
 def test_a_copy_of_another_node_leaves_memory_when_it_is_on_disk_and_a_newer_one_has_come() -> None:
@@ -349,7 +351,7 @@ def test_whatever_is_held_the_newest_of_every_living_rank_stays(
         world_size=4,
         keep=keep,
         peers=tuple(sorted(peers)),
-        held=tuple(sorted(held, key=str)),
+        held=Copies.of(held),
         restored=restored,
         pushed=frozenset(pushed),
         saved_by_all=saved_by_all,
@@ -390,7 +392,7 @@ class Retention(RuleBasedStateMachine):
     def view(self) -> View:
         held = [Held(Tier.IMAGE, key) for keys in self.memory.values() for key in keys]
         held += [Held(Tier.DISK, key) for key in sorted(self.disk, key=lambda key: (id_of(key), key.rank))]
-        return View(self.attempt, (0, 1), 2, 2, self.peers, tuple(held), self.restored, frozenset(self.pushed))
+        return View(self.attempt, (0, 1), 2, 2, self.peers, Copies.of(held), self.restored, frozenset(self.pushed))
 
     @rule(missed=st.sampled_from([None, None, None, 0, 1]))
     def save(self, missed: int | None) -> None:

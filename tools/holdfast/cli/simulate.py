@@ -35,7 +35,7 @@ def simulate(
         bool,
         typer.Option(
             "--checkpoints",
-            help="With --large: the job saves steps now and then, and recoveries restore them. Takes eight times as long.",
+            help="With --large: the job saves steps now and then, and recoveries restore them. Takes about four times as long.",
         ),
     ] = False,
 ) -> None:

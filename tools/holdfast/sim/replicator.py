@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, assert_never
 
@@ -319,15 +320,25 @@ class Replicator:
         if self.jobs.get(job.name) is job:
             steps = plan(job.view())
             begun = self._schedule.begin(job.name, steps)
-            self._deletions_wait[job.name] = _deletions(steps) > _deletions(step for _, step in begun)
-            for lane, step in begun:
-                if isinstance(step, CopyToDisk):
-                    self._copying.add((job.name, step.key))
-                self.world.soon(*self._duration_s(step), self._unless_ended(partial(self._carry_out, job, step, lane)))
+            self._deletions_wait[job.name] = _deletions(steps) > _deletions(chain.from_iterable(begun.values()))
+            for lane, together in begun.items():
+                if isinstance(together[0], CopyToDisk):
+                    self._copying.add((job.name, together[0].key))
+                self._go_on_with(job, together, lane)
 
-    def _carry_out(self, job: Job, step: Step, lane: Lane) -> None:
+    def _go_on_with(self, job: Job, steps: Sequence[Step], lane: Lane) -> None:
+        """Carry out all deletions at once, as production does, and other steps one after the other."""
+        now, later = (steps, ()) if isinstance(steps[0], Delete) else (steps[:1], steps[1:])
+        act = partial(self._carry_out, job, now, later, lane, job.config)
+        self.world.soon(*self._duration_s(steps[0]), self._unless_ended(act))
+
+    def _carry_out(
+        self, job: Job, now: Sequence[Step], later: Sequence[Step], lane: Lane, config: Configure | None
+    ) -> None:
+        step = now[0]
         try:
-            self._do(job, step)
+            for step in now:
+                self._do(job, step)
         except HoldfastError as error:
             pause_s = self._schedule.pause_s(lane)
             if isinstance(step, Push) and isinstance(error, NotYet):
@@ -335,6 +346,10 @@ class Replicator:
             self._pausing.add(lane)
             self.world.after(pause_s, self._unless_ended(partial(self._resume, job, lane)))
         else:
+            if later and job.config is config:
+                self._report_soon(job)
+                self._go_on_with(job, later, lane)
+                return
             self._schedule.succeeded(lane)
             self._schedule.free(lane)
             self._report_soon(job)

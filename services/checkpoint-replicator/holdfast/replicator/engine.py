@@ -38,6 +38,7 @@ from holdfast.replicator.view import Held, Tier, id_of, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
 
+GATHER_S = 0.01  # changes within this time after an inventory are one inventory
 LOCKED_MAX_S = 120.0  # an image that is locked for longer delays saves
 
 log = structlog.get_logger("holdfast.replicator")
@@ -100,7 +101,7 @@ class Engine:
         sent = {name: nothing} if name else {}
         listed = bool(name)
         while True:
-            changed = self.changed
+            changed, at = self.changed, anyio.current_time()
             names = [name] if name else sorted(set(self.jobs) | set(sent))
             for each in names:
                 job = self.jobs.get(each)
@@ -114,6 +115,7 @@ class Engine:
                 listed = True
                 yield nothing
             await changed.wait()
+            await anyio.sleep_until(at + GATHER_S)
 
     # ------------------------------------------------------------ requests
 
@@ -367,16 +369,17 @@ class Engine:
     def _log_if_lost(self, job: Job, held: Held) -> None:
         """Log the loss of an earlier run's checkpoint that was only in memory, because the disk failed, and has been
         overwritten."""
-        view = job.view()
+        if not is_kept(view := job.view(), id_of(held.key)):
+            return
         others = [id_of(each.key) for each in job.held if each.key.rank == held.key.rank]
-        newer = any(other >= id_of(held.key) and is_kept(view, other) for other in others)
-        if is_kept(view, id_of(held.key)) and not newer:
+        if not any(other >= id_of(held.key) and is_kept(view, other) for other in others):
             log.error("checkpoint of an earlier run lost: it was in memory only", job=job.name, shard=label(held.key))
 
     async def _report_unwritten(self, job: Job) -> None:
         """Report manifests that could not be written because memory is full. The checkpoint itself is still copied to
         disk and peers."""
-        unwritten = await self.threads.urgent(self.tiers.images.unwritten, job.name)
+        images = self.tiers.images
+        unwritten = await self.threads.urgent(images.unwritten, job.name) if images.lacks_manifests else {}
         changed = False
         for path, why in unwritten.items():
             reason = f"cannot write the manifest of {path} ({why}); copies continue; free memory on this node"

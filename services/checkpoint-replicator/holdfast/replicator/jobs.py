@@ -12,12 +12,13 @@ from typing import Protocol
 
 import anyio
 
-from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.checkpoints import NOTHING_SAVED, CheckpointId
 from holdfast.domain.errors import Conflict
-from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.generations import ShardKey
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure
 from holdfast.replicator.archive import JobArchive
+from holdfast.replicator.holdings import Holdings
 from holdfast.replicator.kept import KeptSince
 from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.troubles import Troubles
@@ -26,9 +27,10 @@ from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside, open_stored
 from holdfast.wire import records
 
-_TIER_NAMES = {Tier.IMAGE: "memory", Tier.STAGED: "memory", Tier.DISK: "disk"}
 REMEMBERED = "job.json"
 REMEMBERED_BYTES_MAX = 16 << 20
+
+_Received = frozenset[tuple[ShardKey, str]]  # (shard, peer)
 
 
 class Pin(Protocol):
@@ -46,7 +48,7 @@ class Job:
     name: str
     config: Configure | None = None
     restored: CheckpointId | None = None
-    held: dict[Held, Manifest] = field(default_factory=dict)
+    held: Holdings = field(default_factory=Holdings)
     fresh: dict[ShardKey, PendingCommit] = field(default_factory=dict)  # images that are being committed
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard on its disk
     sent: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard sent
@@ -55,6 +57,7 @@ class Job:
     tried: set[int] = field(default_factory=set)  # local ranks whose save failed in this generation
     archive: JobArchive = field(default_factory=JobArchive)
     saved_by_all: CheckpointId | None = None  # the newest (attempt, step) known to be on every node
+    swept_before: CheckpointId = NOTHING_SAVED  # unfinished copies of older checkpoints have been deleted from the disk
     disk_full: bool = False
     disk_fails: bool = False  # operations return errors
     gone: bool = False  # deleted
@@ -68,6 +71,9 @@ class Job:
     )  # (image, processes that have it locked) → since when
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
     troubles: Troubles = field(init=False)
+    _received: tuple[_Received, _Received] | None = field(
+        default=None, init=False
+    )  # `pushed`, `sent`, as the plan needs them
 
     def __post_init__(self) -> None:
         self.troubles = Troubles(self.name)
@@ -95,6 +101,7 @@ class Job:
         peers = {peer.node for peer in config.peers}
         self.pushed = {(rank, peer): key for (rank, peer), key in self.pushed.items() if peer in peers}
         self.sent = {(rank, peer): key for (rank, peer), key in self.sent.items() if peer in peers}
+        self._received = None
 
     def end(self, generation: int) -> bool:
         """Record the end of the job: no worker saves here unless the job is submitted again. Returns False for the end of an
@@ -139,6 +146,7 @@ class Job:
             self.pushed.pop((key.rank, peer), None)
         asked_before = self.sent.get((key.rank, peer)) == key
         self.sent[key.rank, peer] = key
+        self._received = None
         return durable == key or not asked_before
 
     def may_delete(self, held: Held) -> bool:
@@ -246,17 +254,20 @@ class Job:
     def view(self) -> View:
         """Return the input of the plan."""
         config = self.config
+        if self._received is None:
+            self._received = _received(self.pushed), _received(self.sent)
+        pushed, sent = self._received
         return View(
             attempt=config.attempt if config else 0,
             ranks=config.ranks if config else (),
             world_size=config.mesh.world_size if config else 0,
             keep=config.keep if config else 0,
             peers=tuple(peer.node for peer in config.peers) if config else (),
-            held=tuple(self.held),
+            held=self.held.copies,
             fresh=tuple(self.fresh),
             restored=self.restored,
-            pushed=frozenset((key, peer) for (_, peer), key in self.pushed.items()),
-            sent=frozenset((key, peer) for (_, peer), key in self.sent.items()),
+            pushed=pushed,
+            sent=sent,
             pinned=frozenset(self.pins) | {Held(tier, key) for key in self.wanted for tier in Tier},
             disk_full=self.disk_full,
             disk_fails=self.disk_fails,
@@ -270,20 +281,8 @@ class Job:
 
     def inventory(self) -> Inventory:
         """Return one record per shard and tier. An image and a staged file of a shard are one record."""
-        records = {
-            (held.key.attempt, held.key.step, held.key.rank, _TIER_NAMES[held.tier]): ShardRecord(
-                key=held.key,
-                mesh=manifest.domain_mesh(),
-                tier=_TIER_NAMES[held.tier],
-                size=manifest.size,
-                digest=manifest.digest,
-                owner=manifest.node,
-                root=manifest.root,
-            )
-            for held, manifest in self.held.items()
-        }
         stored = self.archive.reported_steps(self.config.store_keep) if self.config else ()
-        return Inventory(self.name, tuple([records[place] for place in sorted(records)]), stored)
+        return Inventory(self.name, self.held.records(), stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +321,10 @@ class Remembered:
         except FileNotFoundError:
             return None
         return records.loads(raw, cls)
+
+
+def _received(last: Mapping[tuple[int, str], ShardKey]) -> _Received:
+    return frozenset((key, peer) for (_, peer), key in last.items())
 
 
 def _is_older(config: Configure, known: Configure) -> bool:

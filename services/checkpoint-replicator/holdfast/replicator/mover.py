@@ -1,17 +1,19 @@
 """Executes the plan: one step at a time per lane (each rank's way to disk, each peer, deletions), newest first.
 
 A failed step is not retried by itself: its lane pauses, and then the plan is computed again from the current state.
+
+Events come in groups: a save, the same of each rank, its copies. So there are at most `1 / GATHER_S` plans per second, and none
+for a job whose view has not changed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace
 from holdfast.domain.generations import ShardKey
@@ -27,6 +29,7 @@ from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import (
+    ArchiveStep,
     Complete,
     CopyToDisk,
     Delete,
@@ -38,6 +41,7 @@ from holdfast.replicator.view import (
     Survey,
     Tier,
     Upload,
+    View,
     what,
 )
 from holdfast.runtime import metrics, telemetry
@@ -48,6 +52,8 @@ log = structlog.get_logger("holdfast.replicator")
 IMAGE_READ_S_MAX = 2.0  # an image that is read for longer could delay a save
 PUSH_BYTES_PER_S = 1e9  # assumed until a rate has been measured
 CONFIRM_S = 0.5  # between two questions whether a copy is on the peer's disk; a newer save is pushed sooner
+ASK_S = 0.05  # between a copy and the first question whether it is on the peer's disk: before, it is not, even if it is small
+GATHER_S = 0.01  # changes within this time after a plan are one plan
 LOST_RACE_PAUSE_S = 0.005  # limits the retry rate for a shard that does not appear
 
 
@@ -74,28 +80,41 @@ class Mover:
         self._store_sync = store_sync
         self._push_rate: dict[tuple[str, str], float] = {}  # (job, peer) → bytes per second of the latest push
         self._schedule = Schedule()
+        self._planned: dict[
+            str, tuple[View, Sequence[Step]]
+        ] = {}  # the last plan of each job, and what it was made from
 
     async def run(self) -> None:
         """Never returns."""
         async with anyio.create_task_group() as tasks:
             while True:
-                changed = self._engine.changed
+                changed, at = self._engine.changed, anyio.current_time()
+                self._planned = {job.name: self._plan(job) for job in self._engine.jobs.values()}
                 for job in list(self._engine.jobs.values()):
-                    self._start(tasks, job)
+                    for lane, steps in self._schedule.begin(job.name, self._planned[job.name][1]).items():
+                        tasks.start_soon(self._carry_out, job, steps, lane)
                 await changed.wait()
+                await anyio.sleep_until(at + GATHER_S)
 
     async def idle(self, name: str) -> None:
         """Wait until no shard of this job is being copied or deleted. Uploads are not waited for, because they only read."""
         while self._schedule.moves_shards_of(name):
             await self._engine.changed.wait()
 
-    def _start(self, tasks: TaskGroup, job: Job) -> None:
-        for lane, step in self._schedule.begin(job.name, plan(job.view())):
-            tasks.start_soon(self._carry_out, job, step, lane)
+    def _plan(self, job: Job) -> tuple[View, Sequence[Step]]:
+        view, known = job.view(), self._planned.get(job.name)
+        return known if known is not None and known[0] == view else (view, plan(view))
 
-    async def _carry_out(self, job: Job, step: Step, lane: Lane) -> None:
+    async def _carry_out(self, job: Job, steps: Sequence[Step], lane: Lane) -> None:
+        step, config = steps[0], job.config
         try:
-            await self._do(job, step)
+            if deletions := [each for each in steps if isinstance(each, Delete)]:
+                await self._delete(job, deletions)
+            for step in steps:
+                if not (
+                    isinstance(step, Delete) or job.gone or job.config is not config
+                ):  # another may name other peers
+                    await self._do(job, step)
         except _LostRace as error:
             # The source was overwritten first, which is normal if saves are frequent. Refresh and plan with the newest.
             self._log_failure(job, step, error)
@@ -113,11 +132,14 @@ class Mover:
                 job.disk_full = job.disk_fails = False  # try again
         else:
             self._schedule.succeeded(lane)
+            if isinstance(step, Push) and job.pushed.get((step.key.rank, step.peer)) != step.key:
+                with anyio.move_on_after(ASK_S):
+                    await job.turned.wait()
         finally:
             self._schedule.free(lane)
             self._engine.notify()
 
-    async def _do(self, job: Job, step: Step) -> None:
+    async def _do(self, job: Job, step: CopyToDisk | Push | FreeImages | ArchiveStep) -> None:
         match step:
             case CopyToDisk(key):
                 await self._copy(job, key)
@@ -125,8 +147,6 @@ class Mover:
             case Push(key, peer):
                 await self._push(job, key, peer)
                 _count(job, key, "peer")
-            case Delete(tier, key):
-                await self._delete(job, Held(tier, key))
             case FreeImages():
                 await self._engine.free_images(job)
             case Upload(key):
@@ -136,7 +156,7 @@ class Mover:
                 await self._store_sync.carry_out(job, step)
             case _:
                 assert_never(step)
-        log.debug("plan step completed", job=job.name, step=type(step).__name__, what=what(step), reason=step.reason)
+        _log_completed(job, step)
 
     async def _copy(self, job: Job, key: ShardKey) -> None:
         fresh = job.fresh.get(key)
@@ -152,8 +172,9 @@ class Mover:
         job.troubles.end(TroubleKind.TIER_FAILS, "disk")
         job.held[Held(Tier.DISK, key)] = manifest
         self._engine.notify()
-        older_than = key.checkpoint
-        await self._engine.threads.background(self._engine.tiers.disk.drop_unfinished, job.name, older_than)
+        if key.checkpoint > job.swept_before:  # once for all ranks of a node
+            job.swept_before = key.checkpoint
+            await self._engine.threads.background(self._engine.tiers.disk.drop_unfinished, job.name, key.checkpoint)
 
     async def _copy_held(self, job: Job, key: ShardKey) -> Manifest:
         held, shard = await self._open(job, key, (Tier.IMAGE, Tier.STAGED))
@@ -234,12 +255,26 @@ class Mover:
         except IntegrityError as error:
             await self._engine.quarantine(job, held, str(error))
 
-    async def _delete(self, job: Job, held: Held) -> None:
-        if not job.may_delete(held):
-            return
-        job.drop(held)  # first, so that no reader is sent to a file that is being deleted
+    async def _delete(self, job: Job, steps: Sequence[Delete]) -> None:
+        """Delete what no restore needs by now. Raises OSError after all, if one of the files could not be deleted."""
+        going = [held for step in steps if job.may_delete(held := Held(step.tier, step.key))]
+        for held in going:
+            job.drop(held)  # first, so that no reader is sent to a file that is being deleted
         self._engine.notify()
-        await self._engine.threads.background(self._engine.tiers[held.tier].delete, job.name, held.key)
+
+        def delete() -> list[OSError]:
+            failed: list[OSError] = []
+            for held in going:
+                try:
+                    self._engine.tiers[held.tier].delete(job.name, held.key)
+                except OSError as error:
+                    failed.append(error)
+            return failed
+
+        if failed := await self._engine.threads.background(delete):
+            raise failed[0]
+        for step in steps:
+            _log_completed(job, step)
 
     async def _open(self, job: Job, key: ShardKey, tiers: tuple[Tier, ...]) -> tuple[Held, OpenShard]:
         """Open the shard in the first of these tiers that has it. Raises _LostRace with the reasons."""
@@ -264,6 +299,10 @@ class Mover:
         debug."""
         write = log.debug if isinstance(error, _LostRace | NotYet) else log.warning
         write("plan step failed", job=job.name, step=type(step).__name__, what=what(step), reason=str(error))
+
+
+def _log_completed(job: Job, step: Step) -> None:
+    log.debug("plan step completed", job=job.name, step=type(step).__name__, what=what(step), reason=step.reason)
 
 
 def _size(job: Job, key: ShardKey) -> int:

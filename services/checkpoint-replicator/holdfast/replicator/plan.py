@@ -23,17 +23,19 @@ space. Five facts distinguish "old" from "superseded":
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.checkpoints import NOTHING_SAVED, CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.archive_plan import archive_steps, chosen, wanted_of
 from holdfast.replicator.view import (
+    NO_RANKS,
     CopyToDisk,
     Delete,
     FreeImages,
+    Held,
     Push,
     Step,
     Tier,
@@ -47,6 +49,8 @@ from holdfast.replicator.view import (
 KEEP_MIN = 2
 BACKLOG_STEPS_MAX = 8
 _ON_DISK = "newest on disk, not yet with this peer"
+_MEMORY = (Tier.IMAGE, Tier.STAGED)
+_ALL = tuple(Tier)
 COPY_STEPS_MAX = 2  # if a copy in memory is this many steps old, its sender has another peer now
 
 
@@ -68,24 +72,20 @@ def plan(view: View) -> tuple[Step, ...]:
 def _copies(view: View) -> list[Step]:
     if view.disk_takes_nothing:
         return []
-    in_memory = _newest_by_rank(view, (Tier.IMAGE, Tier.STAGED), view.fresh)
-    on_disk = _newest_by_rank(view, (Tier.DISK,))
-    wanted = [
-        key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or id_of(there) < id_of(key)
-    ]
+    in_memory = _newest_by_rank(view, _MEMORY)
+    if view.fresh:
+        in_memory = _with_fresh(view, in_memory)
+    wanted = _newer(in_memory, _newest_by_rank(view, (Tier.DISK,)))
     newest: list[Step] = [CopyToDisk(key, "newest in memory, not yet on disk") for key in _newest_first(wanted)]
     return [*_copies_for_archive(view, wanted), *_copies_of_earlier(view, wanted), *newest]
 
 
 def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
     """Copies of an earlier run's shards that are only in memory, where the new workers overwrite the images."""
-    earlier = tuple(held for at, held in view.dated if is_kept(view, at))
-    if not earlier:
+    steps = {tier: [at for at in view.held.in_tier(tier) if is_kept(view, at)] for tier in Tier}
+    if not any(steps[tier] for tier in _MEMORY):
         return []
-    kept = replace(view, held=earlier, restored=None, attempt=0)
-    on_disk = _newest_by_rank(kept, (Tier.DISK,))
-    in_memory = _newest_by_rank(kept, (Tier.IMAGE, Tier.STAGED))
-    late = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or id_of(there) < id_of(key)]
+    late = _newer(_newest_of(view, steps, _MEMORY), _newest_of(view, steps, (Tier.DISK,)))
     why = "an earlier submission's newest in memory, not yet on disk"
     return [CopyToDisk(key, why) for key in _newest_first(late) if key not in wanted]
 
@@ -94,20 +94,21 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
     """Copies of shards that will be uploaded and are not the newest: the next save may overwrite them, so they come first."""
     if view.archive is None:
         return []
-    on_disk = {(at, rank) for at, rank, _ in view.on_disk}
-    mine = [(at, held.key) for at, held in view.dated if held.tier is Tier.IMAGE and held.key.rank in view.ranks]
-    waiting = [(at, key) for at, key in mine if (at, key.rank) not in on_disk]
-    due = wanted_of(view, {at for at, _ in waiting})
-    late = [key for at, key in waiting if at == due and key not in wanted]
+    mine, on_disk = frozenset(view.ranks), view.held.in_tier(Tier.DISK)
+    images = view.held.in_tier(Tier.IMAGE).items()
+    waiting = {at: left for at, ranks in images if (left := (ranks & mine) - on_disk.get(at, NO_RANKS))}
+    if (due := wanted_of(view, waiting)) is None:
+        return []
+    late = [key for rank in waiting[due] if (key := ShardKey(*due, rank)) not in wanted]
     return [CopyToDisk(key, "the object store takes it from the disk") for key in _newest_first(late)]
 
 
 def _pushes(view: View) -> list[Step]:
     """Push the shards of one step of all local ranks, once they are on disk (or if the disk is full or fails). Then push newer
     shards, and ask whether the shards that were sent are on the peer's disk."""
-    tiers = tuple(Tier) if view.disk_takes_nothing else (Tier.DISK,)
+    tiers = _ALL if view.disk_takes_nothing else (Tier.DISK,)
     newest = _newest_by_rank(view, tiers)
-    mine = _newest_first(newest[rank] for rank in view.ranks if rank in newest)
+    mine = _newest_first(ShardKey(*newest[rank], rank) for rank in view.ranks if rank in newest)
     whole = whole_steps(view, tiers)
     state = "is full" if view.disk_full else "fails"
     why = f"the disk {state}, so a peer is the next tier" if view.disk_takes_nothing else _ON_DISK
@@ -141,21 +142,36 @@ def _of_next_step(view: View, peer: str, whole: list[CheckpointId]) -> list[Shar
     return [key for key in keys if sent.get(key.rank) != following]
 
 
-def _newest_by_rank(view: View, tiers: tuple[Tier, ...], coming: Sequence[ShardKey] = ()) -> dict[int, ShardKey]:
-    """Return the newest shard of each rank in these tiers, or `coming` into one of them."""
-    if not coming and (known := view.newest.get(tiers)) is not None:
-        return known
-    newest: dict[int, tuple[CheckpointId, ShardKey]] = {}
-    found = [(at, held.key) for at, held in view.on_lineage if held.tier in tiers]
-    found += [(at, key) for key in coming if not is_abandoned(view, at := id_of(key))]
-    for each in found:
-        rank = each[1].rank
-        if rank not in newest or newest[rank][0] < each[0]:
-            newest[rank] = each
-    by_rank = {rank: key for rank, (_, key) in newest.items()}
-    if not coming:
-        view.newest[tiers] = by_rank
-    return by_rank
+def _newest_by_rank(view: View, tiers: tuple[Tier, ...]) -> dict[int, CheckpointId]:
+    """Return the newest checkpoint on the lineage of which these tiers have a shard, by rank."""
+    if (known := view.newest.get(tiers)) is None:
+        known = view.newest[tiers] = _newest_of(view, view.on_lineage, tiers)
+    return known
+
+
+def _newest_of(
+    view: View, steps: Mapping[Tier, Iterable[CheckpointId]], tiers: tuple[Tier, ...]
+) -> dict[int, CheckpointId]:
+    """Return the newest of the checkpoints `steps` of which these tiers have a shard, by rank."""
+    newest: dict[int, CheckpointId] = {}
+    for at in sorted({at for tier in tiers for at in steps[tier]}, reverse=True):
+        for tier in tiers:
+            newest.update(dict.fromkeys(view.held.in_tier(tier).get(at, NO_RANKS) - newest.keys(), at))
+    return newest
+
+
+def _with_fresh(view: View, newest: dict[int, CheckpointId]) -> dict[int, CheckpointId]:
+    """Return the newest checkpoints with those that are being committed."""
+    found = dict(newest)
+    for key in view.fresh:
+        if not is_abandoned(view, at := id_of(key)) and at > found.get(key.rank, NOTHING_SAVED):
+            found[key.rank] = at
+    return found
+
+
+def _newer(here: dict[int, CheckpointId], there: dict[int, CheckpointId]) -> list[ShardKey]:
+    """Return the shards of which `there` has no copy and none of a newer checkpoint, by rank."""
+    return [ShardKey(*at, rank) for rank, at in here.items() if (other := there.get(rank)) is None or other < at]
 
 
 def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
@@ -168,66 +184,70 @@ def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
 def _disk_deletions(view: View) -> list[Step]:
     if not view.attempt:
         return []  # the job is not configured yet, and these may be the only copies
-    # For this node's ranks and for removed ones, this node's own checkpoints count.
-    own = {rank for _, rank, _ in view.on_disk if rank in view.ranks or rank >= view.world_size}
-    whole = _Counted.of(view, whole_steps(view, (Tier.DISK,)))
-    of_rank: dict[int, set[CheckpointId]] = {}  # for the copies of other nodes' shards
-    for at, held in view.on_lineage:
-        if held.tier is Tier.DISK and held.key.rank not in own:
-            of_rank.setdefault(held.key.rank, set()).add(at)
-    counted = {rank: _Counted.of(view, steps) for rank, steps in of_rank.items()}
-    none = _Counted([], 0)
-    on_its_way = chosen(view)
-    spared = _newest_abandoned(view, {at for at, _, _ in view.on_disk})
+    on_disk, whole = view.held.in_tier(Tier.DISK), whole_steps(view, (Tier.DISK,))
+    on_its_way, spared = chosen(view), _newest_abandoned(view)
+    mine = frozenset(view.ranks)
+    of_rank = _steps_of_others(view, mine)
     steps: list[Step] = []
-    last: CheckpointId | None = None
-    is_spared = False
-    for at, rank, held in view.on_disk:
-        if at != last:
-            last, is_spared = at, is_kept(view, at) or at in spared
-        if is_spared or (at == on_its_way and rank in view.ranks) or (view.pinned and held in view.pinned):
+    for at in sorted(on_disk):
+        if at in spared or is_kept(view, at):
             continue
-        if (reason := _superseded(view, held.key, at, whole if rank in own else counted.get(rank, none))) is not None:
-            steps.append(Delete(Tier.DISK, held.key, reason))
+        reason = _superseded(view, at, whole)  # the same for all ranks of this node
+        for rank in sorted(on_disk[at]):
+            if rank in mine:
+                why = reason if reason and at != on_its_way and _passed_on(view, rank, at, whole) else None
+            elif rank >= view.world_size:  # of a removed node: this node's own checkpoints count
+                why = reason if _of_current_attempt(view, whole) >= max(view.keep, KEEP_MIN) else None
+            else:
+                why = _superseded(view, at, of_rank.get(rank, []))
+            if why and (not view.pinned or Held(Tier.DISK, ShardKey(*at, rank)) not in view.pinned):
+                steps.append(Delete(Tier.DISK, ShardKey(*at, rank), why))
     return steps
 
 
-def _newest_abandoned(view: View, disk: set[CheckpointId]) -> set[CheckpointId]:
+def _steps_of_others(view: View, mine: frozenset[int]) -> dict[int, list[CheckpointId]]:
+    """Return the checkpoints on the lineage of which the disk has a copy, by rank of other nodes. Oldest first."""
+    of_rank: dict[int, list[CheckpointId]] = {}
+    on_disk = view.held.in_tier(Tier.DISK)
+    for at in view.on_lineage[Tier.DISK]:
+        for rank in on_disk[at] - mine:
+            of_rank.setdefault(rank, []).append(at)
+    return of_rank
+
+
+def _newest_abandoned(view: View) -> set[CheckpointId]:
     """Return the newest checkpoints that this run has abandoned, because the user may want to go back to one of them."""
-    if view.disk_full or len(view.on_lineage) == len(view.dated):
+    on_disk = view.held.in_tier(Tier.DISK)
+    if view.disk_full or len(view.on_lineage[Tier.DISK]) == len(on_disk):
         return set()
-    mine = {at for at in disk if at.attempt >= max(view.first_attempt, view.expired_before)}
+    mine = {at for at in on_disk if at.attempt >= max(view.first_attempt, view.expired_before)}
     return set(sorted((each for each in mine if is_abandoned(view, each)), reverse=True)[: max(view.keep, KEEP_MIN)])
 
 
-def _superseded(view: View, key: ShardKey, at: CheckpointId, counted: _Counted) -> str | None:
-    """Return why the disk copy of `key` may be deleted; None if it must be retained. `at`: its (attempt, step)."""
+def _superseded(view: View, at: CheckpointId, counted: list[CheckpointId]) -> str | None:
+    """Return why a shard of checkpoint `at` on disk may be deleted; None if it must be retained. `counted`: the checkpoints of
+    the lineage that count for its rank, oldest first."""
     keep = max(view.keep, KEEP_MIN)
-    newer = len(counted.steps) - bisect_right(counted.steps, at)
     if is_abandoned(view, at):
-        if counted.current < keep:
-            return None
-        return f"on an abandoned lineage; {counted.current} newer steps are complete"
-    if key.rank >= view.world_size and counted.current < keep:
-        return None
-    if newer < keep or _others_may_need(view, at, newer, counted.steps[0]):
-        return None
-    if key.rank in view.ranks and newer < keep + BACKLOG_STEPS_MAX and not _one_tier_further(view, key.rank, at):
+        current = _of_current_attempt(view, counted)
+        return f"on an abandoned lineage; {current} newer steps are complete" if current >= keep else None
+    newer = len(counted) - bisect_right(counted, at)
+    if newer < keep or _others_may_need(view, at, newer, counted[0]):
         return None
     return f"superseded by {newer} complete newer steps; {keep} are kept"
 
 
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """The checkpoints that count for a shard: `steps` of the lineage, oldest first, and how many are of the current attempt."""
+def _of_current_attempt(view: View, counted: list[CheckpointId]) -> int:
+    """Return how many of the checkpoints, oldest first, are of the current attempt."""
+    begin, end = CheckpointId(view.attempt, 0), CheckpointId(view.attempt + 1, 0)
+    return bisect_left(counted, end) - bisect_left(counted, begin)
 
-    steps: list[CheckpointId]
-    current: int
 
-    @classmethod
-    def of(cls, view: View, steps: Iterable[CheckpointId]) -> _Counted:
-        in_order = sorted(steps)
-        return cls(in_order, sum(1 for step in in_order if step.attempt == view.attempt))
+def _passed_on(view: View, rank: int, at: CheckpointId, whole: list[CheckpointId]) -> bool:
+    """Whether the next tier has a newer checkpoint of this node's rank than `at`, or need not have one."""
+    newer = len(whole) - bisect_right(whole, at)
+    enough = max(view.keep, KEEP_MIN) + BACKLOG_STEPS_MAX
+    return is_abandoned(view, at) or newer >= enough or _one_tier_further(view, rank, at)
 
 
 def _others_may_need(view: View, at: CheckpointId, newer: int, oldest: CheckpointId) -> bool:
@@ -254,39 +274,39 @@ def _one_tier_further(view: View, rank: int, at: CheckpointId) -> bool:
 
 def _staged_deletions(view: View) -> list[Step]:
     """Delete shards in memory, other than images, that are also stored elsewhere, because memory is scarce."""
-    staged = [(at, held) for at, held in view.dated if held.tier is Tier.STAGED and held not in view.pinned]
+    staged = view.held.in_tier(Tier.STAGED)
     if not view.attempt or not staged:
         return []
+    on_disk, mine = view.held.in_tier(Tier.DISK), frozenset(view.ranks)
+    newest, newest_on_disk = _newest_by_rank(view, _ALL), _newest_by_rank(view, (Tier.DISK,))
     whole = [step for step in whole_steps(view, (Tier.DISK,)) if step.attempt == view.attempt]
-    on_disk = {(at, rank) for at, rank, _ in view.on_disk}
     steps: list[Step] = []
-    for at, held in sorted(staged, key=lambda each: (each[0], each[1].key.rank)):
-        if is_kept(view, at) or view.ended:
-            if (at, held.key.rank) in on_disk:
-                steps.append(Delete(Tier.STAGED, held.key, "its workers have ended, and it is on disk"))
-            continue
-        newer = [step for step in whole if step > at]
-        if held.key.rank not in view.ranks:
-            reason = _superseded_copy(view, held.key, newer)
-        else:
-            reason = "restored from and superseded on disk" if newer else None
-        if reason is not None:
-            steps.append(Delete(Tier.STAGED, held.key, reason))
+    for at in sorted(staged):
+        is_over = is_kept(view, at) or view.ended
+        newer = len(whole) - bisect_right(whole, at)
+        for rank in sorted(staged[at]):
+            if is_over:
+                there = rank in on_disk.get(at, NO_RANKS)
+                reason = "its workers have ended, and it is on disk" if there else None
+            elif rank in mine:
+                reason = "restored from and superseded on disk" if newer else None
+            else:
+                there, is_newest = newest_on_disk.get(rank, NOTHING_SAVED) >= at, newest.get(rank, NOTHING_SAVED) <= at
+                reason = _superseded_copy(view, there, is_newest, newer)
+            if reason is not None and (held := Held(Tier.STAGED, ShardKey(*at, rank))) not in view.pinned:
+                steps.append(Delete(Tier.STAGED, held.key, reason))
     return steps
 
 
-def _superseded_copy(view: View, key: ShardKey, newer: list[CheckpointId]) -> str | None:
+def _superseded_copy(view: View, on_disk: bool, is_newest: bool, newer: int) -> str | None:
     """Return why another node's shard may be deleted from memory; None if it must be retained. The newest one is retained even
-    if it is on disk as well, because it is restored from this node if its own node is lost. `newer`: steps that are complete
-    on this node's disk."""
-    mine = id_of(key)
-    of_rank = [(at, held.tier) for at, held in view.on_lineage if held.key.rank == key.rank]
-    on_disk = any(tier is Tier.DISK and at >= mine for at, tier in of_rank)
+    if it is on disk as well, because it is restored from this node if its own node is lost. `on_disk`: the disk has this
+    shard or a newer one of its rank. `newer`: number of newer checkpoints that are complete on this node's disk."""
     if not on_disk and not view.disk_takes_nothing:
         return None
-    if any(at > mine for at, _ in of_rank):
+    if not is_newest:
         return "a copy, and a newer one has come"
-    if on_disk and len(newer) >= COPY_STEPS_MAX:
+    if on_disk and newer >= COPY_STEPS_MAX:
         return "a copy on disk, too, and not renewed for some steps"
     return None
 
@@ -299,8 +319,8 @@ def images_may_go(view: View) -> bool:
     """Whether an ended job's images can be deleted: each must be on disk in the same or a newer version."""
     if not view.images_left or view.fresh:
         return False
-    images = [held for held in view.held if held.tier is Tier.IMAGE]
-    if any(held in view.pinned for held in images):
+    images = view.held.in_tier(Tier.IMAGE)
+    if any(held.tier is Tier.IMAGE and held in view.held for held in view.pinned):
         return False
-    on_disk = {rank: id_of(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Tier.DISK,)).items()}
-    return all(on_disk.get(held.key.rank, (0, 0)) >= id_of(held.key) for held in images)
+    on_disk = _newest_by_rank(replace(view, attempt=0), (Tier.DISK,))
+    return all(on_disk.get(rank, NOTHING_SAVED) >= at for at, ranks in images.items() for rank in ranks)

@@ -31,10 +31,12 @@ def require_room(warm: WarmFiles, shards: int, shard_bytes: int, memory_dir: Pat
 
 async def keep_ready(engine: Engine, warm: WarmFiles, shards: int, shard_bytes: int) -> None:
     """Preallocate pages for `shards` of `shard_bytes` each while no rank runs on this node. Never returns."""
+    if not shards:
+        await anyio.sleep_forever()
     while True:
         changed = engine.changed
         limit_s = None
-        if shards and not any(job.config and job.config.ranks for job in engine.jobs.values()):
+        if not any(job.config and job.config.ranks for job in engine.jobs.values()):
             try:
                 await engine.threads.background(warm.reserve, shards, shard_bytes)
             except OSError as error:

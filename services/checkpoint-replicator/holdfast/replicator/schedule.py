@@ -1,5 +1,8 @@
 """Which steps of the plan are carried out now: one at a time per lane (each rank's way to disk, each peer, deletions, each kind
-of work for the object store). A step that fails makes its lane pause, each time for longer, and the plan is computed again."""
+of work for the object store). A step that fails makes its lane pause, each time for longer, and the plan is computed again.
+
+Steps that need no plan between them are begun together, because the time of a plan is not to depend on how many ranks a node
+has: the copies of one checkpoint for one peer, and all deletions, of which one plan names those that are safe together."""
 
 from __future__ import annotations
 
@@ -28,14 +31,17 @@ class Schedule:
         self._busy: set[Lane] = set()
         self._pauses: dict[Lane, Backoff] = {}
 
-    def begin(self, job: str, steps: Iterable[Step]) -> list[tuple[Lane, Step]]:
-        """Return those of the planned steps whose lane is free, at most one for each lane, and occupy these lanes."""
-        begun: list[tuple[Lane, Step]] = []
+    def begin(self, job: str, steps: Iterable[Step]) -> dict[Lane, list[Step]]:
+        """Return those of the planned steps whose lane is free, of each lane the first one and those that go with it. Occupies
+        these lanes."""
+        begun: dict[Lane, list[Step]] = {}
         for step in steps:
             lane = lane_of(job, step)
             if lane not in self._busy:
                 self._busy.add(lane)
-                begun.append((lane, step))
+                begun[lane] = [step]
+            elif lane in begun and _goes_with(begun[lane][0], step):
+                begun[lane].append(step)
         return begun
 
     def pause_s(self, lane: Lane) -> float:
@@ -55,6 +61,16 @@ class Schedule:
     def moves_shards_of(self, job: str) -> bool:
         """Whether a shard of this job is being copied or deleted. Uploads do not count, because they only read."""
         return any(name == job and not what.startswith(_ARCHIVE) for name, what in self._busy)
+
+
+def _goes_with(first: Step, step: Step) -> bool:
+    match first, step:
+        case Push(), Push():
+            return first.key.checkpoint == step.key.checkpoint
+        case Delete(), Delete():
+            return True
+        case _:
+            return False
 
 
 def is_disk(lane: Lane) -> bool:

@@ -34,6 +34,7 @@ from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
+from holdfast.replicator.transport.kept import Served
 from holdfast.replicator.transport.links import LinkDoor, Links
 from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.transport.server import Server
@@ -113,7 +114,8 @@ async def serve(settings: ReplicatorSettings) -> None:
     takers = ThreadPoolExecutor(settings.replicator_connections_max, "take", initializer=be_nice)
     keeper = Keeper(engine, mover.idle, settings.replicator_retention_s)
     links = Links(client, threads, LinkDoor())
-    server = _data_server(engine, checksummer, limits, sockets, takers, arrivals, links.door, secure)
+    served = Served(settings.replicator_connections_max // 4)
+    server = _data_server(engine, checksummer, limits, sockets, takers, arrivals, links.door, secure, served)
     scrubber = Scrubber(engine, client, interval_s=settings.replicator_scrub_interval_s, pace=scrub_pace)
     store_scrubber = StoreScrubber(
         engine, store_sync, interval_s=settings.replicator_store_scrub_interval_s, pace=store_scrub_pace
@@ -158,6 +160,7 @@ async def serve(settings: ReplicatorSettings) -> None:
                 stores.close()
     finally:
         door.close()
+        client.kept.close()
         threads.close()
         takers.shutdown(wait=False, cancel_futures=True)
         checksummer.close()
@@ -176,6 +179,7 @@ def _data_server(
     arrivals: Arrivals,
     links: LinkDoor,
     secure: Secure,
+    served: Served,
 ) -> Server:
     """Build the data server. Its threads report events to the event loop, which owns all state."""
     loop = asyncio.get_running_loop()
@@ -206,4 +210,5 @@ def _data_server(
         suspect=suspect,
         links=links,
         secure=secure,
+        served=served,
     )

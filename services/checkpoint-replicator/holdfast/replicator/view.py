@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from operator import itemgetter
-from typing import assert_never
+from typing import Final, assert_never
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.names import label
 
-_AGE_AND_RANK = itemgetter(0, 1)
+NO_RANKS: Final = frozenset[int]()
 
 
 class Tier(StrEnum):
@@ -29,6 +29,63 @@ class Held:
 
     tier: Tier
     key: ShardKey
+
+
+class Copies(Collection[Held]):
+    """The shards of one job on this node, by tier and checkpoint. Immutable: a change copies the checkpoints of one tier. So
+    neither a change nor a plan looks at every shard."""
+
+    __slots__ = ("_tiers",)
+
+    def __init__(self, tiers: Mapping[Tier, Mapping[CheckpointId, frozenset[int]]] | None = None) -> None:
+        self._tiers: Mapping[Tier, Mapping[CheckpointId, frozenset[int]]] = tiers or {tier: {} for tier in Tier}
+
+    @classmethod
+    def of(cls, shards: Iterable[Held]) -> Copies:
+        copies = cls()
+        for held in shards:
+            copies = copies.with_shard(held)
+        return copies
+
+    def in_tier(self, tier: Tier) -> Mapping[CheckpointId, frozenset[int]]:
+        """Return the ranks of which the tier has a shard, by (attempt, step)."""
+        return self._tiers[tier]
+
+    def with_shard(self, held: Held) -> Copies:
+        at = held.key.checkpoint
+        return self._with(held.tier, at, self._tiers[held.tier].get(at, NO_RANKS) | {held.key.rank})
+
+    def without(self, held: Held) -> Copies:
+        at = held.key.checkpoint
+        return self._with(held.tier, at, self._tiers[held.tier].get(at, NO_RANKS) - {held.key.rank})
+
+    def _with(self, tier: Tier, at: CheckpointId, ranks: frozenset[int]) -> Copies:
+        steps = dict(self._tiers[tier])
+        if ranks:
+            steps[at] = ranks
+        else:
+            steps.pop(at, None)
+        return Copies({**self._tiers, tier: steps})
+
+    def __contains__(self, held: object) -> bool:
+        return isinstance(held, Held) and held.key.rank in self._tiers[held.tier].get(held.key.checkpoint, NO_RANKS)
+
+    def __iter__(self) -> Iterator[Held]:
+        for tier, steps in self._tiers.items():
+            for at, ranks in steps.items():
+                yield from (Held(tier, ShardKey(*at, rank)) for rank in ranks)
+
+    def __len__(self) -> int:
+        return sum(len(ranks) for steps in self._tiers.values() for ranks in steps.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Copies) and self._tiers == other._tiers
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self))
+
+    def __repr__(self) -> str:
+        return f"Copies.of({list(self)!r})"
 
 
 # ---------------------------------------------------------------- the object store
@@ -85,7 +142,7 @@ class View:
     world_size: int
     keep: int
     peers: tuple[str, ...]  # node names
-    held: tuple[Held, ...]
+    held: Copies
     restored: CheckpointId | None = None  # (attempt, step) from which the current attempt started
     pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) that has it on disk
     sent: frozenset[tuple[ShardKey, str]] = frozenset()  # (newest shard of a rank, peer) that has it in memory at least
@@ -101,21 +158,9 @@ class View:
     images_left: bool = False  # the ended job's images have not been freed yet
 
     @cached_property
-    def dated(self) -> tuple[tuple[CheckpointId, Held], ...]:
-        """`held`, each with its (attempt, step)."""
-        return tuple([(CheckpointId(held.key.attempt, held.key.step), held) for held in self.held])
-
-    @cached_property
-    def on_lineage(self) -> tuple[tuple[CheckpointId, Held], ...]:
-        """`dated` without the abandoned checkpoints."""
-        return tuple([each for each in self.dated if not is_abandoned(self, each[0])])
-
-    @cached_property
-    def on_disk(self) -> list[tuple[CheckpointId, int, Held]]:
-        """The shards on disk, each with its (attempt, step) and its rank. Oldest first, then by rank."""
-        found = [(at, held.key.rank, held) for at, held in self.dated if held.tier is Tier.DISK]
-        found.sort(key=_AGE_AND_RANK)
-        return found
+    def on_lineage(self) -> Mapping[Tier, list[CheckpointId]]:
+        """The checkpoints of each tier that are not abandoned, oldest first."""
+        return {tier: sorted(at for at in self.held.in_tier(tier) if not is_abandoned(self, at)) for tier in Tier}
 
     @cached_property
     def whole(self) -> dict[tuple[Tier, ...], list[CheckpointId]]:
@@ -123,8 +168,8 @@ class View:
         return {}
 
     @cached_property
-    def newest(self) -> dict[tuple[Tier, ...], dict[int, ShardKey]]:
-        """The newest shard of each rank, by tiers."""
+    def newest(self) -> dict[tuple[Tier, ...], dict[int, CheckpointId]]:
+        """The newest checkpoint of each rank, by tiers."""
         return {}
 
     @property
@@ -233,10 +278,11 @@ def whole_steps(view: View, tiers: tuple[Tier, ...]) -> list[CheckpointId]:
     """Return the steps on the lineage for which these tiers have the shards of all local ranks, oldest first."""
     if (known := view.whole.get(tiers)) is not None:
         return known
-    ranks_at: dict[CheckpointId, set[int]] = {}
-    for at, held in view.on_lineage:
-        if held.tier in tiers:
-            ranks_at.setdefault(at, set()).add(held.key.rank)
-    mine = set(view.ranks)
-    found = view.whole[tiers] = sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)
+    mine = frozenset(view.ranks)
+    ranks_at: dict[CheckpointId, frozenset[int]] = {}
+    for tier in tiers:
+        there = view.held.in_tier(tier)
+        for at in view.on_lineage[tier]:
+            ranks_at[at] = ranks_at.get(at, NO_RANKS) | there[at]
+    found = view.whole[tiers] = sorted(at for at, ranks in ranks_at.items() if mine and mine <= ranks)
     return found

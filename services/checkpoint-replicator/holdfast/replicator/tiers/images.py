@@ -120,6 +120,11 @@ class ImageTier:
             self._write(seen.path, manifest)
             return manifest
 
+    @property
+    def lacks_manifests(self) -> bool:
+        """Whether `unwritten` has anything to do."""
+        return bool(self._unwritten)
+
     def unwritten(self, job: str) -> dict[Path, str]:
         """Retry to write manifests, and return the images whose manifest still cannot be written, with the reason. Their
         shards are committed only for this process; the next process computes the checksums again."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.kept import KeptLines
 from holdfast.replicator.transport.lanes import lanes_for, receive_spans, side_by_side
 from holdfast.replicator.transport.sealed import encrypted
 from holdfast.replicator.transport.secure import Secure
@@ -55,6 +57,7 @@ class Client:
     limits: Limits
     sockets: OpenSockets  # closed when the service stops, so that no thread stays in a read
     secure: Secure = field(default_factory=Secure)
+    kept: KeptLines = field(default_factory=KeptLines)
 
     def fetch(
         self,
@@ -101,21 +104,70 @@ class Client:
     ) -> ShardKey | None:
         """Copy a shard to `peer`. Returns the newest shard of this rank on the peer's disk, when the copy is complete on the
         peer's disk or in its memory. `sent`: the peer had it when it was last asked, so that one connection is enough. Raises
-        as `fetch` does."""
-        manifest = shard.manifest
+        as `fetch` does.
+
+        Connections of an earlier copy are used again. If one of them turns out to be broken, the copy is sent over new ones."""
+        nbytes = 0 if sent else shard.manifest.size
         try:
-            with ExitStack() as stack:
-                lines = self._lines(stack, peer, 0 if sent else manifest.size)
-
-                def work(number: int, line: Line) -> Mapping[str, Any] | None:
-                    return _push_lane(line, job, token, shard, pace, number, len(lines))
-
-                outcomes = side_by_side(lines, work)
-                # After all lanes: one connection may finish long before another.
-                receipts = [have or line.accepted(token) for have, line in zip(outcomes, lines, strict=True)]
-                return manifest.key if lines[0].version == 1 else _durable(receipts)
+            if kept := self._kept(peer, nbytes):
+                try:
+                    return self._push_over(kept, peer, nbytes, job, token, shard, pace)
+                except (OSError, Unavailable) as error:
+                    if not _has_ended(error):
+                        raise
+                    log.info("kept connection replaced", peer=peer.node, reason=str(error))
+            return self._push_over([], peer, nbytes, job, token, shard, pace)
         except OSError as error:
             raise Unavailable(f"{peer.node} ({peer.endpoint}): {error}") from error
+
+    def _push_over(
+        self,
+        kept: list[Line],
+        peer: ShardSource,
+        nbytes: int,
+        job: str,
+        token: str,
+        shard: OpenShard,
+        pace: Callable[[int], None],
+    ) -> ShardKey | None:
+        """As `push`, over these connections and the new ones that it takes."""
+        with ExitStack() as stack:
+            for line in kept:
+                stack.callback(line.close)
+            lines = self._lines(stack, peer, nbytes, kept)
+
+            def work(number: int, line: Line) -> Mapping[str, Any] | None:
+                return _push_lane(line, job, token, shard, pace, number, len(lines))
+
+            outcomes = side_by_side(lines, work)
+            # After all lanes: one connection may finish long before another.
+            receipts = [have or line.accepted(token) for have, line in zip(outcomes, lines, strict=True)]
+            stack.pop_all()
+        for line, receipt in zip(lines, receipts, strict=True):
+            self._keep(line, receipt)
+        return shard.manifest.key if lines[0].version == 1 else _durable(receipts)
+
+    def _kept(self, peer: ShardSource, nbytes: int) -> list[Line]:
+        """Return connections to `peer` that have been kept, and over which this end would still talk to it."""
+        lines = self.kept.take(peer, lanes_for(nbytes, self.limits.lanes_max))
+        for line in [line for line in lines if not self.secure.still_admits(line.sock)]:
+            lines.remove(line)
+            line.close()
+        return lines
+
+    def _keep(self, line: Line, receipt: Mapping[str, Any]) -> None:
+        """Keep the connection if the peer waits for another request on it."""
+        challenge = receipt.get("next")
+        if not isinstance(challenge, str) or not challenge:
+            line.close()
+            return
+        try:  # a machine that is gone answers nothing: a new connection finds out sooner than the timeout of an answer
+            patience_ms = int(self.limits.io_timeout_s * 500)
+            line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
+        except OSError:
+            line.close()
+            return
+        self.kept.put(replace(line, challenge=challenge, nonce=frames.nonce()))
 
     def read_piece(
         self, source: ShardSource, job: str, token: str, digest: str, offset: int, target: memoryview
@@ -148,7 +200,7 @@ class Client:
             if why := wanted.differs(manifest):
                 raise IntegrityError(f"{source.node} offers a shard in place of {label(key)}: {why}")
             incoming = stack.enter_context(into.receive(job, manifest))
-            lines = self._lines(stack, source, incoming.missing_bytes, first)
+            lines = self._lines(stack, source, incoming.missing_bytes, [first])
             for line in lines[1:]:
                 stack.enter_context(connections.tracking(line.sock))
 
@@ -160,24 +212,38 @@ class Client:
             side_by_side(lines, work)
             return incoming.commit()
 
-    def _lines(self, stack: ExitStack, peer: ShardSource, nbytes: int, first: Line | None = None) -> list[Line]:
-        """Open the connections for `nbytes`: at least one, and fewer than planned if the peer refuses more."""
-        lines = [first or stack.enter_context(self.connected(peer))]
+    def _lines(self, stack: ExitStack, peer: ShardSource, nbytes: int, first: Sequence[Line]) -> list[Line]:
+        """Add connections to the `first` ones for `nbytes`: at least one, and fewer than planned if the peer refuses more."""
+        lines = list(first) or [self._opened(stack, peer)]
         lanes = lanes_for(nbytes, self.limits.lanes_max) if lines[0].version > 1 else 1
         try:
             while len(lines) < lanes:
-                lines.append(stack.enter_context(self.connected(peer)))
+                lines.append(self._opened(stack, peer))
         except (OSError, Unavailable) as error:
             log.info("parallel connections reduced", peer=peer.node, reason=str(error))
         return lines
+
+    def _opened(self, stack: ExitStack, peer: ShardSource) -> Line:
+        line = self._connect(peer)
+        stack.callback(line.close)
+        return line
 
     @contextmanager
     def connected(self, peer: ShardSource) -> Iterator[Line]:
         """Connect, and receive the greeting. Raises Unavailable, OtherRole if the peer is not who it should be, and OSError.
 
         A peer that also accepts connections without TLS has greeted without it if the first byte of TLS came late."""
+        line = self._connect(peer)
+        try:
+            yield line
+        finally:
+            line.close()
+
+    def _connect(self, peer: ShardSource) -> Line:
+        """As `connected`; the caller closes the connection."""
         if (address := host_and_port(peer.endpoint)) is None:
             raise Unavailable(f"{peer.node} has no data endpoint ({peer.endpoint!r} is not host:port)")
+        began = time.monotonic()
         with ExitStack() as stack:
             for tries_left in reversed(range(TLS_TRIES)):
                 sock = stack.enter_context(self.secure.connect(address, self.limits.connect_timeout_s, peer.node))
@@ -187,7 +253,8 @@ class Client:
                     break
                 stack.close()
             frames.block(sock, self.limits.io_timeout_s)
-            yield Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))
+            challenge, version = str(greeting.get("nonce", "")), frames.whole_number(greeting, "version")
+            return Line(peer, sock, challenge, version, began, stack.pop_all())
 
     def _greeting(self, sock: socket.socket) -> Mapping[str, Any]:
         try:
@@ -201,15 +268,21 @@ class Client:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """A connection after the greeting, with the values for signing messages."""
+    """A connection after the greeting, with the values for signing messages. `began`: monotonic time; `closing`: what its end
+    closes."""
 
     peer: ShardSource
     sock: socket.socket
     challenge: str
     version: int
+    began: float
+    closing: ExitStack
     nonce: str = field(default_factory=frames.nonce)
+
+    def close(self) -> None:
+        self.closing.close()
 
     def say(self, message: Mapping[str, Any], token: str) -> None:
         frames.send(self.sock, message, token=token, challenge=self.challenge)
@@ -256,7 +329,8 @@ def _push_lane(
     """Send the spans that the peer requests on connection `lane` of `lanes`. Returns the peer's receipt if the peer already
     has the shard."""
     manifest = shard.manifest
-    answer = line.ask("put", job, token, manifest=manifest.encode().decode(), lane=lane, lanes=lanes)
+    text = manifest.encode().decode()
+    answer = line.ask("put", job, token, manifest=text, lane=lane, lanes=lanes, keep=True)
     if answer.get("have"):
         return answer
     for number in frames.wanted_spans(answer, len(manifest.spans)):
@@ -264,6 +338,12 @@ def _push_lane(
         pace(span.size)
         frames.pour(line.sock, shard.data[span.offset : span.offset + span.size])
     return None
+
+
+def _has_ended(error: OSError | Unavailable) -> bool:
+    """Whether this is the error of a connection that has ended, and not of a peer that takes too long. Such a peer may still be
+    receiving the copy, and a second transfer of it would fail together with the first."""
+    return not isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT
 
 
 def _durable(receipts: Sequence[Mapping[str, Any]]) -> ShardKey | None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
 from holdfast.replicator.transport.sealed import ALPN, encrypted, sealed_by_client, sealed_by_server
@@ -46,6 +48,23 @@ class _Contexts:
     server: ssl.SSLContext
 
 
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    """What the other end of a connection has shown, and for what it was admitted."""
+
+    context: ssl.SSLContext
+    fields: Mapping[str, Any]  # of its certificate, as `ssl` shows them
+    pem: bytes
+    roles: frozenset[Role]
+    node: str
+    for_whom: str
+
+
+def expired(admission: _Admission) -> bool:
+    """Whether the certificate has expired since the handshake."""
+    return ssl.cert_time_to_seconds(str(admission.fields["notAfter"])) <= time.time()
+
+
 class Secure:
     """`tls` None: no TLS. `optional`: also talk to replicators that do not speak TLS. Thread-safe."""
 
@@ -53,6 +72,7 @@ class Secure:
         self.optional = optional or tls is None
         self._lock = threading.Lock()
         self._contexts = _Contexts(tls, *_contexts_of(tls)) if tls is not None else None
+        self._admissions: WeakKeyDictionary[socket.socket, _Admission] = WeakKeyDictionary()  # of open connections
 
     @property
     def speaks_tls(self) -> bool:
@@ -76,8 +96,8 @@ class Secure:
             sock.do_handshake()
         except (TimeoutError, ssl.SSLEOFError, ConnectionError) as error:  # it has waited for a greeting, or given up
             raise NotTls(f"the peer has not begun TLS; {_advice()}") from error
-        self._look(sock, _CLIENTS, "", "connections of the data plane are for")
-        return sealed_by_server(sock)
+        admission = self._look(sock, _CLIENTS, "", "connections of the data plane are for")
+        return self._admitted(sealed_by_server(sock), admission)
 
     # ------------------------------------------------------------ as a client
 
@@ -96,8 +116,9 @@ class Secure:
                         raise NotTls(f"it does not speak TLS; {_advice()}") from error
                     sock = unless_admitted.enter_context(_connected(address, timeout_s))
                 else:
-                    self._look(sock, _NODES, node, f"{node} must be a node:")
+                    admission = self._look(sock, _NODES, node, f"{node} must be a node:")
                     sock = unless_admitted.enter_context(sealed_by_client(sock))
+                    self._admitted(sock, admission)
             unless_admitted.pop_all()
             return sock
 
@@ -107,15 +128,42 @@ class Secure:
 
     # ------------------------------------------------------------ both
 
-    def _look(self, sock: ssl.SSLSocket, roles: frozenset[Role], node: str, for_whom: str) -> None:
+    def still_admits(self, sock: socket.socket) -> bool:
+        """Whether a connection that has been open for some time would be admitted now: the files of this end are those with
+        which it began, and the certificate of the other end has neither expired nor been revoked. A connection without TLS,
+        which `optional` allows, is not admitted again."""
+        current = self._current()
+        if current is None:
+            return True
+        with self._lock:
+            admission = self._admissions.get(sock)
+        if admission is None or admission.context not in (current.client, current.server):
+            return False
+        try:
+            self._examine(admission)
+        except (OtherRole, InvalidSpec):
+            return False
+        return not expired(admission)
+
+    def _admitted(self, sock: socket.socket, admission: _Admission) -> socket.socket:
+        with self._lock:
+            self._admissions[sock] = admission
+        return sock
+
+    def _look(self, sock: ssl.SSLSocket, roles: frozenset[Role], node: str, for_whom: str) -> _Admission:
         """Raises OtherRole unless the peer's certificate has one of the roles (or need not have any), for this node if one is
         given, and was not revoked."""
-        assert self._contexts is not None
-        tls = self._contexts.tls
         pem = ssl.DER_cert_to_PEM_cert(sock.getpeercert(binary_form=True) or b"").encode()
-        fields: Mapping[str, Any] = sock.getpeercert() or {}
+        admission = _Admission(sock.context, sock.getpeercert() or {}, pem, roles, node, for_whom)
+        self._examine(admission)
+        return admission
+
+    def _examine(self, admission: _Admission) -> None:
+        """Raises OtherRole."""
+        assert self._contexts is not None
+        tls, roles, node = self._contexts.tls, admission.roles, admission.node
         whose = "the certificate of the other end"
-        identities = examined(tls, fields, pem, roles, for_whom=for_whom, whose=whose)
+        identities = examined(tls, admission.fields, admission.pem, roles, for_whom=admission.for_whom, whose=whose)
         mine = [each for each in tls.accepts.of_this_fleet(identities) if each.role in roles]
         if node and mine and not any(each.name in (node, ANY_NAME) for each in mine):
             listed = ", ".join(each.uri for each in mine)

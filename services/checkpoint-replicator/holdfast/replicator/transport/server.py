@@ -30,11 +30,13 @@ from holdfast.replicator.tiers import LocalTier, OpenShard
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
+from holdfast.replicator.transport.kept import SERVER_IDLE_S, Served
 from holdfast.replicator.transport.lanes import receive_spans
 from holdfast.replicator.transport.links import LINK, LinkDoor
 from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.transport.strangers import Strangers
 from holdfast.replicator.view import Held, Tier
+from holdfast.runtime.readable import readable
 from holdfast.shards import Manifest
 
 PIECE_BYTES_MAX = 64 << 20  # in memory at a time, per connection
@@ -70,9 +72,10 @@ class Server:
     links: LinkDoor = field(default_factory=LinkDoor)
     strangers: Strangers = field(default_factory=Strangers)
     secure: Secure = field(default_factory=Secure)
+    served: Served = field(default_factory=Served)
 
     def serve(self, sock: socket.socket) -> None:
-        """Serve one connection with one request. Errors caused by the peer are logged, and the connection is closed."""
+        """Serve one connection: one request, or several copies. Errors caused by the peer are logged and end it."""
         with sock:
             try:
                 self._converse(sock)
@@ -94,10 +97,28 @@ class Server:
                 request = frames.receive_request(
                     sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s
                 )
-            frames.block(sock, self.limits.io_timeout_s)
-            self._answer(sock, challenge, request)
+            with self.served.place(wanted=request.fields.get("keep") is True) as kept:
+                following = frames.nonce() if kept else ""
+                while self._answer(sock, challenge, request, following) and following:
+                    if (next_request := self._next(sock, following)) is None:
+                        return
+                    challenge, request, following = following, next_request, frames.nonce()
 
-    def _answer(self, sock: socket.socket, challenge: str, request: frames.Received) -> None:
+    def _next(self, sock: socket.socket, challenge: str) -> frames.Received | None:
+        """Wait for another request on a connection that is kept. None: the peer has closed it, or would not be admitted now."""
+        if not readable(sock, SERVER_IDLE_S):
+            return None
+        try:
+            request = frames.receive_request(sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s)
+        except (OSError, Unavailable) as error:
+            log.debug("kept connection ended", reason=str(error))
+            return None
+        return request if self.secure.still_admits(sock) else None
+
+    def _answer(self, sock: socket.socket, challenge: str, request: frames.Received, following: str) -> bool:
+        """Answer a request. `following`: the nonce of the next one if the connection is kept. Returns whether the request was a
+        copy that has been received or was there."""
+        frames.block(sock, self.limits.io_timeout_s)
         fields = request.fields
         is_link = fields.get("op") == LINK
         token = self.links.token if is_link else self.token_of(str(fields.get("job")))
@@ -108,14 +129,15 @@ class Server:
         exchange = _Exchange(sock, token, challenge, str(fields.get("nonce", "")))
         if is_link:
             self.links.serve(sock, fields, exchange.answer)
-            return
+            return False
         try:
             job = job_name(str(fields["job"]))
             match fields.get("op"):
                 case "get":
                     self._get(exchange, job, request)
                 case "put":
-                    self._put(exchange, job, request)
+                    self._put(exchange, job, request, {"next": following} if following else {})
+                    return True
                 case "piece":
                     self._piece(exchange, job, request)
                 case other:
@@ -123,6 +145,7 @@ class Server:
         except (NotFound, Conflict, IntegrityError, OutOfSpace, InvalidSpec) as error:
             kind = next((name for kind, name in _ERRORS if isinstance(error, kind)), "refused")
             exchange.answer(ok=False, error=kind, reason=str(error))
+        return False
 
     def _get(self, exchange: _Exchange, job: str, request: frames.Received) -> None:
         key = frames.decode_key(request.fields)
@@ -140,13 +163,13 @@ class Server:
             return
         raise NotFound(f"{label(key)}: " + "; ".join(reasons))
 
-    def _put(self, exchange: _Exchange, job: str, request: frames.Received) -> None:
+    def _put(self, exchange: _Exchange, job: str, request: frames.Received, kept: Mapping[str, str]) -> None:
         manifest = Manifest.decode(str(request.fields.get("manifest")).encode())
         if self._held(job, manifest, request.fields):
-            exchange.answer(ok=True, have=True, **self._durable(job, manifest))
+            exchange.answer(ok=True, have=True, **self._durable(job, manifest), **kept)
             return
         self.takers.submit(self._take_in, exchange, job, manifest, request.fields).result()
-        exchange.answer(ok=True, **self._durable(job, manifest))
+        exchange.answer(ok=True, **self._durable(job, manifest), **kept)
 
     def _held(self, job: str, manifest: Manifest, fields: Mapping[str, Any]) -> bool:
         tier = self.intake.held(job, manifest)
