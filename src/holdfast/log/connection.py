@@ -19,6 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, RedisAway, Unavailable
+from holdfast.log import durability
 
 ANSWER_TIMEOUT_S = 2.0  # in addition to the time that a command blocks
 RETRY_DELAYS_S = (0.01, 0.05, 0.2)
@@ -93,7 +94,9 @@ class Connection:
         try:
             return await attempt()
         except exceptions.AuthenticationError as error:
-            raise Unavailable(f"Redis at {self.address} refuses the credentials: {error}") from error
+            raise Unavailable(
+                f"Redis at {self.address} refuses the credentials ({error}); {durability.CREDENTIALS_ADVICE}"
+            ) from error
         except (exceptions.TimeoutError, TimeoutError) as error:
             raise self._silent(error) from error  # the command has already timed out; retrying would only take longer
         except (exceptions.ConnectionError, OSError) as error:
@@ -113,9 +116,8 @@ class Connection:
             return GroupGone(text)
         if "OOM" in text:
             return Full(
-                f"the memory of Redis at {self.address} is full ({text}). Training continues, but no decisions are made "
-                "until there "
-                "is room: raise its maxmemory, or delete other data from this Redis"
+                f"the memory of Redis at {self.address} is full, so it rejects writes; raise its maxmemory, or delete other "
+                "data from this Redis"
             )
         for code, advice in _REFUSALS.items():
             if code in text:  # without the names of scripts and lines before it

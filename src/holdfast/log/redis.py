@@ -20,7 +20,7 @@ from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import durability, names, scripts
 from holdfast.log.connection import Connection, Full, GroupGone
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, Renewal, Usage
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, EmptyLog, Entry, Lease, Renewal, Usage
 from holdfast.log.redis_server import RedisServer
 from holdfast.log.subscription import Limits, Subscription, decode
 
@@ -161,10 +161,15 @@ class RedisLog:
 
     # ------------------------------------------------------------------ leadership
 
-    async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
+    async def acquire(self, name: str, holder: str, ttl_s: float, *, begin: bool = True) -> Lease | None:
         keys = [self._keys.lease(name), self._keys.epoch(name), self._keys.candidate(name)]
-        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S)]
+        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S), int(begin)]
         epoch = await self._growing(lambda: self._acquire(keys=keys, args=args))
+        if epoch == b"":
+            raise EmptyLog(
+                f"Redis at {self._connection.address} has no data of this fleet, although a supervisor has led it: it was "
+                "emptied, or lost its data at a restart; wait some seconds for the last leader to put its state back"
+            )
         return None if epoch is None else Lease(name=name, holder=holder, epoch=int(epoch))
 
     async def candidate(self, name: str) -> str:
@@ -278,9 +283,10 @@ class RedisLog:
     async def ping(self) -> None:
         await self._call(self._redis.ping, delays_s=())
 
-    async def risk(self) -> str:
-        """Describe the data that a restart of this Redis would lose; empty if none."""
-        return durability.risk(await self.server.persistence())
+    async def risks(self) -> Sequence[durability.Risk]:
+        """Describe how this Redis can lose data."""
+        memory: Any = await self._call(lambda: self._redis.info("memory"))
+        return tuple(durability.risks(await self.server.persistence(), memory))
 
     async def aclose(self) -> None:
         await self._connection.aclose()

@@ -5,11 +5,11 @@ the memory limit: Redis refuses the first write that needs memory, so such write
 "<epoch> <holder>", so that holder and epoch are checked by one comparison.
 """
 
-# KEYS: lease, epoch, candidate. ARGV: holder, TTL in ms, TTL of the candidate in ms. Returns the epoch as text, or nil if
-# another holder has the lease. In that case the requester is recorded as candidate, at most twice per TTL of the candidate, and
-# only if there is memory for it. The server stores when a lease ends, not how long it lasts. After its clock was set back, or a
-# restart with another clock, a lease of seconds would last for hours. All holders request the same TTL, so a longer remaining
-# time is wrong and is shortened.
+# KEYS: lease, epoch, candidate. ARGV: holder, TTL in ms, TTL of the candidate in ms, 1 = may begin without an epoch, or 0.
+# Returns the epoch as text, '' if there is no epoch and it may not begin, or nil if another holder has the lease. In that case
+# the requester is recorded as candidate, at most twice per TTL of the candidate, and only if there is memory for it. The server
+# stores when a lease ends, not how long it lasts. After its clock was set back, or a restart with another clock, a lease of
+# seconds would last for hours. All holders request the same TTL, so a longer remaining time is wrong and is shortened.
 #
 # The epoch follows the server's clock in seconds: a Redis that has lost its data (or a failover that lost the last writes)
 # must not issue an epoch that agents have already seen, because they would refuse the new leader permanently.
@@ -29,6 +29,7 @@ if held then
   return epoch
 end
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
+if last == 0 and ARGV[4] == '0' then return '' end
 local epoch = string.format('%.0f', math.max(last + 1, tonumber(redis.call('TIME')[1])))
 redis.call('SET', KEYS[2], epoch)
 redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])

@@ -92,6 +92,9 @@ def test_the_breaker_and_other_notes() -> None:
     assert found is not None
     assert found.title == "circuit breaker open"
     assert alert_of(Noted(7.0, "n1", "ignored: …"), ALL) is None
+    lost = alert_of(Noted(8.0, "redis", "Redis has lost all data"), ALL)
+    assert lost is not None
+    assert (lost.topic, lost.level, lost.text) == (Topic.REDIS, Level.ERROR, "Redis has lost all data")
 
 
 def test_topics_that_were_not_chosen_and_texts_without_end() -> None:

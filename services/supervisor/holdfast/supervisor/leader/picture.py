@@ -61,6 +61,7 @@ class Picture:
     heard_s_ago: Callable[[str], float | None] | None = None
     steps_of: Callable[[str], tuple[StepReached, ...]] | None = None  # node → the steps in its newest heartbeat
     telemetry_cut_s: Callable[[str], float | None] | None = None  # node → how long diagnostics acknowledges none of it
+    trouble: str = ""  # of a standby's: why nobody leads, if that is known
 
     def observed(self, job: Job) -> tuple[int, float] | None:
         """(steps, recent seconds per step): optimizer steps observed in every rank of the running generation, for a script
@@ -120,8 +121,9 @@ Look = Callable[[], Awaitable[Picture | None]]
 class Viewer:
     """The leader's own state, or, on a standby, the newest snapshot, which is as old as the last change."""
 
-    def __init__(self, live: Live, log: FencedLog) -> None:
+    def __init__(self, live: Live, log: FencedLog, trouble: Callable[[], str]) -> None:
         self._live = live
+        self._trouble = trouble
         self._log = log
         self._snapshot: Picture | None = None
         self._read_at = -SNAPSHOT_AGE_MAX_S
@@ -132,6 +134,6 @@ class Viewer:
             return picture
         if anyio.current_time() - self._read_at >= SNAPSHOT_AGE_MAX_S:
             parts = await self._log.snapshot(LEADER_LEASE)
-            self._snapshot = Picture(snapshot.load(parts)) if parts else None
+            self._snapshot = Picture(snapshot.load(parts), trouble=self._trouble()) if parts else None
             self._read_at = anyio.current_time()
         return self._snapshot
